@@ -1,0 +1,106 @@
+"""What a task is: data, loss, metrics and the score to beat. It has no optimizer and no loop."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Inputs and answers; the first dimension of every tensor is the batch."""
+
+    x: Tensor
+    """Symbols, ``(B, T)`` int64."""
+    y: Tensor
+    """Answers, ``(B, T)`` for one at each step or ``(B,)`` for one at the end, int64."""
+    lengths: Tensor | None = None
+    """Steps that count in each row, ``(B,)`` int64; None: all of them."""
+
+    def rows(self, start: int, stop: int) -> "Batch":
+        """The rows ``start`` to ``stop``: what one process of several works on."""
+        return Batch(*(None if part is None else part[start:stop] for part in self))
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        return Batch(*(None if part is None else part.to(device) for part in self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """One problem to learn. Its fields are its sizes; equal fields and equal seeds give equal data.
+
+    The trainer calls ``setup`` once, then for each step ``train_batch``, ``loss`` and ``metrics``, and from time to time
+    it scores the batches of ``validation``. A model is called ``model(x, lengths)`` and returns logits; for a task that
+    carries state it is called ``model(x, lengths, state)`` and returns ``(logits, state)``, ``state`` None at first.
+    """
+
+    answers: ClassVar[Literal["steps", "last"]] = "steps"
+    """Where the model answers: at each step (logits ``(B, T, V)``) or once at the end (logits ``(B, V)``)."""
+    metric: ClassVar[str] = "accuracy"
+    """The entry of ``metrics`` that tells how well it goes; ``"loss"`` is allowed."""
+    goal: ClassVar[Literal["max", "min"]] = "max"
+    """Whether a good ``metric`` is high or low."""
+    carries_state: ClassVar[bool] = False
+    """Whether the state after one batch is the state before the next (truncated backpropagation)."""
+    capturable: ClassVar[bool] = True
+    """Whether ``train_batch`` can be recorded in a CUDA graph: fixed shapes, and no value is read on the host."""
+
+    @property
+    @abstractmethod
+    def input_size(self) -> int:
+        """Number of input symbols."""
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of answers to choose from, V."""
+
+    @abstractmethod
+    def batch(self, size: int, generator: torch.Generator) -> Batch:
+        """Draw ``size`` fresh examples on the device of ``generator``."""
+
+    def setup(self, device: torch.device, seed: int) -> Any:
+        """Make or load what ``train_batch`` reads (a fixed training set, say); depends on ``seed`` alone."""
+        return None
+
+    def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Any) -> Batch:
+        """The examples of one training step.
+
+        Args:
+            size: number of examples, over all processes.
+            generator: for fresh examples; its state is in the checkpoint.
+            step: steps done so far, an int64 scalar on the device: the position in a fixed training set.
+            data: what ``setup`` returned.
+        """
+        return self.batch(size, generator)
+
+    def starts_over(self, step: int) -> bool:
+        """Whether the carried state is forgotten before this step, as at the start of an epoch."""
+        return step == 0
+
+    @abstractmethod
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """What training makes small, a scalar; a mean over the batch."""
+
+    @abstractmethod
+    def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Numbers to report next to the loss: scalars on the device, means over the batch."""
+
+    @abstractmethod
+    def validation(self, seed: int) -> Iterable[Batch]:
+        """The examples that judge a run, on the CPU, the same for the same ``seed`` and apart from the training data."""
+
+    def test(self, seed: int) -> Iterable[Batch]:
+        """The examples of the final score, apart from those of ``validation``."""
+        return self.validation(seed + 1_000_003)
+
+    def weight(self, batch: Batch) -> int:
+        """How much a batch counts when scores are averaged over batches: its number of answers."""
+        return batch.y.numel()
+
+    @abstractmethod
+    def baseline(self) -> float:
+        """Loss of the best model without memory; a run must beat it."""
