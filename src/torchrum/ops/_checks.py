@@ -1,0 +1,99 @@
+"""The one wording of user errors: what was given, what is allowed, how to go on."""
+
+import difflib
+import math
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+
+def check_same_shape(where: str, **tensors: Tensor) -> None:
+    """All tensors must have the shape of the first one."""
+    (first, x), *others = tensors.items()
+    for name, y in others:
+        if y.shape != x.shape:
+            raise ValueError(
+                f"{where}: {name} has shape {tuple(y.shape)}, but {first} has {tuple(x.shape)}; "
+                "all of them must have one shape."
+            )
+
+
+def check_broadcast(where: str, **tensors: Tensor) -> None:
+    """All tensors must be ``(..., H)`` with one H of at least 1 and leading dimensions that broadcast."""
+    (first, x), *others = tensors.items()
+    for name, y in tensors.items():
+        if y.ndim == 0 or y.shape[-1] == 0:
+            raise ValueError(f"{where}: {name} has shape {tuple(y.shape)}; it must be (..., H) with H at least 1.")
+    for name, y in others:
+        leading = zip(reversed(x.shape[:-1]), reversed(y.shape[:-1]), strict=False)
+        if y.shape[-1] != x.shape[-1] or any(m != n and m != 1 and n != 1 for m, n in leading):
+            raise ValueError(
+                f"{where}: {name} has shape {tuple(y.shape)}, but {first} has {tuple(x.shape)}; "
+                "all inputs must be (..., H) with the same H and leading dimensions that broadcast."
+            )
+
+
+def check_square(where: str, **tensors: Tensor) -> None:
+    """Every tensor must be ``(..., N, N)`` with N at least 1."""
+    for name, x in tensors.items():
+        if x.ndim < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] == 0:
+            raise ValueError(
+                f"{where}: {name} has shape {tuple(x.shape)}; it must be (..., N, N), square matrices with N at least 1."
+            )
+
+
+def check_floating(where: str, **tensors: Tensor) -> None:
+    """Every argument must be a tensor of real floating point numbers."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"{where}: {name} is a {type(x).__name__}; it must be a torch.Tensor. Convert it with torch.as_tensor."
+            )
+        if not x.dtype.is_floating_point:
+            raise ValueError(
+                f"{where}: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16. "
+                "Convert it with .float()."
+            )
+
+
+def check_same_device(where: str, **tensors: Tensor) -> None:
+    """All tensors must be on the device of the first one."""
+    (first, x), *others = tensors.items()
+    for name, y in others:
+        if y.device != x.device:
+            raise ValueError(
+                f"{where}: {name} is on {y.device}, but {first} is on {x.device}; move them to one device with .to()."
+            )
+
+
+def check_choice(where: str, name: str, value: object, choices: Collection[str]) -> None:
+    """``value`` must be one of ``choices``; the error names the nearest one."""
+    if isinstance(value, str) and value in choices:
+        return
+    near = difflib.get_close_matches(str(value).lower(), choices, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{where}: {name}={value!r} is not known; it must be one of {', '.join(map(repr, choices))}.{hint}"
+    )
+
+
+def check_positive_int(where: str, **values: object) -> None:
+    """Every value must be an int of at least 1; a bool is not one."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or value < 1:
+            raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be an integer of at least 1.")
+
+
+def check_finite(where: str, **values: object) -> None:
+    """Every value must be an int or a float that is neither NaN nor infinite; a bool is not one."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be a finite number.")
+
+
+def check_probability(where: str, **values: object) -> None:
+    """Every value must be a number from 0 to 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be a number from 0 to 1.")

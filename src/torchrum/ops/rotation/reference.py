@@ -1,0 +1,132 @@
+"""The rotation R(a, b) in plain PyTorch: any device, any floating dtype, two reflections.
+
+R = H_m H_u with H_x = I - 2 x x^T, u = a/|a|, w = b/|b| and m = (u + w)/|u + w|, the bisector.
+A zero vector reflects nothing (H_0 = I), so "no rotation" is written as u = m = 0.
+The README has the derivation and the policy for zero and opposite vectors.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the arithmetic: the half types compute in float32, float32 and float64 in themselves."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def tiny_of(dtype: torch.dtype) -> float:
+    """A vector of at most this length has no direction: it rotates nothing and gets a zero gradient."""
+    return 1e-30 if dtype == torch.float64 else 1e-12
+
+
+def opposite_of(dtype: torch.dtype) -> float:
+    """Unit vectors with |u + w| of at most this are opposite: below it the sum is mostly rounding noise."""
+    return 1e-8 if dtype == torch.float64 else 1e-4
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product over the last dimension, which stays with size 1."""
+    return (x * y).sum(-1, keepdim=True)
+
+
+def reflect(x: Tensor, h: Tensor) -> Tensor:
+    """H_x h = h - 2 (x.h) x for a unit vector ``x``; a zero ``x`` gives ``h``."""
+    return h - 2 * dot(x, h) * x
+
+
+class _Scale(torch.autograd.Function):
+    """x / scale in scale's dtype; the gradient saturates at the largest number of x's dtype instead of overflowing.
+
+    The gradient of a direction grows as 1/|x|, which float16 cannot hold below |x| of about 1e-5. A gradient that
+    arrives as NaN or Inf is passed on, so a loss scaler still sees it.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor) -> Tensor:
+        return x.to(scale.dtype) / scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        x, scale = inputs
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        limit = torch.finfo(ctx.dtype).max
+        bounded = torch.where(grad.isfinite(), (grad / scale).clamp(-limit, limit), grad)
+        return bounded.to(ctx.dtype), None
+
+
+def polar(x: Tensor, tiny: float | None = None) -> tuple[Tensor, Tensor]:
+    """Direction and length over the last dimension, both zero with zero gradient where the length is at most ``tiny``.
+
+    Returns:
+        Direction like ``x`` and length ``(..., 1)``, both in the dtype of the arithmetic. NaN stays NaN.
+    """
+    dtype = compute_dtype(x.dtype)
+    tiny = tiny_of(x.dtype) if tiny is None else tiny
+    # Squares of what is scaled to 1 can neither overflow nor vanish. Neither result depends on the scale, so it
+    # counts as a constant.
+    scale = x.detach().abs().amax(-1, keepdim=True).to(dtype)
+    scale = torch.where(scale == 0, 1.0, scale)
+    scaled = _Scale.apply(x, scale)
+    none = scale * dot(scaled, scaled).detach().sqrt() <= tiny  # False for NaN, which must not be repaired
+    # Replaced before the square root, not only after: a NaN gradient would pass through the second where.
+    safe = torch.where(none, 1.0, scaled)
+    length = dot(safe, safe).sqrt()
+    return torch.where(none, 0.0, safe / length), torch.where(none, 0.0, scale * length)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x/|x| over the last dimension; zero, with zero gradient, where ``x`` is too short to have a direction."""
+    return polar(x)[0]
+
+
+def orthogonal_to(u: Tensor) -> Tensor:
+    """A fixed unit vector orthogonal to the unit vector ``u``, without gradient: the axis where ``u`` is smallest,
+    made orthogonal to ``u``."""
+    u = u.detach()
+    smallest = u.abs().argmin(-1, keepdim=True)  # the first one where several are equal
+    axis = (torch.arange(u.shape[-1], device=u.device) == smallest).to(u.dtype)
+    return unit(axis - dot(axis, u) * u)
+
+
+def bisector(u: Tensor, w: Tensor) -> Tensor:
+    """The unit vector half-way between unit vectors ``u`` and ``w``; a constant orthogonal to ``u`` if they are opposite."""
+    # |u + w| comes from the sum, never as 2 (1 + u.w): that cancels.
+    m, length = polar(u + w, tiny=opposite_of(u.dtype))
+    return torch.where(length == 0, orthogonal_to(u), m)
+
+
+def reflectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The unit vectors u and m of R(a, b) = H_m H_u, in the dtype of the arithmetic; both zero where R = I by policy."""
+    (u, a_length), (w, b_length) = polar(a), polar(b)
+    if u.shape[-1] == 1:  # the only rotation of a line is 1
+        return torch.zeros_like(u + w), torch.zeros_like(u + w)
+    fixed = (a_length == 0) | (b_length == 0)
+    fixed = fixed & ~(a_length + b_length).isnan()
+    return torch.where(fixed, 0.0, u), torch.where(fixed, 0.0, bisector(u, w))
+
+
+def rotate_reference(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    u, m = reflectors(a, b)
+    # Two reflections are orthogonal to rounding at every angle and need no sqrt(1 - cos^2), whose gradient is
+    # infinite where a and b are parallel.
+    y = reflect(m, reflect(u, h.to(torch.promote_types(u.dtype, h.dtype))))
+    return y.to(torch.promote_types(torch.promote_types(a.dtype, b.dtype), h.dtype))
+
+
+def rotation_angle_reference(a: Tensor, b: Tensor) -> Tensor:
+    (u, a_length), (w, b_length) = polar(a), polar(b)
+    # arccos(u.w) loses half the digits near 0 and pi and has an infinite gradient there; the two chords do not.
+    _, apart = polar(u - w, tiny=0.0)
+    _, together = polar(u + w, tiny=0.0)
+    turned = (a_length != 0) & (b_length != 0) | (a_length + b_length).isnan()
+    angle = 2 * torch.atan2(torch.where(turned, apart, 0.0), torch.where(turned, together, 1.0))
+    return angle.squeeze(-1).to(torch.promote_types(a.dtype, b.dtype))

@@ -1,0 +1,15 @@
+"""The one table of tolerances. A wider one is a change with a reason.
+
+TOL[dtype] is ``{"rtol": ..., "atol": ...}`` for ``torch.testing.assert_close``: about a hundred roundings of the dtype
+for float64 and float32, which add up over a few dot products, and a few roundings of the result for the half types,
+whose arithmetic is float32 inside.
+"""
+
+import torch
+
+TOL: dict[torch.dtype, dict[str, float]] = {
+    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+    torch.float32: {"rtol": 2e-5, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
+    torch.float16: {"rtol": 3e-3, "atol": 3e-3},
+}
