@@ -1,0 +1,7 @@
+"""The problems: data, loss, metrics and the score to beat."""
+
+from torchrum.tasks.base import Batch, Task
+from torchrum.tasks.copying import Copying
+from torchrum.tasks.recall import Recall
+
+__all__ = ["Batch", "Copying", "Recall", "Task"]

@@ -1,0 +1,43 @@
+"""Fixed sets of generated examples: made once from a name, walked through in order."""
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torchrum.tasks.base import Batch, Task
+
+
+def check_sizes(task: Task, *names: str) -> None:
+    """Refuse a task whose fields ``names`` are not whole numbers above zero."""
+    for name in names:
+        value = getattr(task, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            kind = type(task).__name__
+            raise ValueError(f"{kind}: {name}={value!r}; it must be a whole number of at least 1.")
+
+
+def named_generator(name: str) -> torch.Generator:
+    """A CPU generator whose stream belongs to ``name``: other names, and the plain seeds of training, do not share it."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))  # 56 bits: seeds are signed 64-bit
+
+
+def fixed_set(task: Task, count: int, name: str, device: torch.device) -> Batch:
+    """``count`` examples that depend on ``name`` alone, the same on every device."""
+    return task.batch(count, named_generator(name)).to(device)
+
+
+def batches(task: Task, count: int, name: str, size: int) -> Iterator[Batch]:
+    """The same examples on the CPU, at most ``size`` at a time."""
+    whole = fixed_set(task, count, name, torch.device("cpu"))
+    for start in range(0, count, size):
+        yield whole.rows(start, min(start + size, count))
+
+
+def take(whole: Batch, size: int, step: Tensor) -> Batch:
+    """Batch number ``step`` (an int64 scalar on the device) of a set walked through in order, again and again."""
+    count = whole.x.shape[0]
+    index = (step * size + torch.arange(size, device=whole.x.device)) % count
+    return Batch(whole.x.index_select(0, index), whole.y.index_select(0, index))
