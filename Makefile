@@ -1,0 +1,31 @@
+# make test    set up .venv and run the tests
+# make demo    set up .venv and watch RUM learn associative recall on the CPU
+# make lint    format check, lint and types
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: test demo lint clean
+
+test: $(READY)
+	$(PY) -m pytest -q -n 2 --dist loadfile
+
+demo: $(READY)
+	$(PY) -m torchrum demo
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+# torch comes first and exactly pinned, so that nothing that follows can bring another build
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet pip==26.1
+	$(PY) -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[train,export,sweep,tensorboard]" --group test --group lint
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,41 @@
+"""A layer made of cells: any Cell gets the nn.GRU contract."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..cells.base import Cell
+from .recurrent import Recurrent, State
+
+
+class CellLayer(Recurrent):
+    """Stack, reverse and pack any :class:`~torchrum.cells.base.Cell`.
+
+    Args:
+        make_cell: called with the input size of each layer and direction, returns its cell.
+        input_size, hidden_size, num_layers, batch_first, dropout, bidirectional: as in :class:`torch.nn.GRU`.
+    """
+
+    def __init__(
+        self,
+        make_cell: Callable[[int], Cell],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, True, batch_first, dropout, bidirectional)
+        self.cells = nn.ModuleList(
+            make_cell(self.layer_input_size(layer)) for layer in range(num_layers) for _ in range(self.num_directions)
+        )
+        self.state_names = self.cells[0].state_names
+
+    def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
+        dtype = torch.get_autocast_dtype(like.device.type) if torch.is_autocast_enabled(like.device.type) else like.dtype
+        return self.cells[index].initial_state(batch_size, device=like.device, dtype=dtype)
+
+    def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+        return self.cells[index].scan(x, state, lengths)

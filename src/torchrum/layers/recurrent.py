@@ -1,0 +1,228 @@
+"""The nn.GRU contract around any recurrence: stacking, directions, batch_first, packed and unbatched input, hx."""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+State = tuple[Tensor, ...]
+Hidden = Tensor | tuple[Tensor | None, ...]
+
+
+class Recurrent(nn.Module, ABC):
+    """Base of every layer: ``forward(input, hx=None) -> (output, h_n)`` as in :class:`torch.nn.GRU`.
+
+    A subclass says how one layer in one direction starts (``initial_state``) and runs (``scan``), and in ``state_names``
+    what its state consists of. One name makes ``hx`` a tensor, several make it a tuple, as with an LSTM's ``(h, c)``.
+    """
+
+    state_names: tuple[str, ...] = ("h",)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        for word, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+                raise ValueError(f"{name}: {word}={value!r}; it must be an integer above 0.")
+        for word, value in (("bias", bias), ("batch_first", batch_first), ("bidirectional", bidirectional)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name}: {word}={value!r}; it must be True or False.")
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+            raise ValueError(f"{name}: dropout={dropout!r}; it must be a number from 0 to 1.")
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(f"{name}: dropout={dropout} acts between layers and there is one layer.", stacklevel=3)
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+
+    @property
+    def num_directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    def layer_input_size(self, layer: int) -> int:
+        """Features that layer number ``layer`` reads."""
+        return self.input_size if layer == 0 else self.hidden_size * self.num_directions
+
+    @abstractmethod
+    def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
+        """State of recurrence ``index`` (``layer * num_directions + direction``) before the first step."""
+
+    @abstractmethod
+    def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """Run recurrence ``index`` over ``x`` ``(T, B, I)``; rows past their ``lengths`` keep their state."""
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do; here because code that loops over recurrent layers calls it."""
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Hidden | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Hidden]:
+        """Run the layers over a batch of sequences.
+
+        Args:
+            input: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
+            hx: initial state, ``(num_layers * num_directions, B, ...)`` a part; zeros (identity for R) if None.
+            lengths: ``(B,)`` int64 steps of each padded sequence, instead of packing; outputs past them are zero.
+
+        Returns:
+            ``output`` ``(T, B, num_directions * H)`` in the form of ``input``, and ``h_n`` in the form of ``hx``.
+        """
+        if isinstance(input, PackedSequence):
+            if lengths is not None:
+                raise ValueError(f"{type(self).__name__}: a PackedSequence has its lengths; leave lengths out.")
+            x, sizes = pad_packed_sequence(input)  # (T, B, I), in the order the user packed
+            state = self._read_state(hx, x)
+            out, state = self._run(x, state, sizes.to(x.device))
+            if input.sorted_indices is not None:
+                out = out.index_select(1, input.sorted_indices)
+                sizes = sizes[input.sorted_indices.to(sizes.device)]
+            data = pack_padded_sequence(out, sizes).data
+            packed = PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
+            return packed, self._write_state(state)
+
+        self._check_input(input)
+        if input.dim() == 2:
+            if lengths is not None:
+                raise ValueError(f"{type(self).__name__}: lengths needs batched input; got {tuple(input.shape)}.")
+            batched = None if hx is None else _map(hx, lambda part: part.unsqueeze(1))
+            x = input.unsqueeze(1)
+            out, state = self._run(x, self._read_state(batched, x, unbatched=True), None)
+            return out.squeeze(1), _map(self._write_state(state), lambda part: part.squeeze(1))
+        x = input.transpose(0, 1) if self.batch_first else input
+        if lengths is not None:
+            lengths = self._check_lengths(lengths, x)
+        out, state = self._run(x, self._read_state(hx, x), lengths)
+        if lengths is not None:
+            out = out * _going(lengths, x.shape[0]).unsqueeze(-1).to(out.dtype)
+        return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
+
+    def _run(self, x: Tensor, states: list[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
+        last: list[State] = []
+        for layer in range(self.num_layers):
+            if layer > 0 and self.dropout > 0:
+                x = F.dropout(x, self.dropout, self.training)
+            outs = []
+            for direction in range(self.num_directions):
+                index = layer * self.num_directions + direction
+                out, state = self.scan(index, reverse(x, lengths) if direction else x, states[index], lengths)
+                outs.append(reverse(out, lengths) if direction else out)
+                last.append(state)
+            x = torch.cat(outs, -1) if self.bidirectional else outs[0]
+        return x, last
+
+    def _read_state(self, hx: Hidden | None, x: Tensor, unbatched: bool = False) -> list[State]:
+        """Split ``hx`` into one state tuple a recurrence, after checking its form."""
+        count = self.num_layers * self.num_directions
+        fresh = [self.initial_state(index, x.shape[1], x) for index in range(count)]
+        if hx is None:
+            return fresh
+        name, single = type(self).__name__, len(self.state_names) == 1
+        parts = (hx,) if single and isinstance(hx, Tensor) else hx
+        if not isinstance(parts, tuple | list) or len(parts) != len(self.state_names) or single != isinstance(hx, Tensor):
+            form = "a tensor" if single else f"a tuple ({', '.join(self.state_names)})"
+            given = f"a {type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, tuple | list) else "")
+            raise ValueError(f"{name}: hx is {given}; it must be {form}, or None.")
+        columns = []
+        for word, part, start in zip(self.state_names, parts, zip(*fresh, strict=True), strict=True):
+            if part is None:
+                columns.append(start)
+                continue
+            shape = (count, *start[0].shape)
+            if tuple(part.shape) != shape:
+                drop = (lambda s: (s[0], *s[2:])) if unbatched else tuple
+                raise ValueError(
+                    f"{name}: {word} in hx has shape {drop(tuple(part.shape))}; expected {drop(shape)}, "
+                    "(num_layers * num_directions, B, ...)."
+                )
+            if part.device != x.device or not part.is_floating_point():
+                raise ValueError(
+                    f"{name}: {word} in hx is {part.dtype} on {part.device}; it must be floating on {x.device}, like input."
+                )
+            columns.append(tuple(part.unbind(0)))
+        return list(zip(*columns, strict=True))
+
+    def _write_state(self, states: list[State]) -> Hidden:
+        parts = tuple(torch.stack(column) for column in zip(*states, strict=True))
+        return parts[0] if len(parts) == 1 else parts
+
+    def _check_input(self, input: Tensor) -> None:
+        name = type(self).__name__
+        if not isinstance(input, Tensor):
+            raise ValueError(f"{name}: input is a {type(input).__name__}; it must be a Tensor or a PackedSequence.")
+        if input.dim() not in (2, 3):
+            order = "(B, T, I)" if self.batch_first else "(T, B, I)"
+            raise ValueError(f"{name}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
+        if input.shape[-1] != self.input_size:
+            raise ValueError(
+                f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}."
+            )
+        if not input.is_floating_point():
+            raise ValueError(f"{name}: input is {input.dtype}; it must be floating. Embed or one-hot encode it first.")
+        time = 1 if input.dim() == 3 and self.batch_first else 0
+        if input.shape[time] == 0:
+            raise ValueError(f"{name}: input has shape {tuple(input.shape)}, no time step; it needs at least one.")
+        parameter = next(self.parameters())
+        if parameter.device != input.device:
+            raise ValueError(f"{name}: input is on {input.device}, the weights on {parameter.device}; move one of them.")
+        autocast = torch.is_autocast_enabled(input.device.type)
+        if parameter.dtype != input.dtype and not autocast:
+            raise ValueError(f"{name}: input is {input.dtype}, the weights {parameter.dtype}; convert one of them.")
+
+    def _check_lengths(self, lengths: Tensor, x: Tensor) -> Tensor:
+        T, B = x.shape[:2]
+        if lengths.shape != (B,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+            raise ValueError(
+                f"{type(self).__name__}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; expected ({B},) integers."
+            )
+        if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and B > 0:
+            low, high = int(lengths.min()), int(lengths.max())
+            if low < 1 or high > T:
+                raise ValueError(f"{type(self).__name__}: lengths run from {low} to {high}; allowed are 1 to T={T}.")
+        return lengths.to(x.device)
+
+    def extra_repr(self) -> str:
+        words = [f"{self.input_size}, {self.hidden_size}"]
+        defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        words += [f"{word}={getattr(self, word)}" for word, usual in defaults.items() if getattr(self, word) != usual]
+        return ", ".join(words)
+
+
+def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Reverse ``x`` ``(T, B, ...)`` in time, each sequence within its own length."""
+    if lengths is None:
+        return x.flip(0)
+    steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)  # (T, 1)
+    source = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
+    return x.gather(0, source.unsqueeze(-1).expand_as(x))
+
+
+def uniform_bound(hidden_size: int) -> float:
+    """Bound of torch.nn's uniform initialisation of recurrent weights."""
+    return 1 / math.sqrt(hidden_size)
+
+
+def _going(lengths: Tensor, T: int) -> Tensor:
+    return torch.arange(T, device=lengths.device).unsqueeze(1) < lengths  # (T, B)
+
+
+def _map(hidden: Hidden, change) -> Hidden:
+    if isinstance(hidden, Tensor):
+        return change(hidden)
+    return tuple(None if part is None else change(part) for part in hidden)

@@ -1,0 +1,52 @@
+"""What a RUM step can vary, in one place that every backend reads."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Activation = str | Callable[[Tensor], Tensor]
+LNOrder = Literal["before", "authors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RumOptions:
+    """Hyper-parameters of one RUM scan; a learnable ``lam`` travels beside them as a tensor."""
+
+    lam: float = 0.0
+    """Exponent of the accumulated rotation; 0 keeps no memory matrix."""
+    eta: float | None = None
+    """Norm that every state is given, or None."""
+    activation: Activation = "relu"
+    """Name in ``ACTIVATIONS`` or any elementwise callable."""
+    target_activation: Activation | None = None
+    """Applied to the target tau before the rotation; the paper has none."""
+    update_gate: bool = True
+    """Mix the old state with the candidate; without it the candidate is the state."""
+    layer_norm: bool = False
+    """Normalise the target, the gate and the candidate."""
+    ln_order: LNOrder = "before"
+    """Normalise the gate before its sigmoid, or after it as the authors' code does."""
+    ln_eps: float = 1e-3
+    """Added to the variance in layer norm."""
+    zoneout: float = 0.0
+    """Chance that a unit keeps its old value."""
+    training: bool = False
+    """Zoneout draws masks when training and takes their expectation otherwise."""
+
+    @property
+    def num_gates(self) -> int:
+        """Row blocks of ``weight_hh``: tau, and u with the update gate."""
+        return 2 if self.update_gate else 1
+
+    @property
+    def num_inputs(self) -> int:
+        """Row blocks of ``weight_ih``: tau, u with the update gate, eps."""
+        return self.num_gates + 1
+
+    @property
+    def keeps_rotation(self) -> bool:
+        """Whether the state holds the accumulated rotation R beside h."""
+        return self.lam != 0 or math.isnan(self.lam)

@@ -1,0 +1,113 @@
+"""The RUM recurrence as its equations, step by step; every faster backend is tested against this file."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..orthogonal_power import orthogonal_power
+from ..rotation import rotate
+from ..rotation.reference import unit
+from .options import Activation, RumOptions
+from .zoneout import keep_new
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softsign": F.softsign,
+}
+
+
+def activation_function(activation: Activation) -> Callable[[Tensor], Tensor]:
+    return ACTIVATIONS[activation] if isinstance(activation, str) else activation
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half types carry the state and do everything but the matrix product in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def rum_step_reference(
+    xp: Tensor,
+    h: Tensor,
+    R: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    keep: Tensor | None,
+    options: RumOptions,
+    lam: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """One step: projected input ``xp`` ``(B, G*H)`` and state ``h`` ``(B, H)``, ``R`` ``(B, H, H)`` -> new h, new R.
+
+    ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training.
+    """
+    H = h.shape[-1]
+
+    def norm(x: Tensor, block: int) -> Tensor:
+        if ln_weight is None or ln_bias is None:
+            return x
+        rows = slice(block * H, (block + 1) * H)
+        return F.layer_norm(x, (H,), ln_weight[rows].to(x.dtype), ln_bias[rows].to(x.dtype), options.ln_eps)
+
+    eps = xp[..., -H:].to(h.dtype)
+    gates = xp[..., :-H].to(h.dtype) + F.linear(h.to(xp.dtype), weight_hh).to(h.dtype)
+    tau = norm(gates[..., :H], 0)
+    if options.target_activation is not None:
+        tau = activation_function(options.target_activation)(tau)
+
+    if R is None:
+        turned = rotate(eps, tau, h)
+    else:
+        R = accumulate(R, eps, tau, options.lam if lam is None else lam)
+        turned = (R @ h.to(R.dtype).unsqueeze(-1)).squeeze(-1).to(h.dtype)
+    new = activation_function(options.activation)(norm(eps + turned, options.num_gates))
+
+    if options.update_gate:
+        u = gates[..., H:]
+        u = norm(torch.sigmoid(u), 1) if options.ln_order == "authors" else torch.sigmoid(norm(u, 1))
+        new = u * h + (1 - u) * new
+    if options.eta is not None:
+        new = options.eta * unit(new)
+    if options.zoneout > 0:
+        new = torch.where(keep, new, h) if keep is not None else (1 - options.zoneout) * new + options.zoneout * h
+    return new, R
+
+
+def accumulate(R: Tensor, eps: Tensor, tau: Tensor, lam: float | Tensor) -> Tensor:
+    """``R^lam . Rotation(eps, tau)``: the new rotation acts first, the memory after it."""
+    eps, tau = eps.to(R.dtype).unsqueeze(-2), tau.to(R.dtype).unsqueeze(-2)
+    # row i of R Rot is Rot^T (row i of R), and the inverse rotation turns tau back to eps
+    return rotate(tau, eps, orthogonal_power(R, lam))
+
+
+def rum_scan_reference(
+    xp: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+    lam: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """A whole sequence ``xp`` ``(T, B, G*H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
+    T, B, H = xp.shape[0], xp.shape[1], h0.shape[-1]
+    h, R = h0.to(working_dtype(xp.dtype)), R0
+    if options.keeps_rotation and R is None:
+        R = torch.eye(H, dtype=h.dtype, device=h.device).expand(B, H, H)
+    states = []
+    for t, x in enumerate(xp.unbind(0)):
+        keep = keep_new(seed, t, B, H, options) if options.zoneout > 0 and options.training else None
+        new, new_R = rum_step_reference(x, h, R, weight_hh, ln_weight, ln_bias, keep, options, lam)
+        if lengths is not None:
+            going = (t < lengths).unsqueeze(-1)  # (B, 1)
+            new = torch.where(going, new, h)
+            new_R = None if new_R is None else torch.where(going.unsqueeze(-1), new_R, R)
+        h, R = new, new_R
+        states.append(h)
+    return torch.stack(states).to(xp.dtype), R
