@@ -17,13 +17,14 @@ from torchrum.tasks.fixed import batches, check_sizes
 class Copying(Task):
     """Repeat ``length`` symbols after ``delay`` steps (Arjovsky et al., 2016).
 
-    A sequence is the symbols, ``delay - 1`` blanks, the cue and ``length`` blanks; the answer is blank up to the cue and
-    the symbols after it. Blank is 0, the symbols are 1 to ``symbols``, the cue is ``symbols + 1``. Training never sees
-    a batch twice.
+    A sequence is the symbols, ``delay - 1`` blanks, the cue and ``length`` blanks; the answer is blank up to the cue
+    and the symbols after it. Blank is 0, the symbols are 1 to ``symbols``, the cue is ``symbols + 1``. Training never
+    sees a batch twice.
     """
 
     answers: ClassVar = "steps"
-    metric: ClassVar = "accuracy"
+    metric: ClassVar = "ratio"
+    goal: ClassVar = "min"
 
     delay: int = 500
     """Steps from the last symbol to the cue; T in the paper."""
@@ -68,7 +69,7 @@ class Copying(Task):
         return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
 
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """``accuracy`` over the copied symbols alone (over all steps, blanks would make it), and ``ratio``, loss / baseline."""
+        """``accuracy`` over the copied symbols (blanks would always make it high), and ``ratio``, loss / baseline."""
         right = logits[:, -self.length :].argmax(-1) == batch.y[:, -self.length :]
         return {"accuracy": right.float().mean(), "ratio": self.loss(logits, batch) / self.baseline()}
 

@@ -1,0 +1,7 @@
+"""Input encoding, a recurrent layer and a read-out: one file a shape of problem."""
+
+from torchrum.models.answering import AnsweringModel
+from torchrum.models.build import build_model
+from torchrum.models.tagging import TaggingModel
+
+__all__ = ["AnsweringModel", "TaggingModel", "build_model"]

@@ -1,0 +1,50 @@
+"""An answer at every step."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def init_readout(readout: nn.Linear, num_inputs: int) -> None:
+    """Initialise a read-out as the RUM authors do: Glorot's bound with the *input* size for fan-in, bias 0.01.
+
+    With the hidden size for fan-in the first logits would be smaller; the published curves start from this one.
+    """
+    bound = math.sqrt(6 / (num_inputs + readout.out_features))
+    nn.init.uniform_(readout.weight, -bound, bound)
+    nn.init.constant_(readout.bias, 0.01)
+
+
+class TaggingModel(nn.Module):
+    """One-hot input, a recurrent layer, and a linear read-out at every step.
+
+    Args:
+        layer: a recurrent layer with ``batch_first=True`` and ``input_size=num_inputs``.
+        num_inputs: symbols that may stand in the input, I.
+        num_outputs: classes to choose from, V.
+    """
+
+    def __init__(self, layer: nn.Module, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.num_inputs = num_inputs
+        self.layer = layer
+        self.readout = nn.Linear(layer.hidden_size, num_outputs)
+        init_readout(self.readout, num_inputs)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Score every class at every step.
+
+        Args:
+            x: symbols, ``(B, T)`` int64.
+            lengths: must be None; it stands here because every model is called alike.
+
+        Returns:
+            Logits, ``(B, T, V)``.
+        """
+        if lengths is not None:
+            raise ValueError(
+                "TaggingModel: lengths is given, but every step is answered; mask the padding in the loss."
+            )
+        output, _ = self.layer(F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype))
+        return self.readout(output)

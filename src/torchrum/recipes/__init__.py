@@ -1,0 +1,49 @@
+"""Recipes: one function that returns a ``TrainConfig`` for each published number."""
+
+import functools
+import importlib
+import re
+from collections.abc import Callable
+
+from torchrum.recipes import copying, recall
+from torchrum.training.config import TrainConfig
+from torchrum.training.errors import ConfigError
+from torchrum.training.overrides import unknown_name
+
+__all__ = ["RECIPES", "Recipe", "load_recipe"]
+
+Recipe = Callable[[], TrainConfig]
+
+RECIPES: dict[str, Recipe] = {
+    f"copying-{model}-t{delay}": functools.partial(copying.copying, model, delay) for model, delay in copying.sizes()
+} | {f"recall-{model}-t{length}": functools.partial(recall.recall, model, length) for model, length in recall.sizes()}
+"""Every recipe by its name."""
+
+
+def load_recipe(name: str) -> TrainConfig:
+    """The config that a recipe returns.
+
+    Args:
+        name: a name in ``RECIPES``; the same without its size, as ``copying-rum``, which takes the smallest; or
+            ``module:function``, a recipe of your own.
+    """
+    if name in RECIPES:
+        return RECIPES[name]()
+    if ":" in name:
+        return _load_own(name)
+    sized = [known for known in RECIPES if re.fullmatch(re.escape(name) + r"-t\d+", known)]
+    if sized:
+        return RECIPES[min(sized, key=lambda known: int(known.rpartition("-t")[2]))]()
+    raise unknown_name("recipe", name, RECIPES)
+
+
+def _load_own(name: str) -> TrainConfig:
+    module, _, function = name.partition(":")
+    try:
+        recipe = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
+    config = recipe() if callable(recipe) else recipe
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"the recipe {name!r} gives {type(config).__name__}, but it must return a TrainConfig.")
+    return config

@@ -1,0 +1,94 @@
+import pytest
+
+from torchrum.recipes import RECIPES, load_recipe
+from torchrum.tasks import Copying, Recall
+from torchrum.training.config import TrainConfig
+from torchrum.training.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_a_config_of_its_name(name):
+    config = load_recipe(name)
+    assert isinstance(config, TrainConfig)
+    assert config.name == name
+    assert config.about
+    assert config.batch_size == 128
+    assert config.optimizer.lr == 1e-3
+
+
+@pytest.mark.parametrize("delay", [200, 500, 1000])
+@pytest.mark.parametrize(
+    "model, hidden_size, options",
+    [
+        ("rum", 250, {}),
+        ("rum-eta", 250, {"eta": 1.0}),
+        ("rum-lam1", 100, {"lam": 1}),
+        ("rum-lam1-eta", 100, {"lam": 1, "eta": 1.0}),
+        ("lstm", 250, {}),
+        ("gru", 250, {}),
+    ],
+)
+def test_copying_is_set_up_as_figure_2_says(model, hidden_size, options, delay):
+    config = load_recipe(f"copying-{model}-t{delay}")
+    assert config.task == Copying(delay=delay)
+    assert (config.model.hidden_size, config.model.options) == (hidden_size, options)
+    assert (config.optimizer.name, config.optimizer.decay, config.optimizer.clip) == ("rmsprop_tf", 0.9, None)
+    assert config.paper is not None
+    assert config.paper.value == (1.0 if model in ("lstm", "gru") else 0.0)
+
+
+@pytest.mark.parametrize(
+    "model, length, accuracy",
+    [
+        ("lstm", 30, 0.256),
+        ("lstm", 50, 0.205),
+        ("fast-weights", 30, 1.0),
+        ("fast-weights", 50, 0.208),
+        ("rum-lam1", 30, 1.0),
+        ("rum-lam1", 50, 1.0),
+    ],
+)
+def test_recall_stands_beside_table_1(model, length, accuracy):
+    config = load_recipe(f"recall-{model}-t{length}")
+    assert config.task == Recall(length=length)
+    assert config.model.hidden_size == 50
+    assert config.paper is not None
+    assert config.paper.value == pytest.approx(accuracy)
+
+
+def test_what_goes_beyond_the_paper_claims_no_number_of_it():
+    for name in ("copying-rum-lam1-t2000", "recall-rum-lam1-t100"):
+        assert load_recipe(name).paper is None
+
+
+def test_rivals_have_equal_budgets():
+    for task in ("copying", "recall"):
+        budgets = {(c.steps, c.batch_size) for c in (load_recipe(n) for n in RECIPES if n.startswith(task + "-"))}
+        assert len(budgets) == 1
+
+
+def test_a_name_without_its_size_takes_the_smallest():
+    assert load_recipe("copying-rum").name == "copying-rum-t200"
+    assert load_recipe("copying-rum-lam1").name == "copying-rum-lam1-t200"
+    assert load_recipe("recall-lstm").name == "recall-lstm-t30"
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match="no recipe 'copying-rumm-t200'; did you mean 'copying-rum-t200'"):
+        load_recipe("copying-rumm-t200")
+
+
+def own() -> TrainConfig:
+    return TrainConfig(name="own", task=Copying(delay=3))
+
+
+def not_a_recipe() -> int:
+    return 3
+
+
+def test_a_recipe_of_ones_own():
+    assert load_recipe(f"{__name__}:own") == own()
+    with pytest.raises(ConfigError, match="gives int, but it must return a TrainConfig"):
+        load_recipe(f"{__name__}:not_a_recipe")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_recipe("no_such_module:own")
