@@ -88,7 +88,7 @@ def check_positive_int(where: str, **values: object) -> None:
 def check_finite(where: str, **values: object) -> None:
     """Every value must be an int or a float that is neither NaN nor infinite; a bool is not one."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
             raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be a finite number.")
 
 

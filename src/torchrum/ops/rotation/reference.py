@@ -36,11 +36,19 @@ def reflect(x: Tensor, h: Tensor) -> Tensor:
     return h - 2 * dot(x, h) * x
 
 
+def saturate(grad: Tensor, dtype: torch.dtype, scale: Tensor | float = 1.0) -> Tensor:
+    """grad/scale in ``dtype``; what is too large for it becomes its largest number.
+
+    A gradient that arrives as NaN or Inf is passed on, so a loss scaler still sees it.
+    """
+    limit = torch.finfo(dtype).max
+    return torch.where(grad.isfinite(), (grad / scale).clamp(-limit, limit), grad).to(dtype)
+
+
 class _Scale(torch.autograd.Function):
     """x / scale in scale's dtype; the gradient saturates at the largest number of x's dtype instead of overflowing.
 
-    The gradient of a direction grows as 1/|x|, which float16 cannot hold below |x| of about 1e-5. A gradient that
-    arrives as NaN or Inf is passed on, so a loss scaler still sees it.
+    The gradient of a direction grows as 1/|x|, which float16 cannot hold below |x| of about 1e-5.
     """
 
     generate_vmap_rule = True
@@ -58,9 +66,7 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (scale,) = ctx.saved_tensors
-        limit = torch.finfo(ctx.dtype).max
-        bounded = torch.where(grad.isfinite(), (grad / scale).clamp(-limit, limit), grad)
-        return bounded.to(ctx.dtype), None
+        return saturate(grad, ctx.dtype, scale), None
 
 
 def polar(x: Tensor, tiny: float | None = None) -> tuple[Tensor, Tensor]:
@@ -100,7 +106,7 @@ def orthogonal_to(u: Tensor) -> Tensor:
 def bisector(u: Tensor, w: Tensor) -> Tensor:
     """The unit vector half-way between unit vectors ``u`` and ``w``; a constant orthogonal to ``u`` if they are opposite."""
     # |u + w| comes from the sum, never as 2 (1 + u.w): that cancels.
-    m, length = polar(u + w, tiny=opposite_of(u.dtype))
+    m, length = polar(u + w, tiny=max(opposite_of(u.dtype), opposite_of(w.dtype)))
     return torch.where(length == 0, orthogonal_to(u), m)
 
 

@@ -1,0 +1,162 @@
+"""Real powers of rotation matrices through their eigenvalues e^{i phi}, with gradients where eigenvalues repeat.
+
+From top to bottom: the eigenvectors and angles (one custom op, without gradient), the power with its gradient
+(``_Power``), and the entry. The README has the derivation.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrum.ops.rotation.reference import saturate
+
+# Eigenvectors come from the Hermitian part of e^{-i SHIFT} R. Two different angles with phi + phi' = 2 SHIFT could not
+# be told apart there, so it is a number that no angle of interest hits.
+SHIFT = 0.7390851332151607
+# Closer to pi than this an angle counts as pi: its two eigenvectors are rounding noise in float64.
+HALF_TURN = 1e-7
+
+
+def _adjoint(x: Tensor) -> Tensor:
+    """x^H, written out: in a custom op inside a compiled graph PyTorch drops the lazy conjugation of ``x.mH``."""
+    return x.mT.conj_physical()
+
+
+@torch.library.custom_op("torchrum::rotation_phases", mutates_args=())
+def rotation_phases(R: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvectors U and angles phi of rotations: ``R = U diag(e^{i phi}) U^H``.
+
+    One opaque op, because half turns and wrong input need decisions that a traced graph cannot make.
+
+    Args:
+        R: ``(..., N, N)``, any floating dtype.
+
+    Returns:
+        U ``(..., N, N)`` complex128 and phi ``(..., N)`` float64, in (-pi, pi]; NaN where ``R`` is not finite.
+    """
+    eye = torch.eye(R.shape[-1], dtype=torch.float64, device=R.device)
+    finite = R.isfinite().all(-1).all(-1)[..., None, None]
+    Q = torch.where(finite, R.double(), eye)
+    error = (Q.mT @ Q - eye).abs().max().item() if Q.numel() else 0.0
+    if error > 0.1:
+        raise ValueError(
+            f"orthogonal_power: R is not orthogonal, max|R^T R - I| = {error:.2g}; only rotation matrices have a real "
+            "power. Pass rotations, for example from rotation_matrix."
+        )
+    # To the nearest orthogonal matrix: eigenvectors that differ by a small gap magnify float32's rounding by 1/gap.
+    for _ in range(4):
+        Q = Q @ (1.5 * eye - 0.5 * Q.mT @ Q)
+    turned = torch.polar(torch.ones_like(eye[0, 0]), torch.full_like(eye[0, 0], -SHIFT)) * Q
+    _, U = torch.linalg.eigh((turned + _adjoint(turned)) / 2)
+    phi = (U.conj_physical() * (Q.to(U.dtype) @ U)).sum(-2).angle()
+    if bool((phi.abs() > math.pi - HALF_TURN).any()):
+        U, phi = _orient_half_turns(U, phi)
+    U = torch.where(finite, U, torch.nan).contiguous()  # eigh is column-major; a compiled graph expects rows, as below
+    return U, torch.where(finite.squeeze(-1), phi, torch.nan).contiguous()
+
+
+@rotation_phases.register_fake
+def _(R: Tensor) -> tuple[Tensor, Tensor]:
+    return R.new_empty(R.shape, dtype=torch.complex128), R.new_empty(R.shape[:-1], dtype=torch.float64)
+
+
+@rotation_phases.register_vmap
+def _(info: Any, in_dims: tuple[int], R: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    return rotation_phases(R.movedim(in_dims[0], 0)), (0, 0)
+
+
+def _orient_half_turns(U: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """Split each eigenspace of -1 into planes and give each plane the angles pi and -pi.
+
+    A half turn has no direction, so any choice is as good as another; a fixed one keeps the power a rotation.
+    """
+    N = U.shape[-1]
+    noise = torch.sin(torch.arange(1.0, N * N + 1, dtype=torch.float64, device=U.device) ** 2).view(N, N)
+    direction = 1j * (noise - noise.mT)  # Hermitian, and turned into its negative by conjugation
+    shape, U, phi = U.shape, U.reshape(-1, N, N).clone(), phi.reshape(-1, N).clone()
+    half = phi.abs() > math.pi - HALF_TURN
+    for n in half.any(-1).nonzero().flatten().tolist():
+        columns = half[n].nonzero().flatten()
+        if len(columns) % 2:
+            raise ValueError(
+                "orthogonal_power: R has determinant -1; only rotation matrices, with determinant +1, have a real "
+                "power. Flip the sign of one column to make it a rotation."
+            )
+        basis = U[n][:, columns]
+        sign, planes = torch.linalg.eigh(_adjoint(basis) @ direction @ basis)
+        U[n, :, columns] = basis @ planes
+        phi[n, columns] = math.pi * sign.sign()
+    return U.reshape(shape), phi.reshape(shape[:-1])
+
+
+def _assemble(U: Tensor, middle: Tensor) -> Tensor:
+    """The real part of U middle U^H."""
+    return (U @ middle @ U.mH).real
+
+
+class _Once(torch.autograd.Function):
+    """Passes ``x`` on; its gradient is an error. ``R`` and ``lam`` are what a second derivative would be taken in."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, R: Tensor, lam: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        raise NotImplementedError(
+            "orthogonal_power: the second derivative of a non-integer power is not implemented. "
+            "Use an integer lam, or take gradients once."
+        )
+
+
+class _Power(torch.autograd.Function):
+    """R^lam from the eigenvectors and angles of R; the gradient is the Daleckii-Krein formula."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(R: Tensor, lam: Tensor, U: Tensor, phi: Tensor) -> Tensor:
+        return _assemble(U, torch.diag_embed(torch.exp(1j * lam * phi))).to(R.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        R, lam, U, phi = ctx.saved_tensors
+        G = U.mH @ grad.to(U.dtype) @ U
+        half_sum = (phi.unsqueeze(-1) + phi.unsqueeze(-2)) / 2
+        half_gap = (phi.unsqueeze(-1) - phi.unsqueeze(-2)) / 2
+        # The divided difference of z^lam between two eigenvalues, finite where they are equal.
+        # The two sides of a half turn (gap 2 pi) keep their plane: that choice is a constant.
+        split = half_gap.abs() > math.pi - HALF_TURN
+        sinc = torch.sinc(torch.where(split, 0.0, half_gap) / math.pi)  # torch.sinc(x) is sin(pi x)/(pi x)
+        size = torch.where(split, 0.0, lam * torch.sinc(lam * half_gap / math.pi) / sinc)
+        grad_R = saturate(_assemble(U, size * torch.exp(-1j * (lam - 1) * half_sum) * G), R.dtype)
+        slope = 1j * phi * torch.exp(1j * lam * phi)
+        grad_lam = (slope * G.diagonal(dim1=-2, dim2=-1).conj()).real.sum()
+        return _Once.apply(grad_R, R, lam), _Once.apply(grad_lam, R, lam), None, None
+
+
+def integer_power(R: Tensor, n: int) -> Tensor:
+    """R^n by products; the inverse of a rotation is its transpose."""
+    if n == 1:
+        return R
+    wide = R if R.dtype in (torch.float32, torch.float64) else R.float()
+    with torch.autocast(R.device.type, enabled=False):
+        return torch.linalg.matrix_power(wide if n >= 0 else wide.mT, abs(n)).to(R.dtype)
+
+
+def real_power(R: Tensor, lam: Tensor) -> Tensor:
+    """R^lam for a scalar tensor ``lam``, differentiable in both."""
+    U, phi = rotation_phases(R.detach())
+    return _Power.apply(R, lam.to(R.device, torch.float64), U, phi)
