@@ -1,0 +1,104 @@
+"""The fused GPU backend. Triton is imported on first use: it is absent on machines without a GPU."""
+
+import functools
+import importlib.util
+import os
+import shutil
+
+import torch
+from torch import Tensor
+
+from ..options import RumOptions
+
+__all__ = ["backward", "forward", "obstacle"]
+
+KERNEL_ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HIDDEN = 8192  # a whole row stands in one program's registers
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on the CPU and slowly: for tests."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
+@functools.cache
+def triton_obstacle() -> str | None:
+    """Why Triton cannot compile here, or None; it builds a small launcher in C for each kernel."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "gcc", "clang", "cc"))):
+        return "Triton finds no C compiler (install gcc or clang, or set CC)"
+    return None
+
+
+@functools.cache
+def device_obstacle(device: torch.device) -> str | None:
+    """Why the kernels cannot run on a device, or None."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 7 else f"the GPU has compute capability {major}.{minor}, and Triton needs 7.0"
+
+
+def obstacle(xp: Tensor, options: RumOptions) -> str | None:
+    """Why the fused lam = 0 scan cannot run on such an input, in words, or None."""
+    if options.lam != 0:
+        return f"lam is {options.lam}, and these kernels are written for lam 0"
+    if not isinstance(options.activation, str):
+        return "activation is a callable, and the kernels know only " + ", ".join(KERNEL_ACTIVATIONS)
+    if options.activation not in KERNEL_ACTIVATIONS:
+        return f"activation is {options.activation!r}, and the kernels know only " + ", ".join(KERNEL_ACTIVATIONS)
+    if options.target_activation is not None:
+        return "target_activation is given, and the kernels have none"
+    if xp.dtype not in KERNEL_DTYPES:
+        return f"the dtype is {xp.dtype}, and the kernels take float32, bfloat16 and float16"
+    hidden = xp.shape[-1] // options.num_inputs
+    if hidden > LARGEST_HIDDEN:
+        return f"the hidden size is {hidden}, and a row of at most {LARGEST_HIDDEN} fits in one program"
+    if interpreted():
+        return None if importlib.util.find_spec("triton") else "Triton is not installed"
+    if xp.device.type != "cuda":
+        return f"the input is on {xp.device.type}"
+    return triton_obstacle() or device_obstacle(xp.device)
+
+
+def forward(
+    xp: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """States, final R, raw gates and what else the backward keeps; with lam 0 there is no R and nothing else."""
+    from .lam0_forward import lam0_forward
+
+    out, gates = lam0_forward(xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+    return out, None, gates, None
+
+
+def backward(
+    grad_out: Tensor,
+    grad_R: Tensor | None,
+    xp: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    gates: Tensor,
+    R_n: Tensor | None,
+    ends: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of xp, h0, R0, weight_hh, ln_weight and ln_bias."""
+    from .lam0_backward import lam0_backward
+
+    inputs = (xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
+    dxp, dh0, dweight, dln_weight, dln_bias = lam0_backward(grad_out, *inputs, out, gates, options)
+    return dxp, dh0, None, dweight, dln_weight, dln_bias

@@ -1,0 +1,188 @@
+"""CUDA graphs of time steps that serve every sequence length and every address.
+
+A graph holds a fixed number of steps, a power of two; a sequence is replayed as the sum of a few of them. Kernels find
+the step to begin at and the addresses of the tensors of this call in a small table on the device, filled before each
+replay, and matrix products touch only buffers that live as long as the graph. So neither T nor new tensors recapture.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LARGEST_CHUNK = 128  # steps in the longest graph
+SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
+KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and buffers
+TABLE_SLOTS = 8
+
+
+@triton.jit(do_not_specialize=["step"])
+def fill_table_kernel(table, step, a, b, c, d, e, f):
+    # addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream
+    tl.store(table, step.to(tl.int64))
+    if a is not None:
+        tl.store(table + 1, a.to(tl.int64))
+    if b is not None:
+        tl.store(table + 2, b.to(tl.int64))
+    if c is not None:
+        tl.store(table + 3, c.to(tl.int64))
+    if d is not None:
+        tl.store(table + 4, d.to(tl.int64))
+    if e is not None:
+        tl.store(table + 5, e.to(tl.int64))
+    if f is not None:
+        tl.store(table + 6, f.to(tl.int64))
+
+
+def fill_table(table: Tensor, step: int, *tensors: Tensor) -> None:
+    """Write the first step and the addresses; kernels load from them 16 bytes wide, see ``aligned``."""
+    padded: list[Tensor | None] = [*tensors, *[None] * (6 - len(tensors))]
+    fill_table_kernel[(1,)](table, step, *padded, num_warps=1)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x`` contiguous and on a 16-byte boundary, copied only if it is not."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+class Steps(Protocol):
+    """One direction of a scan with its own buffers."""
+
+    table: Tensor | None
+    stride: int
+    """+1 or -1: which way the table's step moves."""
+
+    def step(self, t: int) -> None:
+        """Enqueue one step; ``t`` counts in the scan's direction from the table's step."""
+
+
+S = TypeVar("S", bound=Steps)
+R = TypeVar("R")
+
+
+class _Graphed:
+    """A scan's buffers and its graphs, one for each chunk length used so far."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = steps
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.warm = False
+
+    def graph(self, length: int, place: "_Place") -> torch.cuda.CUDAGraph:
+        if length not in self.graphs:
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: a data loader's thread may allocate meanwhile
+            capture = torch.cuda.graph(graph, place.pool, place.stream, capture_error_mode="thread_local")
+            with capture:
+                for t in range(length):
+                    self.steps.step(t)
+                self.steps.table[:1].add_(self.steps.stride * length)
+            self.graphs[length] = graph
+        return self.graphs[length]
+
+
+class _Place:
+    """What all scans of one device share.
+
+    The graphs share cuBLAS's workspace of the capturing stream, so two replays must not overlap: each scan waits for
+    the event that the scan before it recorded. On one stream that costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.done = torch.cuda.Event()
+
+
+_lock = threading.RLock()  # autograd runs the backward in a thread of its own
+_places: dict[torch.device, _Place] = {}
+_scans: "OrderedDict[Hashable, _Graphed]" = OrderedDict()
+
+
+def can_graph(x: Tensor, T: int) -> bool:
+    """Own graphs need CUDA, no capture already going on, and enough steps to pay."""
+    return x.is_cuda and T >= SHORTEST_GRAPHED and not torch.cuda.is_current_stream_capturing()
+
+
+def chunk_lengths(T: int) -> list[int]:
+    """Powers of two that add up to ``T``, largest first."""
+    lengths = [LARGEST_CHUNK] * (T // LARGEST_CHUNK)
+    return lengths + [1 << bit for bit in range(LARGEST_CHUNK.bit_length() - 2, -1, -1) if T >> bit & 1]
+
+
+def run_graphed(
+    key: Hashable, build: Callable[[], S], begin: Callable[[S], None], T: int, finish: Callable[[S], R]
+) -> R:
+    """Replay ``T`` steps of the scan ``key`` on the current stream of the current device.
+
+    Args:
+        key: everything that the graphs bake in, device included.
+        build: makes the buffers of a scan not seen before.
+        begin: loads this call's data into the buffers and the table.
+        finish: takes the results out of the buffers.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    with _lock:
+        place = _places.get(device) or _places.setdefault(device, _Place())
+        torch.cuda.current_stream().wait_event(place.done)
+        scan = _scans.get(key)
+        if scan is None:
+            with torch.inference_mode(False), torch.no_grad():  # buffers outlive the mode of the first call
+                scan = _scans[key] = _Graphed(build())
+            _evict()
+        _scans.move_to_end(key)
+        begin(scan.steps)
+        if not scan.warm:  # compile and load the kernels: neither may happen while capturing
+            scan.steps.step(0)
+            begin(scan.steps)
+            scan.warm = True
+        graphs = [scan.graph(length, place) for length in chunk_lengths(T)]
+        for graph in graphs:
+            graph.replay()
+        result = finish(scan.steps)
+        place.done.record()
+        return result
+
+
+def _evict() -> None:
+    while len(_scans) > KEPT_SCANS:
+        _wait_for_all()
+        _scans.popitem(last=False)
+
+
+def _wait_for_all() -> None:
+    for place in _places.values():
+        place.done.synchronize()  # nothing uses the buffers any more
+
+
+def clear_graphs() -> None:
+    """Free every graph and buffer; later calls capture anew."""
+    with _lock:
+        _wait_for_all()
+        _scans.clear()
+
+
+def matmul_mode(dtype: torch.dtype) -> str:
+    """The float32 product's precision, which capture bakes in."""
+    if dtype != torch.float32:
+        return ""
+    matmul = torch.backends.cuda.matmul
+    return str(matmul.fp32_precision) if hasattr(matmul, "fp32_precision") else str(matmul.allow_tf32)
+
+
+@contextmanager
+def plain_mode(x: Tensor) -> Iterator[None]:
+    """No autograd, no autocast, and ``x``'s device current: the launchers deal in finished tensors."""
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        if x.is_cuda:
+            with torch.cuda.device(x.device):
+                yield
+        else:
+            yield

@@ -1,0 +1,256 @@
+"""Forward of the lam = 0 scan: each step is one matrix product and one kernel that does the rest, a program a row."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..options import RumOptions
+from .common import activate, moments, rotation_scalars, sigmoid, sum2, sum3, sum4, sum5, sum6, zoneout_keep_new
+from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, plain_mode, run_graphed
+
+# Tuning, read at launch: lanes of a row that one warp holds, and programmatic dependent launch of the row kernels.
+LANES_PER_WARP = {"forward": 128, "backward": 128}
+PDL = False
+
+
+@triton.jit
+def load_ln(ln_weight, ln_bias, block: tl.constexpr, j, mask, H: tl.constexpr):
+    weight = tl.load(ln_weight + block * H + j, mask=mask, other=0.0)
+    return weight, tl.load(ln_bias + block * H + j, mask=mask, other=0.0)
+
+
+@triton.jit
+def rum_cell(
+    tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask,
+    H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """The state before eta and zoneout, and every scalar that the backward needs to redo it without a sum."""
+    mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    tau = tau_raw
+    u = u_raw
+    if LN == "none":
+        ee, eh, tt, et, th = sum5(e * e, e * h, tau * tau, e * tau, tau * h)
+        if GATE:
+            u = sigmoid(u)
+    else:
+        if GATE:
+            if LN == "authors":
+                u = tl.where(mask, sigmoid(u), 0.0)
+            total, squares, total_u, squares_u, ee, eh = sum6(tau, tau * tau, u, u * u, e * e, e * h)
+            mean_u, rstd_u = moments(u, mask, total_u, squares_u, LN_EPS, H)
+            weight, bias = load_ln(ln_weight, ln_bias, 1, j, mask, H)
+            u = (u - mean_u) * rstd_u * weight + bias
+            if LN == "before":
+                u = sigmoid(u)
+        else:
+            total, squares, ee, eh = sum4(tau, tau * tau, e * e, e * h)
+        mean_t, rstd_t = moments(tau, mask, total, squares, LN_EPS, H)
+        weight, bias = load_ln(ln_weight, ln_bias, 0, j, mask, H)
+        tau = (tau - mean_t) * rstd_t * weight + bias
+        tt, et, th = sum3(tau * tau, e * tau, tau * h)
+
+    inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f = rotation_scalars(e, tau, h, j, mask, ee, eh, tt, et, th, H)
+    new = e + h + (al * inv_e) * e + (be * inv_t) * tau + tl.where(j == i, ga, 0.0)
+    if LN != "none":
+        total, squares = sum2(new, new * new)
+        mean_c, rstd_c = moments(new, mask, total, squares, LN_EPS, H)
+        weight, bias = load_ln(ln_weight, ln_bias, 2 if GATE else 1, j, mask, H)
+        new = (new - mean_c) * rstd_c * weight + bias
+    new = activate(new, ACTIVATION)
+    if GATE:
+        new = u * h + (1.0 - u) * new
+    new = tl.where(mask, new, 0.0)
+    return (
+        new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["t", "B"])
+def lam0_forward_kernel(
+    table, xp, out, gates, product, state, low, ln_weight, ln_bias, lengths, seed, t, B,
+    H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step for row b. With a table, ``t`` counts from the table's step and the table holds xp, out and gates."""
+    dtype = low.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if table is not None:
+        t = tl.load(table) + t
+        xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
+        out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
+        gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    G: tl.constexpr = 2 if GATE else 1
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    xp += row * ((G + 1) * H)
+    gates += row * (G * H)
+    product += b * (G * HP)
+    e = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)
+    h = tl.load(state + b * H + j, mask=mask, other=0.0)
+    tau_raw = tl.load(xp + j, mask=mask, other=0.0).to(tl.float32)
+    tau_raw += tl.load(product + j, mask=mask, other=0.0).to(tl.float32)
+    tl.store(gates + j, tau_raw.to(dtype), mask=mask)
+    u_raw = tau_raw
+    if GATE:
+        u_raw = tl.load(xp + H + j, mask=mask, other=0.0).to(tl.float32)
+        u_raw += tl.load(product + HP + j, mask=mask, other=0.0).to(tl.float32)
+        tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
+
+    cell = rum_cell(tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
+    new = cell[0]
+    if ETA is not None:
+        norm = tl.sqrt(tl.sum(new * new, 0))
+        new = new * tl.where(norm <= 1e-12, 0.0, ETA / norm)
+    if ZONEOUT == "train":
+        new = tl.where(zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW), new, h)
+    elif ZONEOUT is not None:
+        new = (1.0 - ZONEOUT) * new + ZONEOUT * h
+    if lengths is not None:
+        new = tl.where(t < tl.load(lengths + b), new, h)
+    tl.store(state + b * H + j, new, mask=mask)
+    tl.store(low + b * HP + j, new.to(dtype), mask=mask)
+    tl.store(out + row * H + j, new.to(dtype), mask=mask)
+
+
+def padded(H: int) -> int:
+    """The hidden axis inside the matrix products: cuBLAS is several times slower on unaligned rows."""
+    return -(-H // 64) * 64
+
+
+def launch_options(B: int, H: int, options: RumOptions, direction: str) -> dict[str, Any]:
+    """Compile-time arguments of the row kernels: everything but T, B and the step."""
+    block = max(32, triton.next_power_of_2(H))
+    zoneout: float | str | None = None
+    if options.zoneout > 0:
+        zoneout = "train" if options.training else float(options.zoneout)
+    flags = {
+        "H": H,
+        "HP": padded(H),
+        "BLOCK": block,
+        "GATE": options.update_gate,
+        "LN": options.ln_order if options.layer_norm else "none",
+        "LN_EPS": float(options.ln_eps) if options.layer_norm else 0.0,
+        "ACTIVATION": options.activation,
+        "ETA": None if options.eta is None else float(options.eta),
+        "ZONEOUT": zoneout,
+        "KEEP_BELOW": min(int((1 - options.zoneout) * 2**32), 2**32 - 1) if zoneout == "train" else 0,
+        "PDL": PDL,
+        "num_warps": min(16, max(1, block // LANES_PER_WARP[direction])),
+    }
+    if PDL:
+        flags["launch_pdl"] = True
+    return flags
+
+
+class Buffers:
+    """The parts of a scan that both directions keep at fixed addresses."""
+
+    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=like.device)
+
+        self.B, self.H, self.G = B, H, options.num_gates
+        HP = padded(H)
+        self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
+        self.weight = empty(self.G * HP, HP, dtype=like.dtype).zero_()  # padding stays zero
+        self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
+        self.ln_bias = empty((self.G + 1) * H) if options.layer_norm else None
+        self.lengths = empty(B, dtype=torch.int64) if has_lengths else None
+        self.seed = empty(1, dtype=torch.int64) if options.zoneout > 0 and options.training else None
+        self.h0 = empty(B, H)
+
+    def load(
+        self,
+        h0: Tensor,
+        weight_hh: Tensor,
+        ln_weight: Tensor | None,
+        ln_bias: Tensor | None,
+        lengths: Tensor | None,
+        seed: Tensor | None,
+    ) -> None:
+        H = self.H
+        self.weight.view(self.G, -1, self.weight.shape[1])[:, :H, :H].copy_(weight_hh.view(self.G, H, H))
+        self.h0.copy_(h0)
+        for mine, given in (
+            (self.ln_weight, ln_weight),
+            (self.ln_bias, ln_bias),
+            (self.lengths, lengths),
+            (self.seed, seed if seed is None else seed.view(1)),
+        ):
+            if mine is not None:
+                assert given is not None
+                mine.copy_(given)
+
+
+class ForwardSteps(Buffers):
+    """One product and one row kernel a step. Its ``h0`` is the running state in float32, ``low`` what the product sees."""
+
+    stride = 1
+
+    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
+        super().__init__(like, B, H, options, has_lengths, graphed)
+        HP = padded(H)
+        self.low = torch.zeros((B, HP), dtype=like.dtype, device=like.device)  # padding stays zero
+        self.product = torch.empty((B, self.G * HP), dtype=like.dtype, device=like.device)
+        self.flags = launch_options(B, H, options, "forward")
+        self.tensors: tuple[Tensor | None, ...] = (None, None, None)
+
+    def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
+        self.load(*loaded)
+        self.low[:, : self.H].copy_(self.h0)
+        if self.table is None:
+            self.tensors = (xp, out, gates)
+        else:
+            fill_table(self.table, 0, xp, out, gates)
+
+    def step(self, t: int) -> None:
+        torch.mm(self.low, self.weight.t(), out=self.product)
+        lam0_forward_kernel[(self.B,)](
+            self.table, *self.tensors, self.product, self.h0, self.low, self.ln_weight, self.ln_bias,
+            self.lengths, self.seed, t, self.B, **self.flags,
+        )  # fmt: skip
+
+
+def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
+    """All that a scan's graphs bake in."""
+    flags = tuple(sorted(launch_options(B, H, options, direction).items(), key=lambda item: item[0]))
+    return direction, x.device, x.dtype, B, has_lengths, flags, matmul_mode(x.dtype)
+
+
+def lam0_forward(
+    xp: Tensor,
+    h0: Tensor,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor]:
+    """Projected input ``(T, B, G*H)`` -> states ``(T, B, H)`` and raw gates ``(T, B, (G-1)*H)`` for the backward."""
+    T, B, H = xp.shape[0], xp.shape[1], weight_hh.shape[1]
+    out, gates = xp.new_empty((T, B, H)), xp.new_empty((T, B, weight_hh.shape[0]))
+    if xp.numel() == 0:
+        return out, gates
+    with plain_mode(xp):
+        xp = aligned(xp)
+        given = (xp, out, gates, h0, weight_hh.contiguous(), ln_weight, ln_bias, lengths, seed)
+
+        def build(graphed: bool = True) -> ForwardSteps:
+            return ForwardSteps(xp, B, H, options, lengths is not None, graphed)
+
+        if can_graph(xp, T):
+            key = scan_key("forward", xp, B, H, options, lengths is not None)
+            run_graphed(key, build, lambda steps: steps.begin(*given), T, lambda steps: None)
+        else:
+            steps = build(graphed=False)
+            steps.begin(*given)
+            for t in range(T):
+                steps.step(t)
+    return out, gates
