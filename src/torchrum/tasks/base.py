@@ -32,8 +32,8 @@ class Batch(NamedTuple):
 class Task(ABC):
     """One problem to learn. Its fields are its sizes; equal fields and equal seeds give equal data.
 
-    The trainer calls ``setup`` once, then for each step ``train_batch``, ``loss`` and ``metrics``, and from time to time
-    it scores the batches of ``validation``. A model is called ``model(x, lengths)`` and returns logits; for a task that
+    The trainer calls ``setup`` once, then for each step ``train_batch``, ``loss`` and ``metrics``, and now and then it
+    scores the batches of ``validation``. A model is called ``model(x, lengths)`` and returns logits; for a task that
     carries state it is called ``model(x, lengths, state)`` and returns ``(logits, state)``, ``state`` None at first.
     """
 
@@ -91,7 +91,7 @@ class Task(ABC):
 
     @abstractmethod
     def validation(self, seed: int) -> Iterable[Batch]:
-        """The examples that judge a run, on the CPU, the same for the same ``seed`` and apart from the training data."""
+        """The examples that judge a run, on the CPU: the same for the same ``seed``, apart from the training data."""
 
     def test(self, seed: int) -> Iterable[Batch]:
         """The examples of the final score, apart from those of ``validation``."""

@@ -1,0 +1,151 @@
+"""What a run is made of: one tree of frozen dataclasses, each field with its meaning and its check."""
+
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchrum.tasks.base import Task
+from torchrum.training.errors import ConfigError
+
+
+def _positive(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0.")
+
+
+def _choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    if value not in allowed:
+        raise ConfigError(f"{owner}: {name} is {value!r}, but it must be one of {', '.join(map(repr, allowed))}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A recurrent layer by its name, and its sizes."""
+
+    layer: str = "rum"
+    """Name of the layer in the registry."""
+    hidden_size: int = 100
+    """Width of the hidden state, H."""
+    num_layers: int = 1
+    """Layers on top of each other."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the layer, such as lam and eta."""
+
+    def __post_init__(self) -> None:
+        _positive("model", hidden_size=self.hidden_size, num_layers=self.num_layers)
+        object.__setattr__(self, "options", dict(self.options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate over the steps."""
+
+    name: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
+    """adam and rmsprop are torch's; rmsprop_tf starts and rounds as TensorFlow's does."""
+    lr: float = 1e-3
+    """Learning rate at full height."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Averages of adam."""
+    decay: float = 0.9
+    """Average of rmsprop and rmsprop_tf."""
+    eps: float | None = None
+    """Smallest denominator; None takes 1e-8, or 1e-10 for rmsprop_tf."""
+    weight_decay: float = 0.0
+    """Decoupled decay of the weights (adam only)."""
+    clip: float | None = None
+    """Largest norm of the gradient of all parameters together; None leaves it alone."""
+    warmup: int = 0
+    """Steps in which the learning rate rises linearly to lr."""
+    milestones: tuple[int, ...] = ()
+    """Steps from which the factor of the same place in factors holds."""
+    factors: tuple[float, ...] = ()
+    """What lr is multiplied by from each milestone on."""
+
+    def __post_init__(self) -> None:
+        _choice("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
+        _positive("optimizer", lr=self.lr, clip=1.0 if self.clip is None else self.clip)
+        if not all(0 <= value < 1 for value in (*self.betas, self.decay)):
+            raise ConfigError(f"optimizer: betas {self.betas} and decay {self.decay} must be at least 0 and below 1.")
+        if self.weight_decay < 0 or self.warmup < 0:
+            raise ConfigError("optimizer: weight_decay and warmup must be at least 0.")
+        if self.weight_decay and self.name != "adam":
+            raise ConfigError(f"optimizer: weight_decay works with 'adam' only, not with {self.name!r}.")
+        if len(self.milestones) != len(self.factors) or list(self.milestones) != sorted(self.milestones):
+            raise ConfigError(
+                f"optimizer: milestones {self.milestones} must rise, with one factor each; factors is {self.factors}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A published number to stand beside ours."""
+
+    text: str
+    """The number as it is printed, with its unit."""
+    where: str
+    """The table, figure or section it stands in."""
+    value: float | None = None
+    """The number itself, in units of the task's metric, where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run, complete: the same config and seed give the same numbers on the same machine."""
+
+    name: str
+    """Name of the recipe, and of the run folder."""
+    task: Task
+    """What is learnt."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """What learns it."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How it learns."""
+    batch_size: int = 128
+    """Examples of one step, over all processes together."""
+    steps: int = 10_000
+    """Steps of the optimizer."""
+    seed: int = 0
+    """Decides the initial weights and the data."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "32-true"
+    """Number format of weights and activations; -mixed keeps the weights in 32 bits."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes CUDA if there is one."""
+    devices: int = 1
+    """Processes on each machine, each with its own share of the batch."""
+    nodes: int = 1
+    """Machines, when started by SLURM or torchrun."""
+    graph: bool = True
+    """Record the training step as a CUDA graph where one process trains on CUDA."""
+    log_every: int = 50
+    """Steps between two lines of training loss."""
+    eval_every: int = 500
+    """Steps between two scores on the validation set."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints: the most that a crash can cost."""
+    stop_at: float | None = None
+    """Stop early once the task's metric on the validation set is this good."""
+    stop_after: int = 2
+    """Validations in a row that must reach stop_at."""
+    logger: Literal["none", "tensorboard", "wandb"] = "none"
+    """A tracker to write to, besides metrics.jsonl."""
+    paper: Paper | None = None
+    """The published number that this recipe repeats."""
+    about: str = ""
+    """One line for the list of recipes."""
+
+    def __post_init__(self) -> None:
+        _positive("config", batch_size=self.batch_size, steps=self.steps, devices=self.devices, nodes=self.nodes)
+        _positive("config", log_every=self.log_every, eval_every=self.eval_every, stop_after=self.stop_after)
+        _positive("config", checkpoint_every=self.checkpoint_every)
+        for name in ("precision", "device", "logger"):
+            _choice("config", name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
+        if self.batch_size % (self.devices * self.nodes):
+            raise ConfigError(
+                f"config: batch_size {self.batch_size} does not divide among {self.devices * self.nodes} processes; "
+                "take a batch_size that is a multiple of devices * nodes."
+            )
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")

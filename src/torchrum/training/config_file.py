@@ -1,0 +1,90 @@
+"""A config as plain data and back, and what two configs have in common."""
+
+import importlib
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
+
+from torchrum.tasks.base import Task
+from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
+from torchrum.training.errors import ConfigError
+from torchrum.training.overrides import field_names, unknown_name
+
+T = TypeVar("T")
+
+_LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
+_PLACE = ("device", "devices", "nodes", "graph", "logger")
+CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
+"""Fields that a resumed run may change; any other one would make it a different run."""
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain data; ``from_json`` is its inverse."""
+    return typing.cast(dict[str, Any], _plain(config))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {name: _plain(getattr(value, name)) for name in field_names(value)}
+        return (
+            {"type": f"{type(value).__module__}:{type(value).__qualname__}", **plain}
+            if isinstance(value, Task)
+            else plain
+        )
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def from_json(data: Mapping[str, Any]) -> TrainConfig:
+    """Rebuild a config from ``to_json``'s data; unknown fields and foreign classes are refused."""
+    parts = dict(data)
+    try:
+        parts["task"] = _build(_task_class(parts["task"]["type"]), {**parts["task"], "type": None})
+        parts["model"] = _build(ModelConfig, parts["model"])
+        parts["optimizer"] = _build(OptimizerConfig, parts["optimizer"])
+        parts["paper"] = None if parts.get("paper") is None else _build(Paper, parts["paper"])
+        return _build(TrainConfig, parts)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"this is not the config of a run: {error!r}") from error
+
+
+def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+    known = field_names(cls)
+    given = {name: value for name, value in values.items() if not (name == "type" and value is None)}
+    for name in given:
+        if name not in known:
+            raise unknown_name(f"field of {cls.__name__}", name, known)
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def _task_class(path: str) -> type[Task]:
+    module, _, name = path.partition(":")
+    if module not in sys.modules and not module.startswith("torchrum."):  # a file must not choose what is imported
+        raise ConfigError(
+            f"the task {path} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION --resume RUN"
+        )
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the task {path} cannot be found: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise ConfigError(f"{path} is not a task.")
+    return cls
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
+    return {name: value for name, value in to_json(config).items() if name not in CHANGEABLE and name != "name"}
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """Where two plain trees differ, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        return [line for key in keys for line in differences(old.get(key), new.get(key), f"{prefix}.{key}".strip("."))]
+    return [] if old == new else [f"{prefix} {old!r} -> {new!r}"]

@@ -1,0 +1,9 @@
+"""Failures that a user can mend: the command line prints them without a traceback."""
+
+
+class RunError(RuntimeError):
+    """A run cannot go on: its folder, its checkpoint, the disk or the numbers stand in the way."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be: an unknown field, an impossible value."""

@@ -1,0 +1,105 @@
+"""Optimizers and the learning rate over the steps."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchrum.training.config import OptimizerConfig
+
+
+class RMSpropTF(Optimizer):
+    """RMSProp with the arithmetic of TensorFlow 1.
+
+    ``ms = decay * ms + (1 - decay) * g^2; p = p - lr * g / sqrt(ms + eps)``: ``ms`` starts at one, which warms up the
+    first steps, and ``eps`` stands inside the root. torch's RMSprop starts at zero and adds ``eps`` outside.
+
+    Args:
+        params: what to train.
+        lr: learning rate, a number or (to change it under a CUDA graph) a scalar tensor on the device.
+        decay: how much of the average is kept at each step.
+        eps: added to the average under the root.
+        capturable: whether a step may be recorded in a CUDA graph; the arithmetic is the same.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float | Tensor = 1e-3,
+        decay: float = 0.9,
+        eps: float = 1e-10,
+        capturable: bool = False,
+    ) -> None:
+        if not (lr >= 0 and 0 <= decay < 1 and eps >= 0):
+            raise ValueError(
+                f"RMSpropTF: lr={lr}, decay={decay}, eps={eps}; lr and eps must be >= 0 and decay in [0, 1)."
+            )
+        super().__init__(params, {"lr": lr, "decay": decay, "eps": eps, "capturable": capturable})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Change every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if not params:
+                continue
+            for param in params:
+                if not self.state[param]:
+                    self.state[param]["mean_square"] = torch.ones_like(param)
+            grads = [param.grad for param in params]
+            squares = [self.state[param]["mean_square"] for param in params]
+            # one kernel for all parameters: a small model has more parameters than work
+            torch._foreach_mul_(squares, group["decay"])
+            torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
+            roots = torch._foreach_add(squares, group["eps"])
+            torch._foreach_sqrt_(roots)
+            changes = torch._foreach_div(grads, roots)
+            torch._foreach_mul_(changes, group["lr"])
+            torch._foreach_sub_(params, changes)
+        return loss
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, device: torch.device) -> Optimizer:
+    """Make the optimizer; with ``graph`` its step can be recorded in a CUDA graph and its rate still be changed."""
+    params = [param for param in model.parameters() if param.requires_grad]
+    lr: float | Tensor = torch.tensor(config.lr, device=device) if graph else config.lr
+    if config.name == "rmsprop_tf":
+        eps = 1e-10 if config.eps is None else config.eps
+        return RMSpropTF(params, lr=lr, decay=config.decay, eps=eps, capturable=graph)
+    eps = 1e-8 if config.eps is None else config.eps
+    if config.name == "rmsprop":
+        return torch.optim.RMSprop(params, lr=lr, alpha=config.decay, eps=eps, capturable=graph)
+    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+    return kind(params, lr=lr, betas=config.betas, eps=eps, weight_decay=config.weight_decay, capturable=graph)
+
+
+def learning_rate(config: OptimizerConfig, step: int) -> float:
+    """The rate of the step that follows ``step`` finished ones: a function of the step alone, so it needs no state."""
+    factor = 1.0
+    for milestone, value in zip(config.milestones, config.factors, strict=True):
+        if step >= milestone:
+            factor = value
+    if step < config.warmup:
+        factor *= (step + 1) / config.warmup
+    return config.lr * factor
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give every group the rate; a tensor is filled in place, since a CUDA graph reads that very memory."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,129 @@
+"""Change fields of a config by text, with the types that the dataclasses declare."""
+
+import difflib
+import inspect
+import json
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from torchrum.training.config import ModelConfig, TrainConfig
+from torchrum.training.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def field_names(value: Any) -> list[str]:
+    """Names of the fields of a dataclass that a user may set."""
+    return [item.name for item in fields(value) if item.init]
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that does not exist; it says which one is nearest, else what there is."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}."
+    return ConfigError(f"no {kind} {name!r}; {advice}")
+
+
+def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
+    """Change fields by text: ``override(config, ["steps=1000", "task.delay=200", "model.lam=1"])``.
+
+    A field of the model that ModelConfig does not have is taken as an option of the layer.
+    """
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
+        config = _assign(config, key.strip(), key.strip().split("."), text.strip())
+    return config
+
+
+def _assign(owner: T, key: str, path: list[str], text: str) -> T:
+    name, rest = path[0], path[1:]
+    if isinstance(owner, ModelConfig) and name == "options" and rest:
+        name, rest = rest[0], rest[1:]
+    if name not in field_names(owner) or (isinstance(owner, ModelConfig) and name == "options"):
+        if isinstance(owner, ModelConfig) and not rest:
+            return _assign_option(owner, key, name, text)
+        prefix = key[: len(key) - len(".".join(path))]
+        raise unknown_name("field", key, [prefix + known for known in field_names(owner)])
+    current = getattr(owner, name)
+    if rest:
+        if not is_dataclass(current):
+            raise ConfigError(f"{key!r} cannot be set: {name} is {current!r} and has no fields.")
+        changed = _assign(current, key, rest, text)
+    elif is_dataclass(current):
+        inner = ", ".join(f"{key}.{known}" for known in field_names(current))
+        raise ConfigError(f"{key!r} is a group; set one of its fields: {inner}.")
+    else:
+        changed = convert(key, text, typing.get_type_hints(type(owner))[name])
+    return replace(owner, **{name: changed})  # type: ignore[type-var]
+
+
+def _assign_option(model: ModelConfig, key: str, name: str, text: str) -> ModelConfig:
+    known = layer_options(model.layer)
+    if known is not None and name not in known:
+        prefix = key[: len(key) - len(name)]
+        raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
+    return replace(model, options={**model.options, name: guess(text)})
+
+
+def layer_options(layer: str) -> list[str] | None:
+    """Names of the further arguments that a registered layer takes; None where that cannot be told."""
+    from torchrum.layers.registry import LAYERS
+
+    if layer not in LAYERS:
+        raise unknown_name("layer", layer, LAYERS)
+    parameters = inspect.signature(LAYERS[layer]).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    fixed = {"self", "input_size", "hidden_size", "num_layers", "batch_first", "device", "dtype"}
+    return [name for name in parameters if name not in fixed]
+
+
+def guess(text: str) -> Any:
+    """Read a value whose type is not declared: a number, true, false, none, a JSON list, else text."""
+    if text.lower() in ("none", "null"):
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def convert(key: str, text: str, hint: Any) -> Any:
+    """Read ``text`` as the type that a field declares."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in arguments and text.lower() in ("none", "null", ""):
+            return None
+        (inner,) = [argument for argument in arguments if argument is not type(None)][:1]
+        return convert(key, text, inner)
+    if origin is Literal:
+        if text not in arguments:
+            raise ConfigError(f"{key} is {text!r}, but it must be one of {', '.join(map(repr, arguments))}.")
+        return text
+    if origin is tuple:
+        parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
+        return tuple(convert(key, part.strip(), arguments[0]) for part in parts)
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise ConfigError(f"{key} is {text!r}, but it must be true or false.")
+        return text.lower() in ("true", "1", "yes")
+    if hint in (int, float):
+        try:
+            number = float(text)
+            if hint is int and number != int(number):
+                raise ValueError
+            return hint(text.replace("_", "")) if text.strip("+-").replace("_", "").isdigit() else hint(number)
+        except (ValueError, OverflowError):
+            kind = "a whole number" if hint is int else "a number"
+            raise ConfigError(f"{key} is {text!r}, but it must be {kind}.") from None
+    if hint is str:
+        return text
+    raise ConfigError(f"{key} cannot be set by text; set it in Python.")

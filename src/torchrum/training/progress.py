@@ -1,0 +1,122 @@
+"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Task as Row
+from rich.text import Text
+
+PLAIN_SECONDS = 5.0  # plain lines of training loss come at most this often; those of validation always
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2e}"
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+class _Speed(ProgressColumn):
+    def render(self, row: Row) -> Text:
+        speed = row.fields["speed"]
+        return Text(f"{speed:,.1f} steps/s" if speed else "", style="progress.data.speed")
+
+
+class Display:
+    """Shows step, speed, loss and metric against the memoryless baseline, and the time left.
+
+    Args:
+        name: of the run.
+        steps: at the end.
+        step: at the start.
+        baseline: loss of the best model without memory.
+        metric: name of the task's metric.
+        quiet: show nothing at all; for processes other than the first, and for tests.
+        console: where to show it; standard error by default. rich leaves out colours if ``NO_COLOR`` is set.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        steps: int,
+        step: int,
+        baseline: float,
+        metric: str,
+        quiet: bool = False,
+        console: Console | None = None,
+    ) -> None:
+        self._name, self._steps, self._baseline, self._metric, self._quiet = name, steps, baseline, metric, quiet
+        self._console = console or Console(file=sys.stderr, soft_wrap=True)
+        self._step, self._time, self._speed = step, time.monotonic(), 0.0
+        self._line_time = 0.0
+        self._score = ""
+        self._bar: Progress | None = None
+        if self._console.is_terminal and not quiet:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+                _Speed(),
+                TextColumn("{task.fields[text]}"),
+                TextColumn("left"),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+                refresh_per_second=4,
+            )
+            self._row = self._bar.add_task(name, total=steps, completed=step, speed=0.0, text="")
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if not self._quiet:
+            self._console.print(text, markup=False, highlight=False)
+
+    def tick(self, step: int) -> None:
+        """Move the bar; cheap enough for every step."""
+        if self._bar is not None:
+            self._bar.update(self._row, completed=step)
+
+    def train(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the mean training loss of the last steps."""
+        now = time.monotonic()
+        self._speed = (step - self._step) / max(now - self._time, 1e-9)
+        self._step, self._time = step, now
+        text = f"loss {_number(values['loss'])} (memoryless {_number(self._baseline)})"
+        if self._bar is not None:
+            self._bar.update(self._row, completed=step, speed=self._speed, text=f"{text} {self._score}".strip())
+        elif now - self._line_time >= PLAIN_SECONDS or step == self._steps:
+            self._line_time = now
+            left = _time((self._steps - step) / self._speed) if self._speed else "?"
+            self.say(f"{self._name} step {step}/{self._steps}  {text}  {self._speed:,.1f} steps/s  left {left}")
+
+    def validation(self, step: int, values: Mapping[str, float], best: bool) -> None:
+        """Show the scores on the validation set."""
+        self._time, self._step = time.monotonic(), step  # scoring does not count as training time
+        score = values[self._metric]
+        self._score = (
+            f"{self._metric} {score:.1%}" if self._metric.endswith("accuracy") else f"{self._metric} {_number(score)}"
+        )
+        if self._bar is not None:
+            self._bar.update(self._row, completed=step)
+            return
+        better = "  best so far" if best else ""
+        loss = f"loss {_number(values['loss'])} (memoryless {_number(self._baseline)})"
+        self.say(f"{self._name} step {step}/{self._steps}  validation {loss}  {self._score}{better}")
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __enter__(self) -> "Display":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

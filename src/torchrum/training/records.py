@@ -1,0 +1,146 @@
+"""The run folder: what is written there, and how it is read back.
+
+    config.json         the TrainConfig, written before the first step
+    environment.json    versions, commit and hardware
+    metrics.jsonl       one JSON object a line, appended as the run goes
+    checkpoints/        see checkpoint.py
+    result.json         the last word: why it stopped, final and best scores, seconds
+    curve.png           loss and metric over the steps
+
+A line of metrics.jsonl has ``kind`` ("train": means since the last such line; "validation": the fixed set), ``step``,
+``loss``, the task's metrics, and ``seconds`` of training so far; "train" lines also have ``lr``.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from torchrum.training.errors import RunError
+
+CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing: a reader, or a crash, never sees a part of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically."""
+    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run folder; a missing or damaged one is a RunError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path.parent} is not a run folder: it has no {path.name}.") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run was started in ``folder``."""
+    return any((folder / name).exists() for name in (CONFIG, METRICS, "checkpoints"))
+
+
+def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``, of one ``kind`` or of both; a last line cut short by a crash is left out."""
+    path = Path(folder) / METRICS
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    records = [json.loads(line) for line in lines]
+    return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def read_result(folder: Path | str) -> dict[str, Any] | None:
+    """``result.json``, or None while the run has not ended."""
+    path = Path(folder) / RESULT
+    return read_json(path) if path.exists() else None
+
+
+class MetricsFile:
+    """``metrics.jsonl`` open for appending; lines after ``step`` are dropped first: a resumed run writes them anew."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        path = folder / METRICS
+        if path.exists():
+            kept = [record for record in read_metrics(folder) if record["step"] <= step]
+            write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one line and hand it to the operating system."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Put every line on the disk; a checkpoint must not be newer than its metrics."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _git(arguments: Iterable[str], folder: Path) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def environment(device: Any, processes: int) -> dict[str, Any]:
+    """What the run ran on: versions, commit and hardware; nothing that names the machine or its user."""
+    import torch
+
+    source = Path(__file__).resolve().parent
+    commit = _git(["rev-parse", "HEAD"], source)
+    packages = ("torchrum", "torch", "triton", "lightning-fabric", "safetensors", "numpy")
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {name: _version(name) for name in packages} | {"torch": torch.__version__},
+        "commit": commit,
+        "uncommitted_changes": None if commit is None else bool(_git(["status", "--porcelain", "--", "."], source)),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": str(device.type),
+        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "processes": processes,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }

@@ -1,0 +1,66 @@
+"""What a run remembers from step to step, and how it ends."""
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Progress:
+    """What the loop itself remembers; all of it is in the checkpoint."""
+
+    step: int = 0
+    """Steps done."""
+    since_log: int = 0
+    """Steps in the sums that are not logged yet."""
+    best: float | None = None
+    """Best value of the task's metric on the validation set."""
+    best_step: int = 0
+    """Where it was reached."""
+    reached: int = 0
+    """Validations in a row that reached stop_at."""
+    seconds: float = 0.0
+    """Time spent in training, over all resumptions."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    """Where everything about it is written."""
+    stopped: str
+    """Why: "finished", "goal" (stop_at was reached), "SIGINT" or "SIGTERM"."""
+    step: int
+    """Steps done."""
+    scores: dict[str, float]
+    """Loss and metrics of the last validation."""
+    best: float | None
+    """Best value of the task's metric."""
+    best_step: int
+    """Where it was reached."""
+    seconds: float
+    """Time spent in training."""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 plus the number of the signal, as shells expect."""
+        return 128 + signal.Signals[self.stopped].value if self.stopped.startswith("SIG") else 0
+
+
+def detach(state: Any) -> Any:
+    """The same nested tuple of tensors, cut from its history."""
+    if isinstance(state, Tensor):
+        return state.detach()
+    return type(state)(detach(part) for part in state) if isinstance(state, (tuple, list)) else state
+
+
+def to_device(state: Any, device: torch.device) -> Any:
+    """The same nested tuple of tensors on another device."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    return type(state)(to_device(part, device) for part in state) if isinstance(state, (tuple, list)) else state

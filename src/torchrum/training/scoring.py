@@ -1,0 +1,98 @@
+"""Scores of a model on the fixed examples of a task."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from torchrum.tasks.base import Batch, Task
+from torchrum.training.checkpoint import load_checkpoint
+from torchrum.training.config import TrainConfig
+from torchrum.training.config_file import from_json
+from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.fabric import Engine
+from torchrum.training.records import CONFIG, read_json
+
+WEIGHT_TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # other precisions keep float32 weights
+
+
+@torch.no_grad()
+def score(task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine) -> dict[str, float]:
+    """Loss and metrics of ``model``, each batch weighted by its number of answers; the host waits once, at the end."""
+    totals: dict[str, torch.Tensor] = {}
+    weights, carried = 0, None
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            batch = batch.to(engine.device)
+            with engine.autocast():
+                if task.carries_state:
+                    logits, carried = model(batch.x, batch.lengths, carried)
+                else:
+                    logits = model(batch.x, batch.lengths)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            weight = task.weight(batch)
+            for name, value in {"loss": task.loss(logits, batch), **task.metrics(logits, batch)}.items():
+                totals[name] = totals.get(name, torch.zeros((), device=engine.device)) + value * weight
+            weights += weight
+    finally:
+        model.train(was_training)
+    values = torch.stack(list(totals.values())).tolist() if totals else []
+    return {name: value / weights for name, value in zip(totals, values, strict=True)}
+
+
+def build(config: TrainConfig) -> nn.Module:
+    """The model of a config; what it refuses is a ConfigError."""
+    from torchrum.models import build_model
+
+    try:
+        return build_model(config.model, config.task)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def fill(model: nn.Module, weights: dict[str, Any], run: Path) -> None:
+    """Load weights into a model that must have exactly these, in these shapes."""
+    own = model.state_dict()
+    missing, extra = own.keys() - weights.keys(), weights.keys() - own.keys()
+    shapes = [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
+    if missing or extra or shapes:
+        first = sorted((*missing, *extra, *shapes))[0]
+        given = {name: tuple(weights[name].shape) if name in weights else "absent" for name in (first,)}
+        raise RunError(
+            f"the checkpoint of {run} does not fit the model: {first} is {given[first]} there and "
+            f"{tuple(own[first].shape) if first in own else 'absent'} in the model."
+        )
+    model.load_state_dict(weights)
+
+
+def read_config(run: Path | str) -> TrainConfig:
+    """The config of a run folder."""
+    return from_json(read_json(Path(run) / CONFIG))
+
+
+def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.Module:
+    """The trained model of a run folder, on the CPU, ready to use."""
+    run = Path(run)
+    config = read_config(run)
+    model = build(config).to(dtype=WEIGHT_TYPES.get(config.precision, torch.float32))
+    fill(model, load_checkpoint(run, which)[0], run)
+    return model.eval()
+
+
+def evaluate(
+    run: Path | str,
+    split: Literal["validation", "test"] = "test",
+    which: Literal["last", "best"] = "best",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> dict[str, float]:
+    """Score a finished or interrupted run: ``evaluate("runs/copying-rum")["accuracy"]``."""
+    config = replace(read_config(run), device=device, devices=1, nodes=1)
+    model = load_model(run, which)
+    engine = Engine(config)
+    batches = config.task.validation(config.seed) if split == "validation" else config.task.test(config.seed)
+    return score(config.task, engine.place(model), batches, engine)

@@ -1,0 +1,31 @@
+"""SIGINT and SIGTERM as a wish that the training loop can read between two steps."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """While active, the first signal is noted; a second one of the same kind acts as it always does."""
+
+    WATCHED = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.received: int = 0
+        """Number of the signal; 0 while there was none."""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, self._before[signal.Signals(number)])
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():  # Python lets no other thread set handlers
+            for number in self.WATCHED:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

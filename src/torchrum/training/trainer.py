@@ -1,0 +1,301 @@
+"""The only training loop."""
+
+import math
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchrum.training import random_state
+from torchrum.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from torchrum.training.config import TrainConfig
+from torchrum.training.config_file import differences, identity, to_json
+from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.fabric import Engine
+from torchrum.training.graph_step import GraphStep, graph_obstacle
+from torchrum.training.optim import build_optimizer, learning_rate, set_learning_rate
+from torchrum.training.progress import Display
+from torchrum.training.records import (
+    CONFIG,
+    ENVIRONMENT,
+    RESULT,
+    MetricsFile,
+    environment,
+    holds_run,
+    read_json,
+    write_json,
+)
+from torchrum.training.run_state import Progress, Result, to_device
+from torchrum.training.scoring import build, fill, read_config, score
+from torchrum.training.signals import Interrupts
+from torchrum.training.step import TrainStep
+
+
+class Trainer:
+    """Trains what a config says: ``Trainer(load_recipe("copying-rum")).fit("runs/copying-rum")``.
+
+    Args:
+        config: the run.
+        model: a model of your own instead of the config's; it is called as ``Task`` describes.
+        quiet: show no progress.
+    """
+
+    def __init__(self, config: TrainConfig, model: nn.Module | None = None, quiet: bool = False) -> None:
+        self.config = config
+        self._given, self._quiet = model, quiet
+
+    def fit(self, folder: Path | str, resume: bool = False) -> Result:
+        """Train to the end, to the goal, or to a signal.
+
+        Args:
+            folder: the run folder; a new one, or with ``resume`` that of an interrupted run.
+            resume: go on from the last checkpoint. The config must describe the same run; its length may change.
+        """
+        engine = Engine(self.config)
+        folder = Path(engine.broadcast(str(folder)))
+        try:
+            with Interrupts() as interrupts:
+                return self._fit(engine, folder, resume, interrupts)
+        except OSError as error:
+            raise RunError(
+                f"{error.filename or folder} cannot be written: {error.strerror or error}. Earlier checkpoints are "
+                f"intact; make room or choose another --out, then go on with: torchrum train --resume {folder}"
+            ) from error
+
+    def _fit(self, engine: Engine, folder: Path, resume: bool, interrupts: Interrupts) -> Result:
+        config = self.config
+        engine.first(lambda: self._check_folder(folder, resume))
+        self._engine, self._folder, self._interrupts = engine, folder, interrupts
+
+        torch.manual_seed(config.seed)  # every process starts from the same weights
+        self._module = self._given if self._given is not None else build(config)
+        graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
+        module = engine.place(self._module)
+        self._optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
+        model, optimizer = engine.setup(module, self._optimizer)
+        generator = torch.Generator(engine.device).manual_seed(config.seed)
+        random_state.seed_process(config.seed, engine.rank)
+        data = config.task.setup(engine.device, config.seed)
+        self._step = TrainStep(config, engine, model, optimizer, generator, data, 0)
+        self._progress = Progress()
+        notes = self._restore() if resume else []
+
+        # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
+        engine.first(lambda: self._open_folder(resume))
+        self._metrics = MetricsFile(folder, self._progress.step) if engine.rank == 0 else None
+        engine.start_tracker(config.logger, folder, config.name, to_json(config))
+        display = Display(
+            config.name,
+            config.steps,
+            self._progress.step,
+            config.task.baseline(),
+            config.task.metric,
+            quiet=self._quiet or engine.rank > 0,
+        )
+        with display:
+            self._display = display
+            for note in notes:
+                display.say(note)
+            try:
+                return self._end(self._loop(graph))
+            finally:
+                engine.close()
+                if self._metrics is not None:
+                    self._metrics.close()
+
+    def _loop(self, graph: bool) -> tuple[str, dict[str, float]]:
+        config, progress = self.config, self._progress
+        runner: TrainStep | GraphStep = self._step
+        if graph:
+            obstacle = graph_obstacle(self._step)
+            if obstacle is None:
+                runner = GraphStep(self._step, self._display.say)
+            else:
+                self._display.say(f"no CUDA graph: {obstacle}")
+        validation = [batch.to(self._engine.device) for batch in config.task.validation(config.seed)]
+        scores: dict[str, float] = {}
+        rate = math.nan
+        self._started = time.monotonic() - progress.seconds
+        self._module.train()
+        while progress.step < config.steps:
+            if learning_rate(config.optimizer, progress.step) != rate:
+                rate = learning_rate(config.optimizer, progress.step)
+                set_learning_rate(self._optimizer, rate)
+            if config.task.carries_state and config.task.starts_over(progress.step):
+                self._step.carried = None
+            runner.run()
+            progress.step += 1
+            progress.since_log += 1
+            self._display.tick(progress.step)
+
+            last = progress.step == config.steps
+            improved = False
+            log = last or progress.step % config.log_every == 0
+            if log:
+                self._log(rate)
+            if last or progress.step % config.eval_every == 0:
+                scores, improved = self._validate(validation)
+            goal = progress.reached >= config.stop_after
+            stopped = self._signal(log)
+            if last or goal or stopped or improved or progress.step % config.checkpoint_every == 0:
+                self._save(improved)
+            if stopped:
+                return stopped, scores
+            if goal:
+                return "goal", scores
+        return "finished", scores
+
+    def _signal(self, log: bool) -> str:
+        """Name of the signal that any process got. Several processes compare at log steps only: it makes them wait."""
+        numbers = [self._interrupts.received]
+        if self._engine.world_size > 1:
+            numbers = self._engine.gather(self._interrupts.received) if log else []
+        return signal.Signals(max(numbers)).name if any(numbers) else ""
+
+    def _record(self, kind: str, values: dict[str, float]) -> None:
+        progress = self._progress
+        progress.seconds = time.monotonic() - self._started
+        if self._metrics is not None:
+            self._metrics.append({"kind": kind, "step": progress.step, **values, "seconds": round(progress.seconds, 3)})
+        self._engine.track(kind, values, progress.step)
+
+    def _log(self, rate: float) -> None:
+        sums = self._step.sums
+        means = self._engine.mean(torch.stack(list(sums.values()))) / self._progress.since_log
+        values = dict(zip(sums, means.tolist(), strict=True))
+        for total in sums.values():
+            total.zero_()
+        self._progress.since_log = 0
+        if not math.isfinite(values["loss"]):
+            raise RunError(
+                f"the loss is {values['loss']} at step {self._progress.step}; the last checkpoint in {self._folder} is "
+                "from before. Try a lower --optimizer.lr, or --optimizer.clip 1."
+            )
+        self._record("train", {**values, "lr": rate})
+        self._display.train(self._progress.step, values)
+
+    def _validate(self, batches: list[Any]) -> tuple[dict[str, float], bool]:
+        task, progress = self.config.task, self._progress
+        scores = self._engine.first(lambda: score(task, self._module, batches, self._engine))
+        sign = 1 if task.goal == "max" else -1
+        value = scores[task.metric]
+        improved = math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best)
+        if improved:
+            progress.best, progress.best_step = value, progress.step
+        goal = self.config.stop_at
+        progress.reached = progress.reached + 1 if goal is not None and sign * value >= sign * goal else 0
+        self._record("validation", scores)
+        self._display.validation(progress.step, scores, improved)
+        return scores, improved
+
+    def _save(self, best: bool) -> None:
+        engine, progress = self._engine, self._progress
+        progress.seconds = time.monotonic() - self._started
+        own = {"random": random_state.collect(self._step.generator), "carried": self._step.carried}
+        sums = {name: total.clone() for name, total in self._step.sums.items()}
+        state = {
+            "config": identity(self.config),
+            "progress": asdict(progress),
+            "optimizer": self._optimizer.state_dict()["state"],
+            "scaler": engine.scaler_state(),
+            "processes": engine.gather({**own, "sums": sums}),
+        }
+
+        def write() -> None:
+            assert self._metrics is not None
+            self._metrics.sync()
+            save_checkpoint(self._folder, progress.step, self._module.state_dict(), state, best)
+
+        engine.first(write)
+
+    def _check_folder(self, folder: Path, resume: bool) -> None:
+        if not resume:
+            if holds_run(folder):
+                raise RunError(f"{folder} holds a run already; go on with --resume {folder}, or choose another --out.")
+            return
+        kept = identity(read_config(folder))
+        changed = differences(kept, identity(self.config))
+        if changed:
+            raise ConfigError(f"a resumed run cannot change {'; '.join(changed)}. Start a new run for that.")
+
+    def _open_folder(self, resume: bool) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        now = environment(self._engine.device, self._engine.world_size)
+        if resume:
+            before = read_json(self._folder / ENVIRONMENT)
+            resumed = [*before.pop("resumed", []), {"step": self._progress.step, **now}]
+            now = {**before, "resumed": resumed}
+            (self._folder / RESULT).unlink(missing_ok=True)
+        write_json(self._folder / ENVIRONMENT, now)
+        write_json(self._folder / CONFIG, to_json(self.config))
+
+    def _restore(self) -> list[str]:
+        engine, folder = self._engine, self._folder
+        if not engine.first(lambda: has_checkpoint(folder)):
+            return [f"{folder} has no checkpoint yet: starting from the first step"]
+        if engine.world_size > 1:
+            engine.first(lambda: bool(load_checkpoint(folder)))  # one clear failure instead of one from each process
+        weights, state = load_checkpoint(folder)
+        changed = differences(state["config"], identity(self.config))
+        if changed:
+            raise RunError(f"the checkpoint in {folder} belongs to another run: {'; '.join(changed)}.")
+        fill(self._module, weights, folder)
+        whole = self._optimizer.state_dict()
+        whole["state"] = state["optimizer"]  # the groups come from the config: they depend on the device
+        self._optimizer.load_state_dict(whole)
+        engine.load_scaler_state(state["scaler"])
+        self._progress = Progress(**state["progress"])
+        if self._progress.step >= self.config.steps:
+            raise RunError(
+                f"{folder} is complete: {self._progress.step} of {self.config.steps} steps done. Pass --steps for more."
+            )
+        self._step.position.fill_(self._progress.step)
+        notes = [f"resuming {folder} at step {self._progress.step}"]
+        processes = state["processes"]
+        same = len(processes) == engine.world_size
+        mine = processes[engine.rank] if same else None
+        if self.config.task.carries_state and not same:
+            raise RunError(f"{folder} carries the state of {len(processes)} processes; resume it with as many.")
+        # sums are means over rows, so the mean over the processes stands for any number of them
+        for name in processes[0]["sums"]:
+            value = mine["sums"][name] if mine else sum(process["sums"][name] for process in processes) / len(processes)
+            self._step.sums[name] = value.to(engine.device)
+        if mine is not None:
+            self._step.carried = to_device(mine["carried"], engine.device)
+        known = mine if mine is not None else processes[0]  # the data come from the same state in every process
+        if not random_state.restore(known["random"], self._step.generator):
+            self._step.generator.manual_seed(self.config.seed + self._progress.step)
+            notes.append("the run was on another kind of device: its random numbers start anew, results may differ")
+        if not same:
+            random_state.seed_process(self.config.seed + self._progress.step, engine.rank)
+        return notes
+
+    def _end(self, outcome: tuple[str, dict[str, float]]) -> Result:
+        stopped, scores = outcome
+        progress = self._progress
+        result = Result(
+            self._folder, stopped, progress.step, scores, progress.best, progress.best_step, progress.seconds
+        )
+        if stopped.startswith("SIG"):
+            self._display.say(
+                f"{stopped}: saved at step {progress.step}; go on with: torchrum train --resume {self._folder}"
+            )
+            return result
+        summary = {name: value for name, value in asdict(result).items() if name != "folder"}
+        self._engine.first(lambda: write_json(self._folder / RESULT, summary))
+        if self._engine.rank == 0:
+            self._draw()
+        self._display.say(f"{stopped} at step {progress.step}: {self._folder}")
+        return result
+
+    def _draw(self) -> None:
+        try:
+            from torchrum.plots.curve import draw_curve
+        except ImportError as error:  # matplotlib is the only part of a run that it can do without
+            self._display.say(f"no curve.png: {error}")
+            return
+        draw_curve(self._folder)
