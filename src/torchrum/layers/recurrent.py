@@ -1,6 +1,5 @@
 """The nn.GRU contract around any recurrence: stacking, directions, batch_first, packed and unbatched input, hx."""
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 
@@ -211,11 +210,6 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
     steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)  # (T, 1)
     source = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
     return x.gather(0, source.unsqueeze(-1).expand_as(x))
-
-
-def uniform_bound(hidden_size: int) -> float:
-    """Bound of torch.nn's uniform initialisation of recurrent weights."""
-    return 1 / math.sqrt(hidden_size)
 
 
 def _going(lengths: Tensor, T: int) -> Tensor:

@@ -1,0 +1,280 @@
+"""The Rotational Unit of Memory, one step at a time."""
+
+import math
+import warnings
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
+from ..ops._dispatch import Backend
+from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
+from ..ops.rum_scan.options import Activation, LNOrder
+from ..ops.rum_scan.reference import working_dtype
+from .base import Cell, State
+
+Weights = Mapping[str, Tensor | None]
+
+
+class RUMCell(Cell):
+    """One step of the Rotational Unit of Memory (Dangovski et al., TACL 2019; arXiv 1710.09537).
+
+    tau = W_tau x + U_tau h + b_tau;  u = sigmoid(W_u x + U_u h + b_u);  eps = W_eps x + b_eps
+    R' = R^lam . Rotation(eps, tau);  h~ = f(eps + R' h);  h' = u * h + (1 - u) * h~;  then h' = eta h' / |h'| if eta
+
+    Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)``, or ``(h, R)`` with R ``(B, H, H)`` when lam is not 0
+    -> output ``(B, H)`` and the new state.
+
+    Args:
+        input_size, hidden_size, bias, device, dtype: as in :class:`torch.nn.GRUCell`.
+        lam: exponent of the accumulated rotation R. 0 keeps none; 1 multiplies the rotations up; other integers and
+            reals raise R to that power in every step, at a cost of H^3.
+        learn_lam: make ``lam`` a parameter that starts at the value given.
+        eta: norm given to every new state (time normalisation), or None.
+        activation: f, by name ("relu", "tanh", "sigmoid", "softsign") or any elementwise callable.
+        target_activation: the same for the target tau; None, as in the paper, leaves it linear.
+        update_gate: False takes the candidate h~ as the new state.
+        layer_norm: normalise tau, u and the argument of f.
+        ln_order: "before" normalises u before its sigmoid, "authors" after it, as the authors' code did.
+        zoneout: chance that a unit keeps its old value; in evaluation the two values are mixed in that proportion.
+        embed_bias: False leaves out b_eps.
+        target_bias_init, update_bias_init: start values of b_tau and b_u.
+        backend: "auto", or "fused", "torch" or "reference" to insist on one.
+
+    Example:
+        >>> cell = RUMCell(10, 20, lam=1)
+        >>> output, (h, R) = cell(torch.randn(3, 10))
+        >>> h.shape, R.shape
+        (torch.Size([3, 20]), torch.Size([3, 20, 20]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        lam: float = 0,
+        learn_lam: bool = False,
+        eta: float | None = None,
+        activation: Activation = "relu",
+        target_activation: Activation | None = None,
+        update_gate: bool = True,
+        layer_norm: bool = False,
+        ln_order: LNOrder = "before",
+        zoneout: float = 0.0,
+        embed_bias: bool = True,
+        target_bias_init: float = 1.0,
+        update_bias_init: float = 1.0,
+        backend: Backend = "auto",
+    ) -> None:
+        check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
+        super().__init__(input_size, hidden_size)
+        self.options = rum_options(
+            "RUMCell",
+            lam=lam,
+            learn_lam=learn_lam,
+            eta=eta,
+            activation=activation,
+            target_activation=target_activation,
+            update_gate=update_gate,
+            layer_norm=layer_norm,
+            ln_order=ln_order,
+            zoneout=zoneout,
+            backend=backend,
+        )
+        self.backend: Backend = backend
+        self.starts = RumStarts("RUMCell", lam, target_bias_init, update_bias_init)
+        shapes = rum_shapes(input_size, hidden_size, self.options, bias, embed_bias)
+        for name in RUM_PARAMETERS:
+            shape = shapes.get(name)
+            self.register_parameter(
+                name, None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            )
+        self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: orthogonal blocks, biases at their start values."""
+        init_rum_weights(self._weights(), self.options, self.starts)
+
+    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        return rum_initial_state(batch_size, self.hidden_size, self.options, device, dtype)
+
+    def project(self, x: Tensor) -> Tensor:
+        return project_rum(x, self._weights())
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        output, state = self._scan(x.unsqueeze(0), state, None)
+        return output.squeeze(0), state
+
+    def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+        return self._scan(self.project(x), state, lengths)
+
+    def _scan(self, xp: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+        return scan_rum(xp, state, self._weights(), self.options, lengths, self.training, self.backend)
+
+    def _weights(self) -> Weights:
+        return {name: getattr(self, name) for name in RUM_PARAMETERS}
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}" + describe_options(self.options, self.lam, self.backend)
+
+
+RUM_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")
+
+
+class RumStarts:
+    """Values the biases and a learnable lam start from."""
+
+    def __init__(self, where: str, lam: float, target_bias: float, update_bias: float) -> None:
+        check_finite(where, target_bias_init=target_bias, update_bias_init=update_bias)
+        self.lam, self.target_bias, self.update_bias = float(lam), target_bias, update_bias
+
+
+def rum_options(
+    where: str,
+    *,
+    lam: float,
+    learn_lam: bool,
+    eta: float | None,
+    activation: Activation,
+    target_activation: Activation | None,
+    update_gate: bool,
+    layer_norm: bool,
+    ln_order: LNOrder,
+    zoneout: float,
+    backend: Backend,
+) -> RumOptions:
+    """Check the options of a cell or layer and gather them; a learnable lam is written NaN."""
+    check_finite(where, lam=lam)
+    if eta is not None:
+        check_finite(where, eta=eta)
+        if eta <= 0:
+            raise ValueError(f"{where}: eta={eta!r} is not allowed; it must be above 0, or None for no normalisation.")
+    for name, value in (("activation", activation), ("target_activation", target_activation)):
+        if value is not None and not callable(value):
+            check_choice(where, name, value, tuple(ACTIVATIONS))
+    if activation is None:
+        raise ValueError(f"{where}: activation=None is not allowed; pass torch.nn.Identity() for a linear candidate.")
+    check_choice(where, "ln_order", ln_order, ("before", "authors"))
+    check_choice(where, "backend", backend, ("auto", "fused", "torch", "reference"))
+    if ln_order != "before" and not (layer_norm and update_gate):
+        raise ValueError(f"{where}: ln_order={ln_order!r} has an effect only with layer_norm=True and update_gate=True.")
+    check_probability(where, zoneout=zoneout)
+    if zoneout == 1:
+        raise ValueError(f"{where}: zoneout=1 would keep every state for ever; it must be below 1.")
+    for name, flag in (("learn_lam", learn_lam), ("update_gate", update_gate), ("layer_norm", layer_norm)):
+        if not isinstance(flag, bool):
+            raise ValueError(f"{where}: {name}={flag!r}; it must be True or False.")
+    if abs(lam) > 1:
+        warnings.warn(f"{where}: with lam={lam} the angles of R grow {abs(lam)}-fold a step; expect chaos.", stacklevel=3)
+    return RumOptions(
+        lam=math.nan if learn_lam else float(lam),
+        eta=eta,
+        activation=activation,
+        target_activation=target_activation,
+        update_gate=update_gate,
+        layer_norm=layer_norm,
+        ln_order=ln_order,
+        zoneout=float(zoneout),
+    )
+
+
+def rum_shapes(I: int, H: int, options: RumOptions, bias: bool, embed_bias: bool) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of one recurrence; a name that is missing is not a parameter."""
+    gates, inputs = options.num_gates, options.num_inputs
+    shapes: dict[str, tuple[int, ...]] = {"weight_ih": (inputs * H, I), "weight_hh": (gates * H, H)}
+    if bias:
+        shapes["bias_ih"] = ((inputs if embed_bias else gates) * H,)
+    if options.layer_norm:
+        shapes["ln_weight"] = shapes["ln_bias"] = (inputs * H,)
+    if math.isnan(options.lam):
+        shapes["lam"] = ()
+    return shapes
+
+
+@torch.no_grad()
+def init_rum_weights(weights: Weights, options: RumOptions, starts: RumStarts) -> None:
+    """The authors' initialisation: each gate's block is orthogonal over its input and state together."""
+    weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
+    assert weight_ih is not None and weight_hh is not None
+    H, I = weight_hh.shape[1], weight_ih.shape[1]
+    for gate in range(options.num_gates):
+        rows = slice(gate * H, (gate + 1) * H)
+        block = nn.init.orthogonal_(torch.empty(H, I + H, device=weight_ih.device))  # half types have no QR
+        weight_ih[rows], weight_hh[rows] = block[:, :I], block[:, I:]
+    weight_ih[-H:] = nn.init.orthogonal_(torch.empty(H, I, device=weight_ih.device))
+    bias, ln_weight, ln_bias, lam = (weights[name] for name in ("bias_ih", "ln_weight", "ln_bias", "lam"))
+    if bias is not None:
+        bias.zero_()
+        bias[:H] = starts.target_bias
+        if options.update_gate:
+            bias[H : 2 * H] = starts.update_bias
+    if ln_weight is not None and ln_bias is not None:
+        ln_weight.fill_(1)
+        ln_bias.zero_()
+    if lam is not None:
+        lam.fill_(starts.lam)
+
+
+def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device, dtype: torch.dtype) -> State:
+    """Zeros for h; the identity for R, in float32 at least."""
+    h = torch.zeros(B, H, device=device, dtype=dtype)
+    if not options.keeps_rotation:
+        return (h,)
+    return h, torch.eye(H, device=device, dtype=working_dtype(dtype)).expand(B, H, H)
+
+
+def project_rum(x: Tensor, weights: Weights) -> Tensor:
+    """``x W_ih^T + b`` for any leading dimensions."""
+    weight, bias = weights["weight_ih"], weights["bias_ih"]
+    assert weight is not None
+    if bias is not None and bias.shape[0] < weight.shape[0]:
+        bias = F.pad(bias, (0, weight.shape[0] - bias.shape[0]))  # no bias for eps
+    return F.linear(x, weight, bias)
+
+
+def scan_rum(
+    xp: Tensor,
+    state: State,
+    weights: Weights,
+    options: RumOptions,
+    lengths: Tensor | None,
+    training: bool,
+    backend: Backend,
+) -> tuple[Tensor, State]:
+    """Run one recurrence over projected inputs ``(T, B, ...)`` -> outputs and the last state."""
+    if training != options.training:
+        options = RumOptions(**{**vars(options), "training": training})
+    weight_hh = weights["weight_hh"]
+    assert weight_hh is not None
+    output, R = rum_scan(
+        xp,
+        state[0],
+        state[1] if len(state) == 2 else None,
+        weight_hh,
+        weights["ln_weight"],
+        weights["ln_bias"],
+        options=options,
+        lengths=lengths,
+        lam=weights["lam"],
+        backend=backend,
+    )
+    return output, (output[-1],) if R is None else (output[-1], R)
+
+
+def describe_options(options: RumOptions, lam: Tensor | None, backend: str) -> str:
+    """The options that differ from their defaults, for ``repr``."""
+    usual = RumOptions()
+    shown = {name: value for name, value in vars(options).items() if value != getattr(usual, name)}
+    shown.pop("training", None)
+    if lam is not None:
+        shown["lam"] = f"{lam.item():.4g} (learnable)" if lam.device.type != "meta" else "learnable"
+    if backend != "auto":
+        shown["backend"] = backend
+    return "".join(f", {name}={value}" for name, value in shown.items())

@@ -1,0 +1,141 @@
+"""RUM as a layer: nn.GRU's constructor, calls and parameter names."""
+
+import torch
+from torch import Tensor, nn
+
+from ..cells.rum import (
+    RUM_PARAMETERS,
+    RumStarts,
+    Weights,
+    describe_options,
+    init_rum_weights,
+    project_rum,
+    rum_initial_state,
+    rum_options,
+    rum_shapes,
+    scan_rum,
+)
+from ..ops._dispatch import Backend, Choice
+from ..ops.rum_scan import rum_scan_choice
+from ..ops.rum_scan.options import Activation, LNOrder
+from .recurrent import Recurrent, State
+
+
+class RUM(Recurrent):
+    """A multi-layer Rotational Unit of Memory that stands in for :class:`torch.nn.GRU`.
+
+    With ``lam=0`` it is called exactly as a GRU. With any other ``lam`` the state is the pair ``(h, R)``, given and
+    returned as an LSTM's pair is; R is ``(num_layers * num_directions, B, H, H)``, and ``R=None`` in ``hx`` means the
+    identity.
+
+    Args:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
+            :class:`torch.nn.GRU`.
+        lam, learn_lam, eta, activation, target_activation, update_gate, layer_norm, ln_order, zoneout, embed_bias,
+            target_bias_init, update_bias_init, backend: as in :class:`torchrum.RUMCell`.
+
+    Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
+    in blocks tau, u, eps; ``weight_hh_l{k}`` ``(2H, H)``, tau, u; ``bias_ih_l{k}`` ``(3H,)``; ``ln_weight_l{k}`` and
+    ``ln_bias_l{k}`` ``(3H,)``, tau, u, candidate, with layer norm; ``lam_l{k}`` if it is learnable.
+
+    Example:
+        >>> rum = RUM(10, 20, num_layers=2)
+        >>> output, h_n = rum(torch.randn(5, 3, 10))
+        >>> output.shape, h_n.shape
+        (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
+        >>> output, (h_n, R_n) = RUM(10, 20, lam=1)(torch.randn(5, 3, 10))
+        >>> R_n.shape
+        torch.Size([1, 3, 20, 20])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        lam: float = 0,
+        learn_lam: bool = False,
+        eta: float | None = None,
+        activation: Activation = "relu",
+        target_activation: Activation | None = None,
+        update_gate: bool = True,
+        layer_norm: bool = False,
+        ln_order: LNOrder = "before",
+        zoneout: float = 0.0,
+        embed_bias: bool = True,
+        target_bias_init: float = 1.0,
+        update_bias_init: float = 1.0,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self.options = rum_options(
+            "RUM",
+            lam=lam,
+            learn_lam=learn_lam,
+            eta=eta,
+            activation=activation,
+            target_activation=target_activation,
+            update_gate=update_gate,
+            layer_norm=layer_norm,
+            ln_order=ln_order,
+            zoneout=zoneout,
+            backend=backend,
+        )
+        self.backend: Backend = backend
+        self.starts = RumStarts("RUM", lam, target_bias_init, update_bias_init)
+        self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
+        for index, suffix in enumerate(self._suffixes()):
+            features = self.layer_input_size(index // self.num_directions)
+            shapes = rum_shapes(features, hidden_size, self.options, bias, embed_bias)
+            for name, shape in shapes.items():
+                parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                self.register_parameter(name + suffix, parameter)
+        self.reset_parameters()
+
+    def _suffixes(self) -> list[str]:
+        ends = ("", "_reverse") if self.bidirectional else ("",)
+        return [f"_l{layer}{end}" for layer in range(self.num_layers) for end in ends]
+
+    def _weights(self, index: int) -> Weights:
+        suffix = self._suffixes()[index]
+        return {name: getattr(self, name + suffix, None) for name in RUM_PARAMETERS}
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """The parameters, one list a layer and direction."""
+        return [
+            [part for part in self._weights(index).values() if part is not None] for index in range(len(self._suffixes()))
+        ]
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: orthogonal blocks, biases at their start values."""
+        for index in range(len(self._suffixes())):
+            init_rum_weights(self._weights(index), self.options, self.starts)
+
+    def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
+        return rum_initial_state(batch_size, self.hidden_size, self.options, like.device, like.dtype)
+
+    def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+        weights = self._weights(index)
+        xp = project_rum(x, weights)
+        return scan_rum(xp, state, weights, self.options, lengths, self.training, self.backend)
+
+    def explain_backend(self, input: Tensor) -> Choice:
+        """Which backend runs such an input, and why.
+
+        Example:
+            >>> RUM(10, 20).explain_backend(torch.randn(5, 3, 10))
+            Choice(backend='torch', reason='fused cannot run: the input is on cpu')
+        """
+        learnable = "lam_l0" in self._parameters
+        return rum_scan_choice(input, self.options, learnable_lam=learnable, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + describe_options(self.options, self._weights(0)["lam"], self.backend)

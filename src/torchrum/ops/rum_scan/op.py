@@ -1,0 +1,171 @@
+"""The scan as two opaque operators with an autograd rule: it compiles whole, and composes with torch.func.
+
+``torch.library``'s define/impl pair under an ``autograd.Function`` is the one form that passes fullgraph compilation,
+``torch.func.grad`` and ``vmap`` together. The backward is a Function too: its own derivative goes through the reference.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import torch_scan
+from .options import RumOptions
+from .reference import rum_scan_reference, working_dtype
+
+_OPTION_SCHEMA = (
+    "float lam, float? eta, str activation, bool update_gate, bool layer_norm, str ln_order, float ln_eps, "
+    "float zoneout, bool training, str backend"
+)
+_OPTION_NAMES = [part.split()[-1] for part in _OPTION_SCHEMA.split(", ")][:-1]
+assert set(_OPTION_NAMES) == {field.name for field in fields(RumOptions)} - {"target_activation"}
+
+_INPUTS = "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, Tensor? lengths, Tensor? seed"
+_library = torch.library.Library("torchrum", "DEF")
+_library.define(f"rum_scan({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"rum_scan_backward(Tensor grad_out, Tensor? grad_R, {_INPUTS}, Tensor out, Tensor gates, Tensor R_n, Tensor ends, "
+    f"{_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _flags(options: RumOptions, backend: str) -> tuple[Any, ...]:
+    return (*(getattr(options, name) for name in _OPTION_NAMES), backend)
+
+
+def _options(flags: tuple[Any, ...]) -> tuple[RumOptions, str]:
+    return RumOptions(**dict(zip(_OPTION_NAMES, flags[:-1], strict=True))), flags[-1]
+
+
+def _kernels(backend: str) -> Any:
+    if backend == "torch":
+        return torch_scan
+    from . import fused  # triton is absent on machines without CUDA
+
+    return fused
+
+
+def _or_empty(part: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0) if part is None else part
+
+
+def _or_none(part: Tensor) -> Tensor | None:
+    return None if part.numel() == 0 and part.dim() == 1 else part
+
+
+@torch.library.impl(_library, "rum_scan", "CompositeExplicitAutograd")
+def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
+    options, backend = _options(flags)
+    results = _kernels(backend).forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+    return tuple(_or_empty(part, xp) for part in results)
+
+
+@torch.library.impl(_library, "rum_scan_backward", "CompositeExplicitAutograd")
+def _backward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags):
+    options, backend = _options(flags)
+    saved = (out, gates, _or_none(R_n), _or_none(ends))
+    inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
+    grads = _kernels(backend).backward(grad_out, grad_R, *inputs, *saved, options)
+    return tuple(_or_empty(part, xp) for part in grads)
+
+
+@torch.library.register_fake("torchrum::rum_scan", lib=_library)
+def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
+    options, _ = _options(flags)
+    T, B, H = xp.shape[0], xp.shape[1], h0.shape[-1]
+    out, gates = xp.new_empty(T, B, H), xp.new_empty(T, B, options.num_gates * H)
+    if not options.keeps_rotation:
+        return out, xp.new_empty(0), gates, xp.new_empty(0)
+    dtype = working_dtype(xp.dtype)
+    ends = xp.new_empty((T - 1) // torch_scan.SEGMENT, B, H, H, dtype=dtype)
+    return out, xp.new_empty(B, H, H, dtype=dtype), gates, ends
+
+
+@torch.library.register_fake("torchrum::rum_scan_backward", lib=_library)
+def _fake_backward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags):
+    options, _ = _options(flags)
+    like = [xp, h0, R_n if options.keeps_rotation else None, weight_hh, ln_weight, ln_bias]
+    return tuple(
+        xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format) for part in like
+    )
+
+
+class _RumScan(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, flags):
+        inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
+        return torch.ops.torchrum.rum_scan(*inputs, *flags)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.flags = inputs
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out, grad_R, *unused):
+        *inputs, out, R_n, gates, ends = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        grads = _RumScanBackward.apply(grad_out, grad_R, *inputs, out, gates, R_n, ends, ctx.flags)
+        # one gradient for each tensor input; those that were not given, lengths, seed and flags have none
+        return *(None if part is None else grad for part, grad in zip(inputs[:6], grads, strict=True)), None, None, None
+
+
+class _RumScanBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, flags):
+        inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
+        return torch.ops.torchrum.rum_scan_backward(grad_out, grad_R, *inputs, out, gates, R_n, ends, *flags)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.flags = inputs
+        ctx.save_for_backward(*tensors[:10])
+
+    @staticmethod
+    def backward(ctx: Any, *grads):
+        """Second derivatives, by differentiating the reference twice."""
+        options, _ = _options(ctx.flags)
+        *tensors, lengths, seed = ctx.saved_tensors  # grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias
+        given = [i for i, part in enumerate(tensors) if part is not None]
+        wanted = [i for i in given if i >= 2]
+
+        def first_gradients(*values: Tensor) -> tuple[Tensor, ...]:
+            full = dict(zip(given, values, strict=True))
+
+            def scan(*inputs: Tensor) -> tuple[Tensor, ...]:
+                parts = dict(zip(wanted, inputs, strict=True))
+                states, R = rum_scan_reference(*(parts.get(i) for i in range(2, 8)), lengths, seed, options)
+                return (states,) if full.get(1) is None else (states, R)
+
+            _, pull = torch.func.vjp(scan, *(full[i] for i in wanted))
+            return pull((full[0],) if full.get(1) is None else (full[0], full[1]))
+
+        _, pull = torch.func.vjp(first_gradients, *(tensors[i] for i in given))
+        seconds = dict(zip(given, pull(tuple(grads[i - 2] for i in wanted)), strict=True))
+        return *(seconds.get(i) for i in range(8)), *[None] * 7
+
+
+def rum_scan_op(
+    xp: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+    backend: str,
+) -> tuple[Tensor, Tensor | None]:
+    """States ``(T, B, H)`` and the last R by the ``torch`` or ``fused`` backend, differentiable."""
+    inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
+    out, R_n, _, _ = _RumScan.apply(*inputs, _flags(options, backend))
+    return out, R_n if options.keeps_rotation else None
