@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import torch_scan
+from . import batching, torch_scan
 from .options import RumOptions
 from .reference import rum_scan_reference, working_dtype
 
@@ -89,6 +89,10 @@ def _fake_backward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, 
     return tuple(
         xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format) for part in like
     )
+
+
+torch.library.register_vmap("torchrum::rum_scan", batching.forward_rule, lib=_library)
+torch.library.register_vmap("torchrum::rum_scan_backward", batching.backward_rule, lib=_library)
 
 
 class _RumScan(torch.autograd.Function):
