@@ -1,0 +1,149 @@
+"""The LSTM with a forget bias, and with the layer norm and zoneout that character models need."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
+from .base import Cell, State
+
+INITS = ("glorot", "orthogonal")
+
+
+class LSTMCell(Cell):
+    """Long short-term memory (Hochreiter & Schmidhuber, 1997) as in the Fast-Slow RNN (Mujika et al., 2017).
+
+    i, j, f, o = W x + U h + b, each through LN if ``layer_norm``
+    c' = c * sigmoid(f + forget_bias) + sigmoid(i) * tanh(j);   h' = tanh(LN(c')) * sigmoid(o)
+    then zoneout keeps single units of h and c; c' itself is stored without LN.
+
+    Shapes: x ``(B, I)``, state ``(h, c)`` of ``(B, H)`` -> output h' ``(B, H)``, state ``(h', c')``.
+
+    Args:
+        input_size: I; 0 makes a cell without input, whose steps read ``(B, 0)``.
+        hidden_size: H.
+        layer_norm: normalise each gate and the cell state that h' is made from.
+        ln_eps: added to the variance in layer norm.
+        forget_bias: added to f in every step; not trained.
+        zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value.
+        init: ``"glorot"`` as TensorFlow does it, or ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows.
+        device, dtype: of the parameters.
+    """
+
+    state_names = ("h", "c")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        layer_norm: bool = False,
+        ln_eps: float = 1e-3,
+        forget_bias: float = 1.0,
+        zoneout: float = 0.0,
+        zoneout_cell: float = 0.0,
+        init: str = "glorot",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        if input_size != 0:
+            check_positive_int("LSTMCell", input_size=input_size)
+        check_positive_int("LSTMCell", hidden_size=hidden_size)
+        check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell)
+        check_finite("LSTMCell", forget_bias=forget_bias, ln_eps=ln_eps)
+        check_choice("LSTMCell", "init", init, INITS)
+        self.layer_norm = layer_norm
+        self.ln_eps = ln_eps
+        self.forget_bias = forget_bias
+        self.zoneout = zoneout
+        self.zoneout_cell = zoneout_cell
+        self.init = init
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+
+        self.weight_ih = empty(4 * hidden_size, input_size)  # rows: i, j, f, o
+        self.weight_hh = empty(4 * hidden_size, hidden_size)
+        self.bias = empty(4 * hidden_size)
+        if layer_norm:
+            self.ln_weight = empty(4 * hidden_size)  # i, j, f, o
+            self.ln_bias = empty(4 * hidden_size)
+            self.ln_weight_c = empty(hidden_size)
+            self.ln_bias_c = empty(hidden_size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew; biases start at 0, gains at 1."""
+        if self.init == "orthogonal":
+            for weight in (self.weight_ih, self.weight_hh):
+                orthogonal_(weight)
+        else:
+            glorot_(self.weight_ih, self.weight_hh)
+        nn.init.zeros_(self.bias)
+        if self.layer_norm:
+            for gain, shift in ((self.ln_weight, self.ln_bias), (self.ln_weight_c, self.ln_bias_c)):
+                nn.init.ones_(gain)
+                nn.init.zeros_(shift)
+
+    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        zeros = torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype)
+        return zeros, zeros.clone()
+
+    def project(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight_ih, self.bias)  # (..., 4H)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        h, c = state
+        H = self.hidden_size
+        gates = (x + F.linear(h, self.weight_hh)).unflatten(-1, (4, H))  # (B, 4, H)
+        if self.layer_norm:
+            gates = F.layer_norm(gates, (H,), eps=self.ln_eps) * self.ln_weight.view(4, H) + self.ln_bias.view(4, H)
+        i, j, f, o = gates.unbind(-2)
+        new_c = c * torch.sigmoid(f + self.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
+        seen = new_c
+        if self.layer_norm:
+            seen = F.layer_norm(new_c, (H,), self.ln_weight_c, self.ln_bias_c, self.ln_eps)
+        new_h = torch.tanh(seen) * torch.sigmoid(o)
+        new_h = zoneout(new_h, h, self.zoneout, self.training)
+        new_c = zoneout(new_c, c, self.zoneout_cell, self.training)
+        return new_h, (new_h, new_c)
+
+    def extra_repr(self) -> str:
+        words = f"{self.input_size}, {self.hidden_size}, layer_norm={self.layer_norm}, forget_bias={self.forget_bias}"
+        return f"{words}, zoneout={self.zoneout}, zoneout_cell={self.zoneout_cell}, init={self.init!r}"
+
+
+def zoneout(new: Tensor, old: Tensor, chance: float, training: bool) -> Tensor:
+    """Each unit keeps its ``old`` value with ``chance``; outside training, the expectation of that."""
+    if chance == 0:
+        return new
+    if not training:
+        return torch.lerp(new, old.to(new.dtype), chance)
+    return torch.where(draw_kept(new, chance), old.to(new.dtype), new)
+
+
+def draw_kept(like: Tensor, chance: float) -> Tensor:
+    """Bool mask of the units that keep their old value, drawn afresh; float32 because half types round chances."""
+    return torch.rand(like.shape, device=like.device, dtype=torch.float32) < chance
+
+
+@torch.no_grad()
+def orthogonal_(*blocks: Tensor) -> None:
+    """Make the columns (or rows) of ``blocks``, put side by side, orthonormal; in place."""
+    widths = [block.shape[1] for block in blocks]
+    if sum(widths) == 0:
+        return
+    whole = blocks[0].new_empty(blocks[0].shape[0], sum(widths), dtype=torch.float32)  # QR has no half types
+    nn.init.orthogonal_(whole)
+    for block, part in zip(blocks, whole.split(widths, 1), strict=True):
+        block.copy_(part)
+
+
+@torch.no_grad()
+def glorot_(*blocks: Tensor) -> None:
+    """Glorot-uniform ``blocks`` as the one matrix they make side by side, as TensorFlow's cells do; in place."""
+    fan_in, fan_out = sum(block.shape[1] for block in blocks), blocks[0].shape[0]
+    bound = (6 / (fan_in + fan_out)) ** 0.5
+    for block in blocks:
+        block.uniform_(-bound, bound)

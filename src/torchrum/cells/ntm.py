@@ -1,0 +1,144 @@
+"""The Neural Turing Machine: an LSTM controller that reads and writes a memory by content and by place."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops._checks import check_finite, check_positive_int
+from .base import Cell, State
+from .lstm import LSTMCell, glorot_
+from .unitary import widen
+
+
+class NTMCell(Cell):
+    """Neural Turing Machine (Graves et al., 2014) with an LSTM controller.
+
+    controller:  h', c' = LSTM([x; r], h, c)
+    each head:   key k, strength beta, gate g, shifts s, sharpness gamma = affine(h'), see :func:`address`
+    write:       M' = M * prod(1 - w e^T) + sum(w a^T), erase e = sigmoid(.), add a = tanh(.)
+    read:        r' = w M'
+    output:      y = affine([h'; r'])
+
+    Shapes: x ``(B, I)`` -> output ``(B, H)``; state ``h, c`` ``(B, H)``, ``read`` ``(B, heads, M)``, ``memory``
+    ``(B, N, M)``, ``read_weights`` and ``write_weights`` ``(B, heads, N)``. The memory starts constant and every head
+    on slot 0. For half types the last three are float32.
+
+    Args:
+        input_size, hidden_size: I, H.
+        num_slots, slot_size: N, M of the memory.
+        num_read_heads, num_write_heads: heads.
+        max_shift: a head moves by at most this many slots in a step.
+        memory_start: constant that the memory starts with (Collier & Beel, 2018).
+        device, dtype: of the parameters.
+    """
+
+    state_names = ("h", "c", "read", "memory", "read_weights", "write_weights")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_slots: int = 128,
+        slot_size: int = 20,
+        num_read_heads: int = 1,
+        num_write_heads: int = 1,
+        max_shift: int = 1,
+        memory_start: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        check_positive_int("NTMCell", input_size=input_size, hidden_size=hidden_size)
+        check_positive_int("NTMCell", num_slots=num_slots, slot_size=slot_size, max_shift=max_shift)
+        check_positive_int("NTMCell", num_read_heads=num_read_heads, num_write_heads=num_write_heads)
+        check_finite("NTMCell", memory_start=memory_start)
+        if 2 * max_shift + 1 > num_slots:
+            raise ValueError(
+                f"NTMCell: max_shift={max_shift} goes round {num_slots} slots; at most {(num_slots - 1) // 2} fits."
+            )
+        self.num_slots = num_slots
+        self.slot_size = slot_size
+        self.num_read_heads = num_read_heads
+        self.num_write_heads = num_write_heads
+        self.max_shift = max_shift
+        self.memory_start = memory_start
+        read_size = num_read_heads * slot_size
+        self.address_sizes = (slot_size, 1, 1, 2 * max_shift + 1, 1)  # k, beta, g, s, gamma
+        num_heads = num_read_heads + num_write_heads
+        head_size = num_heads * sum(self.address_sizes) + num_write_heads * 2 * slot_size
+        self.controller = LSTMCell(read_size, hidden_size, device=device, dtype=dtype)
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size, device=device, dtype=dtype))
+        self.heads = nn.Linear(hidden_size, head_size, device=device, dtype=dtype)
+        self.readout = nn.Linear(hidden_size + read_size, hidden_size, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.controller.reset_parameters()
+        glorot_(self.weight_ih)
+        for linear in (self.heads, self.readout):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        h, c = self.controller.initial_state(batch_size, device=device, dtype=dtype)
+        read = h.new_zeros(batch_size, self.num_read_heads, self.slot_size)
+        memory = widen(h).new_full((batch_size, self.num_slots, self.slot_size), self.memory_start)
+        on_first = memory.new_zeros(self.num_slots)
+        on_first[0] = 1
+        weights = (on_first.repeat(batch_size, heads, 1) for heads in (self.num_read_heads, self.num_write_heads))
+        return (h, c, read, memory, *weights)
+
+    def project(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight_ih)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        h, c, read, memory, read_weights, write_weights = state
+        h, (h, c) = self.controller.step(x + self.controller.project(read.flatten(1)), (h, c))
+
+        heads, R, W = self.heads(h).to(memory.dtype), self.num_read_heads, self.num_write_heads
+        asked, erased, added = heads.split(
+            ((R + W) * sum(self.address_sizes), W * self.slot_size, W * self.slot_size), -1
+        )
+        weights = torch.cat((read_weights, write_weights), 1)  # (B, R + W, N)
+        asked = asked.unflatten(-1, (R + W, -1)).split(self.address_sizes, -1)
+        # a head that writes addresses what was there before; one that reads, what is there now
+        write_weights = address(memory, weights[:, R:], *(part[:, R:] for part in asked))
+        erase = torch.sigmoid(erased.unflatten(-1, (W, -1)))
+        add = torch.tanh(added.unflatten(-1, (W, -1)))
+        kept = (1 - write_weights.unsqueeze(-1) * erase.unsqueeze(-2)).prod(1)  # (B, N, M)
+        memory = memory * kept + torch.einsum("bwn,bwm->bnm", write_weights, add)
+        read_weights = address(memory, weights[:, :R], *(part[:, :R] for part in asked))
+        read = torch.einsum("brn,bnm->brm", read_weights, memory).to(h.dtype)
+
+        output = self.readout(torch.cat((h, read.flatten(1)), -1))
+        return output, (h, c, read, memory, read_weights, write_weights)
+
+    def extra_repr(self) -> str:
+        words = f"{self.input_size}, {self.hidden_size}, num_slots={self.num_slots}, slot_size={self.slot_size}"
+        heads = f"num_read_heads={self.num_read_heads}, num_write_heads={self.num_write_heads}"
+        return f"{words}, {heads}, max_shift={self.max_shift}"
+
+
+def address(
+    memory: Tensor, before: Tensor, key: Tensor, beta: Tensor, gate: Tensor, shift: Tensor, gamma: Tensor
+) -> Tensor:
+    """Where each head looks: by content, or where it looked ``before``, then moved and sharpened.
+
+    Args:
+        memory: ``(B, N, M)``.
+        before: ``(B, heads, N)``, the weights of the last step.
+        key, beta, gate, shift, gamma: ``(B, heads, M or 1 or 2 max_shift + 1)``, before their nonlinearities.
+
+    Returns:
+        ``(B, heads, N)``, non-negative and of sum 1.
+    """
+    similar = torch.einsum("bhm,bnm->bhn", F.normalize(key, dim=-1), F.normalize(memory, dim=-1))
+    content = torch.softmax(F.softplus(beta) * similar, -1)
+    gate = torch.sigmoid(gate)
+    weights = gate * content + (1 - gate) * before
+    reach = shift.shape[-1] // 2
+    moves = torch.softmax(shift, -1).unbind(-1)
+    weights = sum(move.unsqueeze(-1) * weights.roll(by, -1) for by, move in enumerate(moves, start=-reach))
+    # w^gamma / sum of w^gamma, by logarithms: a large gamma must not turn every weight into 0
+    return torch.softmax((1 + F.softplus(gamma)) * weights.clamp_min(1e-12).log(), -1)

@@ -1,0 +1,173 @@
+"""Every layer by its name: what recipes, the command line and the conformance tests choose from."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .cells import CellLayer
+
+SHARED = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to build one layer; ``inspect.signature`` of it tells the options, with their defaults."""
+
+    path: str
+    """``module:name`` below ``torchrum``, imported when it is asked for."""
+    about: str
+    """One line about it."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """What differs here from the defaults of the class."""
+
+    def load(self) -> Callable[..., nn.Module]:
+        module, name = self.path.split(":")
+        return getattr(importlib.import_module(f"torchrum.{module}"), name)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        own = inspect.signature(self.load()).parameters
+        options = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=self.defaults.get(name, parameter.default))
+            for name, parameter in own.items()
+            if name not in SHARED
+        ]
+        return inspect.Signature([*_SHARED_PARAMETERS, *options])
+
+    def __call__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        **options: Any,
+    ) -> nn.Module:
+        make, options = self.load(), {**self.defaults, **options}
+        if self.path.startswith("layers."):
+            shared = {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional}
+            return make(input_size, hidden_size, num_layers, **shared, **options)
+        return CellLayer(
+            lambda inputs: make(inputs, hidden_size, **options),
+            input_size,
+            hidden_size,
+            num_layers,
+            batch_first,
+            dropout,
+            bidirectional,
+        )
+
+
+_SHARED_PARAMETERS = [p for name, p in inspect.signature(Entry.__call__).parameters.items() if name in SHARED]
+
+LAYERS: dict[str, Entry] = {
+    "rum": Entry("layers.rum:RUM", "the Rotational Unit of Memory"),
+    "lstm": Entry("layers.registry:torch_lstm", "torch.nn.LSTM, cuDNN on a GPU"),
+    "gru": Entry("layers.registry:torch_gru", "torch.nn.GRU, cuDNN on a GPU"),
+    "ln_lstm": Entry(
+        "cells.lstm:LSTMCell", "LSTM with layer norm and zoneout", {"layer_norm": True, "init": "orthogonal"}
+    ),
+    "gru_tf": Entry("cells.gru:GRUCell", "GRU as in TensorFlow: reset before the matrix", {"init": "orthogonal"}),
+    "urnn": Entry("cells.urnn:URNNCell", "unitary evolution RNN"),
+    "eunn": Entry("cells.eunn:EUNNCell", "RNN with a unitary matrix of pair rotations"),
+    "goru": Entry("cells.goru:GORUCell", "gated orthogonal recurrent unit"),
+    "fast_weights": Entry("cells.fast_weights:FastWeightsCell", "fast weights with layer norm"),
+    "ntm": Entry("cells.ntm:NTMCell", "Neural Turing Machine"),
+    "exprnn": Entry("cells.orthogonal:OrthogonalCell", "RNN with an orthogonal matrix by the exponential"),
+    "fs": Entry("cells.fast_slow:fast_slow", "Fast-Slow RNN of LSTMs, the slow cell an LSTM or a RUM"),
+}
+
+
+def build_layer(
+    name: str,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int = 1,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    bidirectional: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """Build the layer called ``name`` in ``LAYERS``; it is called as :class:`torch.nn.GRU` is.
+
+    Args:
+        name: a key of ``LAYERS``.
+        input_size, hidden_size, num_layers, batch_first, dropout, bidirectional: as in :class:`torch.nn.GRU`.
+        options: the further arguments of that layer, by name.
+
+    Returns:
+        The layer; ``forward(input, hx=None) -> (output, h_n)``.
+
+    Example:
+        >>> layer = build_layer("goru", 3, 8, capacity=4)
+        >>> layer(torch.zeros(5, 2, 3))[0].shape
+        torch.Size([5, 2, 8])
+    """
+    if name not in LAYERS:
+        raise ValueError(f"build_layer: there is no layer {name!r}{_nearest(name, LAYERS)}")
+    known = [option for option in inspect.signature(LAYERS[name]).parameters if option not in SHARED]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"build_layer: layer {name!r} has no option {option!r}{_nearest(option, known)}")
+    return LAYERS[name](input_size, hidden_size, num_layers, batch_first, dropout, bidirectional, **options)
+
+
+def _nearest(word: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}."
+
+
+def torch_lstm(
+    input_size: int,
+    hidden_size: int,
+    num_layers: int = 1,
+    bias: bool = True,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    bidirectional: bool = False,
+    *,
+    forget_bias: float = 1.0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.LSTM:
+    """:class:`torch.nn.LSTM` whose forget gate starts ``forget_bias`` higher; 0 leaves it as torch has it."""
+    layer = nn.LSTM(
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+    )
+    _raise_bias(layer, slice(hidden_size, 2 * hidden_size), forget_bias)  # rows: i, f, g, o
+    return layer
+
+
+def torch_gru(
+    input_size: int,
+    hidden_size: int,
+    num_layers: int = 1,
+    bias: bool = True,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    bidirectional: bool = False,
+    *,
+    gate_bias: float = 1.0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.GRU:
+    """:class:`torch.nn.GRU` whose gates start ``gate_bias`` higher; 0 leaves it as torch has it."""
+    layer = nn.GRU(
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+    )
+    _raise_bias(layer, slice(0, 2 * hidden_size), gate_bias)  # rows: r, z, n
+    return layer
+
+
+@torch.no_grad()
+def _raise_bias(layer: nn.RNNBase, rows: slice, by: float) -> None:
+    for name, parameter in layer.named_parameters():
+        if name.startswith("bias_ih"):
+            parameter[rows] += by
