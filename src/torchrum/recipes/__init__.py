@@ -10,7 +10,7 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import unknown_name
 
-__all__ = ["RECIPES", "Recipe", "load_recipe"]
+__all__ = ["PAPER_ONLY", "RECIPES", "Recipe", "load_recipe"]
 
 Recipe = Callable[[], TrainConfig]
 
@@ -18,6 +18,11 @@ RECIPES: dict[str, Recipe] = {
     f"copying-{model}-t{delay}": functools.partial(copying.copying, model, delay) for model, delay in copying.sizes()
 } | {f"recall-{model}-t{length}": functools.partial(recall.recall, model, length) for model, length in recall.sizes()}
 """Every recipe by its name."""
+
+PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
+    ("recall", length): rivals for length, rivals in recall.PAPER_ONLY.items()
+}
+"""Task and size to rivals that have no recipe: name and printed number."""
 
 
 def load_recipe(name: str) -> TrainConfig:

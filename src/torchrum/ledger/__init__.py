@@ -1,0 +1,6 @@
+"""The results ledger: one small JSON file a run, and the tables made from them."""
+
+from torchrum.ledger.record import record
+from torchrum.ledger.schema import Entry, LedgerError, read_ledger
+
+__all__ = ["Entry", "LedgerError", "read_ledger", "record"]

@@ -1,0 +1,141 @@
+"""From a run folder to an entry of the ledger."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchrum.ledger.schema import MAX_POINTS, Entry, LedgerError, from_json
+from torchrum.models import build_model
+from torchrum.recipes import load_recipe
+from torchrum.training import records
+from torchrum.training.config import TrainConfig
+from torchrum.training.config_file import from_json as config_from_json
+from torchrum.training.config_file import to_json
+from torchrum.training.errors import ConfigError
+
+NOT_RECORDED = frozenset(
+    ("name", "seed", "paper", "about", "device", "devices", "nodes", "logger", "log_every", "checkpoint_every")
+)
+"""Fields that do not change the numbers, or stand elsewhere in the entry."""
+
+
+def record(run: Path, results: Path, *, note: str = "", commit: str | None = None, replace: bool = False) -> Path:
+    """Write the entry of a finished run, ``results/<task>/<recipe>-seed<k>[-<hash of overrides>].json``.
+
+    Args:
+        run: the run folder.
+        results: the ledger.
+        note: what a reader of the numbers should know.
+        commit: commit of the code, where the run was made outside a checkout and could not tell.
+        replace: write over an entry of the same name.
+
+    Returns:
+        The path of the entry.
+    """
+    entry = read_run(run, note=note, commit=commit)
+    path = results / entry.task / entry.file_name
+    if path.exists() and not replace:
+        raise LedgerError(f"{path} exists; pass --replace to write over it, or train with another seed.")
+    text = entry.to_json()
+    from_json(text, str(run))  # what is written can be read back
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.write_atomic(path, text.encode())
+    return path
+
+
+def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
+    """The entry of a run folder; a run that has not ended is an error."""
+    config = config_from_json(records.read_json(run / records.CONFIG))
+    environment = records.read_json(run / records.ENVIRONMENT)
+    if records.read_result(run) is None:
+        raise LedgerError(f"{run} has not ended; finish it with torchrum train {config.name} --resume {run}.")
+    validation, training = records.read_metrics(run, "validation"), records.read_metrics(run, "train")
+    if not validation or not training:
+        raise LedgerError(f"{run} has no {'training' if validation else 'validation'} scores to record.")
+    overrides = changes(config)
+    curve = thin(validation)
+    last = max(validation[-1]["step"], training[-1]["step"])
+    if curve["step"][-1] != last:
+        raise LedgerError(f"{run} ends at step {last} without a validation; resume it to its end first.")
+    return Entry(
+        recipe=config.name,
+        overrides=overrides,
+        seed=config.seed,
+        command=shlex.join(["torchrum", "train", config.name, *_flags(config, overrides)]),
+        commit=_commit(run, environment, commit),
+        hardware=environment["accelerator"] or environment["processor"],
+        processes=environment["processes"],
+        versions=_versions(environment),
+        wall_seconds=round(float(validation[-1]["seconds"]), 1),
+        steps=last,
+        parameters=count_parameters(config),
+        baseline=rounded(config.task.baseline()),
+        final={key: values[-1] for key, values in curve.items() if key != "step"},
+        curve=curve,
+        train_curve=thin(training),
+        note=note,
+    )
+
+
+def changes(config: TrainConfig) -> list[str]:
+    """Where a config differs from the recipe of its name, as ``field=value``."""
+    try:
+        recipe = load_recipe(config.name)
+    except ConfigError as error:
+        raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
+    return [text for text in _changes(to_json(recipe), to_json(config)) if text.partition("=")[0] not in NOT_RECORDED]
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for key in sorted(old | new):
+        name = prefix + ("" if key == "options" else key)
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += _changes(before, after, name if name.endswith(".") or not name else name + ".")
+        elif before != after:
+            lines.append(f"{name}={_text(after)}")
+    return lines
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
+
+
+def _flags(config: TrainConfig, overrides: Sequence[str]) -> list[str]:
+    pairs = (text.partition("=") for text in (f"seed={config.seed}", *overrides))
+    return [part for name, _, value in pairs for part in (f"--{name}", value)]
+
+
+def _commit(run: Path, environment: dict[str, Any], given: str | None) -> str:
+    commit = given or environment["commit"]
+    if commit is None:
+        raise LedgerError(f"{run} does not say which commit it ran; pass it as --commit.")
+    return commit + ("+changes" if environment["uncommitted_changes"] and not given else "")
+
+
+def _versions(environment: dict[str, Any]) -> dict[str, str]:
+    versions = {"python": environment["python"], **environment["versions"], "cuda": environment["cuda"]}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def count_parameters(config: TrainConfig) -> int:
+    """Trainable numbers in the model of a config."""
+    model = build_model(config.model, config.task)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: more than the noise of any run, and small files."""
+    return float(f"{value:.6g}")
+
+
+def thin(lines: Sequence[dict[str, Any]], points: int = MAX_POINTS) -> dict[str, list[float]]:
+    """Columns of at most ``points`` lines, evenly chosen, the first and the last among them."""
+    if len(lines) > points:
+        lines = [lines[round(i * (len(lines) - 1) / (points - 1))] for i in range(points)]
+    scores = [key for key in lines[0] if key not in ("kind", "step", "seconds", "lr")]
+    return {"step": [line["step"] for line in lines]} | {key: [rounded(line[key]) for line in lines] for key in scores}

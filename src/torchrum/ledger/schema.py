@@ -1,0 +1,174 @@
+"""What one entry of the results ledger holds, and the checks that a file must pass."""
+
+import hashlib
+import json
+import math
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torchrum.recipes import load_recipe
+from torchrum.training.config import TrainConfig
+from torchrum.training.errors import ConfigError
+from torchrum.training.overrides import override
+
+FORMAT = 1
+MAX_POINTS = 200
+LOCAL_NAME = re.compile(r"(^|[\s='\"(])(/\w|~/|[A-Za-z]:\\)|@[\w-]+|\blocalhost\b|\w\.(local|internal|lan)\b")
+
+
+class LedgerError(ValueError):
+    """A ledger file, or a run that should become one, is not what it must be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One run: what was run, on what, and what came out."""
+
+    format: int = FORMAT
+    """Version of this layout."""
+    recipe: str
+    """Name of the recipe, as ``torchrum list`` shows it."""
+    overrides: list[str]
+    """Fields that differ from the recipe, as ``field=value``; the seed stands apart."""
+    seed: int
+    """Seed of the run."""
+    command: str
+    """What to type to run it again."""
+    commit: str
+    """Commit of the code, followed by ``+changes`` where files had been edited."""
+    hardware: str
+    """Accelerator or processor, in words."""
+    processes: int
+    """Processes that shared the batch."""
+    versions: dict[str, str]
+    """Versions of Python and of the libraries that compute."""
+    wall_seconds: float
+    """Time of training."""
+    steps: int
+    """Steps of the optimizer that were done."""
+    parameters: int
+    """Trainable numbers in the model, read-out included."""
+    baseline: float
+    """Loss of the best model without memory."""
+    final: dict[str, float]
+    """Validation scores after the last step: the last point of ``curve``."""
+    curve: dict[str, list[float]]
+    """Validation scores on the way, at most 200 points: ``step``, ``loss`` and the metrics, lists of one length."""
+    train_curve: dict[str, list[float]]
+    """Training scores on the way, laid out in the same way."""
+    note: str = ""
+    """What a reader of the numbers should know."""
+
+    @property
+    def task(self) -> str:
+        """The folder of the file: the recipe's first word."""
+        return self.recipe.partition("-")[0]
+
+    @property
+    def file_name(self) -> str:
+        """The recipe, the seed and, where there are overrides, a hash of them."""
+        digest = hashlib.sha256("\n".join(self.overrides).encode()).hexdigest()[:8]
+        return f"{self.recipe}-seed{self.seed}{'-' + digest if self.overrides else ''}.json"
+
+    def config(self) -> TrainConfig:
+        """The config of the run, rebuilt from the recipe."""
+        return override(load_recipe(self.recipe), [*self.overrides, f"seed={self.seed}"])
+
+    def to_json(self) -> str:
+        """The text of the file: a field a line, so that two runs can be compared line by line."""
+        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(self).items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def from_json(text: str, source: str) -> Entry:
+    """Read an entry and check its numbers; ``source`` names it in errors."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise LedgerError(f"{source}: this is not JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise LedgerError(f"{source}: this is {type(data).__name__}, but an entry is an object.")
+    _check_types(data, source)
+    entry = Entry(**data)
+    for problem in problems(entry):
+        raise LedgerError(f"{source}: {problem}")
+    return entry
+
+
+def read_ledger(folder: Path, task: str | None = None) -> list[Entry]:
+    """Every entry below ``folder``, sorted by name, of one task or of all; a file in the wrong place is an error."""
+    entries = []
+    for path in sorted(folder.glob(f"{task or '*'}/*.json")):
+        entry = from_json(path.read_text(encoding="utf-8"), str(path))
+        if (path.parent.name, path.name) != (entry.task, entry.file_name):
+            raise LedgerError(f"{path}: this entry belongs into {entry.task}/{entry.file_name}.")
+        entries.append(entry)
+    return entries
+
+
+def _check_types(data: dict[str, Any], source: str) -> None:
+    kinds = typing.get_type_hints(Entry)
+    names = [field.name for field in fields(Entry)]
+    if wrong := sorted(set(names) ^ set(data)):
+        raise LedgerError(f"{source}: the fields {', '.join(wrong)} are missing or unknown.")
+    for name in names:
+        if not _is(data[name], kinds[name]):
+            kind = getattr(kinds[name], "__name__", str(kinds[name]))
+            raise LedgerError(f"{source}: {name} is {str(data[name])[:60]!r}, but it must be {kind}.")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list:
+        return isinstance(value, list) and all(_is(item, inner[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(item, inner[1]) for item in value.values())
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def problems(entry: Entry) -> Iterator[str]:
+    """What is wrong with an entry, in words."""
+    if entry.format != FORMAT:
+        yield f"format is {entry.format}, but this version reads {FORMAT}."
+    try:
+        task = entry.config().task
+    except (ConfigError, ValueError) as error:
+        yield f"its recipe cannot be rebuilt: {error}"
+        return
+    if not math.isclose(entry.baseline, task.baseline(), rel_tol=1e-5):
+        yield f"baseline is {entry.baseline}, but the task's is {task.baseline():.6g}."
+    for name, curve in (("curve", entry.curve), ("train_curve", entry.train_curve)):
+        yield from _curve_problems(name, curve)
+    last = {key: values[-1] for key, values in entry.curve.items() if key != "step" and values}
+    if entry.final != last:
+        yield f"final is {entry.final}, but the curve ends with {last}."
+    if entry.curve.get("step") and entry.curve["step"][-1] != entry.steps:
+        yield f"steps is {entry.steps}, but the curve ends at {entry.curve['step'][-1]}."
+    if task.metric not in entry.final:
+        yield f"final has no {task.metric}, the metric of the task."
+    if "ratio" in last and not math.isclose(last["ratio"], last["loss"] / entry.baseline, rel_tol=1e-3, abs_tol=1e-6):
+        yield f"ratio is {last['ratio']}, but loss / baseline is {last['loss'] / entry.baseline:.6g}."
+    if not 0 <= last.get("accuracy", 0) <= 1:
+        yield f"accuracy is {last['accuracy']}, but it must be between 0 and 1."
+    if min(entry.steps, entry.parameters, entry.processes, entry.wall_seconds) <= 0:
+        yield "steps, parameters, processes and wall_seconds must be greater than 0."
+    for text in (entry.command, entry.hardware, entry.note, entry.commit, *entry.overrides, *entry.versions.values()):
+        if LOCAL_NAME.search(text):
+            yield f"{text!r} names a path or a machine; entries hold nothing that is true on one machine alone."
+
+
+def _curve_problems(name: str, curve: dict[str, list[float]]) -> Iterator[str]:
+    steps = curve.get("step", [])
+    if not steps or "loss" not in curve:
+        yield f"{name} needs step and loss, with at least one point."
+    elif len(steps) > MAX_POINTS or any(len(values) != len(steps) for values in curve.values()):
+        yield f"{name} must hold lists of one length, at most {MAX_POINTS} points."
+    elif any(later <= earlier for earlier, later in pairwise(steps)):
+        yield f"the steps of {name} must rise."

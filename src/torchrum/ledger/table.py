@@ -1,0 +1,113 @@
+"""Tables of the ledger in Markdown, and their place in a README."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from torchrum.ledger.labels import model_label
+from torchrum.ledger.schema import Entry, LedgerError
+from torchrum.recipes import PAPER_ONLY, RECIPES
+from torchrum.training.records import write_atomic
+
+Row = list[Entry]
+
+MARKED = re.compile(r"(<!-- torchrum:table (\S+) -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL)
+
+
+def table(entries: Iterable[Entry], task: str) -> str:
+    """The Markdown tables of one task, one for each size of it.
+
+    Seeds of one setting share a row: the mean and, where there are several, the range of the last validation.
+    """
+    parts = [_size_table(task, size, list(rows)) for size, rows in groupby(table_rows(entries, task), _size)]
+    return "\n".join(parts) or f"No run of {task} is in the ledger yet.\n"
+
+
+def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
+    """Entries of one task, seeds of one setting together: by size, then in the order of the recipes."""
+    groups: dict[tuple[str, ...], Row] = defaultdict(list)
+    for entry in entries:
+        if entry.task == task:
+            groups[entry.recipe, *entry.overrides].append(entry)
+    order = {name: place for place, name in enumerate(RECIPES)}
+    return sorted(groups.values(), key=lambda row: (_size(row) or 0, order[row[0].recipe], row[0].overrides))
+
+
+def _size(row: Row) -> int | None:
+    match = re.search(r"-t(\d+)$", row[0].recipe)
+    return int(match[1]) if match else None
+
+
+def _size_table(task: str, size: int | None, rows: Sequence[Row]) -> str:
+    problem = rows[0][0].config().task
+    scores = _scores(problem.metric)
+    title = f"**{task}**" if size is None else f"**{task}, T = {size}**"
+    header = ("model", "settings", "parameters", "steps", "seeds", *scores, "paper", "command")
+    lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
+    lines += [_line(header), _line(["---"] * len(header))]
+    lines += [_line(_cells(row)) for row in rows]
+    for name, text in PAPER_ONLY.get((task, size), {}).items():
+        lines.append(_line([name, *[""] * (len(header) - 3), text, "not run"]))
+    notes = sorted(
+        {f"- {entry.recipe}, seed {entry.seed}: {entry.note}" for row in rows for entry in row if entry.note}
+    )
+    return "\n".join([*lines, *(["", *notes] if notes else []), ""])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cells(row: Row) -> list[str]:
+    entry, config = row[0], row[0].config()
+    optimizer = f"{config.optimizer.name} {config.optimizer.lr:g}"
+    shown = ("model.hidden_size", "model.lam", "model.eta", "optimizer.name", "optimizer.lr", "steps")
+    settings = [f"H {config.model.hidden_size}", optimizer]
+    settings += [text for text in entry.overrides if text.partition("=")[0] not in shown]
+    steps = [item.steps for item in row]
+    return [
+        model_label(config.model),
+        ", ".join(settings),
+        f"{entry.parameters:,}",
+        _range(steps, "{:,}"),
+        str(len(row)),
+        *(_spread(row, name) for name in _scores(config.task.metric).values()),
+        config.paper.text if config.paper else "",
+        f"`{re.sub(r' --seed [0-9]+', '', entry.command)}`",
+    ]
+
+
+def _scores(metric: str) -> dict[str, str]:
+    return {"loss / baseline": "ratio", "accuracy": "accuracy"} if metric == "ratio" else {metric: metric}
+
+
+def _spread(row: Row, name: str) -> str:
+    values = [entry.final[name] for entry in row]
+    form = "{:.2%}" if name == "accuracy" else "{:.4f}"
+    mean, spread = form.format(sum(values) / len(values)), _range(values, form)
+    return mean if mean == spread else f"{mean} ({spread})"
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def fill_tables(text: str, entries: Sequence[Entry]) -> str:
+    """``text`` with every table between its markers made anew from the ledger."""
+    return MARKED.sub(lambda match: f"{match[1]}\n{table(entries, match[2])}\n{match[4]}", text)
+
+
+def write_tables(path: Path, entries: Sequence[Entry]) -> bool:
+    """Make the tables of a file anew; says whether the file changed."""
+    text = path.read_text(encoding="utf-8")
+    if not MARKED.search(text):
+        raise LedgerError(
+            f"{path} has no place for a table; put <!-- torchrum:table copying --> and <!-- /torchrum:table --> in it."
+        )
+    filled = fill_tables(text, entries)
+    if filled != text:
+        write_atomic(path, filled.encode())
+    return filled != text

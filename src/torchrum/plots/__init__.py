@@ -1,0 +1,1 @@
+"""From run folders and the ledger to figures."""

@@ -1,0 +1,43 @@
+"""The curve of one run: loss and metrics over the steps."""
+
+from pathlib import Path
+
+from torchrum.plots.style import STYLE, Figure, baseline, count_steps, matplotlib, save
+from torchrum.training.config_file import from_json
+from torchrum.training.errors import RunError
+from torchrum.training.records import CONFIG, read_json, read_metrics
+
+TRAINING, VALIDATION = "#9ecae1", "#d55e00"
+
+
+def draw_curve(run: Path, out: Path | None = None) -> Path:
+    """Draw loss and metrics of a run folder, training and validation.
+
+    Args:
+        run: the run folder.
+        out: the picture, ``.png``, ``.svg`` or ``.pdf``; ``curve.png`` in the run folder if None.
+
+    Returns:
+        The path of the picture.
+    """
+    config = from_json(read_json(run / CONFIG))
+    training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
+    if not training and not validation:
+        raise RunError(f"{run} has no scores to draw yet.")
+    # ratio is the loss in other units: one panel serves both
+    scores = [key for key in (training or validation)[0] if key not in ("kind", "step", "seconds", "lr", "ratio")]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.6 * len(scores), 2.8), layout="constrained")
+        for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
+            for lines, label, colour in ((training, "training", TRAINING), (validation, "validation", VALIDATION)):
+                axes.plot([line["step"] for line in lines], [line[score] for line in lines], color=colour, label=label)
+            if score == "loss":
+                axes.set_yscale("log")
+                baseline(axes, config.task.baseline(), "baseline")
+            if score == "accuracy":
+                axes.set_ylim(-0.02, 1.02)
+            axes.set_ylabel(score)
+            count_steps(axes)
+        figure.axes[0].legend(loc="lower left")
+        figure.suptitle(f"{config.name}, seed {config.seed}", fontsize=10)
+        return save(figure, out or run / "curve.png")

@@ -1,0 +1,98 @@
+import json
+import shutil
+
+import pytest
+
+from torchrum.ledger import LedgerError, read_ledger, record
+from torchrum.ledger.record import changes, read_run, thin
+from torchrum.recipes import load_recipe
+from torchrum.training import RunError, override, read_metrics
+
+COMMIT = "0123456789abcdef"
+
+
+def test_an_entry_tells_its_run(run, tmp_path):
+    path = record(run, tmp_path, commit=COMMIT, note="tried once")
+    (entry,) = read_ledger(tmp_path)
+    assert path == tmp_path / "copying" / entry.file_name
+    assert entry.recipe == "copying-lstm-t200"
+    assert entry.seed == 7
+    assert set(entry.overrides) == {
+        "batch_size=4", "eval_every=2", "model.hidden_size=4", "steps=6", "task.delay=3", "task.validation_size=16",
+    }  # fmt: skip
+    assert entry.note == "tried once"
+    assert entry.commit == COMMIT
+    assert entry.steps == 6
+    assert entry.curve["step"] == [2, 4, 6]
+    assert entry.train_curve["step"] == [1, 2, 3, 4, 5, 6]
+    last = read_metrics(run, "validation")[-1]
+    assert entry.final == pytest.approx({key: last[key] for key in ("loss", "accuracy", "ratio")}, rel=1e-5)
+    assert entry.parameters == 4 * 4 * (10 + 4) + 2 * 4 * 4 + 9 * (4 + 1)  # torch's LSTM has two biases; read-out
+    assert entry.config().task.delay == 3
+
+
+def test_a_record_is_not_written_over(run, tmp_path):
+    path = record(run, tmp_path, commit=COMMIT)
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="exists; pass --replace"):
+        record(run, tmp_path, commit=COMMIT, note="again")
+    assert path.read_bytes() == before
+    record(run, tmp_path, commit=COMMIT, note="again", replace=True)
+    assert read_ledger(tmp_path)[0].note == "again"
+
+
+def test_a_run_that_has_not_ended_is_refused(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "result.json").unlink()
+    with pytest.raises(LedgerError, match="has not ended; finish it with"):
+        record(copy, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="is not a run folder"):
+        record(tmp_path, tmp_path / "results")
+
+
+def test_a_run_that_does_not_know_its_commit_needs_one(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    environment = json.loads((copy / "environment.json").read_text())
+    (copy / "environment.json").write_text(json.dumps(environment | {"commit": None}))
+    with pytest.raises(LedgerError, match="does not say which commit it ran; pass it as --commit"):
+        read_run(copy)
+    (copy / "environment.json").write_text(json.dumps(environment | {"commit": "abc", "uncommitted_changes": True}))
+    assert read_run(copy).commit == "abc+changes"
+
+
+def test_a_run_of_no_recipe_is_refused(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"name": "my-own"}))
+    with pytest.raises(LedgerError, match=r"no recipe 'my-own'.*The ledger holds runs of recipes"):
+        record(copy, tmp_path / "results")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.lam=1", "optimizer.clip=1.0", "stop_at=none"],
+        ["graph=false", "precision=bf16-mixed", "task.symbols=4"],
+        ["model.eta=0.5", "optimizer.betas=0.9,0.99", "task.delay=7"],
+    ],
+)
+def test_overrides_rebuild_the_config(overrides):
+    recipe = load_recipe("copying-rum-t200")
+    config = override(recipe, overrides)
+    assert len(changes(config)) == len(overrides)
+    assert override(recipe, changes(config)) == config
+
+
+def test_thinning_keeps_both_ends_and_the_limit():
+    lines = [{"kind": "train", "step": i, "loss": i / 3, "seconds": 1.0, "lr": 1e-3} for i in range(1, 1001)]
+    thinned = thin(lines)
+    assert set(thinned) == {"step", "loss"}
+    assert len(thinned["step"]) == 200
+    assert (thinned["step"][0], thinned["step"][-1]) == (1, 1000)
+    assert all(loss == pytest.approx(step / 3, rel=1e-5) for step, loss in zip(*thinned.values(), strict=True))
+    assert thin(lines[:7])["step"] == [1, 2, 3, 4, 5, 6, 7]

@@ -1,0 +1,83 @@
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from torchrum.ledger import LedgerError, read_ledger
+from torchrum.ledger.record import read_run
+from torchrum.ledger.schema import from_json
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_every_entry_of_the_ledger_is_sound():
+    """Layout, recipe, numbers that follow from the curve, and file names: reading checks them all."""
+    entries = read_ledger(RESULTS)
+    assert len(entries) == len(list(RESULTS.rglob("*.json")))
+    for path in RESULTS.rglob("*.json"):
+        assert socket.gethostname() not in path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def data(run) -> dict:
+    return json.loads(read_run(run, commit="abc").to_json())
+
+
+def test_a_sound_entry_is_read(data):
+    entry = from_json(json.dumps(data), "here")
+    assert json.loads(entry.to_json()) == data
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"seed": "7"}, "seed is '7', but it must be int"),
+        ({"steps": True}, "steps is 'True', but it must be int"),
+        ({"final": {"loss": float("nan")}}, "final is .* but it must be dict"),
+        ({"surprise": 1}, "the fields surprise are missing or unknown"),
+        ({"format": 2}, "format is 2, but this version reads 1"),
+        ({"recipe": "copying-lstmm-t200"}, "its recipe cannot be rebuilt: no recipe 'copying-lstmm-t200'"),
+        ({"overrides": ["task.dilay=3"]}, "its recipe cannot be rebuilt: no field 'task.dilay'"),
+        ({"overrides": ["task.delay=0"]}, "its recipe cannot be rebuilt: Copying: delay=0"),
+        ({"baseline": 0.5}, "baseline is 0.5, but the task's is"),
+        ({"steps": 5}, "steps is 5, but the curve ends at 6"),
+        ({"wall_seconds": 0.0}, "must be greater than 0"),
+        ({"command": "torchrum train copying-lstm-t200 --out /home/me/runs"}, "names a path or a machine"),
+        ({"hardware": "me@box"}, "names a path or a machine"),
+        ({"train_curve": {"step": [1, 1], "loss": [2.0, 2.0]}}, "the steps of train_curve must rise"),
+        ({"train_curve": {"step": [1, 2], "loss": [2.0]}}, "lists of one length, at most 200 points"),
+        ({"train_curve": {"step": [], "loss": []}}, "train_curve needs step and loss"),
+    ],
+)
+def test_an_unsound_entry_is_refused(data, change, message):
+    with pytest.raises(LedgerError, match=message):
+        from_json(json.dumps(data | change), "here")
+
+
+@pytest.mark.parametrize("score", ["loss", "accuracy"])
+def test_final_numbers_must_follow_from_the_curve(data, score):
+    data["final"][score] *= 0.9
+    data["final"][score] += 0.001
+    with pytest.raises(LedgerError, match=r"final is .* but the curve ends with"):
+        from_json(json.dumps(data), "here")
+
+
+def test_ratio_must_follow_from_the_loss(data):
+    data["final"]["ratio"] = data["curve"]["ratio"][-1] = 0.001
+    with pytest.raises(LedgerError, match=r"ratio is 0\.001, but loss / baseline is"):
+        from_json(json.dumps(data), "here")
+
+
+def test_text_that_is_no_entry_is_refused():
+    with pytest.raises(LedgerError, match="this is not JSON"):
+        from_json("{", "here")
+    with pytest.raises(LedgerError, match="this is list, but an entry is an object"):
+        from_json("[]", "here")
+
+
+def test_a_file_in_the_wrong_place_is_refused(data, tmp_path):
+    (tmp_path / "copying").mkdir()
+    (tmp_path / "copying" / "other.json").write_text(json.dumps(data))
+    with pytest.raises(LedgerError, match="this entry belongs into copying/copying-lstm-t200-seed7-"):
+        read_ledger(tmp_path)

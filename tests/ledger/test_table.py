@@ -1,0 +1,98 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchrum.ledger import Entry, LedgerError, read_ledger
+from torchrum.ledger.table import fill_tables, table, write_tables
+
+ROOT = Path(__file__).parents[2]
+
+
+def entry(recipe: str, seed: int, **final: float) -> Entry:
+    curve = {"step": [100]} | {key: [value] for key, value in final.items()}
+    return Entry(
+        recipe=recipe,
+        overrides=[],
+        seed=seed,
+        command=f"torchrum train {recipe} --seed {seed}",
+        commit="abc",
+        hardware="H200",
+        processes=1,
+        versions={},
+        wall_seconds=1.0,
+        steps=100,
+        parameters=11_060,
+        baseline=1.94771,
+        final=final,
+        curve=curve,
+        train_curve=curve,
+    )
+
+
+RUM = [
+    entry("recall-rum-lam1-t30", seed, loss=0.01, accuracy=accuracy) for seed, accuracy in enumerate((1.0, 0.99, 0.98))
+]
+LSTM = entry("recall-lstm-t30", 0, loss=1.95, accuracy=0.25)
+
+
+def lines(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_seeds_share_a_row_with_mean_and_range():
+    header, _, rum, lstm, weinet = lines(table([LSTM, *RUM], "recall"))
+    assert header == ["model", "settings", "parameters", "steps", "seeds", "accuracy", "paper", "command"]
+    assert rum == [
+        "RUM λ=1", "H 50, adam 0.001", "11,060", "100", "3", "99.00% (98.00% to 100.00%)", "100 %",
+        "`torchrum train recall-rum-lam1-t30`",
+    ]  # fmt: skip
+    assert lstm[5:7] == ["25.00%", "25.6 %"]
+    assert weinet[0].startswith("WeiNet")
+    assert weinet[-2:] == ["100 %", "not run"]
+
+
+def test_overrides_make_a_row_of_their_own():
+    other = replace(LSTM, overrides=["optimizer.name=rmsprop_tf", "task.train_size=none"])
+    rows = lines(table([LSTM, other], "recall"))[2:4]
+    assert [row[1] for row in rows] == ["H 50, adam 0.001", "H 50, rmsprop_tf 0.001, task.train_size=none"]
+
+
+def test_copying_shows_loss_and_accuracy_and_each_delay_has_a_table():
+    runs = [entry(f"copying-rum-t{delay}", 0, loss=0.1, accuracy=1.0, ratio=0.005) for delay in (1000, 200)]
+    text = table(runs, "copying")
+    assert text.index("T = 200") < text.index("T = 1000")
+    assert lines(text)[0][5:7] == ["loss / baseline", "accuracy"]
+    assert lines(text)[2][5:7] == ["0.0050", "100.00%"]
+
+
+def test_notes_stand_below_their_table():
+    text = table([replace(LSTM, note="three learning rates were tried")], "recall")
+    assert "- recall-lstm-t30, seed 0: three learning rates were tried" in text
+
+
+README = "before\n<!-- torchrum:table recall -->\nold\n<!-- /torchrum:table -->\nafter\n"
+
+
+def test_tables_are_written_between_their_markers(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(README)
+    assert write_tables(path, RUM)
+    text = path.read_text()
+    assert table(RUM, "recall") in text
+    assert "old" not in text
+    assert text.startswith("before\n<!-- torchrum:table recall -->\n")
+    assert text.endswith("<!-- /torchrum:table -->\nafter\n")
+    assert not write_tables(path, RUM)  # nothing new
+
+
+def test_a_file_without_markers_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("no place")
+    with pytest.raises(LedgerError, match="has no place for a table; put <!-- torchrum:table copying -->"):
+        write_tables(tmp_path / "README.md", RUM)
+    assert (tmp_path / "README.md").read_text() == "no place"
+
+
+def test_the_readme_tables_are_those_of_the_ledger():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert fill_tables(text, read_ledger(ROOT / "results")) == text, "run torchrum table --write README.md"
