@@ -21,11 +21,12 @@ class Batch(NamedTuple):
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The rows ``start`` to ``stop``: what one process of several works on."""
-        return Batch(*(None if part is None else part[start:stop] for part in self))
+        return Batch(self.x[start:stop], self.y[start:stop], None if self.lengths is None else self.lengths[start:stop])
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(*(None if part is None else part.to(device) for part in self))
+        lengths = None if self.lengths is None else self.lengths.to(device)
+        return Batch(self.x.to(device), self.y.to(device), lengths)
 
 
 @dataclass(frozen=True, kw_only=True)

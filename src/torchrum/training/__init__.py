@@ -1,5 +1,7 @@
 """Train, stop, resume and score: ``Trainer(load_recipe("copying-rum")).fit("runs/copying-rum")``."""
 
+from typing import Any
+
 from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.overrides import override
@@ -32,7 +34,7 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     # recipes and configs need no extra packages; the trainer does, so it is imported when it is asked for
     if name in _LATER:
         import importlib

@@ -20,10 +20,20 @@ def field_names(value: Any) -> list[str]:
     return [item.name for item in fields(value) if item.init]
 
 
+def dotted_names(owner: Any, prefix: str = "") -> list[str]:
+    """Names of all fields that text can set, those of inner dataclasses with their dots."""
+    names = []
+    for name in field_names(owner):
+        value = getattr(owner, name)
+        names += dotted_names(value, f"{prefix}{name}.") if is_dataclass(value) else [prefix + name]
+    return names
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that does not exist; it says which one is nearest, else what there is."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    inner = [other for other in known if other.rpartition(".")[2] == name]
+    near = inner or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}."
     return ConfigError(f"no {kind} {name!r}; {advice}")
 
@@ -47,9 +57,9 @@ def _assign(owner: T, key: str, path: list[str], text: str) -> T:
         name, rest = rest[0], rest[1:]
     if name not in field_names(owner) or (isinstance(owner, ModelConfig) and name == "options"):
         if isinstance(owner, ModelConfig) and not rest:
-            return _assign_option(owner, key, name, text)
+            return _assign_option(owner, key, name, text)  # type: ignore[return-value]
         prefix = key[: len(key) - len(".".join(path))]
-        raise unknown_name("field", key, [prefix + known for known in field_names(owner)])
+        raise unknown_name("field", key, dotted_names(owner, prefix))
     current = getattr(owner, name)
     if rest:
         if not is_dataclass(current):
@@ -60,7 +70,12 @@ def _assign(owner: T, key: str, path: list[str], text: str) -> T:
         raise ConfigError(f"{key!r} is a group; set one of its fields: {inner}.")
     else:
         changed = convert(key, text, typing.get_type_hints(type(owner))[name])
-    return replace(owner, **{name: changed})  # type: ignore[type-var]
+    try:
+        return replace(owner, **{name: changed})  # type: ignore[type-var]
+    except ConfigError:
+        raise
+    except ValueError as error:  # a task refuses a value
+        raise ConfigError(str(error)) from error
 
 
 def _assign_option(model: ModelConfig, key: str, name: str, text: str) -> ModelConfig:

@@ -127,7 +127,7 @@ def environment(device: Any, processes: int) -> dict[str, Any]:
     """What the run ran on: versions, commit and hardware; nothing that names the machine or its user."""
     import torch
 
-    source = Path(__file__).resolve().parent
+    source = Path(__file__).resolve().parents[1]
     commit = _git(["rev-parse", "HEAD"], source)
     packages = ("torchrum", "torch", "triton", "lightning-fabric", "safetensors", "numpy")
     return {

@@ -1,0 +1,78 @@
+"""The command line: one file a subcommand, imported when it is called, so that help comes at once."""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
+    "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
+    "list": ("torchrum.cli.list:main", "list the recipes, or the fields of one"),
+    "sweep": ("torchrum.cli.sweep:main", "train over seeds, a grid, or a search"),
+    "record": ("torchrum.cli.record:main", "enter a run in the results ledger"),
+    "table": ("torchrum.cli.table:main", "print the results as a table"),
+    "figure": ("torchrum.cli.figure:main", "draw a figure from the results"),
+    "bench": ("torchrum.cli.bench:main", "time the layers on this machine"),
+    "demo": ("torchrum.cli.demo:main", "watch RUM and an LSTM learn associative recall"),
+}
+"""Each subcommand: ``module:function`` (arguments -> exit code) and what it does."""
+
+EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib", "jinja2")
+"""Packages of the ``train`` extra."""
+
+
+def usage() -> str:
+    """What ``torchrum --help`` prints."""
+    commands = "\n".join(f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "usage: torchrum COMMAND [ARGUMENTS]\n\nThe Rotational Unit of Memory: train it, score it, compare it.\n\n"
+        f"commands:\n{commands}\n\ntorchrum COMMAND --help tells more about one."
+    )
+
+
+def complain(text: str) -> None:
+    """Print an error, once for all processes of a run."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"torchrum: {text}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 130 and 143 after a signal."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from torchrum import __version__
+
+        print(__version__)
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        complain(f"no command {name!r}; " + (f"did you mean {near[0]!r}?" if near else "see torchrum --help."))
+        return 2
+    try:
+        return command(name)(rest)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        complain(f'this command needs {error.name}; install it with: pip install "torchrum[train]"')
+        return 2
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return 130
+    except Exception as error:
+        code = getattr(error, "exit_code", None)  # only errors that are meant for the user have one
+        if code is None:
+            raise
+        complain(str(error))
+        return code
+
+
+def command(name: str) -> Callable[[list[str]], int]:
+    """Import the function of a subcommand."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -1,0 +1,38 @@
+"""``torchrum eval runs/copying-rum``"""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Score a run."""
+    parser = argparse.ArgumentParser(prog="torchrum eval", description="Score a run on its fixed examples.")
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument(
+        "--recipe", metavar="MODULE:FUNCTION", help="where the run's task is defined, if not in torchrum"
+    )
+    parser.add_argument(
+        "--split", choices=("validation", "test"), default="test", help="which examples (default: test)"
+    )
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    options = parser.parse_args(arguments)
+
+    from torchrum.training import evaluate, read_config
+
+    if options.recipe:
+        from torchrum.recipes import load_recipe
+
+        load_recipe(options.recipe)
+    scores = evaluate(options.run, options.split, options.checkpoint, options.device)
+    if options.json:
+        print(json.dumps(scores))
+        return 0
+    print(f"{options.run}: {options.split} set, {options.checkpoint} checkpoint")
+    for name, value in scores.items():
+        print(f"  {name:<12} {value:.6g}")
+    baseline = read_config(options.run).task.baseline()
+    print(f"  {'memoryless':<12} {baseline:.6g}  (loss of the best model without memory)")
+    return 0

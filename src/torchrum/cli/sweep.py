@@ -1,0 +1,43 @@
+"""``torchrum sweep recall-rum --seeds 3 --grid optimizer.lr=1e-3,1e-4``"""
+
+import argparse
+
+from torchrum.cli.train import add_common, free_folder, split_fields
+
+
+def main(arguments: list[str]) -> int:
+    """Train over seeds, a grid, or a search."""
+    parser = argparse.ArgumentParser(
+        prog="torchrum sweep",
+        description="Train a recipe many times. The same command with --resume FOLDER goes on with it.",
+        epilog="Other fields are set as for torchrum train: --steps 1000.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", help="a name from torchrum list, or MODULE:FUNCTION")
+    add_common(parser)
+    parser.add_argument(
+        "--grid", action="append", default=[], metavar="FIELD=A,B,...", help="every combination of these"
+    )
+    parser.add_argument("--trials", type=int, metavar="N", help="search with Optuna, N trainings")
+    parser.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="FIELD=LOW:HIGH[:log]",
+        help="what Optuna may choose: a range, or FIELD=A,B,...",
+    )
+    options, unknown = parser.parse_known_args(arguments)
+
+    from torchrum.recipes import load_recipe
+    from torchrum.training import override, run_sweep
+    from torchrum.training.errors import ConfigError
+    from torchrum.training.sweep import grid, search
+
+    config = override(load_recipe(options.recipe), [*options.fields, *split_fields(unknown)])
+    folder = options.resume or free_folder(options.out, config.name)
+    if options.trials is not None or options.search:
+        if options.grid or options.seeds or not (options.trials and options.search):
+            raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
+        return search(config, options.search, options.trials, folder, quiet=options.quiet)
+    results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, quiet=options.quiet)
+    return max(result.exit_code for result in results)

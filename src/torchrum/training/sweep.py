@@ -1,0 +1,139 @@
+"""Many runs of one recipe, one after another: seeds, grids, and a search by Optuna."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchrum.training.config import TrainConfig
+from torchrum.training.config_file import differences, identity
+from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.overrides import override
+from torchrum.training.records import holds_run, read_result, write_json
+from torchrum.training.run_state import Result
+from torchrum.training.scoring import read_config
+from torchrum.training.trainer import Trainer
+
+SUMMARY = "summary.json"
+
+
+def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[str, TrainConfig]:
+    """Every combination of ``choices`` (``"field=a,b"``) and seeds, by the name of its folder."""
+    axes = []
+    for choice in choices:
+        field, equals, values = choice.partition("=")
+        if not equals or not values:
+            raise ConfigError(f"{choice!r} is not a grid; write it as field=a,b,c.")
+        axes.append([f"{field}={value}" for value in values.split(",")])
+    runs = {}
+    for assignments in itertools.product(*axes):
+        for seed in range(config.seed, config.seed + seeds):
+            label = "/".join([*([",".join(assignments)] if assignments else []), f"seed-{seed}"])
+            runs[label] = replace(override(config, assignments), seed=seed)
+    return runs
+
+
+def run_sweep(runs: Mapping[str, TrainConfig], folder: Path | str, quiet: bool = False) -> list[Result]:
+    """Train each config in its own folder under ``folder``; what is finished there is kept, what is begun is resumed.
+
+    Returns:
+        The results, up to the first that a signal ended; ``folder/summary.json`` has them too.
+    """
+    folder = Path(folder)
+    if not runs:
+        raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
+    results: dict[str, Result] = {}
+    for label, config in runs.items():
+        results[label] = _train(config, folder / label, quiet)
+        if results[label].exit_code:
+            break
+        _summarise(folder, runs, results)
+    return list(results.values())
+
+
+def _train(config: TrainConfig, folder: Path, quiet: bool) -> Result:
+    done = read_result(folder)
+    if done is None:
+        return Trainer(config, quiet=quiet).fit(folder, resume=holds_run(folder))
+    changed = differences(identity(read_config(folder)), identity(config))
+    if changed:
+        raise RunError(f"{folder} holds a finished run of another config: {'; '.join(changed)}.")
+    return Result(folder=folder, **done)
+
+
+def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[str, Result]) -> None:
+    rows = {
+        label: {"scores": result.scores, "best": result.best, "step": result.step, "stopped": result.stopped}
+        for label, result in results.items()
+    }
+    groups: dict[str, list[float]] = {}
+    for label, result in results.items():
+        value = result.scores.get(runs[label].task.metric, math.nan)
+        groups.setdefault(label.rpartition("/")[0], []).append(value)
+    means = {
+        group or "all": {"runs": len(values), "mean": statistics.fmean(values), "spread": statistics.pstdev(values)}
+        for group, values in groups.items()
+    }
+    write_json(folder / SUMMARY, {"metric": next(iter(runs.values())).task.metric, "means": means, "runs": rows})
+
+
+def search(config: TrainConfig, space: Sequence[str], trials: int, folder: Path, quiet: bool = False) -> int:
+    """Let Optuna choose fields (``"field=low:high:log"`` or ``"field=a,b"``) for the best value of the task's metric.
+
+    The study is kept in ``folder/optuna.log``, so a search that was stopped goes on where it was.
+
+    Returns:
+        0, or the exit code of a run that a signal ended.
+    """
+    try:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+    except ModuleNotFoundError as error:
+        raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
+
+    ranges = [_range(item) for item in space]
+    folder.mkdir(parents=True, exist_ok=True)
+    study = optuna.create_study(
+        study_name=config.name,
+        direction="maximize" if config.task.goal == "max" else "minimize",
+        sampler=optuna.samplers.TPESampler(seed=config.seed),
+        storage=JournalStorage(JournalFileBackend(str(folder / "optuna.log"))),
+        load_if_exists=True,
+    )
+    finished = [trial for trial in study.trials if trial.state.is_finished()]
+    for _ in range(len(finished), trials):
+        trial = study.ask()
+        assignments = [f"{name}={_choose(trial, name, values)}" for name, values in ranges]
+        result = _train(override(config, assignments), folder / f"trial-{trial.number:04d}", quiet)
+        if result.exit_code:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            return result.exit_code
+        study.tell(trial, result.best if result.best is not None else math.nan)
+    best = study.best_trial
+    chosen = {"trial": best.number, "value": best.value, "fields": best.params}
+    write_json(folder / SUMMARY, {"metric": config.task.metric, "trials": len(study.trials), "best": chosen})
+    return 0
+
+
+def _range(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    parts = values.split(":")
+    if not equals or not values or (len(parts) == 3 and parts[2] != "log") or len(parts) > 3:
+        raise ConfigError(f"{text!r} is not a search range; write field=low:high, field=low:high:log or field=a,b,c.")
+    return name, parts if len(parts) > 1 else [values]
+
+
+def _choose(trial: Any, name: str, values: list[str]) -> Any:
+    if len(values) == 1:
+        return trial.suggest_categorical(name, values[0].split(","))
+    try:
+        whole = all(part.lstrip("+-").isdigit() for part in values[:2])
+        suggest = trial.suggest_int if whole else trial.suggest_float
+        low, high = (int(part) if whole else float(part) for part in values[:2])
+        return suggest(name, low, high, log=len(values) == 3)
+    except ValueError as error:
+        raise ConfigError(f"the search range {name}={':'.join(values)} cannot be: {error}") from error
