@@ -157,8 +157,8 @@ def rotation_scalars(e, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
     """The scalars of ``Rot(e, tau) h = h + al u + be w + ga 1_i``, with ``u = e / |e|`` and ``w = tau / |tau|``.
 
     Takes the sums ``e.e, e.h, tau.tau, e.tau, tau.h``. Returns ``inv_e, inv_t`` (both 0 if a vector is zero, which
-    makes the rotation the identity and its gradients zero), ``c = u.w``, ``k = 2 / |u + w|^2``, ``p = u.h``, ``q = w.h``,
-    ``al, be, ga`` and, for the half turn, ``i`` (-1 where there is none), ``u_i`` and ``1 / |1_i - u_i u|``.
+    makes the rotation the identity and its gradients zero), ``c = u.w``, ``k = 2 / |u + w|^2``, ``p = u.h``,
+    ``q = w.h``, ``al, be, ga`` and, for the half turn, ``i`` (else -1), ``u_i`` and ``1 / |1_i - u_i u|``.
     """
     norm_e = tl.sqrt(ee)
     norm_t = tl.sqrt(tt)

@@ -189,7 +189,7 @@ class Buffers:
 
 
 class ForwardSteps(Buffers):
-    """One product and one row kernel a step. Its ``h0`` is the running state in float32, ``low`` what the product sees."""
+    """One product and one row kernel a step. ``h0`` is the running state in float32, ``low`` what the product sees."""
 
     stride = 1
 

@@ -1,0 +1,381 @@
+"""The fused lam = 0 scan against the float64 reference: in Triton's interpreter on the CPU, and compiled on the GPU."""
+
+import itertools
+import os
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+from torchrum.ops.rum_scan import fused, rum_scan
+from torchrum.ops.rum_scan.fused.graphs import LARGEST_CHUNK, chunk_lengths, clear_graphs
+from torchrum.ops.rum_scan.fused.lam0_backward import lam0_backward
+from torchrum.ops.rum_scan.fused.lam0_forward import lam0_forward, lam0_forward_kernel, padded
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import rum_scan_reference
+from torchrum.ops.rum_scan.zoneout import keep_new
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # of the norm, against float64
+NAMES = ("xp", "h0", "weight_hh", "ln_weight", "ln_bias")
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
+LAYER_NORMS = ({}, {"layer_norm": True}, {"layer_norm": True, "ln_order": "authors"})
+ZONEOUTS = ({}, {"zoneout": 0.3}, {"zoneout": 0.3, "training": True})
+GRID = [
+    {"eta": eta, "update_gate": gate, **norm, **zoneout}
+    for eta, gate, norm, zoneout in itertools.product((None, 1.0, 0.3), (True, False), LAYER_NORMS, ZONEOUTS)
+]
+
+
+def draw(T: int, B: int, H: int, options: RumOptions, dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
+    """Random inputs; layer norm's parameters only where they are used."""
+    G = options.num_gates
+
+    def normal(*shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
+        return (mean + std * torch.randn(shape, device=DEVICE)).to(dtype)
+
+    norms = (
+        (normal((G + 1) * H, mean=1.0, std=0.2), normal((G + 1) * H, std=0.2)) if options.layer_norm else (None, None)
+    )
+    tensors = (normal(T, B, (G + 1) * H), normal(B, H), normal(G * H, H, std=H**-0.5), *norms)
+    return dict(zip(NAMES, tensors, strict=True))
+
+
+def reference_gradients(
+    case: dict[str, Tensor | None], lengths: Tensor | None, seed: Tensor, options: RumOptions, grad_out: Tensor
+) -> dict[str, Tensor]:
+    """Output and gradients in float64."""
+    x = {name: None if v is None else v.double().detach().requires_grad_() for name, v in case.items()}
+    out, _ = rum_scan_reference(
+        x["xp"], x["h0"], None, x["weight_hh"], x["ln_weight"], x["ln_bias"], lengths, seed, options
+    )
+    wanted = {name: v for name, v in x.items() if v is not None}
+    grads = torch.autograd.grad(out, list(wanted.values()), grad_out.double())
+    return {"out": out.detach(), **{f"d{name}": g for name, g in zip(wanted, grads, strict=True)}}
+
+
+def fused_gradients(
+    case: dict[str, Tensor | None], lengths: Tensor | None, seed: Tensor, options: RumOptions, grad_out: Tensor
+) -> dict[str, Tensor]:
+    inputs = (*case.values(), lengths, seed)
+    out, gates = lam0_forward(*inputs, options)
+    grads = lam0_backward(grad_out, *inputs, out, gates, options)
+    return {"out": out, **{f"d{name}": g for name, g in zip(NAMES, grads, strict=True) if g is not None}}
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], error: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        assert found[name].shape == want.shape, name
+        difference = (found[name].double() - want).norm().item()
+        size = max(want.norm().item(), 0.05)  # a gradient that cancels to zero is zero up to roundings of its terms
+        assert difference <= error * size, f"{name}: {difference} of {want.norm().item()}"
+
+
+def check(
+    T: int, B: int, H: int, options: RumOptions, dtype: torch.dtype = torch.float32, lengths: bool = False
+) -> None:
+    case = draw(T, B, H, options, dtype)
+    grad_out = torch.randn(T, B, H, device=DEVICE).to(dtype)
+    rows = torch.randint(0, T + 1, (B,), device=DEVICE) if lengths else None
+    seed = torch.randint(2**31 - 1, (), device=DEVICE)
+    wanted = reference_gradients(case, rows, seed, options, grad_out)
+    assert_close(fused_gradients(case, rows, seed, options, grad_out), wanted, ERROR[dtype])
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20)
+    torch.set_float32_matmul_precision("highest")
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.parametrize("number", range(len(GRID)))
+def test_options_match_reference(number):
+    options = RumOptions(**GRID[number], activation=ACTIVATIONS[number % 4])
+    check(3, 2, 9, options, lengths=number % 3 == 0)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("norm", LAYER_NORMS, ids=str)
+def test_activations_match_reference(activation, norm):
+    check(2, 2, 8, RumOptions(activation=activation, **norm))
+
+
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 2, 1), (1, 3, 2), (4, 1, 3), (2, 2, 50), (2, 2, 65), (2, 1, 100)])
+@pytest.mark.parametrize("options", [RumOptions(), RumOptions(eta=1.0, layer_norm=True)], ids=["plain", "eta-ln"])
+def test_shapes_match_reference(T, B, H, options):
+    check(T, B, H, options, lengths=T > 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "options", [RumOptions(eta=1.0), RumOptions(layer_norm=True, activation="tanh")], ids=["eta", "ln"]
+)
+def test_half_types_match_reference(dtype, options):
+    check(4, 3, 48, options, dtype)
+
+
+@pytest.mark.parametrize("eta", [None, 1.0])
+def test_degenerate_rotations_match_reference(eta):
+    """tau = x_tau exactly, so that zero, parallel and opposite pairs can be given."""
+    H, options = 12, RumOptions(eta=eta)
+    case = draw(2, 8, H, options)
+    case["weight_hh"].zero_()
+    eps = case["xp"][..., 2 * H :]
+    tau = case["xp"][..., :H]
+    eps[:, 0], tau[:, 1] = 0.0, 0.0  # no direction
+    tau[:, 2], eps[:, 2] = 0.0, 0.0
+    tau[:, 3] = 2.0 * eps[:, 3]  # parallel: the smooth limit
+    tau[:, 4] = -2.0 * eps[:, 4]  # opposite: a half turn
+    tau[:, 5] = -eps[:, 5] + 0.05 * tau[:, 5]  # near opposite, where 1 + cos cancels
+    eps[:, 6] *= 1e-14  # too short to have a direction
+    seed = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    grad_out = torch.randn(2, 8, H, device=DEVICE)
+    # in float64 1e-14 still has a direction: compare with the policy for float32 by making it zero
+    exact = {name: None if v is None else v.clone() for name, v in case.items()}
+    exact["xp"][:, 6, 2 * H :] = 0.0
+    wanted = reference_gradients(exact, None, seed, options, grad_out)
+    found = fused_gradients(case, None, seed, options, grad_out)
+    assert all(v.isfinite().all() for v in found.values())
+    for row in range(8):  # a row that is wrong must not hide behind the others
+        for name in ("out", "dxp"):
+            want = wanted[name][:, row]
+            difference = (found[name][:, row].double() - want).norm()
+            assert difference <= ERROR[torch.float32] * want.norm() + 1e-12, f"{name} of row {row}"
+    assert_close(found, wanted, ERROR[torch.float32])
+
+
+def test_layer_norm_of_a_large_mean_keeps_its_digits():
+    options = RumOptions(layer_norm=True)
+    case = draw(1, 2, 16, options)
+    case["xp"] += 64.0  # the variance as a difference of squares would lose four digits
+    seed = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    grad_out = torch.randn(1, 2, 16, device=DEVICE)
+    wanted = reference_gradients(case, None, seed, options, grad_out)
+    assert_close(fused_gradients(case, None, seed, options, grad_out), wanted, ERROR[torch.float32])
+
+
+def test_zoneout_takes_the_reference_masks():
+    options = RumOptions(zoneout=0.4, training=True)
+    case = draw(3, 2, 20, options)
+    seed = torch.tensor(2**31 - 5, device=DEVICE)
+    out, _ = lam0_forward(*case.values(), None, seed, options)
+    before = torch.cat([case["h0"][None], out[:-1]])
+    for t in range(3):
+        assert torch.equal(out[t] == before[t], ~keep_new(seed, t, 2, 20, options))
+
+
+def test_no_gradient_beyond_the_length():
+    options = RumOptions()
+    case = draw(3, 2, 6, options)
+    lengths = torch.tensor([0, 2], device=DEVICE)
+    found = fused_gradients(case, lengths, torch.zeros((), device=DEVICE), options, torch.ones(3, 2, 6, device=DEVICE))
+    assert found["dxp"][:, 0].count_nonzero() == 0
+    assert found["dxp"][2, 1].count_nonzero() == 0
+    assert torch.equal(found["dh0"][0], torch.full((6,), 3.0, device=DEVICE))
+
+
+@pytest.mark.parametrize("T, B", [(0, 2), (3, 0)])
+def test_empty_input(T, B):
+    options = RumOptions(layer_norm=True)
+    case = draw(T, B, 5, options)
+    found = fused_gradients(case, None, torch.zeros((), device=DEVICE), options, torch.zeros(T, B, 5, device=DEVICE))
+    for name, value in case.items():
+        assert found[f"d{name}"].shape == value.shape
+        assert found[f"d{name}"].count_nonzero() == 0
+
+
+def test_strided_input():
+    options = RumOptions(eta=1.0)
+    case = draw(2, 3, 7, options)
+    seed, grad_out = torch.zeros((), device=DEVICE), torch.randn(2, 3, 7, device=DEVICE)
+    wanted = fused_gradients(case, None, seed, options, grad_out)
+    strided = {name: None if v is None else v.mT.contiguous().mT if v.dim() > 1 else v for name, v in case.items()}
+    found = fused_gradients(strided, None, seed, options, grad_out.mT.contiguous().mT)
+    for name, want in wanted.items():
+        assert torch.equal(found[name], want), name
+
+
+def test_chunks_add_up():
+    for T in (1, 2, 63, 127, 128, 129, 150, 1020):
+        lengths = chunk_lengths(T)
+        assert sum(lengths) == T
+        assert all(n & (n - 1) == 0 and n <= LARGEST_CHUNK for n in lengths)
+
+
+def test_padded_is_a_multiple_of_64():
+    assert [padded(H) for H in (1, 64, 65, 700)] == [64, 64, 128, 704]
+
+
+@pytest.mark.parametrize(
+    "dtype, options, words",
+    [
+        (torch.float64, RumOptions(), "float64"),
+        (torch.float32, RumOptions(lam=0.5), "lam"),
+        (torch.float32, RumOptions(activation=torch.relu), "callable"),
+        (torch.float32, RumOptions(activation="gelu"), "gelu"),
+        (torch.float32, RumOptions(target_activation="tanh"), "target_activation"),
+    ],
+)
+def test_obstacle_says_why(dtype, options, words):
+    assert words in fused.obstacle(torch.empty(2, 2, 12, dtype=dtype, device=DEVICE), options)
+
+
+def test_no_obstacle():
+    assert fused.obstacle(torch.empty(2, 2, 12, device=DEVICE), RumOptions(eta=1.0, layer_norm=True)) is None
+
+
+def test_obstacle_of_size():
+    assert "8192" in fused.obstacle(torch.empty(1, 1, 3 * 8193, device=DEVICE), RumOptions())
+
+
+# ---- on the GPU: compiled kernels, own graphs and captures
+
+
+gpu = pytest.mark.gpu
+SMALL = [(1, 1, 1), (5, 2, 1), (9, 1, 3), (6, 3, 50), (6, 3, 65), (20, 4, 100), (130, 3, 33)]
+LARGE = [(5, 2, 257), (5, 3, 700), (4, 2, 1000), (4, 2, 2000), (4, 2, 2048), (4, 1, 5000), (4, 1, 8192)]
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("number", range(len(GRID)))
+def test_gpu_options(number, dtype):
+    options = RumOptions(**GRID[number], activation=ACTIVATIONS[number % 4])
+    check(7, 5, 72, options, dtype, lengths=number % 3 == 0)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "T, B, H",
+    SMALL + LARGE,
+)
+def test_gpu_shapes(T, B, H, dtype):
+    check(T, B, H, RumOptions(eta=1.0, zoneout=0.2, training=True), dtype, lengths=True)
+    check(T, B, H, RumOptions(layer_norm=True), dtype)
+
+
+@gpu
+def test_gpu_every_length_and_batch_reuses_the_kernel():
+    options = RumOptions(eta=1.0)
+    check(5, 3, 40, options)
+    compiled = len(next(iter(lam0_forward_kernel.device_caches.values()))[0])
+    for T, B in ((1, 1), (2, 16), (16, 1), (17, 33), (31, 2)):
+        check(T, B, 40, options)
+    # with and without a table
+    assert len(next(iter(lam0_forward_kernel.device_caches.values()))[0]) <= compiled + 1
+
+
+def _gpu_case(T: int = 20, B: int = 4, H: int = 96) -> tuple[RumOptions, dict[str, Tensor | None], Tensor, Tensor]:
+    options = RumOptions(eta=1.0, zoneout=0.1, training=True, layer_norm=True)
+    seed = torch.tensor(77, device="cuda")
+    return options, draw(T, B, H, options), seed, torch.randn(T, B, H, device="cuda")
+
+
+@gpu
+def test_gpu_outer_capture_gives_the_same():
+    options, case, seed, grad_out = _gpu_case()
+    wanted = fused_gradients(case, None, seed, options, grad_out)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        fused_gradients({k: v[:2] if k == "xp" else v for k, v in case.items()}, None, seed, options, grad_out[:2])
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = fused_gradients(case, None, seed, options, grad_out)
+    case["xp"].mul_(2.0)
+    graph.replay()
+    case["xp"].div_(2.0)
+    graph.replay()
+    assert_close(found, {name: want.double() for name, want in wanted.items()}, 1e-6)
+
+
+@gpu
+def test_gpu_streams_and_threads_do_not_mix():
+    options = RumOptions(eta=1.0)
+    cases = [draw(40, 4, 128, options) for _ in range(8)]
+    grads = [torch.randn(40, 4, 128, device="cuda") for _ in cases]
+    seed = torch.zeros((), dtype=torch.int64, device="cuda")
+    wanted = [fused_gradients(c, None, seed, options, g) for c, g in zip(cases, grads, strict=True)]
+    clear_graphs()
+    torch.cuda.synchronize()
+    found: dict[int, dict[str, Tensor]] = {}
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found[index] = fused_gradients(cases[index], None, seed, options, grads[index])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    for index, want in enumerate(wanted):
+        assert_close(found[index], {name: w.double() for name, w in want.items()}, 1e-6)
+
+
+@gpu
+def test_gpu_two_forwards_before_a_backward():
+    options, case, seed, grad_out = _gpu_case()
+    wanted = fused_gradients(case, None, seed, options, grad_out)
+    out, gates = lam0_forward(*case.values(), None, seed, options)
+    other = draw(20, 4, 96, options)
+    lam0_forward(*other.values(), None, seed, options)
+    grads = lam0_backward(grad_out, *case.values(), None, seed, out, gates, options)
+    found = {"out": out, **{f"d{name}": g for name, g in zip(NAMES, grads, strict=True)}}
+    assert_close(found, {name: w.double() for name, w in wanted.items()}, 1e-6)
+
+
+@gpu
+def test_gpu_inference_mode_first_then_training():
+    options, case, seed, grad_out = _gpu_case(H=104)
+    clear_graphs()
+    with torch.inference_mode():
+        lam0_forward(*case.values(), None, seed, options)
+    wanted = reference_gradients(case, None, seed, options, grad_out)
+    assert_close(fused_gradients(case, None, seed, options, grad_out), wanted, ERROR[torch.float32])
+
+
+@gpu
+def test_gpu_unaligned_view():
+    options = RumOptions()
+    case = draw(7, 3, 5, options)
+    seed, grad_out = torch.zeros((), device="cuda"), torch.randn(6, 3, 5, device="cuda")
+    case["xp"] = case["xp"][1:]  # 45 numbers in: not on a 16-byte boundary
+    assert case["xp"].data_ptr() % 16
+    wanted = reference_gradients(case, None, seed, options, grad_out)
+    assert_close(fused_gradients(case, None, seed, options, grad_out), wanted, ERROR[torch.float32])
+
+
+@gpu
+@pytest.mark.parametrize("precision, error", [("highest", 2e-5), ("high", 5e-3)])
+def test_gpu_float32_product_follows_torch(precision, error):
+    torch.set_float32_matmul_precision(precision)
+    options = RumOptions(eta=1.0)
+    case = draw(12, 8, 256, options)
+    seed, grad_out = torch.zeros((), device="cuda"), torch.randn(12, 8, 256, device="cuda")
+    wanted = reference_gradients(case, None, seed, options, grad_out)
+    assert_close(fused_gradients(case, None, seed, options, grad_out), wanted, error)
+    torch.set_float32_matmul_precision("highest")
+
+
+@gpu
+def test_gpu_public_op_backward_runs_in_autograds_thread():
+    options, case, seed, grad_out = _gpu_case()
+    leaves = {name: v.clone().requires_grad_() for name, v in case.items()}
+    out, _ = rum_scan(
+        leaves["xp"], leaves["h0"], None, leaves["weight_hh"], leaves["ln_weight"], leaves["ln_bias"],
+        options=options, seed=seed, backend="fused",
+    )  # fmt: skip
+    out.backward(grad_out)
+    found = {"out": out.detach(), **{f"d{name}": v.grad for name, v in leaves.items()}}
+    assert_close(found, reference_gradients(case, None, seed, options, grad_out), ERROR[torch.float32])
