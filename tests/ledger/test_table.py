@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrum.ledger import Entry, LedgerError, read_ledger
+from torchrum.ledger import Entry, LedgerError, headline, read_ledger
 from torchrum.ledger.table import fill_tables, table, write_tables
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def test_seeds_share_a_row_with_mean_and_range():
     assert header == ["model", "settings", "parameters", "steps", "seeds", "accuracy", "paper", "command"]
     assert rum == [
         "RUM λ=1", "H 50, adam 0.001", "11,060", "100", "3", "99.00% (98.00% to 100.00%)", "100 %",
-        "`torchrum train recall-rum-lam1-t30`",
+        "`torchrum train recall-rum-lam1-t30 --seeds 3`",
     ]  # fmt: skip
     assert lstm[5:7] == ["25.00%", "25.6 %"]
     assert weinet[0].startswith("WeiNet")
@@ -69,6 +69,25 @@ def test_copying_shows_loss_and_accuracy_and_each_delay_has_a_table():
 def test_notes_stand_below_their_table():
     text = table([replace(LSTM, note="three learning rates were tried")], "recall")
     assert "- recall-lstm-t30, seed 0: three learning rates were tried" in text
+
+
+def test_the_command_repeats_the_seeds_of_its_row():
+    rows = {seeds: [replace(LSTM, seed=seed) for seed in seeds] for seeds in ((0,), (2,), (1, 2, 3), (0, 2))}
+    commands = {seeds: lines(table(row, "recall"))[2][-1].strip("`") for seeds, row in rows.items()}
+    assert commands == {
+        (0,): "torchrum train recall-lstm-t30",
+        (2,): "torchrum train recall-lstm-t30 --seed 2",
+        (1, 2, 3): "torchrum train recall-lstm-t30 --seed 1 --seeds 3",
+        (0, 2): "torchrum train recall-lstm-t30",
+    }
+
+
+def test_headline_tells_our_score_of_each_recipe(tmp_path):
+    assert headline(tmp_path) == {}
+    (tmp_path / "recall").mkdir()
+    for item in (*RUM, replace(LSTM, overrides=["model.hidden_size=8"])):  # with overrides it is not the recipe
+        (tmp_path / "recall" / item.file_name).write_text(item.to_json())
+    assert headline(tmp_path) == {"recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%)"}
 
 
 README = "before\n<!-- torchrum:table recall -->\nold\n<!-- /torchrum:table -->\nafter\n"

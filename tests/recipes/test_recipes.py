@@ -1,5 +1,7 @@
 import pytest
+import torch
 
+from torchrum.models import build_model
 from torchrum.recipes import RECIPES, load_recipe
 from torchrum.tasks import Copying, Recall
 from torchrum.training.config import TrainConfig
@@ -92,3 +94,23 @@ def test_a_recipe_of_ones_own():
         load_recipe(f"{__name__}:not_a_recipe")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_recipe("no_such_module:own")
+
+
+@pytest.mark.parametrize(
+    "name, parameters",
+    [("copying-rum-t200", 135_509), ("copying-rum-lam1-t200", 24_209), ("recall-rum-lam1-t50", 11_060)],
+)
+def test_models_have_the_counted_parameters(name, parameters):
+    config = load_recipe(name)
+    model = build_model(config.model, config.task)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.endswith(("-t200", "-t30"))])
+def test_every_model_answers_its_task(name):
+    config = load_recipe(name)
+    task = type(config.task)(**({"delay": 2} if isinstance(config.task, Copying) else {"length": 4}))
+    batch = task.batch(2, torch.Generator())
+    logits = build_model(config.model, task)(batch.x, batch.lengths)
+    assert logits.shape == (*batch.y.shape, task.num_classes)
+    assert torch.isfinite(task.loss(logits, batch))

@@ -2,5 +2,6 @@
 
 from torchrum.ledger.record import record
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.ledger.table import headline
 
-__all__ = ["Entry", "LedgerError", "read_ledger", "record"]
+__all__ = ["Entry", "LedgerError", "headline", "read_ledger", "record"]

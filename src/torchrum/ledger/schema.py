@@ -24,6 +24,8 @@ LOCAL_NAME = re.compile(r"(^|[\s='\"(])(/\w|~/|[A-Za-z]:\\)|@[\w-]+|\blocalhost\
 class LedgerError(ValueError):
     """A ledger file, or a run that should become one, is not what it must be."""
 
+    exit_code = 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from torchrum.ledger.labels import model_label
-from torchrum.ledger.schema import Entry, LedgerError
+from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.recipes import PAPER_ONLY, RECIPES
 from torchrum.training.records import write_atomic
 
@@ -75,8 +75,31 @@ def _cells(row: Row) -> list[str]:
         str(len(row)),
         *(_spread(row, name) for name in _scores(config.task.metric).values()),
         config.paper.text if config.paper else "",
-        f"`{re.sub(r' --seed [0-9]+', '', entry.command)}`",
+        f"`{_command(row)}`",
     ]
+
+
+def _command(row: Row) -> str:
+    command = re.sub(r" --seed \d+", "", row[0].command)
+    seeds = sorted(entry.seed for entry in row)
+    first = f" --seed {seeds[0]}" if seeds[0] else ""
+    if len(row) == 1:
+        return command + first
+    consecutive = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    return f"{command}{first} --seeds {len(seeds)}" if consecutive else command
+
+
+def headline(results: Path = Path("results")) -> dict[str, str]:
+    """Our score of each recipe without overrides, from the ledger, for a list of the recipes."""
+    entries = read_ledger(results)
+    tasks = dict.fromkeys(entry.task for entry in entries)
+    rows = [row for task in tasks for row in table_rows(entries, task) if not row[0].overrides]
+    return {row[0].recipe: _headline(row) for row in rows}
+
+
+def _headline(row: Row) -> str:
+    scores = _scores(row[0].config().task.metric)
+    return ", ".join(f"{name} {_spread(row, key)}" for name, key in scores.items())
 
 
 def _scores(metric: str) -> dict[str, str]:
@@ -102,7 +125,10 @@ def fill_tables(text: str, entries: Sequence[Entry]) -> str:
 
 def write_tables(path: Path, entries: Sequence[Entry]) -> bool:
     """Make the tables of a file anew; says whether the file changed."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
     if not MARKED.search(text):
         raise LedgerError(
             f"{path} has no place for a table; put <!-- torchrum:table copying --> and <!-- /torchrum:table --> in it."

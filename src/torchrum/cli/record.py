@@ -1,0 +1,21 @@
+"""``torchrum record runs/copying-rum-t200``"""
+
+import argparse
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Enter runs in the ledger."""
+    parser = argparse.ArgumentParser(prog="torchrum record", description="Enter finished runs in the results ledger.")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_argument("--note", default="", help="what a reader of the numbers should know")
+    parser.add_argument("--commit", help="commit of the code, if the run was made outside a checkout")
+    parser.add_argument("--replace", action="store_true", help="write over an entry of the same name")
+    options = parser.parse_args(arguments)
+
+    from torchrum.ledger import record
+
+    for run in options.runs:
+        print(record(run, options.results, note=options.note, commit=options.commit, replace=options.replace))
+    return 0

@@ -1,0 +1,27 @@
+"""``torchrum table copying`` and ``torchrum table --write README.md``"""
+
+import argparse
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Print the results, or write them into a file."""
+    parser = argparse.ArgumentParser(prog="torchrum table", description="Print the results as Markdown tables.")
+    parser.add_argument("task", nargs="?", help="copying, recall, ...; all if left out")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="replace the tables between the markers of this file"
+    )
+    options = parser.parse_args(arguments)
+
+    from torchrum.ledger import read_ledger
+    from torchrum.ledger.table import table, write_tables
+
+    entries = read_ledger(options.results)
+    if options.write:
+        changed = write_tables(options.write, entries)
+        print(f"{options.write}: {'tables written' if changed else 'tables are up to date'}")
+        return 0
+    tasks = [options.task] if options.task else sorted({entry.task for entry in entries})
+    print("\n".join(table(entries, task) for task in tasks) or f"{options.results} holds no run yet.")
+    return 0

@@ -1,0 +1,55 @@
+"""The commands around the ledger, from run to table and figure."""
+
+import pytest
+
+from torchrum.cli import main
+
+
+def test_from_run_to_table_and_figure(run, tmp_path, capsys):
+    results, readme = str(tmp_path / "results"), tmp_path / "README.md"
+    assert main(["record", str(run), "--results", results, "--commit", "abc", "--note", "a note"]) == 0
+    assert capsys.readouterr().out.strip().startswith(f"{results}/copying/copying-lstm-t200-seed7-")
+
+    assert main(["table", "copying", "--results", results]) == 0
+    printed = capsys.readouterr().out
+    assert "| LSTM | H 4, rmsprop_tf 0.001" in printed
+    assert "a note" in printed
+
+    readme.write_text("<!-- torchrum:table copying -->\n<!-- /torchrum:table -->\n")
+    assert main(["table", "--write", str(readme), "--results", results]) == 0
+    assert main(["table", "--write", str(readme), "--results", results]) == 0
+    assert "tables written" in (out := capsys.readouterr().out)
+    assert "up to date" in out
+    assert printed.strip() in readme.read_text()
+
+    assert main(["figure", "copying", "--results", results, "--out", str(tmp_path / "figures")]) == 0
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["copying.png", "copying.svg"]
+
+
+def test_the_curve_of_a_run(run, capsys):
+    assert main(["figure", str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "curve.png")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["record", "nowhere"], "nowhere is not a run folder"),
+        (["figure", "babi"], "no figure 'babi'"),
+        (["figure", "recall", "--results", "nowhere"], "no run of recall is in the ledger"),
+    ],
+)
+def test_mistakes_have_a_message_and_an_exit_code(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_empty_ledger_says_so(tmp_path, capsys):
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    assert "holds no run yet" in capsys.readouterr().out
+
+
+def test_a_table_for_a_file_that_is_not_there(tmp_path, capsys):
+    assert main(["table", "--write", str(tmp_path / "missing.md"), "--results", str(tmp_path)]) == 1
+    assert "missing.md cannot be read" in capsys.readouterr().err
