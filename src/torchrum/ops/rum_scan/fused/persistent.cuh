@@ -1,0 +1,307 @@
+// What the persistent forward and backward kernels share: the layout, the exchange between blocks, the row sums.
+//
+// A group of GROUP blocks holds one batch tile of ROWS rows; block `cta` of it owns UNITS units, and keeps its slice
+// of the recurrent weights in registers for the whole sequence. A block has four warpgroups. In the matrix product
+// warpgroup g takes a quarter of the inner axis; in the pointwise part it takes batch rows 8 g .. 8 g + 7 (if the
+// tile has them), warp w of it units 8 w .. 8 w + 7, and lane (i, q) = (lane / 4, lane % 4) the unit 8 w + i of rows
+// 2 q and 2 q + 1: the layout in which mma leaves its result.
+//
+// Blocks exchange data through global memory that is filled with EMPTY before the launch and written once: a word
+// that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written can be EMPTY:
+// it is a NaN with a payload that neither conversions nor arithmetic produce.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define ROWS (8 * NT)
+#define UNITS 32
+#define GROUP (NP / UNITS)
+#define EMPTY 0xFFFFFFFFu
+#define SPINS (1 << 22)  // about two seconds of polling: a lost block ends in a trap, not in a hang
+#define TINY 1e-24f      // squared length of a vector without a direction
+#define OPPOSITE 4e-7f   // 1 + cos at which half precision cannot tell the plane of the rotation
+
+struct Quad {
+    u32 x, y, z, w;
+};
+
+#ifndef EMULATE
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
+#define THREAD ((int)threadIdx.x)
+#define BLOCK ((int)blockIdx.x)
+
+extern __shared__ __align__(128) char shared_bytes[];
+DEVICE char* shared_memory() { return shared_bytes; }
+DEVICE void block_sync() { __syncthreads(); }
+DEVICE void warpgroup_sync(int g) { asm volatile("bar.sync %0, 128;" ::"r"(g + 1) : "memory"); }
+DEVICE void spin_once(int& spins) {
+    if (++spins > SPINS) __trap();
+}
+DEVICE float as_float(u32 x) { return __uint_as_float(x); }
+DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
+DEVICE float fast_exp(float x) { return __expf(x); }
+DEVICE float inverse_root(float x) { return rsqrtf(x); }
+DEVICE void publish_word(u32* p, u32 x) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
+DEVICE Quad peek(const u32* p) {
+    Quad v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+// An 8 x 8 matrix of half numbers over a warp, two a lane: (row i, columns 2q, 2q + 1) becomes (column i, rows 2q, 2q + 1).
+DEVICE u32 transpose(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+#if HALF_BF16
+#define HALF_NAME "bf16"
+DEVICE float from_half(u16 x) { return __uint_as_float((u32)x << 16); }
+DEVICE u32 pack(float low, float high) {
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+#else
+#define HALF_NAME "f16"
+DEVICE float from_half(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+DEVICE u32 pack(float low, float high) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+#endif
+DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALF_NAME "." HALF_NAME
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// Four (two) core matrices, 8 rows x 16 bytes each: lane (i, q) gets row i, bytes 4q .. 4q + 3 of each.
+DEVICE void load_cores4(u32 (&r)[4], const char* m0, const char* m1, const char* m2, const char* m3) {
+    int lane = THREAD % 32;
+    const char* a = lane < 8 ? m0 : lane < 16 ? m1 : lane < 24 ? m2 : m3;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(a) + (lane % 8) * 16) : "memory");
+}
+DEVICE void load_cores2(u32& r0, u32& r1, const char* m0, const char* m1) {
+    int lane = THREAD % 32;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r0), "=r"(r1) : "r"(shared_address(lane % 16 < 8 ? m0 : m1) + (lane % 8) * 16) : "memory");
+}
+#endif
+
+DEVICE float low_half(u32 x) { return from_half((u16)(x & 0xFFFF)); }
+DEVICE float high_half(u32 x) { return from_half((u16)(x >> 16)); }
+DEVICE bool arrived(const Quad& v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
+DEVICE void publish_float(float* p, float x) {
+    u32 bits = as_bits(x);
+    publish_word((u32*)p, bits == EMPTY ? 0x7FFFFFFFu : bits);
+}
+
+// Units `unit` and `unit + 1` of one row as a pair of half numbers; outside the matrix they are zero.
+DEVICE u32 load_pair(const u16* row, i64 unit, i64 N, bool inside) {
+    if (!inside || unit >= N) return 0;
+    if (N % 2 == 0) return *(const u32*)(row + unit);
+    return row[unit] | (unit + 1 < N ? (u32)row[unit + 1] << 16 : 0u);
+}
+DEVICE void store_pair(u16* row, i64 unit, i64 N, bool inside, u32 x) {
+    if (!inside || unit >= N) return;
+    if (N % 2 == 0) {
+        *(u32*)(row + unit) = x;
+        return;
+    }
+    row[unit] = (u16)x;
+    if (unit + 1 < N) row[unit + 1] = (u16)(x >> 16);
+}
+
+// A warpgroup copies CHUNKS pieces of 16 bytes to shared memory, each when it has arrived.
+template <int CHUNKS>
+DEVICE void gather(char* to, const u32* from, int thread) {
+    const int BATCH = 8;
+    int spins = 0;
+#pragma unroll
+    for (int first = 0; first < CHUNKS; first += 128 * BATCH) {
+        Quad v[BATCH];
+        // Wait on one piece alone: polling all of them while nothing has arrived would crowd out the writers.
+        bool mine = first + thread < CHUNKS;
+        if (mine) {
+            v[0] = peek(from + (i64)(first + thread) * 4);
+            while (!arrived(v[0])) {
+                spin_once(spins);
+                v[0] = peek(from + (i64)(first + thread) * 4);
+            }
+        }
+#pragma unroll
+        for (int j = 1; j < BATCH; j++)
+            if (first + j * 128 < CHUNKS && first + j * 128 + thread < CHUNKS)
+                v[j] = peek(from + (i64)(first + j * 128 + thread) * 4);
+#pragma unroll
+        for (int j = 1; j < BATCH; j++)
+            if (first + j * 128 < CHUNKS && first + j * 128 + thread < CHUNKS)
+                while (!arrived(v[j])) {
+                    spin_once(spins);
+                    v[j] = peek(from + (i64)(first + j * 128 + thread) * 4);
+                }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (first + j * 128 < CHUNKS && first + j * 128 + thread < CHUNKS)
+                *(Quad*)(to + (first + j * 128 + thread) * 16) = v[j];
+    }
+}
+
+// Row sums over the group, four at a time. A board holds one step's packets of one group of eight rows:
+// [block][row of 8][4] floats.
+#define BOARD (GROUP * 32)
+#define PASSES ((GROUP + 15) / 16)
+
+// v[4 r + s]: this lane's share of sum s in row 2 q + r. `part` is [4 warps][32] floats of shared memory.
+DEVICE void publish_sums(float (&v)[8], float* part, float* board, int g, int cta, int thread) {
+    int lane = thread % 32, i = lane / 4, q = lane % 4;
+    // Each exchange halves what a lane still adds up: lane (i, q) ends with sum i % 4 of row 2 q + i / 4.
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        float give = (i & 4) ? v[s] : v[s + 4];
+        v[s] = ((i & 4) ? v[s + 4] : v[s]) + shuffle_xor(give, 16);
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        float give = (i & 2) ? v[s] : v[s + 2];
+        v[s] = ((i & 2) ? v[s + 2] : v[s]) + shuffle_xor(give, 8);
+    }
+    float give = (i & 1) ? v[0] : v[1];
+    float sum = ((i & 1) ? v[1] : v[0]) + shuffle_xor(give, 4);
+    part[thread / 32 * 32 + (2 * q + i / 4) * 4 + i % 4] = sum;
+    warpgroup_sync(g);
+    if (thread < 32) publish_float(board + cta * 32 + thread, part[thread] + part[32 + thread] + part[64 + thread] + part[96 + thread]);
+}
+
+DEVICE void peek_sums(Quad (&v)[PASSES], const float* board, int thread) {
+#pragma unroll
+    for (int j = 0; j < PASSES; j++)
+        if (j * 128 + thread < GROUP * 8) v[j] = peek((const u32*)board + (j * 128 + thread) * 4);
+}
+
+// Waits for what peek_sums has not seen yet, adds up, and leaves each warp's part in `total`, [4 warps][8 rows][4].
+DEVICE void add_sums(Quad (&v)[PASSES], float* total, const float* board, int thread) {
+    int lane = thread % 32, spins = 0;
+    float s[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < PASSES; j++)
+        if (j * 128 + thread < GROUP * 8) {
+            while (!arrived(v[j])) {
+                spin_once(spins);
+                v[j] = peek((const u32*)board + (j * 128 + thread) * 4);
+            }
+            s[0] += as_float(v[j].x), s[1] += as_float(v[j].y), s[2] += as_float(v[j].z), s[3] += as_float(v[j].w);
+        }
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        float give = (lane & 16) ? s[k] : s[k + 2];
+        s[k] = ((lane & 16) ? s[k + 2] : s[k]) + shuffle_xor(give, 16);
+    }
+    float give = (lane & 8) ? s[0] : s[1];
+    s[0] = ((lane & 8) ? s[1] : s[0]) + shuffle_xor(give, 8);
+    total[thread / 32 * 32 + (lane % 8) * 4 + lane / 8] = s[0];
+}
+
+// The four sums of row `row` of eight, after a barrier that follows add_sums.
+DEVICE void read_sums(float (&s)[4], const float* total, int row) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) s[k] = 0.f;
+#pragma unroll
+    for (int w = 0; w < 4; w++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) s[k] += total[w * 32 + row * 4 + k];
+}
+
+// The rotation's row scalars; eps and tau enter as eps * inv_eps and tau * inv_tau.
+struct Turn {
+    float inv_eps, inv_tau, c, p, q, k, on_eps, on_tau;
+    bool opposite;
+};
+DEVICE Turn turn_of(float ee, float tt, float et, float th, float eh) {
+    Turn r;
+    bool turns = !(ee <= TINY || tt <= TINY);  // NaN turns: it must stay NaN
+    r.inv_eps = turns ? inverse_root(ee) : 0.f;
+    r.inv_tau = turns ? inverse_root(tt) : 0.f;
+    r.c = et * r.inv_eps * r.inv_tau;
+    r.p = eh * r.inv_eps;
+    r.q = th * r.inv_tau;
+    r.opposite = turns && 1.f + r.c <= OPPOSITE;
+    r.k = turns && !r.opposite ? 1.f / (1.f + r.c) : 0.f;
+    r.on_eps = r.opposite ? -2.f * r.p : -r.k * (r.p + r.q);
+    r.on_tau = r.opposite ? 0.f : 2.f * r.p + r.on_eps;
+    return r;
+}
+// Opposite vectors: the half turn's second mirror is f = (axis i - u_i u) / norm, i the unit where |eps| is smallest.
+struct HalfTurn {
+    int unit;
+    float u, inv_norm, along;  // eps_i / |eps|, 1 / norm (0 without such a mirror), f . h
+};
+DEVICE HalfTurn half_turn_of(const u16* eps, i64 N, const Turn& r) {
+    HalfTurn f;
+    float least = 3e38f;
+    f.unit = 0;
+    for (int j = 0; j < (int)N; j++) {
+        float x = from_half(eps[j]);
+        x = x < 0.f ? -x : x;
+        if (x < least) least = x, f.unit = j;
+    }
+    f.u = from_half(eps[f.unit]) * r.inv_eps;
+    float square = 1.f - f.u * f.u;
+    f.inv_norm = square > 1e-12f ? inverse_root(square) : 0.f;
+    f.along = 0.f;
+    return f;
+}
+DEVICE float turned(const Turn& r, const HalfTurn& f, int unit, float eps, float tau, float h) {
+    float y = h + r.on_eps * r.inv_eps * eps + r.on_tau * r.inv_tau * tau;
+    if (r.opposite) y -= 2.f * f.along * f.inv_norm * ((unit == f.unit ? 1.f : 0.f) - f.u * r.inv_eps * eps);
+    return y;
+}
+
+DEVICE float sigmoid(float x) { return 1.f / (1.f + fast_exp(-x)); }
+#if ACTIVATION == 0  // relu
+DEVICE float activate(float x) { return x < 0.f ? 0.f : x; }
+DEVICE float slope(float x, float y) { return x > 0.f ? 1.f : 0.f; }
+#elif ACTIVATION == 1  // tanh
+DEVICE float activate(float x) { return 2.f * sigmoid(2.f * x) - 1.f; }
+DEVICE float slope(float x, float y) { return 1.f - y * y; }
+#elif ACTIVATION == 2  // sigmoid
+DEVICE float activate(float x) { return sigmoid(x); }
+DEVICE float slope(float x, float y) { return y * (1.f - y); }
+#else  // softsign
+DEVICE float activate(float x) { return x / (1.f + (x < 0.f ? -x : x)); }
+DEVICE float slope(float x, float y) {
+    float d = 1.f + (x < 0.f ? -x : x);
+    return 1.f / (d * d);
+}
+#endif
+
+DEVICE u32 hash32(u32 x) {
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+// Zoneout's weight of the new value.
+DEVICE float share_of_new(u32 key, i64 index, u32 keep_below, float zoneout) {
+#if ZONEOUT == 2
+    return hash32(key ^ (u32)index) < keep_below ? 1.f : 0.f;
+#elif ZONEOUT == 1
+    return 1.f - zoneout;
+#else
+    return 1.f;
+#endif
+}

@@ -1,0 +1,261 @@
+"""The whole lam = 0 scan in one launch for half precision: weights stay in registers, blocks exchange states directly.
+
+A group of blocks shares a tile of batch rows and splits the hidden units. persistent.cuh says how they talk.
+"""
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..options import RumOptions
+
+UNITS = 32  # hidden units a block owns
+THREADS = 512
+MAX_HIDDEN = 1024  # a block's share of wider weights does not fit its registers
+MIN_HIDDEN = 32
+ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
+EMPTY = -1  # all bits set: a word that nobody has written yet
+STATS = 8  # row scalars that the forward leaves for the backward
+
+USE_WGMMA = False
+"""Multiply in the forward by Hopper's warpgroup instruction instead of mma.sync."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one problem lies on the device; everything but B, T and N is compiled in."""
+
+    defines: tuple[tuple[str, int], ...]
+    padded: int
+    row_blocks: int
+    group: int
+    tiles: int
+    groups: int
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.row_blocks
+
+    @property
+    def waves(self) -> int:
+        """How often the device goes through the sequence; 1 where the whole batch is resident."""
+        return -(-self.tiles // self.groups)
+
+    @property
+    def board_words(self) -> int:
+        return self.row_blocks * self.group * 32
+
+    def forward_shared(self) -> int:
+        return self.padded * self.rows * 2 + 2 * 4 * self.row_blocks * 128 * 16 + 4 * 512 * 4
+
+    def backward_shared(self, gates: int) -> int:
+        return gates * self.padded * self.rows * 2 + 2 * 8 * 2 * self.row_blocks * 2 * 32 * 8 + 4 * 320 * 4
+
+
+def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_lengths: bool, blocks: int) -> Plan:
+    """The smallest batch tile with which the batch takes the fewest passes over ``blocks`` resident blocks."""
+    multiple = 64 if options.update_gate else 128
+    padded = -(-N // multiple) * multiple
+    group = padded // UNITS
+    candidates = []
+    for row_blocks in (1, 2, 3, 4):
+        tiles = -(-B // (8 * row_blocks))
+        groups = min(tiles, blocks // group)
+        candidates.append((-(-tiles // groups), row_blocks, tiles, groups))
+    _, row_blocks, tiles, groups = min(candidates)
+    zoneout = 0 if options.zoneout == 0 else 2 if options.training else 1
+    defines = {
+        "NP": padded,
+        "NT": row_blocks,
+        "GATES": options.num_gates,
+        "ACTIVATION": ACTIVATION_CODES[str(options.activation)],
+        "HALF_BF16": int(dtype == torch.bfloat16),
+        "ETA": int(options.eta is not None),
+        "ZONEOUT": zoneout,
+        "LENGTHS": int(with_lengths),
+        "WGMMA": int(USE_WGMMA),
+    }
+    return Plan(tuple(defines.items()), padded, row_blocks, group, tiles, groups)
+
+
+def kernel_source(name: str) -> str:
+    folder = Path(__file__).parent
+    return (folder / "persistent.cuh").read_text() + (folder / f"persistent_{name}.cu").read_text()
+
+
+class Gpu:
+    """Compiles with the NVRTC that torch ships and launches so that all blocks are resident, or none."""
+
+    def blocks(self, device: torch.device) -> int:
+        return torch.cuda.get_device_properties(device).multi_processor_count
+
+    def launch(self, name: str, plan: Plan, args: bytes, shared: int, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            function = _function(name, plan.defines, shared, device.index or 0)
+            buffer = ctypes.create_string_buffer(args, len(args))
+            params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+            stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+            grid = plan.group * plan.groups
+            _check(
+                _driver().cuLaunchCooperativeKernel(function, grid, 1, 1, THREADS, 1, 1, shared, stream, params),
+                f"launching rum_persistent_{name} on {grid} blocks",
+            )
+
+
+machine = Gpu()
+"""What runs the kernels; the CPU tests put an emulator here."""
+
+
+def persistent_obstacle(xp: Tensor, options: RumOptions) -> str | None:
+    """Why the persistent kernels cannot run this scan, in words, or None."""
+    N = xp.shape[-1] // options.num_inputs
+    if options.keeps_rotation:
+        return "the persistent kernels know lam=0 only"
+    if options.layer_norm:
+        return "the persistent kernels have no layer norm"
+    if options.activation not in ACTIVATION_CODES or options.target_activation is not None:
+        return f"the persistent kernels know the activations {', '.join(ACTIVATION_CODES)} alone"
+    if xp.dtype not in (torch.bfloat16, torch.float16):
+        return f"the persistent kernels compute in bfloat16 and float16, not in {xp.dtype}"
+    if not MIN_HIDDEN <= N <= MAX_HIDDEN:
+        return f"the persistent kernels take {MIN_HIDDEN} to {MAX_HIDDEN} hidden units, not {N}"
+    if xp.numel() == 0:
+        return "the input is empty"
+    if xp.device.type != "cuda":
+        return f"the input is on {xp.device.type}"
+    if torch.cuda.get_device_capability(xp.device)[0] != 9:
+        return "the persistent kernels are made for compute capability 9"
+    if machine.blocks(xp.device) * UNITS < N + 127:
+        return "the device has too few multiprocessors for one group of blocks"
+    return None
+
+
+def persistent_forward(
+    xp: Tensor,
+    h0: Tensor,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``xp`` ``(T, B, G*H)``, ``h0`` ``(B, H)`` -> out ``(T, B, H)``, raw gates and row scalars ``(T, B, 8)``."""
+    assert ln_weight is None and ln_bias is None
+    T, B, N = xp.shape[0], xp.shape[1], h0.shape[-1]
+    plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
+    out, gates = xp.new_empty(T, B, N), xp.new_empty(T, B, options.num_gates * N)
+    stats = torch.empty(T, B, STATS, dtype=torch.float32, device=xp.device)
+    state_words, board_words = plan.tiles * plan.padded * plan.rows // 2, plan.tiles * plan.board_words
+    words = (T * state_words, T * board_words, (T + 1) * board_words)
+    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
+    states, early, late = mail.split(words)
+    h0, lengths = h0.float().contiguous(), _int64(lengths)
+    tensors = (xp, weight_hh.to(xp.dtype).contiguous(), h0, lengths, seed, out, gates, stats, states, early, late)
+    machine.launch("forward", plan, _pack(tensors, T, B, N, plan, options), plan.forward_shared(), xp.device)
+    return out, gates, stats
+
+
+def persistent_backward(
+    grad_out: Tensor,
+    xp: Tensor,
+    h0: Tensor,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    gates: Tensor,
+    stats: Tensor,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    """Gradients of ``xp``, ``h0`` and ``weight_hh`` (layer norm has none here) from what the forward returned."""
+    assert ln_weight is None and ln_bias is None
+    T, B, N, G = xp.shape[0], xp.shape[1], h0.shape[-1], options.num_gates
+    plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
+    dxp, dh0 = torch.empty_like(xp), torch.empty(B, N, dtype=torch.float32, device=xp.device)
+    words = (T * plan.tiles * G * plan.padded * plan.rows // 2, T * plan.tiles * plan.board_words)
+    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
+    grads, early = mail.split(words)
+    weight, h0_float, lengths = weight_hh.to(xp.dtype).contiguous(), h0.float().contiguous(), _int64(lengths)
+    grad_out = grad_out.to(xp.dtype).contiguous()
+    tensors = (grad_out, xp, weight, out, gates, h0_float, stats, lengths, seed, dxp, dh0, grads, early)
+    machine.launch("backward", plan, _pack(tensors, T, B, N, plan, options), plan.backward_shared(G), xp.device)
+    return dxp, dh0.to(h0.dtype), weight_gradient(dxp, h0, out, G).to(weight_hh.dtype), None, None
+
+
+def weight_gradient(dxp: Tensor, h0: Tensor, out: Tensor, gates: int) -> Tensor:
+    """One product over all steps: the gates' gradient, which leads ``dxp``, with the state before each step."""
+    T, B, N = out.shape
+    d_gates = dxp[..., : gates * N]
+    first = d_gates[0].t() @ h0.to(dxp.dtype)
+    if T == 1:
+        return first
+    return torch.addmm(first, d_gates[1:].reshape(-1, gates * N).t(), out[:-1].reshape(-1, N))
+
+
+def _int64(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.to(torch.int64).contiguous()
+
+
+def _pack(tensors: Sequence[Tensor | None], T: int, B: int, N: int, plan: Plan, options: RumOptions) -> bytes:
+    """The kernels' argument: pointers, six integers, two doubles, eight bytes each."""
+    pointers = [0 if x is None else x.data_ptr() for x in tensors]
+    keep_below = int((1 - options.zoneout) * 2**32)
+    numbers = (T, B, N, plan.tiles, plan.groups, keep_below)
+    return struct.pack(f"={len(pointers)}Q6q2d", *pointers, *numbers, options.eta or 0.0, options.zoneout)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(code: int, doing: str) -> None:
+    if code:
+        message = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(message))
+        raise RuntimeError(f"{doing}: CUDA error {code}, {(message.value or b'unknown').decode()}.")
+
+
+@cache
+def _function(name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int) -> ctypes.c_void_p:
+    """The compiled kernel on the current device, allowed ``shared`` bytes of dynamic shared memory."""
+    cubin = _compile(name, defines)
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), f"loading rum_persistent_{name}")
+    entry = f"rum_persistent_{name}".encode()
+    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, entry), f"finding rum_persistent_{name}")
+    most_shared = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _check(_driver().cuFuncSetAttribute(function, most_shared, shared), f"asking for {shared} bytes of shared memory")
+    return function
+
+
+@cache
+def _compile(name: str, defines: tuple[tuple[str, int], ...]) -> bytes:
+    from torch.cuda._utils import _get_nvrtc_library  # type: ignore[attr-defined]
+
+    nvrtc = _get_nvrtc_library()
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    source = kernel_source(name).encode()
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++17", *(f"-D{key}={value}".encode() for key, value in defines)]
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, f"{name}.cu".encode(), 0, None, None):
+        raise RuntimeError("NVRTC could not make a program.")
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    if failed:
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"NVRTC could not compile persistent_{name}.cu: {log.value.decode()}")
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return cubin.raw

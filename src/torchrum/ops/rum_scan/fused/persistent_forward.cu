@@ -1,0 +1,277 @@
+// The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, ETA, ZONEOUT, LENGTHS, WGMMA.
+//
+// Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; turn, mix, publish
+// h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
+
+#define DEFER (ETA && ZONEOUT == 0)
+#define STEPS (NP / 64)                // k-steps of 16 a warpgroup
+#define TILE_WORDS (NP * ROWS / 2)     // one step's h, as [unit / 8][row][unit % 8] half numbers
+#define QUARTER_BYTES (NP / 4 * ROWS * 2)
+
+struct ForwardArgs {
+    const u16 *xp, *weight;
+    const float* h0;
+    const i64 *lengths, *seed;
+    u16 *out, *gates;
+    float* stats;  // (T, B, 8): |eps|^2, |tau|^2, eps.tau, tau.h, eps.h, |h1|, then two sums for eta's gradient
+    u32* states;   // (T, tiles, TILE_WORDS), slot t holds h(t-1)
+    float *early, *late;  // boards: (T, tiles, NT, BOARD) and (T + 1, tiles, NT, BOARD)
+    i64 T, B, N, tiles, groups, keep_below;
+    double eta, zoneout;
+};
+
+#if WGMMA && !defined(EMULATE)
+#define WGMMA_HEAD(n) "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." HALF_NAME "." HALF_NAME " "
+#define WGMMA_IN "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+#define C4(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+DEVICE void warpgroup_mma(float (&c)[NT][4], const u32 (&a)[4], u64 b) {
+#if NT == 1
+    asm volatile(WGMMA_HEAD("8") "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, 1, 1, 1, 0;" : C4(0) : WGMMA_IN);
+#elif NT == 2
+    asm volatile(WGMMA_HEAD("16") "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
+                 : C4(0), C4(1) : WGMMA_IN);
+#elif NT == 3
+    asm volatile(WGMMA_HEAD("24") "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
+                 : C4(0), C4(1), C4(2) : WGMMA_IN);
+#else
+    asm volatile(WGMMA_HEAD("32") "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;" : C4(0), C4(1), C4(2), C4(3) : WGMMA_IN);
+#endif
+}
+#endif
+
+// c[j] += W slice (16 rows of a warp) x h (8 rows of tile j), over the warpgroup's quarter of the units.
+DEVICE void multiply(float (&c)[NT][4], const u32 (&weight)[STEPS][4], const char* h) {
+#if WGMMA && !defined(EMULATE)
+    // Core matrices of 128 bytes; the next eight rows follow at 128 bytes, the next eight units at ROWS * 16.
+    u64 base = (u64)(shared_address(h) >> 4) | (u64)ROWS << 16 | (u64)8 << 32;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) warpgroup_mma(c, weight[s], base + s * 2 * ROWS);
+    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory");
+#else
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        const char *low = h + s * ROWS * 32, *high = low + ROWS * 16;
+#pragma unroll
+        for (int j = 0; j + 1 < NT; j += 2) {
+            u32 b[4];
+            load_cores4(b, low + j * 128, high + j * 128, low + j * 128 + 128, high + j * 128 + 128);
+            mma(c[j], weight[s], b[0], b[1]);
+            mma(c[j + 1], weight[s], b[2], b[3]);
+        }
+        if (NT % 2) {
+            u32 b0, b1;
+            load_cores2(b0, b1, low + (NT - 1) * 128, high + (NT - 1) * 128);
+            mma(c[NT - 1], weight[s], b0, b1);
+        }
+    }
+#endif
+}
+
+KERNEL rum_persistent_forward(const ForwardArgs a) {
+    const int g = THREAD / 128, thread = THREAD % 128, w = thread / 32, lane = THREAD % 32, i = lane / 4, q = lane % 4;
+    const int group = BLOCK / GROUP, cta = BLOCK % GROUP;
+    const i64 N = a.N, B = a.B, unit = cta * UNITS + 8 * w + i, pair = cta * UNITS + 8 * w + 2 * q;
+    const bool real = unit < N, pointwise = g < NT;
+
+    char* h_bytes = shared_memory();
+    float4* partial = (float4*)(h_bytes + NP * ROWS * 2);      // [2][4 warpgroups][NT][128 threads]
+    float* sums = (float*)(partial + 2 * 4 * NT * 128) + g * 512;  // this warpgroup's four [4][32]
+
+    u32 weight[STEPS][4];
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            i64 k = g * (NP / 4) + s * 16 + half * 8 + 2 * q;
+            weight[s][2 * half] = load_pair(a.weight + unit * N, k, N, real);
+            weight[s][2 * half + 1] = load_pair(a.weight + (N + unit) * N, k, N, real && GATES == 2);
+        }
+
+    for (i64 tile = group; tile < a.tiles; tile += a.groups) {
+        const i64 b0 = tile * ROWS + 8 * g + 2 * q, b_load = tile * ROWS + 8 * g + i;
+        const bool inside = pointwise && b_load < B;
+        const int core_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;  // where a transposed pair of this lane goes
+        float h[2] = {0.f, 0.f}, late[2][4];
+        i64 length[2] = {a.T, a.T};
+        u32 x_tau = 0, x_u = 0, x_eps = 0;
+
+        auto load_inputs = [&](i64 t) {
+            const u16* row = a.xp + (t * B + b_load) * (GATES + 1) * N;
+            x_tau = load_pair(row, pair, N, inside);
+            if (GATES == 2) x_u = load_pair(row + N, pair, N, inside);
+            x_eps = load_pair(row + GATES * N, pair, N, inside);
+        };
+        auto board = [&](float* boards, i64 t) { return boards + ((t * a.tiles + tile) * NT + g) * BOARD; };
+        auto publish_state = [&](i64 slot) {
+            publish_word(a.states + (slot * a.tiles + tile) * TILE_WORDS + core_word, transpose(pack(h[0], h[1])));
+        };
+        auto read_late = [&]() {
+            for (int r = 0; r < 2; r++) read_sums(late[r], sums + 384, 2 * q + r);
+        };
+        auto wait_late = [&](i64 slot) {
+            Quad v[PASSES];
+            peek_sums(v, board(a.late, slot), thread);
+            add_sums(v, sums + 384, board(a.late, slot), thread);
+            warpgroup_sync(g);
+            read_late();
+            warpgroup_sync(g);
+        };
+        auto scale_of = [&](float square) { return square > TINY * TINY ? (float)a.eta * inverse_root(square) : 0.f; };
+        auto save_late = [&](i64 t) {  // |h1| and the gradient sums of step t
+            if (cta == 0 && w == 0 && i == 0)
+                for (int r = 0; r < 2; r++)
+                    if (b0 + r < B) {
+                        float* row = a.stats + (t * B + b0 + r) * 8;
+                        row[5] = sqrtf(late[r][0]), row[6] = late[r][2], row[7] = late[r][3];
+                    }
+        };
+
+        if (pointwise) {
+            for (int r = 0; r < 2; r++)
+                if (b0 + r < B) {
+                    if (real) h[r] = a.h0[(b0 + r) * N + unit];
+                    if (LENGTHS) length[r] = a.lengths[b0 + r];
+                }
+            publish_state(0);
+            load_inputs(0);
+            u32 eps = transpose(x_eps);
+            float v[8] = {0.f, low_half(eps) * low_half(eps), 0.f, 0.f, 0.f, high_half(eps) * high_half(eps), 0.f, 0.f};
+            publish_sums(v, sums + 256, board(a.late, 0), g, cta, thread);
+            if (ETA && !DEFER) wait_late(0);
+        }
+
+        for (i64 t = 0; t < a.T; t++) {
+            gather<NP * ROWS / 32>(h_bytes + g * QUARTER_BYTES,
+                                   a.states + (t * a.tiles + tile) * TILE_WORDS + g * (QUARTER_BYTES / 4), thread);
+#if WGMMA && !defined(EMULATE)
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+            warpgroup_sync(g);
+            const bool late_here = pointwise && !(ETA && !DEFER);
+            Quad late_packets[PASSES];
+            if (late_here) peek_sums(late_packets, board(a.late, t), thread);
+            float c[NT][4];
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+#pragma unroll
+                for (int k = 0; k < 4; k++) c[j][k] = 0.f;
+            multiply(c, weight, h_bytes + g * QUARTER_BYTES);
+            float4* place = partial + (t % 2) * 4 * NT * 128;
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                if (j != g) place[(g * NT + j) * 128 + thread] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
+            if (late_here) add_sums(late_packets, sums + 384, board(a.late, t), thread);
+            block_sync();
+            if (!pointwise) continue;
+
+            float gate[4] = {0.f, 0.f, 0.f, 0.f};  // tau of two rows, u of two rows
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                if (j == g)
+                    for (int k = 0; k < 4; k++) gate[k] = c[j][k];
+#pragma unroll
+            for (int other = 0; other < 4; other++)
+                if (other != g) {
+                    float4 v = place[(other * NT + g) * 128 + thread];
+                    gate[0] += v.x, gate[1] += v.y, gate[2] += v.z, gate[3] += v.w;
+                }
+            u32 pair_tau = transpose(x_tau), pair_u = GATES == 2 ? transpose(x_u) : 0, pair_eps = transpose(x_eps);
+            if (t + 1 < a.T) load_inputs(t + 1);
+            if (late_here) read_late();
+            const float eps[2] = {low_half(pair_eps), high_half(pair_eps)}, ee[2] = {late[0][1], late[1][1]};
+            if (DEFER && t > 0) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    float scale = t - 1 < length[r] ? scale_of(late[r][0]) : 1.f;
+                    h[r] *= scale, gate[r] *= scale, gate[2 + r] *= scale;
+                }
+            }
+            float tau[2] = {gate[0] + low_half(pair_tau), gate[1] + high_half(pair_tau)};
+            float raw_u[2] = {gate[2] + low_half(pair_u), gate[3] + high_half(pair_u)};
+            float s[2][4];
+            {
+                float v[8];
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    v[4 * r] = tau[r] * tau[r], v[4 * r + 1] = eps[r] * tau[r], v[4 * r + 2] = tau[r] * h[r], v[4 * r + 3] = eps[r] * h[r];
+                publish_sums(v, sums, board(a.early, t), g, cta, thread);
+            }
+            // Stores that nothing waits for, while the sums travel.
+            if (DEFER && t > 0) {
+                store_pair(a.out + ((t - 1) * B + b_load) * N, pair, N, inside, transpose(pack(h[0], h[1])));
+                save_late(t - 1);
+            }
+            u16* gates = a.gates + (t * B + b_load) * GATES * N;
+            store_pair(gates, pair, N, inside, transpose(pack(tau[0], tau[1])));
+            if (GATES == 2) store_pair(gates + N, pair, N, inside, transpose(pack(raw_u[0], raw_u[1])));
+            {
+                Quad v[PASSES];
+                peek_sums(v, board(a.early, t), thread);
+                add_sums(v, sums + 128, board(a.early, t), thread);
+                warpgroup_sync(g);
+                for (int r = 0; r < 2; r++) read_sums(s[r], sums + 128, 2 * q + r);
+            }
+
+            float v[8], old[2] = {h[0], h[1]};
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const Turn turn = turn_of(ee[r], s[r][0], s[r][1], s[r][2], s[r][3]);
+                HalfTurn mirror = {0, 0.f, 0.f, 0.f};
+                if (turn.opposite) {
+                    mirror = half_turn_of(a.xp + ((t * B + b0 + r) * (GATES + 1) + GATES) * N, N, turn);
+                    i64 word = (mirror.unit / 8 * ROWS + 8 * g + 2 * q + r) * 4;
+                    const Quad state = peek(a.states + (t * a.tiles + tile) * TILE_WORDS + word);
+                    const int column = mirror.unit % 8;
+                    u32 two = column < 2 ? state.x : column < 4 ? state.y : column < 6 ? state.z : state.w;
+                    float there = column % 2 ? high_half(two) : low_half(two);
+                    if (DEFER && t > 0 && t - 1 < length[r]) there *= scale_of(late[r][0]);
+                    mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
+                }
+                float x = eps[r] + turned(turn, mirror, (int)unit, eps[r], tau[r], h[r]), y = activate(x);
+                float u = GATES == 2 ? sigmoid(raw_u[r]) : 0.f, mixed = u * h[r] + (1.f - u) * y;
+                if (!real) mixed = 0.f;
+                float flow = slope(x, y) * (1.f - u) * mixed;
+                v[4 * r] = mixed * mixed, v[4 * r + 2] = flow * eps[r], v[4 * r + 3] = flow * tau[r];
+                h[r] = t < length[r] ? mixed : h[r];
+            }
+            auto publish_late = [&]() {  // what the readers of h(t) need beside it
+                u32 next = t + 1 < a.T ? transpose(x_eps) : 0;
+                v[1] = low_half(next) * low_half(next), v[5] = high_half(next) * high_half(next);
+                publish_sums(v, sums + 256, board(a.late, t + 1), g, cta, thread);
+            };
+            if (cta == 0 && w == 0 && i == 0)
+                for (int r = 0; r < 2; r++)
+                    if (b0 + r < B) {
+                        float* row = a.stats + (t * B + b0 + r) * 8;
+                        row[0] = ee[r], row[1] = s[r][0], row[2] = s[r][1], row[3] = s[r][2], row[4] = s[r][3];
+                    }
+            if (ETA && !DEFER) {
+                publish_late();
+                wait_late(t + 1);
+                save_late(t);
+            }
+            if (ZONEOUT) {
+                const u32 key = ZONEOUT == 2 ? hash32((u32)a.seed[0] ^ (u32)t * 0x9E3779B9u) : 0;
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    if (t < length[r]) {
+                        float share = share_of_new(key, (b0 + r) * N + unit, (u32)a.keep_below, (float)a.zoneout);
+                        h[r] = share * (ETA ? scale_of(late[r][0]) : 1.f) * h[r] + (1.f - share) * old[r];
+                    }
+            }
+            if (t + 1 < a.T) publish_state(t + 1);
+            if (!(ETA && !DEFER)) publish_late();
+            if (!DEFER) store_pair(a.out + (t * B + b_load) * N, pair, N, inside, transpose(pack(h[0], h[1])));
+        }
+        if (DEFER && pointwise && a.T > 0) {
+            wait_late(a.T);
+#pragma unroll
+            for (int r = 0; r < 2; r++) h[r] *= a.T - 1 < length[r] ? scale_of(late[r][0]) : 1.f;
+            store_pair(a.out + ((a.T - 1) * B + b_load) * N, pair, N, inside, transpose(pack(h[0], h[1])));
+            save_late(a.T - 1);
+        }
+        block_sync();  // the next tile reuses the sums' memory
+    }
+}

@@ -1,0 +1,119 @@
+"""The persistent lam=0 kernels: their CUDA source runs on the CPU in an emulator, and on the GPU where there is one."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchrum.ops.rum_scan.fused import persistent
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import rum_scan_reference
+
+EMULATOR = Path(__file__).with_name("persistent_emulator.h")
+BF16 = 2e-2  # relative error of outputs and gradients
+
+
+class Emulator:
+    """Stands in for the GPU: compiles the kernel's source as C++ and runs every thread as a coroutine."""
+
+    def __init__(self, folder: Path, blocks: int) -> None:
+        self.folder, self.count = folder, blocks
+
+    def blocks(self, device: torch.device) -> int:
+        return self.count
+
+    def launch(self, name: str, plan: persistent.Plan, args: bytes, shared: int, device: torch.device) -> None:
+        stem = self.folder / "_".join([name, *(str(value) for _, value in plan.defines)])
+        library = stem.with_suffix(".so")
+        if not library.exists():
+            struct_name = f"{name.capitalize()}Args"
+            entry = (
+                f'extern "C" int run(int grid, long shared, const {struct_name}* args) {{'
+                f" return emulator::run(grid, shared, [=] {{ rum_persistent_{name}(*args); }}); }}"
+            )
+            source = stem.with_suffix(".cpp")
+            source.write_text(f'#include "{EMULATOR}"\n{persistent.kernel_source(name)}\n{entry}\n')
+            defines = [f"-D{key}={value}" for key, value in plan.defines]
+            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *defines, source, "-o", library]
+            subprocess.run([str(part) for part in command], check=True)
+        buffer = ctypes.create_string_buffer(args, len(args))
+        code = ctypes.CDLL(str(library)).run(plan.group * plan.groups, ctypes.c_long(shared), buffer)
+        assert code == 0, "the blocks wait for each other"
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++")
+    return tmp_path_factory.mktemp("emulated")
+
+
+def draw(T: int, B: int, N: int, options: RumOptions, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(T * 1000 + B * 100 + N)
+    make = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    tensors = {
+        "xp": make(T, B, options.num_inputs * N),
+        "h0": make(B, N) * 0.5,
+        "weight_hh": make(options.num_gates * N, N) / N**0.5,
+        "grad_out": make(T, B, N),
+    }
+    return {name: x.to(dtype).to(device) for name, x in tensors.items()}
+
+
+def oracle(given: dict[str, Tensor], lengths: Tensor | None, seed: Tensor, options: RumOptions) -> dict[str, Tensor]:
+    """Outputs and gradients in float64 on the CPU."""
+    xp, h0, weight = (given[name].detach().cpu().double().requires_grad_() for name in ("xp", "h0", "weight_hh"))
+    lengths = None if lengths is None else lengths.cpu()
+    out, _ = rum_scan_reference(xp, h0, None, weight, None, None, lengths, seed.cpu(), options)
+    grads = torch.autograd.grad(out, (xp, h0, weight), given["grad_out"].cpu().double())
+    return {"out": out.detach(), "dxp": grads[0], "dh0": grads[1], "dweight_hh": grads[2]}
+
+
+def fused(given: dict[str, Tensor], lengths: Tensor | None, seed: Tensor, options: RumOptions) -> dict[str, Tensor]:
+    inputs = (given["xp"], given["h0"], given["weight_hh"], None, None, lengths, seed)
+    out, gates, stats = persistent.persistent_forward(*inputs, options)
+    dxp, dh0, dweight, _, _ = persistent.persistent_backward(given["grad_out"], *inputs, out, gates, stats, options)
+    return {"out": out, "dxp": dxp, "dh0": dh0, "dweight_hh": dweight}
+
+
+def error(x: Tensor, y: Tensor) -> float:
+    return float((x.cpu().double() - y).norm() / y.norm())
+
+
+def assert_close(given: dict[str, Tensor], lengths: Tensor | None, options: RumOptions, device: str = "cpu") -> None:
+    seed = torch.tensor(1234567, device=device)
+    ours, exact = fused(given, lengths, seed, options), oracle(given, lengths, seed, options)
+    errors = {name: error(ours[name], exact[name]) for name in exact}
+    assert all(e <= BF16 for e in errors.values()), errors
+
+
+CASES = {
+    "plain": (3, 8, 64, RumOptions(), None),
+    "eta": (3, 8, 64, RumOptions(eta=1.0), None),
+    "odd": (3, 5, 35, RumOptions(eta=1.0, activation="tanh"), None),
+    "two row blocks": (2, 13, 64, RumOptions(eta=2.0, activation="softsign"), None),
+    "three row blocks": (2, 20, 50, RumOptions(eta=1.0), None),
+    "four row blocks": (2, 30, 64, RumOptions(eta=1.0), None),
+    "two tiles after another": (2, 40, 64, RumOptions(eta=1.0), None),
+    "no gate": (3, 6, 100, RumOptions(eta=1.0, update_gate=False), None),
+    "no gate, sigmoid": (3, 6, 100, RumOptions(update_gate=False, activation="sigmoid"), None),
+    "lengths": (4, 6, 40, RumOptions(eta=1.0), [4, 1, 0, 3, 2, 4]),
+    "zoneout": (3, 7, 64, RumOptions(zoneout=0.3, training=True), None),
+    "zoneout, eta, lengths": (4, 6, 64, RumOptions(eta=1.0, zoneout=0.3, training=True), [4, 1, 2, 3, 4, 4]),
+    "zoneout's mean": (3, 6, 64, RumOptions(eta=1.0, zoneout=0.3, activation="tanh"), None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_emulated_kernels_match_float64(case: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    T, B, N, options, lengths = CASES[case]
+    blocks = {"two row blocks": 2, "three row blocks": 2, "four row blocks": 2, "two tiles after another": 2}.get(
+        case, 4
+    )
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks))
+    given = draw(T, B, N, options, torch.bfloat16)
+    assert_close(given, None if lengths is None else torch.tensor(lengths), options)
