@@ -39,7 +39,7 @@ def check_square(where: str, **tensors: Tensor) -> None:
     for name, x in tensors.items():
         if x.ndim < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] == 0:
             raise ValueError(
-                f"{where}: {name} has shape {tuple(x.shape)}; it must be (..., N, N), square matrices with N at least 1."
+                f"{where}: {name} has shape {tuple(x.shape)}; it must be (..., N, N), square with N at least 1."
             )
 
 
