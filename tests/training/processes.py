@@ -1,0 +1,75 @@
+"""Runs in processes of their own, forked from one that has imported torch: a start takes a tenth of a second."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchrum.training import RunError, Trainer
+from torchrum.training.records import CONFIG
+from training.tiny import tiny, tiny_model
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "lightning_fabric", "safetensors.torch", "training.processes"]
+)
+
+
+def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """Start ``function`` in a fresh process."""
+    process = _context.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def train(folder: Path, steps: int, hidden_size: int = 8) -> None:
+    """Begin the tiny run, or go on with it."""
+    torch.set_num_threads(1)
+    config = tiny()
+    config = replace(config, steps=steps, log_every=1, model=replace(config.model, hidden_size=hidden_size))
+    Trainer._draw = lambda self: None  # takes longer than the run
+    Trainer(config, tiny_model(config), quiet=True).fit(folder, resume=(folder / CONFIG).exists())
+
+
+def train_until_call(folder: Path, steps: int, number: int) -> None:
+    """Train, and die at call ``number`` of any function that changes what is on the disk."""
+    import shutil
+
+    calls = 0
+
+    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return wrapped
+
+    for module, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (os, "mkdir"), (shutil, "rmtree")):
+        setattr(module, name, deadly(getattr(module, name)))
+    train(folder, steps)
+
+
+def train_as_nobody(folder: Path, steps: int) -> None:
+    """Train without the rights of the superuser; 3 if that failed with a clear error."""
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    try:
+        train(folder, steps)
+    except RunError as error:
+        sys.exit(3 if "cannot be written" in str(error) else 4)
+
+
+def limit_files(size: int) -> Callable[[], None]:
+    """For ``preexec_fn``: no file of the process may grow beyond ``size`` bytes, as on a full disk."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

@@ -1,0 +1,108 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from torchrum.training import ConfigError, ModelConfig, OptimizerConfig, TrainConfig, override
+from torchrum.training.config_file import differences, from_json, identity, to_json
+from torchrum.training.overrides import convert, guess
+from training.tiny import First, tiny
+
+
+def test_override_sets_fields_with_their_types():
+    config = override(tiny(), ["steps=1e3", "task.length=7", "optimizer.clip=0.5", "optimizer.betas=0.8,0.99"])
+    assert config.steps == 1000
+    assert isinstance(config.steps, int)
+    assert config.task == First(length=7)
+    assert config.optimizer.clip == 0.5
+    assert config.optimizer.betas == (0.8, 0.99)
+    assert override(config, ["optimizer.clip=none", "graph=false"]) == replace(
+        config, graph=False, optimizer=replace(config.optimizer, clip=None)
+    )
+
+
+def test_a_field_that_the_model_lacks_is_an_option_of_its_layer():
+    config = override(replace(tiny(), model=ModelConfig(layer="rum")), ["model.lam=1", "model.eta=none"])
+    assert config.model.options == {"lam": 1, "eta": None}
+    assert override(config, ["model.options.lam=0"]).model.options["lam"] == 0
+
+
+@pytest.mark.parametrize(
+    "assignment, message",
+    [
+        ("stpes=3", "no field 'stpes'; did you mean 'steps'"),
+        ("lr=3", "did you mean 'optimizer.lr'"),
+        ("task.lenght=3", "did you mean 'task.length'"),
+        ("model.hiden_size=3", "did you mean 'model.hidden_size'"),
+        ("steps=1.5", "steps is '1.5', but it must be a whole number"),
+        ("steps=many", "must be a whole number"),
+        ("optimizer.lr=fast", "must be a number"),
+        ("graph=maybe", "must be true or false"),
+        ("precision=8", "must be one of '32-true'"),
+        ("task.length=0", "First: length=0"),
+        ("steps=0", "steps is 0, but it must be greater than 0"),
+        ("steps.x=3", "has no fields"),
+        ("task=copying", "'task' is a group; set one of its fields: task.length"),
+        ("steps", "is not an assignment"),
+        ("devices=3", "batch_size 8 does not divide among 3 processes"),
+        ("seed=-1", "seed is -1"),
+        ("optimizer.milestones=9,3", "must rise"),
+        ("optimizer.name=sgd", "must be one of 'adam'"),
+    ],
+)
+def test_a_wrong_override_says_what_is_right(assignment, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        override(tiny(), [assignment])
+
+
+def test_an_unknown_layer_option_names_the_nearest():
+    config = replace(tiny(), model=ModelConfig(layer="rum"))
+    with pytest.raises(ConfigError, match=r"no field 'model.lamb'; did you mean 'model.lam'"):
+        override(config, ["model.lamb=1"])
+
+
+def test_values_of_undeclared_type_are_read_as_json_or_text():
+    assert [guess(text) for text in ("1", "1.5", "none", "true", "False", "relu")] == [
+        1,
+        1.5,
+        None,
+        True,
+        False,
+        "relu",
+    ]
+    assert convert("x", "1_000", int) == 1000
+    assert convert("x", "", float | None) is None
+
+
+def test_json_round_trip():
+    config = replace(tiny(), model=ModelConfig(layer="rum", options={"lam": 1}), stop_at=0.9)
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+def test_json_of_another_program_is_refused():
+    data = to_json(tiny())
+    with pytest.raises(ConfigError, match="not the config of a run"):
+        from_json({"name": "x"})
+    with pytest.raises(ConfigError, match="no field of TrainConfig 'stepz'"):
+        from_json({**data, "stepz": 1})
+    with pytest.raises(ConfigError, match="not part of torchrum"):
+        from_json({**data, "task": {"type": "antigravity:Task"}})
+    with pytest.raises(ConfigError, match="is not a task"):
+        from_json({**data, "task": {"type": "torchrum.training.config:ModelConfig"}})
+
+
+def test_identity_ignores_length_and_place_only():
+    config = tiny()
+    assert not differences(identity(config), identity(replace(config, steps=99, devices=2, log_every=3)))
+    changed = replace(config, optimizer=OptimizerConfig(lr=0.5), seed=3)
+    lines = differences(identity(config), identity(changed))
+    assert "optimizer.lr 0.01 -> 0.5" in lines
+    assert "seed 0 -> 3" in lines
+
+
+def test_every_field_has_a_meaning():
+    from torchrum.cli.list import field_help
+    from torchrum.training.overrides import field_names
+
+    for cls in (TrainConfig, ModelConfig, OptimizerConfig):
+        assert set(field_names(cls)) <= set(field_help(cls))

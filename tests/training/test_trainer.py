@@ -1,0 +1,244 @@
+import json
+import math
+import signal
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from torchrum.tasks.base import Batch
+from torchrum.training import ConfigError, OptimizerConfig, RunError, Trainer, evaluate, load_model, read_metrics
+from torchrum.training.checkpoint import load_checkpoint
+from training.tiny import First, Model, tiny, tiny_model
+
+
+def numbers(folder):
+    """All metrics of a run but the times."""
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(folder)]
+
+
+class Interrupted(Model):
+    """Sends the process a signal while it computes step ``at``."""
+
+    def __init__(self, config, at, number):
+        super().__init__(config.task, config.model.hidden_size)
+        self.load_state_dict(tiny_model(config).state_dict())
+        self.at, self.number, self.calls = at, number, 0
+
+    def forward(self, x, lengths=None):
+        self.calls += self.training
+        if self.calls == self.at and self.training:
+            signal.raise_signal(self.number)
+        return super().forward(x, lengths)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The tiny run from start to end."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    result = Trainer(tiny(), tiny_model(tiny()), quiet=True).fit(folder)
+    return folder, result
+
+
+def test_the_run_folder_tells_its_story(whole):
+    folder, result = whole
+    assert {path.name for path in folder.iterdir()} >= {
+        *("config.json", "environment.json", "metrics.jsonl", "checkpoints", "result.json", "curve.png")
+    }
+    assert result.stopped == "finished"
+    assert result.step == 40
+    assert result.exit_code == 0
+    assert [line["step"] for line in read_metrics(folder, "train")] == [7, 14, 21, 28, 35, 40]
+    assert [line["step"] for line in read_metrics(folder, "validation")] == [10, 20, 30, 40]
+    assert read_metrics(folder, "train")[0]["lr"] == 1e-2
+    assert read_metrics(folder, "train")[-1]["lr"] == 5e-3
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["processes"] == 1
+    index = json.loads((folder / "checkpoints" / "index.json").read_text())
+    kept = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert kept == {"index.json", index["last"], index["best"]}
+    assert index["last"] == "step-00000040"
+    best = max(read_metrics(folder, "validation"), key=lambda line: line["accuracy"])
+    assert result.best == best["accuracy"]
+    assert index["best"] == f"step-{result.best_step:08d}"
+
+
+def test_logged_loss_is_the_mean_over_the_steps(tmp_path):
+    config = replace(tiny(), steps=6, log_every=1)
+    Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "each")
+    Trainer(replace(config, log_every=6), tiny_model(config), quiet=True).fit(tmp_path / "once")
+    each = [line["loss"] for line in read_metrics(tmp_path / "each", "train")]
+    (once,) = (line["loss"] for line in read_metrics(tmp_path / "once", "train"))
+    assert len(each) == 6
+    assert math.isclose(once, sum(each) / 6, rel_tol=1e-6)
+
+
+def test_the_loop_is_plain_training(tmp_path):
+    config = replace(tiny(), steps=5, log_every=1, optimizer=OptimizerConfig(lr=0.1, clip=0.01))
+    model = tiny_model(config).train()
+    model.dropout.p = 0.0
+    reference = Model(config.task)
+    reference.load_state_dict(model.state_dict())
+    reference.dropout.p = 0.0
+    Trainer(config, model, quiet=True).fit(tmp_path / "run")
+
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.1)
+    generator, losses = torch.Generator().manual_seed(config.seed), []
+    for _ in range(5):
+        batch = config.task.batch(8, generator)
+        loss = nn.functional.cross_entropy(reference(batch.x), batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+        optimizer.step()
+        losses.append(loss.item())
+    assert [line["loss"] for line in read_metrics(tmp_path / "run", "train")] == pytest.approx(losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [3, 16, 20, 37])
+def test_a_signal_saves_and_the_resumed_run_is_bit_identical(whole, tmp_path, at, number):
+    config, folder = tiny(), tmp_path / "run"
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    result = Trainer(config, Interrupted(config, at, number), quiet=True).fit(folder)
+    assert (result.stopped, result.step, result.exit_code) == (signal.Signals(number).name, at, 128 + number)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert not (folder / "result.json").exists()
+
+    other = replace(config, seed=config.seed)
+    torch.manual_seed(999)  # whatever the process did before must not matter
+    resumed = Trainer(other, Model(config.task), quiet=True).fit(folder, resume=True)
+    assert resumed.stopped == "finished"
+    assert numbers(folder) == numbers(whole[0])
+    weights, expected = load_checkpoint(folder)[0], load_checkpoint(whole[0])[0]
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert json.loads((folder / "environment.json").read_text())["resumed"][0]["step"] == at
+
+
+def test_a_second_signal_acts_at_once(tmp_path):
+    config = tiny()
+    model = Interrupted(config, 3, signal.SIGINT)
+    model.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT) if model.calls == 3 else None)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, model, quiet=True).fit(tmp_path / "run")
+
+
+def test_a_longer_resumed_run_goes_on(tmp_path):
+    config = replace(tiny(), steps=10)
+    Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
+    with pytest.raises(RunError, match="is complete: 10 of 10 steps"):
+        Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
+    longer = replace(config, steps=20)
+    assert Trainer(longer, tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True).step == 20
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 20
+
+
+def test_a_folder_is_never_overwritten(whole):
+    before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="holds a run already"):
+        Trainer(tiny(), tiny_model(tiny()), quiet=True).fit(whole[0])
+    changed = replace(tiny(), optimizer=OptimizerConfig(lr=0.5), steps=80)
+    with pytest.raises(ConfigError, match=r"cannot change optimizer.lr 0.01 -> 0.5"):
+        Trainer(changed, tiny_model(tiny()), quiet=True).fit(whole[0], resume=True)
+    assert before == {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+
+
+def test_it_stops_when_the_goal_is_reached_twice(tmp_path):
+    config = replace(tiny(), stop_at=0.0, stop_after=2)
+    result = Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
+    assert (result.stopped, result.step) == ("goal", 20)
+
+
+def test_a_diverged_loss_is_a_clear_error(tmp_path):
+    config = replace(tiny(), optimizer=OptimizerConfig(lr=1e-3))
+    model = tiny_model(config)
+    nn.init.constant_(model.readout.weight, math.nan)
+    with pytest.raises(RunError, match="the loss is nan at step 7"):
+        Trainer(config, model, quiet=True).fit(tmp_path / "run")
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_precisions_train_and_resume(tmp_path, precision):
+    config = replace(tiny(), precision=precision, steps=12)
+    model = tiny_model(config)
+    result = Trainer(config, model, quiet=True).fit(tmp_path / "run")
+    assert math.isfinite(result.scores["loss"])
+    expected = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision, torch.float32)
+    assert load_checkpoint(tmp_path / "run")[0]["readout.weight"].dtype == expected
+    Trainer(replace(config, steps=16), tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
+
+
+def test_evaluate_and_load_model_give_the_scores_of_the_run(tmp_path):
+    config = replace(tiny(), steps=20)
+    result = Trainer(config, quiet=True).fit(tmp_path / "run")
+    scores = evaluate(tmp_path / "run", "validation", "last", device="cpu")
+    assert scores == pytest.approx(result.scores, rel=1e-6)
+    assert evaluate(tmp_path / "run", "test", "last", device="cpu") != scores
+    model = load_model(tmp_path / "run")
+    assert not model.training
+    assert model(torch.zeros(2, 4, dtype=torch.long)).shape == (2, 3)
+    with pytest.raises(RunError, match="is not a run folder"):
+        evaluate(tmp_path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream(First):
+    """Predict the next symbol of one long text, cut into lanes and segments."""
+
+    answers: ClassVar = "steps"
+    carries_state: ClassVar = True
+    epoch: int = 5
+    """Segments until the text starts over."""
+
+    def setup(self, device, seed):
+        return torch.randint(
+            self.symbols, (8, self.epoch * self.length + 1), generator=torch.Generator().manual_seed(seed)
+        )
+
+    def train_batch(self, size, generator, step, data):
+        start = int(step) % self.epoch * self.length
+        return Batch(data[:size, start : start + self.length], data[:size, start + 1 : start + self.length + 1])
+
+    def starts_over(self, step):
+        return step % self.epoch == 0
+
+    def loss(self, logits, batch):
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
+
+    def validation(self, seed):
+        data = self.setup(torch.device("cpu"), seed + 1)
+        for step in range(self.epoch):
+            yield self.train_batch(8, None, torch.tensor(step), data)
+
+
+class StreamModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.readout, self.states = nn.GRU(3, 8, batch_first=True), nn.Linear(8, 3), []
+
+    def forward(self, x, lengths=None, state=None):
+        if self.training:
+            self.states.append(None if state is None else state.clone())
+        output, state = self.layer(nn.functional.one_hot(x, 3).float(), state)
+        return self.readout(output), state
+
+
+def test_state_is_carried_reset_and_resumed(tmp_path):
+    config = replace(tiny(), task=Stream(), steps=13, checkpoint_every=100, eval_every=8)
+    torch.manual_seed(0)
+    model = StreamModel()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    Trainer(config, model, quiet=True).fit(tmp_path / "whole")
+    assert [state is None for state in model.states] == [step % 5 == 0 for step in range(13)]
+    assert not model.states[1].requires_grad
+
+    half = StreamModel()
+    half.load_state_dict(weights)
+    Trainer(replace(config, steps=8), half, quiet=True).fit(tmp_path / "half")
+    rest = StreamModel()
+    Trainer(config, rest, quiet=True).fit(tmp_path / "half", resume=True)
+    assert torch.equal(rest.states[0], model.states[8])
+    assert numbers(tmp_path / "half")[-1] == numbers(tmp_path / "whole")[-1]
