@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from torchrum.ops.rum_scan import fused, rum_scan
 from torchrum.ops.rum_scan.fused.graphs import LARGEST_CHUNK, chunk_lengths, clear_graphs
-from torchrum.ops.rum_scan.fused.lam0_backward import lam0_backward
-from torchrum.ops.rum_scan.fused.lam0_forward import lam0_forward, lam0_forward_kernel, padded
+from torchrum.ops.rum_scan.fused.lam0_backward import STATS, BackwardSteps, lam0_backward
+from torchrum.ops.rum_scan.fused.lam0_forward import ForwardSteps, lam0_forward, lam0_forward_kernel, padded
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_reference
 from torchrum.ops.rum_scan.zoneout import keep_new
@@ -200,6 +200,34 @@ def test_strided_input():
     found = fused_gradients(strided, None, seed, options, grad_out.mT.contiguous().mT)
     for name, want in wanted.items():
         assert torch.equal(found[name], want), name
+
+
+def test_steps_through_the_table_match_direct_ones():
+    """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
+    options = RumOptions(eta=1.0, zoneout=0.3, training=True, layer_norm=True)
+    T, B, H = 5, 2, 6
+    case, grad_out = draw(T, B, H, options), torch.randn(T, B, H, device=DEVICE)
+    seed, lengths = torch.tensor(5, device=DEVICE), torch.tensor([5, 3], device=DEVICE)
+    wanted = reference_gradients(case, lengths, seed, options, grad_out)
+    out, gates = torch.empty(T, B, H, device=DEVICE), torch.empty(T, B, 2 * H, device=DEVICE)
+    dxp, stats = torch.empty_like(case["xp"]), torch.empty(T, B, STATS.value, device=DEVICE)
+    loaded = (*list(case.values())[1:], lengths, seed)
+
+    def run(steps: ForwardSteps | BackwardSteps) -> None:
+        for chunk in (4, 1):
+            for t in range(chunk):
+                steps.step(t)
+            steps.table[:1].add_(steps.stride * chunk)
+
+    forward = ForwardSteps(case["xp"], B, H, options, True, graphed=True)
+    forward.begin(case["xp"], out, gates, *loaded)
+    run(forward)
+    backward = BackwardSteps(case["xp"], B, H, options, True, graphed=True)
+    backward.begin(case["xp"], out, gates, stats, grad_out, dxp, *loaded)
+    run(backward)
+    dh0, ln_grads = backward.finish()
+    found = {"out": out, "dxp": dxp, "dh0": dh0, "dln_weight": ln_grads[0], "dln_bias": ln_grads[1]}
+    assert_close(found, {name: wanted[name] for name in found}, ERROR[torch.float32])
 
 
 def test_chunks_add_up():

@@ -40,9 +40,13 @@ def device_obstacle(device: torch.device) -> str | None:
 
 
 def obstacle(xp: Tensor, options: RumOptions) -> str | None:
-    """Why the fused lam = 0 scan cannot run on such an input, in words, or None."""
+    """Why the fused scan cannot run on such an input, in words, or None."""
+    if options.lam == 1:
+        from .lam1 import lam1_obstacle
+
+        return lam1_obstacle(xp, options)
     if options.lam != 0:
-        return f"lam is {options.lam}, and these kernels are written for lam 0"
+        return f"lam is {options.lam}, and the kernels are written for lam 0 and 1"
     if not isinstance(options.activation, str):
         return "activation is a callable, and the kernels know only " + ", ".join(KERNEL_ACTIVATIONS)
     if options.activation not in KERNEL_ACTIVATIONS:
@@ -73,6 +77,10 @@ def forward(
     options: RumOptions,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """States, final R, raw gates and what else the backward keeps; with lam 0 there is no R and nothing else."""
+    if options.lam == 1:
+        from .lam1 import lam1_forward
+
+        return lam1_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
     from .lam0_forward import lam0_forward
 
     out, gates = lam0_forward(xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
@@ -95,10 +103,18 @@ def backward(
     R_n: Tensor | None,
     ends: Tensor | None,
     options: RumOptions,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gradients of xp, h0, R0, weight_hh, ln_weight and ln_bias."""
+    if options.lam == 1:
+        from .lam1 import lam1_backward
+
+        assert R_n is not None
+        assert ends is not None
+        inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
+        return lam1_backward(grad_out, grad_R, *inputs, out, gates, R_n, ends, options)
     from .lam0_backward import lam0_backward
 
-    inputs = (xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
-    dxp, dh0, dweight, dln_weight, dln_bias = lam0_backward(grad_out, *inputs, out, gates, options)
+    dxp, dh0, dweight, dln_weight, dln_bias = lam0_backward(
+        grad_out, xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, options
+    )
     return dxp, dh0, None, dweight, dln_weight, dln_bias

@@ -99,6 +99,11 @@ class _Place:
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
         self.done = torch.cuda.Event()
+        # A graph that is never freed keeps the pool, and with it cuBLAS's workspace, for as long as the process lives.
+        self.anchor = torch.cuda.CUDAGraph()
+        self.anchored = torch.zeros(1, device="cuda")
+        with torch.cuda.graph(self.anchor, self.pool, self.stream, capture_error_mode="thread_local"):
+            self.anchored.zero_()
 
 
 _lock = threading.RLock()  # autograd runs the backward in a thread of its own
@@ -130,7 +135,9 @@ def run_graphed(
     """
     device = torch.device("cuda", torch.cuda.current_device())
     with _lock:
-        place = _places.get(device) or _places.setdefault(device, _Place())
+        if device not in _places:
+            _places[device] = _Place()
+        place = _places[device]
         torch.cuda.current_stream().wait_event(place.done)
         scan = _scans.get(key)
         if scan is None:

@@ -272,6 +272,7 @@ def lam0_backward_kernel(
 class BackwardSteps(Buffers):
     """One row kernel and one product a step. What h's gradient gets from later steps is ``dstate + product``."""
 
+    direction = "backward"
     stride = -1
 
     def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:

@@ -11,9 +11,10 @@ from ..options import RumOptions
 from .common import activate, moments, rotation_scalars, sigmoid, sum2, sum3, sum4, sum5, sum6, zoneout_keep_new
 from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, plain_mode, run_graphed
 
-# Tuning, read at launch: lanes of a row that one warp holds, and programmatic dependent launch of the row kernels.
-LANES_PER_WARP = {"forward": 128, "backward": 128}
-PDL = False
+# Tuning, read when a scan's buffers are made (clear_graphs() makes them anew).
+LANES_PER_WARP = {"forward": 128, "backward": 128}  # of a row; 4 a thread keep float32 and half loads in one layout
+PDL = False  # launch the row kernels while the product before them drains
+TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
 
 
 @triton.jit
@@ -151,6 +152,8 @@ def launch_options(B: int, H: int, options: RumOptions, direction: str) -> dict[
 class Buffers:
     """The parts of a scan that both directions keep at fixed addresses."""
 
+    direction: str
+
     def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=like.device)
@@ -158,7 +161,10 @@ class Buffers:
         self.B, self.H, self.G = B, H, options.num_gates
         HP = padded(H)
         self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
-        self.weight = empty(self.G * HP, HP, dtype=like.dtype).zero_()  # padding stays zero
+        if TRANSPOSED[self.direction]:
+            self.weight = empty(HP, self.G * HP, dtype=like.dtype).zero_().t()
+        else:
+            self.weight = empty(self.G * HP, HP, dtype=like.dtype).zero_()  # padding stays zero
         self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
         self.ln_bias = empty((self.G + 1) * H) if options.layer_norm else None
         self.lengths = empty(B, dtype=torch.int64) if has_lengths else None
@@ -175,7 +181,7 @@ class Buffers:
         seed: Tensor | None,
     ) -> None:
         H = self.H
-        self.weight.view(self.G, -1, self.weight.shape[1])[:, :H, :H].copy_(weight_hh.view(self.G, H, H))
+        self.weight.unflatten(0, (self.G, -1))[:, :H, :H].copy_(weight_hh.view(self.G, H, H))
         self.h0.copy_(h0)
         for mine, given in (
             (self.ln_weight, ln_weight),
@@ -191,6 +197,7 @@ class Buffers:
 class ForwardSteps(Buffers):
     """One product and one row kernel a step. ``h0`` is the running state in float32, ``low`` what the product sees."""
 
+    direction = "forward"
     stride = 1
 
     def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
@@ -220,7 +227,7 @@ class ForwardSteps(Buffers):
 def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
     """All that a scan's graphs bake in."""
     flags = tuple(sorted(launch_options(B, H, options, direction).items(), key=lambda item: item[0]))
-    return direction, x.device, x.dtype, B, has_lengths, flags, matmul_mode(x.dtype)
+    return direction, x.device, x.dtype, B, has_lengths, flags, TRANSPOSED[direction], matmul_mode(x.dtype)
 
 
 def lam0_forward(
