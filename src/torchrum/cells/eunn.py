@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int
 from .base import Cell, State
+from .lstm import glorot_
 from .unitary import UnitaryMap, check_even, matrices_fixed, modrelu, modrelu_complex, real_form, widen
 
 STYLES = ("tunable", "fft")
@@ -122,7 +123,7 @@ class EUNNCell(Cell):
     Args:
         input_size, hidden_size: I, H; complex units take two of the H numbers, as ``[re | im]``.
         capacity, style, complex_valued, angle_bound: as in :class:`Rotations`.
-        modrelu_bias: start of b.
+        modrelu_bias: start of b. (The authors' code has -0.01, with V in +-0.01: one-hot inputs leave every unit at 0.)
         device, dtype: of the parameters.
     """
 
@@ -135,7 +136,7 @@ class EUNNCell(Cell):
         style: str = "tunable",
         complex_valued: bool = False,
         angle_bound: float = math.pi,
-        modrelu_bias: float = -0.01,
+        modrelu_bias: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -162,7 +163,7 @@ class EUNNCell(Cell):
 
     def reset_parameters(self) -> None:
         self.rotations.reset_parameters()
-        nn.init.uniform_(self.weight_ih, -0.01, 0.01)
+        glorot_(self.weight_ih)
         nn.init.constant_(self.bias, self.modrelu_bias)
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:

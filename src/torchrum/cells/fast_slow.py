@@ -1,12 +1,14 @@
 """The Fast-Slow RNN: several fast cells that share one state, and a slow cell between the first two."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_positive_int, check_probability
+from ..ops.rum_scan.options import LNOrder
 from .base import Cell, State
 from .lstm import LSTMCell
 from .unitary import matrices_fixed
@@ -38,7 +40,7 @@ class FastSlowCell(Cell):
         for number, (cell, size) in enumerate(zip(fast, reads, strict=True), start=1):
             if cell.input_size != size:
                 raise ValueError(
-                    f"FastSlowCell: fast cell {number} has input_size {cell.input_size}; it must be {size}."
+                    f"FastSlowCell: fast cell {number} reads {cell.input_size} numbers; it must read {size}."
                 )
             if (cell.hidden_size, cell.state_names) != (self.hidden_size, fast[0].state_names):
                 raise ValueError(
@@ -49,7 +51,7 @@ class FastSlowCell(Cell):
             raise ValueError(
                 f"FastSlowCell: the slow cell reads {slow.input_size} numbers; it must read {self.hidden_size}."
             )
-        self.fast = nn.ModuleList(fast)
+        self.fast = cast(Sequence[Cell], nn.ModuleList(fast))
         self.slow = slow
         self.dropout = dropout
         self.state_names = tuple(
@@ -101,7 +103,7 @@ def fast_slow(
     zoneout: float = 0.0,
     zoneout_cell: float = 0.0,
     eta: float | None = None,
-    ln_order: str = "before",
+    ln_order: LNOrder = "before",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> FastSlowCell:

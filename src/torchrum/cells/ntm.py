@@ -138,7 +138,7 @@ def address(
     gate = torch.sigmoid(gate)
     weights = gate * content + (1 - gate) * before
     reach = shift.shape[-1] // 2
-    moves = torch.softmax(shift, -1).unbind(-1)
-    weights = sum(move.unsqueeze(-1) * weights.roll(by, -1) for by, move in enumerate(moves, start=-reach))
+    moved = torch.stack([weights.roll(by, -1) for by in range(-reach, reach + 1)], -1)
+    weights = (moved * torch.softmax(shift, -1).unsqueeze(-2)).sum(-1)
     # w^gamma / sum of w^gamma, by logarithms: a large gamma must not turn every weight into 0
     return torch.softmax((1 + F.softplus(gamma)) * weights.clamp_min(1e-12).log(), -1)

@@ -26,7 +26,7 @@ class Entry:
     defaults: dict[str, Any] = field(default_factory=dict)
     """What differs here from the defaults of the class."""
 
-    def load(self) -> Callable[..., nn.Module]:
+    def load(self) -> Callable[..., Any]:
         module, name = self.path.split(":")
         return getattr(importlib.import_module(f"torchrum.{module}"), name)
 

@@ -1,0 +1,55 @@
+"""GORU against its equations written out."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchrum.cells.goru import GORUCell
+
+I, H, B = 3, 5, 4
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+@pytest.mark.parametrize("style", ["tunable", "fft"])
+def test_cell_is_its_equations(style):
+    cell = GORUCell(I, H, style=style, capacity=3, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
+    x, h = torch.randn(B, I, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64)
+    output, (state,) = cell(x, (h,))
+    Q = cell.rotations.matrix().detach().numpy()
+    np.testing.assert_allclose(Q @ Q.T, np.eye(H), atol=1e-12)
+    U_r, U_g, U_c = np.split(cell.weight_ih.detach().numpy(), 3)
+    W_r, W_g = np.split(cell.weight_hh.detach().numpy(), 2)
+    b_r, b_g = np.split(cell.bias.detach().numpy(), 2)
+    for row, (xs, hs) in enumerate(zip(x.numpy(), h.numpy(), strict=True)):
+        r, g = sigmoid(U_r @ xs + W_r @ hs + b_r), sigmoid(U_g @ xs + W_g @ hs + b_g)
+        z = r * (Q @ hs) + U_c @ xs
+        c = np.sign(z) * np.maximum(np.abs(z) + cell.bias_c.detach().numpy(), 0)
+        np.testing.assert_allclose(output[row].detach(), g * hs + (1 - g) * c, atol=1e-12)
+    assert state is output
+
+
+def test_start_of_the_parameters():
+    torch.manual_seed(0)
+    cell = GORUCell(10, 50, capacity=4, angle_bound=0.5, reset_bias=1.5, update_bias=-0.5, modrelu_bias=0.25)
+    assert (cell.bias[:50] == 1.5).all()
+    assert (cell.bias[50:] == -0.5).all()
+    assert (cell.bias_c == 0.25).all()
+    for weight in (cell.weight_ih, cell.weight_hh):
+        assert 0.009 < weight.abs().max() <= 0.01
+    assert cell.rotations.capacity == 4
+    assert 0.4 < cell.rotations.theta.abs().max() <= 0.5
+    assert GORUCell(10, 50).bias[0] == 2
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="style='x'"):
+        GORUCell(I, H, style="x")
+    with pytest.raises(ValueError, match="reset_bias"):
+        GORUCell(I, H, reset_bias=float("inf"))
+    assert "reset_bias=2.0" in repr(GORUCell(I, H))

@@ -1,0 +1,147 @@
+"""LSTMCell against torch.nn.LSTM, and its layer norm and zoneout against the equations written out."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tolerances import TOL
+from torchrum.cells.lstm import LSTMCell, draw_kept, zoneout
+
+I, H, B, T = 3, 5, 4, 6
+EXACT = TOL[torch.float64]
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def shuffled(cell):
+    """Random values everywhere, so that no parameter hides behind its 0 or 1."""
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
+    return cell
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def normalised(x, gain, shift, eps):
+    return gain * (x - x.mean()) / np.sqrt(x.var() + eps) + shift
+
+
+def written_out(cell, x, h, c):
+    """One step of one sample, gate by gate, in numpy."""
+    W, U, b = (p.detach().numpy() for p in (cell.weight_ih, cell.weight_hh, cell.bias))
+    z = np.split(W @ x + U @ h + b, 4)
+    if cell.layer_norm:
+        gains, shifts = np.split(cell.ln_weight.detach().numpy(), 4), np.split(cell.ln_bias.detach().numpy(), 4)
+        z = [normalised(*each, cell.ln_eps) for each in zip(z, gains, shifts, strict=True)]
+    i, j, f, o = z
+    c = c * sigmoid(f + cell.forget_bias) + sigmoid(i) * np.tanh(j)
+    seen = c
+    if cell.layer_norm:
+        seen = normalised(c, cell.ln_weight_c.detach().numpy(), cell.ln_bias_c.detach().numpy(), cell.ln_eps)
+    return np.tanh(seen) * sigmoid(o), c
+
+
+@pytest.mark.parametrize("forget_bias", [0.0, 1.0, -0.5])
+def test_plain_cell_is_torchs(forget_bias):
+    cell, torchs = shuffled(LSTMCell(I, H, forget_bias=forget_bias).double()), nn.LSTM(I, H).double()
+    order = torch.arange(4 * H).view(4, H)[[0, 2, 1, 3]].flatten()  # i, j, f, o -> i, f, g, o
+    with torch.no_grad():
+        torchs.weight_ih_l0.copy_(cell.weight_ih[order])
+        torchs.weight_hh_l0.copy_(cell.weight_hh[order])
+        torchs.bias_ih_l0.copy_(cell.bias[order])
+        torchs.bias_hh_l0.zero_()
+        torchs.bias_hh_l0[H : 2 * H] = forget_bias
+    x, h, c = draw(T, B, I), draw(B, H), draw(B, H)
+    output, state = cell.scan(x, (h, c))
+    expected, (h_n, c_n) = torchs(x, (h[None], c[None]))
+    torch.testing.assert_close(output, expected, **EXACT)
+    torch.testing.assert_close(state, (h_n[0], c_n[0]), **EXACT)
+
+
+@pytest.mark.parametrize("ln_eps", [1e-3, 0.5])
+def test_layer_norm_is_the_equations(ln_eps):
+    cell = shuffled(LSTMCell(I, H, layer_norm=True, ln_eps=ln_eps).double())
+    x, h, c = draw(B, I), draw(B, H), draw(B, H)
+    output, (new_h, new_c) = cell(x, (h, c))
+    for row in range(B):
+        expected_h, expected_c = written_out(cell, *(part[row].numpy() for part in (x, h, c)))
+        np.testing.assert_allclose(output[row].detach(), expected_h, rtol=1e-12)
+        np.testing.assert_allclose(new_h[row].detach(), expected_h, rtol=1e-12)
+        np.testing.assert_allclose(new_c[row].detach(), expected_c, rtol=1e-12)  # stored without layer norm
+
+
+def test_zoneout_in_evaluation_is_the_mean_of_old_and_new():
+    cell = shuffled(LSTMCell(I, H, layer_norm=True, zoneout=0.1, zoneout_cell=0.5).double()).eval()
+    x, h, c = draw(B, I), draw(B, H), draw(B, H)
+    output, (new_h, new_c) = cell(x, (h, c))
+    for row in range(B):
+        plain_h, plain_c = written_out(cell, *(part[row].numpy() for part in (x, h, c)))
+        np.testing.assert_allclose(output[row].detach(), 0.9 * plain_h + 0.1 * h[row].numpy(), rtol=1e-12)
+        np.testing.assert_allclose(new_h[row].detach(), output[row].detach())
+        np.testing.assert_allclose(new_c[row].detach(), 0.5 * plain_c + 0.5 * c[row].numpy(), rtol=1e-12)
+
+
+def test_zoneout_in_training_takes_old_or_new_with_its_chance():
+    torch.manual_seed(0)
+    old, new = torch.zeros(1, 50_000), torch.ones(1, 50_000)
+    for chance in (0.1, 0.5):
+        mixed = zoneout(new, old, chance, training=True)
+        assert set(mixed.unique().tolist()) == {0.0, 1.0}
+        assert abs((mixed == 0).float().mean().item() - chance) < 0.01
+        assert not torch.equal(mixed, zoneout(new, old, chance, training=True))  # fresh each time
+    assert draw_kept(torch.zeros(3, 2, dtype=torch.bfloat16), 0.5).shape == (3, 2)
+
+
+def test_zoneout_of_h_and_of_c_act_on_h_and_on_c():
+    x, h, c = draw(B, I), draw(B, H), draw(B, H)
+    for words, kept in (({"zoneout": 1.0}, 0), ({"zoneout_cell": 1.0}, 1)):
+        cell = shuffled(LSTMCell(I, H, **words).double()).train()
+        _, state = cell(x, (h, c))
+        torch.testing.assert_close(state[kept], (h, c)[kept])
+        for row in range(B):
+            plain = written_out(cell, *(part[row].numpy() for part in (x, h, c)))
+            np.testing.assert_allclose(state[1 - kept][row].detach(), plain[1 - kept], rtol=1e-12)
+
+
+def test_initialisations():
+    torch.manual_seed(0)
+    cell = LSTMCell(6, 16, init="orthogonal", layer_norm=True)
+    for weight in (cell.weight_ih, cell.weight_hh):  # tall: (4H, I), (4H, H)
+        torch.testing.assert_close(weight.T @ weight, torch.eye(weight.shape[1]), atol=1e-5, rtol=0)
+    assert not cell.bias.any()
+    assert (cell.ln_weight == 1).all()
+    assert not cell.ln_bias_c.any()
+    glorot, bound = LSTMCell(6, 16), (6 / (6 + 16 + 64)) ** 0.5
+    for weight in (glorot.weight_ih, glorot.weight_hh):
+        assert 0.9 * bound < weight.abs().max() <= bound
+
+
+def test_cell_without_input_has_no_dead_weights():
+    cell = LSTMCell(0, H, layer_norm=True, init="orthogonal").double()
+    assert sum(p.numel() for p in cell.parameters()) == 4 * H * (H + 1) + 10 * H
+    h, c = draw(B, H), draw(B, H)
+    output, _ = cell(draw(B, 0), (h, c))
+    expected, _ = written_out(cell, np.zeros(0), h[0].numpy(), c[0].numpy())
+    np.testing.assert_allclose(output[0].detach(), expected, rtol=1e-12)
+
+
+def test_wrong_arguments_are_refused():
+    for words, message in (
+        ({"zoneout": 1.5}, "zoneout=1.5"),
+        ({"zoneout_cell": -1}, "zoneout_cell=-1"),
+        ({"init": "orthogonel"}, "Did you mean 'orthogonal'"),
+        ({"forget_bias": float("nan")}, "forget_bias"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LSTMCell(I, H, **words)
+    with pytest.raises(ValueError, match="hidden_size=0"):
+        LSTMCell(I, 0)
+    with pytest.raises(ValueError, match="input_size=-1"):
+        LSTMCell(-1, H)
+    assert "layer_norm=True" in repr(LSTMCell(I, H, layer_norm=True))
