@@ -1,0 +1,138 @@
+"""Times of the lam = 1 kernels; tests/ops/test_fused_lam1.py (with -m gpu) must be green first.
+
+python benchmarks/fused_lam1.py            # the table
+python benchmarks/fused_lam1.py --tilings  # also every number of rows a thread
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchrum.ops.rum_scan.fused import lam1
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import rum_scan_reference
+
+CASES = [
+    ("N=50 T=53", 50, 53, RumOptions(lam=1.0), torch.float32),
+    ("N=100 T=1020", 100, 1020, RumOptions(lam=1.0), torch.float32),
+    ("N=100 T=1020 eta", 100, 1020, RumOptions(lam=1.0, eta=1.0), torch.float32),
+    ("N=128 T=220", 128, 220, RumOptions(lam=1.0), torch.float32),
+    (
+        "N=128 T=220 LN zoneout eta",
+        128,
+        220,
+        RumOptions(lam=1.0, eta=1.0, layer_norm=True, zoneout=0.1, training=True),
+        torch.float32,
+    ),
+    ("N=100 T=220 bf16", 100, 220, RumOptions(lam=1.0), torch.bfloat16),
+]
+BATCH = 128
+
+
+def median_ms(work: Callable[[], object], samples: int) -> float:
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(samples):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def graphed(work: Callable[[], object]) -> Callable[[], None]:
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def draw(N: int, T: int, options: RumOptions, dtype: torch.dtype, B: int = BATCH) -> list[Tensor | None]:
+    gen = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda", generator=gen).to(dtype)
+
+    ln = options.num_inputs * N
+    norms = [torch.ones(ln, device="cuda"), torch.zeros(ln, device="cuda")] if options.layer_norm else [None, None]
+    weight = normal(options.num_gates * N, N) * N**-0.5
+    seed = torch.tensor(7, device="cuda")
+    return [normal(T, B, options.num_inputs * N), normal(B, N), None, weight, *norms, None, seed]
+
+
+def relative_error(N: int, options: RumOptions, dtype: torch.dtype) -> tuple[float, float]:
+    """Of the states and of xp's gradient after 60 steps of 4 rows, against the reference in float64."""
+    inputs = draw(N, 60, options, dtype, B=4)
+    grad_out = torch.randn(60, 4, N, device="cuda").to(dtype)
+    out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
+    grad = lam1.lam1_backward(grad_out, None, *inputs, out, gates, R_n, ckpt, options)[0]
+    exact = [x.cpu().double() if x is not None and x.is_floating_point() else x for x in inputs]
+    exact[-1] = inputs[-1].cpu()
+    exact[0].requires_grad_()
+    want, _ = rum_scan_reference(*exact, options)
+    want.backward(grad_out.cpu().double())
+    pairs = ((out, want.detach()), (grad, exact[0].grad))
+    return tuple(float((got.cpu().double() - ref).norm() / ref.norm()) for got, ref in pairs)  # type: ignore[return-value]
+
+
+def measure(name: str, N: int, T: int, options: RumOptions, dtype: torch.dtype, rows: int) -> None:
+    lam1.rows_per_thread = lambda hidden: rows
+    inputs = draw(N, T, options, dtype)
+    grad_out = torch.randn(T, BATCH, N, device="cuda").to(dtype)
+
+    def forward() -> tuple[Tensor, ...]:
+        return lam1.lam1_forward(*inputs, options)
+
+    def both() -> None:
+        out, R_n, gates, ckpt = forward()
+        lam1.lam1_backward(grad_out, None, *inputs, out, gates, R_n, ckpt, options)
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    both()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    torch.cuda.reset_peak_memory_stats()
+    both()
+    peak = torch.cuda.max_memory_allocated() / 1e9
+    samples = 20 if T < 500 else 10
+    eager = [median_ms(work, samples) for work in (forward, both)]
+    in_graph = [median_ms(graphed(work), samples) for work in (forward, both)]
+    errors = relative_error(N, options, dtype)
+    per_step = " ".join(f"{1e3 * ms / T:7.2f}" for ms in (*eager, *in_graph))
+    print(
+        f"{name:<28} {rows:>2} {per_step} {eager[1]:8.3f} {in_graph[1]:8.3f} {peak:6.3f} {first:6.2f} "
+        f"{errors[0]:8.1e} {errors[1]:8.1e}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tilings", action="store_true", help="time every number of rows a thread")
+    tilings = parser.parse_args().tilings
+    print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(), f"B={BATCH}")
+    print(
+        "us a step: forward and forward+backward, launched one by one and in a CUDA graph; then forward+backward in ms"
+    )
+    print(
+        f"{'case':<28} {'RP':>2} {'fwd':>7} {'f+b':>7} {'fwd gr':>7} {'f+b gr':>7} {'ms':>8} {'ms gr':>8} "
+        f"{'GB':>6} {'1st s':>6} {'err out':>8} {'err dxp':>8}"
+    )
+    default = lam1.rows_per_thread
+    for name, N, T, options, dtype in CASES:
+        for rows in (2, 4) if tilings else (default(N),):
+            measure(name, N, T, options, dtype, rows)
+
+
+if __name__ == "__main__":
+    main()

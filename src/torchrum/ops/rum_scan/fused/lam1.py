@@ -1,0 +1,225 @@
+"""lam = 1 on the GPU: a whole sequence in one launch, one block a batch row, the memory R in registers.
+
+The kernels stand in ``lam1_common.cu``, ``lam1_forward.cu``, ``lam1_backward.cu`` and ``lam1_replay.cu``.
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..options import RumOptions
+from .nvrtc import load_kernel, nvrtc_obstacle
+
+MAX_HIDDEN = 128
+"""Three N x N matrices of float32 in one multiprocessor's registers."""
+CHECKPOINT_EVERY = 128
+"""Steps that the backward turns R back before it takes a stored one."""
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ACTIVATIONS = {None: 0, "relu": 1, "tanh": 2, "sigmoid": 3, "softsign": 4}
+
+
+class Layout(NamedTuple):
+    """How a kernel is cut for one size and one set of options; mirrors the constants of ``lam1_common.cu``."""
+
+    macros: tuple[tuple[str, int], ...]
+    threads: int
+    shared_floats: int
+
+
+def rows_per_thread(hidden: int) -> int:
+    """Few rows keep more warps busy, many rows load each vector less often."""
+    return 2 if hidden <= 64 else 4
+
+
+def lam1_obstacle(xp: Tensor, options: RumOptions) -> str | None:
+    """Why the lam = 1 kernel cannot run this scan, in words, or None."""
+    hidden = xp.shape[-1] // options.num_inputs
+    if options.lam != 1:
+        return f"the kernel with a memory matrix is for lam=1, and lam is {options.lam}"
+    if xp.dtype not in DTYPES:
+        return f"the lam=1 kernel computes in float32, and the input is {xp.dtype}"
+    for activation in (options.activation, options.target_activation):
+        if not (activation is None or isinstance(activation, str)) or activation not in ACTIVATIONS:
+            return f"the lam=1 kernel has no activation {activation!r}; it has relu, tanh, sigmoid and softsign"
+    if not 1 <= hidden <= MAX_HIDDEN:
+        return f"the lam=1 kernel holds hidden sizes up to {MAX_HIDDEN} on chip, and this one is {hidden}"
+    if xp.device.type != "cuda":
+        return f"the input is on {xp.device.type}"
+    if (obstacle := nvrtc_obstacle()) is not None:
+        return obstacle
+    granted = torch.cuda.get_device_properties(xp.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    needed = 4 * _layout("backward", hidden, xp.dtype, options, rows_per_thread(hidden)).shared_floats
+    if needed > granted:
+        return f"the lam=1 kernel needs {needed} bytes of shared memory, and the device grants {granted}"
+    return None
+
+
+def lam1_forward(
+    xp: Tensor,
+    h0: Tensor | None,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+    *,
+    save: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """States ``(T, B, H)``, the last R ``(B, H, H)``, raw gates ``(T, B, 2H)`` and checkpoints of R.
+
+    Without ``save`` the last two, which only the backward needs, are empty.
+    """
+    T, B, H = xp.shape[0], xp.shape[1], xp.shape[2] // options.num_inputs
+    out = xp.new_empty(T, B, H)
+    R_n = xp.new_empty(B, H, H, dtype=torch.float32)
+    gates = xp.new_empty((T, B, options.num_gates * H) if save else 0, dtype=torch.float32)
+    segments = (max(T, 1) - 1) // CHECKPOINT_EVERY
+    ckpt = xp.new_empty((segments, B, H, H) if save else 0, dtype=torch.float32)
+    if out.numel() == 0:
+        R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
+        return out, R_n, gates, ckpt
+    inputs = (xp.contiguous(), _plain(h0), _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
+    args = (*inputs, _plain(lengths, torch.int64), seed, out, R_n, gates, ckpt, T, B, CHECKPOINT_EVERY)
+    _launch("forward", xp, H, options, (*args, *_scalars(options)))
+    return out, R_n, gates, ckpt
+
+
+def lam1_backward(
+    grad_out: Tensor,
+    grad_R_n: Tensor | None,
+    xp: Tensor,
+    h0: Tensor | None,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    gates: Tensor,
+    R_n: Tensor,
+    ckpt: Tensor,
+    options: RumOptions,
+    *,
+    need_R0: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of xp, h0, R0, weight_hh, ln_weight and ln_bias, None for those that are None.
+
+    ``need_R0=False`` leaves out R0's, which costs a second pass over the sequence.
+    """
+    T, B, H = xp.shape[0], xp.shape[1], xp.shape[2] // options.num_inputs
+    need_R0 = need_R0 and R0 is not None
+    grad_R_n = None if grad_R_n is None or grad_R_n.numel() == 0 else grad_R_n
+    if out.numel() == 0:
+        zero = [None if x is None else torch.zeros_like(x) for x in (xp, h0, R0, weight_hh, ln_weight, ln_bias)]
+        zero[2] = grad_R_n if need_R0 and grad_R_n is not None else zero[2]
+        return tuple(zero)  # type: ignore[return-value]
+
+    K_n = None
+    if grad_R_n is not None:
+        moved = torch.bmm(R_n.mT, grad_R_n.float())
+        K_n = (moved - moved.mT).contiguous()
+    xp, out, lengths = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64)
+    start, ln = _plain(h0), (_plain(ln_weight), _plain(ln_bias))
+    grad_xp = torch.empty_like(xp)
+    grad_h0 = xp.new_empty(B, H, dtype=torch.float32)
+    grad_ln = xp.new_empty((B, options.num_inputs, 2, H) if options.layer_norm else 0, dtype=torch.float32)
+    grad_turned = xp.new_zeros(T, B, H, dtype=torch.float32) if need_R0 else None
+    inputs = (_plain(grad_out, xp.dtype), xp, start, _plain(weight_hh), *ln, lengths, seed, out, gates, R_n, ckpt, K_n)
+    args = (*inputs, grad_xp, grad_h0, grad_ln, grad_turned, T, B, CHECKPOINT_EVERY)
+    _launch("backward", xp, H, options, (*args, *_scalars(options)))
+
+    grad_R0 = None
+    if grad_turned is not None:
+        # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
+        turned, P_n = torch.zeros_like(grad_turned), torch.empty_like(R_n)
+        _launch("replay", xp, H, options, (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, options.ln_eps))
+        grad_R0 = torch.bmm(grad_turned.permute(1, 2, 0), turned.transpose(0, 1))
+        if grad_R_n is not None:
+            grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
+    grad_weight = _weight_gradient(grad_xp, h0, out, weight_hh, options)
+    grad_ln_weight = grad_ln_bias = None
+    if ln_weight is not None and ln_bias is not None:
+        summed = grad_ln.sum(0)  # (norms, 2, H)
+        grad_ln_weight = summed[:, 0].reshape(-1).to(ln_weight.dtype)
+        grad_ln_bias = summed[:, 1].reshape(-1).to(ln_bias.dtype)
+    return (
+        grad_xp,
+        None if h0 is None else grad_h0.to(h0.dtype),
+        grad_R0,
+        grad_weight,
+        grad_ln_weight,
+        grad_ln_bias,
+    )
+
+
+def _weight_gradient(grad_xp: Tensor, h0: Tensor | None, out: Tensor, weight_hh: Tensor, options: RumOptions) -> Tensor:
+    """The raw gates' gradient, two blocks of ``grad_xp``, times the states that made them: one product over all T."""
+    B, H = out.shape[1:]
+    grad_gates = grad_xp.view(-1, grad_xp.shape[-1])[:, : options.num_gates * H]
+    grad = grad_gates[B:].mT @ out[:-1].view(-1, H)
+    if h0 is not None:
+        grad = torch.addmm(grad, grad_gates[:B].mT, h0.to(grad.dtype))
+    return grad.to(weight_hh.dtype)
+
+
+def _plain(x: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    return None if x is None else x.to(dtype).contiguous()
+
+
+def _scalars(options: RumOptions) -> tuple[float, float, float, int]:
+    keep_below = min(int((1 - options.zoneout) * 2**32), 2**32 - 1)
+    return float(options.eta or 0.0), float(options.ln_eps), float(options.zoneout), keep_below
+
+
+def _launch(kind: str, xp: Tensor, H: int, options: RumOptions, args: tuple[Tensor | int | float | None, ...]) -> None:
+    layout = _layout(kind, H, xp.dtype, options, rows_per_thread(H))
+    kernel = load_kernel(_source(kind), f"lam1_{kind}", layout.macros, xp.device.index or 0)
+    kernel.launch(xp.shape[1], layout.threads, 4 * layout.shared_floats, args)
+
+
+@functools.cache
+def _source(kind: str) -> str:
+    folder = Path(__file__).parent
+    return "".join((folder / f"lam1_{part}.cu").read_text() for part in ("common", kind))
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int) -> Layout:
+    warps = -(-H // (4 * rows))
+    threads = 32 * warps
+    padded = 32 * -(-H // 32)
+    full = H // 32 + (H % 32 > 24)
+    columns = 4 * full + (-(-(H - 32 * full) // 8) if 32 * full < H else 0)
+    inputs = options.num_inputs
+    norms = 2 * inputs if options.layer_norm else 0
+    if kind == "forward":
+        shared_floats = padded * (5 + norms + 2 * inputs + 4 * warps)
+    elif kind == "backward":
+        saved = inputs + 2
+        shared_floats = padded * (12 + 2 * norms + 2 * saved + 9 * warps)
+        if saved * rows * columns > 144:
+            shared_floats += options.num_gates * rows * columns * threads
+    else:
+        shared_floats = padded * (2 + 2 * inputs + 3 * warps)
+    activation, target = options.activation, options.target_activation
+    assert isinstance(activation, str)
+    assert target is None or isinstance(target, str)
+    macros = {
+        "N": H,
+        "RP": rows,
+        "GATES": options.num_gates,
+        "LN": (1 if options.ln_order == "before" else 2) if options.layer_norm else 0,
+        "ACT": ACTIVATIONS[activation],
+        "TARGET_ACT": ACTIVATIONS[target],
+        "ETA": int(options.eta is not None),
+        "ZONE": (1 if options.training else 2) if options.zoneout > 0 else 0,
+        "DTYPE": DTYPES[dtype],
+        "SHARED_FLOATS": shared_floats,
+    }
+    return Layout(tuple(macros.items()), threads, shared_floats)

@@ -1,0 +1,138 @@
+// The whole sequence of one batch row: R <- R H_m H_u, z = R h, and the state's update. R and W_hh in registers.
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
+    const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
+    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* gates, float* ckpt, int T, int B, int every,
+    float eta, float ln_eps, float zoneout, u32 keep_below) {
+    SHARED_MEMORY(shared);
+    const Place p = place();
+    const int lane = p.lane, b = blockIdx.x;
+
+    float* raw = shared;  // W_hh h: tau, u
+    float* turned = raw + 2 * NV;  // z
+    float* along_u = turned + NV;  // R u and R m; a warp reads the rows it wrote
+    float* along_m = along_u + NV;
+    float* ln = along_m + NV;
+    float* inputs = ln + (LN ? 2 * INPUTS * NV : 0);  // xp of two steps
+    float* own = inputs + 2 * INPUTS * NV + p.warp * 4 * NV;  // this warp's copies
+    float *own_h = own, *own_u = own + NV, *own_m = own + 2 * NV;
+    float* own_hw = DTYPE ? own + 3 * NV : own_h;  // h as it enters the product with W_hh
+    static_assert(NV * (5 + (LN ? 2 * INPUTS : 0) + 2 * INPUTS + 4 * WARPS) <= SHARED_FLOATS, "shared memory");
+
+    for (int i = p.tid; i < SHARED_FLOATS; i += THREADS) shared[i] = 0.f;
+    Tile R, W_tau, W_u;
+    if (R0) load_tile(R, R0 + (i64)b * N * N, N, 1, p);
+    else identity_tile(R, p);
+    load_tile(W_tau, weight, N, 1, p);
+    if (GATES == 2) load_tile(W_u, weight + N * N, N, 1, p);
+    const int length = lengths ? (int)(lengths[b] < T ? lengths[b] : T) : T;
+    __syncthreads();
+
+    // xp of the next step waits in registers (coming), the one after is on its way when they are put down
+    float coming[INPUTS] = {};
+    auto fetch = [&](int t) {
+        if (p.tid < N && t < length)
+            UNROLL for (int g = 0; g < INPUTS; ++g) coming[g] = load(xp, ((i64)t * B + b) * INPUTS * N + g * N + p.tid);
+    };
+    auto put_down = [&](int t) {
+        if (p.tid < N)
+            UNROLL for (int g = 0; g < INPUTS; ++g) inputs[((t & 1) * INPUTS + g) * NV + p.tid] = coming[g];
+    };
+    if (LN) stage_norms(ln, ln_weight, ln_bias, p.tid);
+    if (length > 0) fetch(0), put_down(0);
+    fetch(1);
+    __syncthreads();
+
+    Vector h, u;
+    EACH(i) h.x[i] = inside(i, lane) && h0 ? h0[(i64)b * N + 32 * i + lane] : 0.f;
+    u = read(inputs + GATES * NV, lane);
+    float inv_eps = inverse_length(warp_sum(inner(u, u)));
+    u = scaled(u, inv_eps);
+    auto own_write = [&] {
+        write(own_h, h, lane);
+        write(own_u, u, lane);
+        if (DTYPE) EACH(i) own_hw[32 * i + lane] = rounded(h.x[i]);
+        __syncwarp();
+    };
+    own_write();
+
+    for (int t = 0; t < length; ++t) {
+        const float* x = inputs + (t & 1) * INPUTS * NV;
+        Rows s_tau = {}, s_u = {}, s_h = {}, s_e = {};
+        UNROLL for (int k = 0; k < CHUNKS; ++k) {
+            Chunk hw = chunk(own_hw, k, p.segment), hc = DTYPE ? chunk(own_h, k, p.segment) : hw;
+            multiply(s_tau, W_tau, k, hw);
+            if (GATES == 2) multiply(s_u, W_u, k, hw);
+            multiply(s_h, R, k, hc);
+            multiply(s_e, R, k, chunk(own_u, k, p.segment));
+        }
+        const float row_tau = reduce_rows(s_tau, p.segment);
+        const float row_u = GATES == 2 ? reduce_rows(s_u, p.segment) : 0.f;
+        if (p.owner) raw[p.own] = row_tau, raw[NV + p.own] = row_u;
+        const float R_h = reduce_rows(s_h, p.segment), R_u = reduce_rows(s_e, p.segment);
+        __syncthreads();
+
+        Vector tau, gate;
+        EACH(i) tau.x[i] = raw[32 * i + lane] + x[32 * i + lane];
+        if (GATES == 2) EACH(i) gate.x[i] = raw[NV + 32 * i + lane] + x[NV + 32 * i + lane];
+        if (gates && p.warp == WARPS - 1) {
+            write_global(gates, ((i64)t * B + b) * GATES * N, tau, lane);
+            if (GATES == 2) write_global(gates, ((i64)t * B + b) * GATES * N + N, gate, lane);
+        }
+        if (LN) tau = affine(normalise(tau, ln_eps, lane).hat, ln, lane);
+        EACH(i) tau.x[i] = inside(i, lane) ? activate<TARGET_ACT>(tau.x[i]) : 0.f;
+        const Rotation rot = rotation(u, inv_eps, tau, h, lane);
+        const float turns = rot.inv_tau == 0.f ? 0.f : 2.f;
+        write(own_m, rot.m, lane);
+        __syncwarp();
+
+        Rows s_m = {};
+        UNROLL for (int k = 0; k < CHUNKS; ++k) multiply(s_m, R, k, chunk(own_m, k, p.segment));
+        const float R_m = reduce_rows(s_m, p.segment);
+        const float R_mu = turns * (R_u - 2.f * rot.m_u * R_m);  // 2 R H_m u
+        if (p.owner) {
+            turned[p.own] = R_h - 2.f * rot.m_h * R_m - rot.u_h * R_mu;
+            along_m[p.own] = -2.f * R_m;
+            along_u[p.own] = -R_mu;
+        }
+        put_down(t + 1);
+        fetch(t + 2);
+        if (GATES == 2 && LN == 1) gate = affine(normalise(gate, ln_eps, lane).hat, ln + 2 * NV, lane);
+        if (GATES == 2) EACH(i) gate.x[i] = inside(i, lane) ? sigmoid(gate.x[i]) : 0.f;
+        if (GATES == 2 && LN == 2) gate = affine(normalise(gate, ln_eps, lane).hat, ln + 2 * NV, lane);
+        __syncthreads();
+
+        add_outer(R, rows(along_m, p.row), own_m, rows(along_u, p.row), own_u, p.segment);
+        if (ckpt && (t + 1) % every == 0 && t + 1 < T) store_tile(R, ckpt + ((i64)((t + 1) / every - 1) * B + b) * N * N, p);
+
+        Vector now, next;
+        EACH(i) now.x[i] = turned[32 * i + lane] + x[GATES * NV + 32 * i + lane];
+        if (LN) now = affine(normalise(now, ln_eps, lane).hat, ln + 2 * GATES * NV, lane);
+        EACH(i) now.x[i] = inside(i, lane) ? activate<ACT>(now.x[i]) : 0.f;
+        if (GATES == 2) EACH(i) now.x[i] = gate.x[i] * h.x[i] + (1.f - gate.x[i]) * now.x[i];
+        next = read(inputs + ((~t & 1) * INPUTS + GATES) * NV, lane);
+        float squares[2] = {inner(next, next), inner(now, now)};
+        warp_sum(squares);
+        inv_eps = inverse_length(squares[0]);
+        u = scaled(next, inv_eps);
+        if (ETA) now = scaled(now, eta * inverse_length(squares[1]));
+        if (ZONE) {
+            const u32 key = ZONE == 1 ? zoneout_key(seed, t) : 0;
+            EACH(i) {
+                if (ZONE == 2) now.x[i] = (1.f - zoneout) * now.x[i] + zoneout * h.x[i];
+                else if (hash32(key ^ (u32)(b * N + 32 * i + lane)) >= keep_below) now.x[i] = h.x[i];
+            }
+        }
+        h = now;
+        if (p.warp == 0) write_global(out, ((i64)t * B + b) * N, h, lane);
+        __syncwarp();
+        own_write();
+    }
+
+    store_tile(R, R_n + (i64)b * N * N, p);
+    for (int t = length + p.warp; t < T; t += WARPS) {  // past the row's length: frozen
+        write_global(out, ((i64)t * B + b) * N, h, lane);
+        if (gates)
+            for (int i = lane; i < GATES * N; i += 32) gates[((i64)t * B + b) * GATES * N + i] = 0.f;
+    }
+}

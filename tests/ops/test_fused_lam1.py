@@ -1,0 +1,328 @@
+"""The lam = 1 kernels against the reference in float64: on the CPU through an emulator, on the GPU as they are."""
+
+import ctypes
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchrum.ops.rotation import rotation_matrix
+from torchrum.ops.rum_scan.fused import lam1
+from torchrum.ops.rum_scan.fused.nvrtc import Argument, load_kernel, pack
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import rum_scan_reference
+
+REL_ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # |x - ref| / |ref| of each tensor
+EMULATOR = Path(__file__).parent / "lam1_emulator.cpp"
+NAMES = ("out", "R_n", "grad_xp", "grad_h0", "grad_R0", "grad_weight_hh", "grad_ln_weight", "grad_ln_bias")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is built with g++")
+
+
+class EmulatedKernel:
+    """Stands in for ``nvrtc.Kernel``: the same source as plain C++, one fiber for each CUDA thread."""
+
+    def __init__(self, library: Path) -> None:
+        self._emulate = ctypes.CDLL(str(library)).emulate
+
+    def launch(self, blocks: int, threads: int, shared_bytes: int, args: Sequence[Argument]) -> None:
+        values, pointers = pack(args)
+        for backwards in (0, 1):  # both schedules must write the same; the second one's results stay
+            assert self._emulate(blocks, threads, shared_bytes, pointers, backwards) == 0, "threads wait for ever"
+            written = [arg.clone() for arg in args if isinstance(arg, Tensor)]
+            if backwards == 0:
+                first = written
+        for a, b in zip(first, written, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        del values
+
+
+@pytest.fixture(scope="session")
+def emulated_loader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EmulatedKernel]:
+    @cache
+    def load(source: str, name: str, macros: tuple[tuple[str, int], ...], device: int) -> EmulatedKernel:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "kernel.cu").write_text(source)
+        command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-w", f"-I{folder}", f"-DKERNEL={name}"]
+        command += [f"-D{key}={value}" for key, value in macros]
+        subprocess.run([*command, str(EMULATOR), "-o", str(folder / "kernel.so")], check=True)
+        return EmulatedKernel(folder / "kernel.so")
+
+    return load
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, emulated_loader: Callable[..., EmulatedKernel]) -> None:
+    monkeypatch.setattr(lam1, "load_kernel", emulated_loader)
+    monkeypatch.setattr(lam1, "CHECKPOINT_EVERY", 3)
+
+
+@dataclass
+class Case:
+    N: int
+    B: int = 2
+    T: int = 7
+    dtype: torch.dtype = torch.float32
+    options: dict[str, Any] = field(default_factory=dict)
+    lengths: list[int] | None = None
+    with_r0: bool = True
+    with_grad_r: bool = True
+    scale: float = 1.0
+    edit: Callable[[Tensor, int], None] | None = None  # changes xp (T, B, G*N) in place
+
+    def rum_options(self) -> RumOptions:
+        return RumOptions(lam=1.0, **self.options)
+
+
+def draw(case: Case, seed: int = 0) -> dict[str, Tensor | None]:
+    """Inputs and the gradients of the outputs, on the CPU, exactly representable in the case's dtype."""
+    options, gen = case.rum_options(), torch.Generator().manual_seed(seed)
+    N, B = case.N, case.B
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=gen) * scale).to(case.dtype)
+
+    xp = normal(case.T, B, options.num_inputs * N, scale=case.scale)
+    if case.edit is not None:
+        case.edit(xp, N)
+    ln = options.num_inputs * N if options.layer_norm else 0
+    # not orthogonal on purpose: the gradient must be right whatever R0 is
+    R0 = torch.linalg.qr(torch.randn(B, N, N, generator=gen))[0] + 0.05 * torch.randn(B, N, N, generator=gen)
+    return {
+        "xp": xp,
+        "h0": normal(B, N),
+        "R0": R0 if case.with_r0 else None,
+        "weight_hh": normal(options.num_gates * N, N, scale=N**-0.5),
+        "ln_weight": 1 + normal(ln, scale=0.2) if ln else None,
+        "ln_bias": normal(ln, scale=0.2) if ln else None,
+        "grad_out": normal(case.T, B, N),
+        "grad_R_n": torch.randn(B, N, N, generator=gen) if case.with_grad_r else None,
+    }
+
+
+def reference(case: Case, given: dict[str, Tensor | None]) -> list[Tensor | None]:
+    leaves = {k: None if x is None else x.double().requires_grad_() for k, x in given.items()}
+    lengths = None if case.lengths is None else torch.tensor(case.lengths)
+    inputs = [leaves[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")]
+    out, R_n = rum_scan_reference(*inputs, lengths, torch.tensor(1234), case.rum_options())
+    loss = (out * given["grad_out"].double()).sum()
+    if given["grad_R_n"] is not None:
+        loss = loss + (R_n * given["grad_R_n"].double()).sum()
+    loss.backward()
+    return [out.detach(), R_n.detach(), *(None if x is None else x.grad for x in inputs)]
+
+
+def fused(case: Case, given: dict[str, Tensor | None], device: str) -> list[Tensor | None]:
+    given = {k: None if x is None else x.to(device) for k, x in given.items()}
+    lengths = None if case.lengths is None else torch.tensor(case.lengths, device=device)
+    inputs = [given[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")]
+    inputs += [lengths, torch.tensor(1234, device=device)]
+    options = case.rum_options()
+    out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
+    grads = lam1.lam1_backward(given["grad_out"], given["grad_R_n"], *inputs, out, gates, R_n, ckpt, options)
+    return [out, R_n, *grads]
+
+
+def assert_matches(case: Case, device: str = "cpu", tol: float | None = None) -> None:
+    given = draw(case)
+    tol = REL_ERROR[case.dtype] if tol is None else tol
+    for name, got, want in zip(NAMES, fused(case, given, device), reference(case, given), strict=True):
+        if want is None:
+            assert got is None, name
+            continue
+        assert got is not None, name
+        assert got.shape == want.shape, name
+        error = (got.cpu().double() - want).norm() / want.norm().clamp(min=1e-12)
+        assert error <= tol, f"{name}: relative error {error:.2e} over {tol:.0e}"
+
+
+def zero_eps(xp: Tensor, N: int) -> None:
+    xp[1, :, -N:] = 0
+    xp[4, 0, -N:] = 0
+
+
+LN = {"layer_norm": True}
+EMULATED = [
+    Case(5, options={}),
+    Case(1, B=1, T=1),
+    Case(3, T=4, options={"update_gate": False, "activation": "tanh"}, lengths=[2, 0]),
+    Case(20, options={"eta": 1.5, "zoneout": 0.3, "training": True, "activation": "softsign"}, lengths=[4, 7]),
+    Case(9, options={**LN, "activation": "sigmoid", "zoneout": 0.2}, with_r0=False, with_grad_r=False),
+    Case(9, options={**LN, "ln_order": "authors", "eta": 1.0, "target_activation": "tanh"}, lengths=[6, 3]),
+    Case(9, options={**LN, "update_gate": False}, edit=zero_eps),
+    Case(66, B=1, T=5, options={"eta": 1.0}),
+    Case(10, dtype=torch.bfloat16, T=5),
+    Case(10, dtype=torch.float16, T=5),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", EMULATED, ids=lambda case: f"N{case.N}-{case.dtype}-{case.options}")
+@pytest.mark.usefixtures("emulated")
+def test_emulated_kernel_matches_reference(case: Case) -> None:
+    assert_matches(case)
+
+
+def rotation_case(device: str) -> None:
+    """Without recurrent weights tau can be zero, equal or opposite to eps; the oracle is the dense matrix."""
+    T, B, N = 6, 2, 6
+    gen = torch.Generator().manual_seed(3)
+    xp = torch.randn(T, B, 2 * N, generator=gen)
+    xp[1, :, :N] = 0  # tau = 0
+    xp[2, :, N:] = 0  # eps = 0
+    xp[3, :, :N] = -2 * xp[3, :, N:]  # half turn
+    xp[4, :, :N] = 3 * xp[4, :, N:]  # no turn, smoothly
+    h0, grad_out = torch.randn(B, N, generator=gen), torch.randn(T, B, N, generator=gen)
+    grad_R = torch.randn(B, N, N, generator=gen)
+    options = RumOptions(lam=1.0, activation="tanh", update_gate=False)
+    given = [x.to(device) for x in (xp, h0, torch.eye(N).expand(B, N, N).contiguous(), torch.zeros(N, N))]
+    inputs = (*given, None, None, None, None)
+    out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
+    grads = lam1.lam1_backward(grad_out.to(device), grad_R.to(device), *inputs, out, gates, R_n, ckpt, options)
+
+    leaf, start = xp.double().requires_grad_(), h0.double().requires_grad_()
+    h, R, states = start, torch.eye(N, dtype=torch.float64).expand(B, N, N), []
+    for x in leaf:
+        tau, eps = x[:, :N], x[:, N:]
+        R = R @ rotation_matrix(eps, tau)
+        h = torch.tanh(eps + (R @ h.unsqueeze(-1)).squeeze(-1))
+        states.append(h)
+    loss = (torch.stack(states) * grad_out.double()).sum() + (R * grad_R.double()).sum()
+    loss.backward()
+    torch.testing.assert_close(out.cpu(), torch.stack(states).float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(R_n.cpu(), R.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grads[0].cpu(), leaf.grad.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads[1].cpu(), start.grad.float(), rtol=1e-4, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_emulated_degenerate_rotations() -> None:
+    rotation_case("cpu")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_no_rows_and_no_steps() -> None:
+    options = RumOptions(lam=1.0)
+    for T, B in ((3, 0), (0, 2)):
+        inputs = (torch.zeros(T, B, 12), torch.ones(B, 4), None, torch.zeros(8, 4), None, None, None, None)
+        out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
+        assert out.shape == (T, B, 4)
+        assert R_n.shape == (B, 4, 4)
+        grads = lam1.lam1_backward(torch.zeros(T, B, 4), None, *inputs, out, gates, R_n, ckpt, options)
+        assert grads[0].shape == (T, B, 12)
+        assert grads[3].shape == (8, 4)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"lam": 0.5}, "lam is 0.5"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"activation": torch.sin}, "no activation"),
+        ({"activation": "gelu"}, "no activation 'gelu'"),
+        ({"hidden": 129}, "up to 128"),
+        ({}, "on cpu"),
+    ],
+)
+def test_obstacle_names_the_reason(given: dict[str, Any], words: str) -> None:
+    options = RumOptions(lam=given.get("lam", 1.0), activation=given.get("activation", "relu"))
+    xp = torch.zeros(2, 3, 3 * given.get("hidden", 8), dtype=given.get("dtype", torch.float32))
+    assert words in str(lam1.lam1_obstacle(xp, options))
+
+
+SIZES = [1, 2, 3, 31, 50, 64, 65, 96, 100, 127, 128]
+GRID = [
+    {"eta": eta, "update_gate": gate, "activation": act, **norm, **zone}
+    for eta, gate, act, norm, zone in itertools.product(
+        (None, 1.3),
+        (True, False),
+        ("relu", "tanh", "sigmoid", "softsign"),
+        ({}, LN, {**LN, "ln_order": "authors"}),
+        ({}, {"zoneout": 0.3, "training": True}, {"zoneout": 0.3}),
+    )
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("N", SIZES)
+def test_kernel_matches_reference_at_every_size(N: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lam1, "CHECKPOINT_EVERY", 8)
+    for B, T, options in ((1, 1, {}), (3, 13, {"eta": 1.0}), (5, 16, LN)):
+        assert_matches(Case(N, B=B, T=T, dtype=dtype, options=options), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", GRID, ids=str)
+def test_kernel_matches_reference_with_every_option(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lam1, "CHECKPOINT_EVERY", 4)
+    assert_matches(Case(10, B=3, T=9, options=options, lengths=[9, 4, 0]), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("N", [50, 100, 128])
+def test_every_tiling_gives_the_same(N: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lam1, "rows_per_thread", lambda hidden: rows)
+    assert_matches(Case(N, B=2, T=9, options={**LN, "eta": 1.0}), "cuda")
+
+
+@pytest.mark.gpu
+def test_degenerate_rotations_on_the_gpu() -> None:
+    rotation_case("cuda")
+
+
+@pytest.mark.gpu
+def test_long_sequence_crosses_checkpoints() -> None:
+    assert_matches(Case(100, B=4, T=300, options={"eta": 1.0}, with_r0=False), "cuda")
+
+
+@pytest.mark.gpu
+def test_memory_stays_orthogonal() -> None:
+    N, options = 50, RumOptions(lam=1.0, eta=1.0)
+    gen = torch.Generator("cuda").manual_seed(0)
+    xp = torch.randn(10_000, 4, 3 * N, device="cuda", generator=gen)
+    weight = torch.randn(2 * N, N, device="cuda", generator=gen) * N**-0.5
+    _, R_n, _, _ = lam1.lam1_forward(xp, None, None, weight, None, None, None, None, options, save=False)
+    assert (R_n @ R_n.mT - torch.eye(N, device="cuda")).abs().max() <= 1e-5
+
+
+@pytest.mark.gpu
+def test_backward_is_deterministic_and_graph_capture_agrees() -> None:
+    case = Case(50, B=7, T=20, options={"eta": 1.0}, with_r0=False)
+    given = draw(case)
+    first = fused(case, given, "cuda")
+    again = fused(case, given, "cuda")
+    on_gpu = {k: None if x is None else x.cuda() for k, x in given.items()}
+    inputs = [on_gpu[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")] + [None, None]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, case.rum_options())
+        grads = lam1.lam1_backward(
+            on_gpu["grad_out"], on_gpu["grad_R_n"], *inputs, out, gates, R_n, ckpt, case.rum_options()
+        )
+    graph.replay()
+    for a, b, c in zip(first, again, [out, R_n, *grads], strict=True):
+        if a is not None and b is not None and c is not None:
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, c, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_kernels_are_compiled_once() -> None:
+    case = Case(12, B=2, T=3)
+    fused(case, draw(case), "cuda")
+    before = load_kernel.cache_info().misses
+    for B, T in ((5, 4), (1, 9)):
+        other = Case(12, B=B, T=T)
+        fused(other, draw(other), "cuda")
+    assert load_kernel.cache_info().misses == before
