@@ -224,6 +224,21 @@ def test_second_derivative_exists_for_integers_and_is_an_error_otherwise():
         grad(lambda x: grad(lambda x: orthogonal_power(x, 0.5).sum())(x).sum())(R.detach())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gpu_matches_cpu(dtype):
+    R = torch.linalg.matrix_exp(torch.stack([generator_of(x) for x in ANGLES.values()]))
+    R = torch.cat([R, torch.diag(torch.tensor([-1.0, -1, -1, 1, -1, 1])).double()[None]]).to(dtype)
+    results = []
+    for device in ("cpu", "cuda"):
+        x, lam = R.to(device).requires_grad_(), learnable(0.4)
+        y = orthogonal_power(x, lam)[:4]
+        results.append([z.cpu() for z in (y, *torch.autograd.grad(y.sum(), (x, lam)))])
+        assert is_rotation(orthogonal_power(R.to(device), 0.5).cpu().double(), tol=10 * TOL[dtype]["atol"])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, **TOL[dtype])
+
+
 # Odd input
 
 

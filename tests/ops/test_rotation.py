@@ -198,6 +198,7 @@ def test_a_line_has_no_rotation():
     a = torch.tensor([[1.0], [2.0], [0.0]], requires_grad=True)
     b, h = torch.tensor([[-3.0], [1.0], [1.0]], requires_grad=True), torch.tensor([[5.0], [-6.0], [7.0]])
     assert torch.equal(rotate(a, b, h), h)
+    assert not any(g.any() for g in torch.autograd.grad(rotate(a, b, h).sum(), (a, b)))
     torch.testing.assert_close(rotation_angle(a, b), torch.tensor([math.pi, 0.0, 0.0]))
 
 
@@ -354,6 +355,27 @@ def test_compiles_into_one_graph():
     torch.testing.assert_close(compiled(a, b, h), loss(a, b, h))
     for got, want in zip(*(torch.autograd.grad(f(a, b, h), (a, b)) for f in (compiled, loss)), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_autocast_does_not_lower_the_precision():
+    a, b, h = (draw(4, 6, dtype=torch.float32, seed=seed) for seed in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, R = rotate(a, b, h), accumulate(torch.eye(6), *reflectors(a, b))
+    assert torch.equal(inside, rotate(a, b, h))
+    torch.testing.assert_close(R, rotation_matrix(a, b), **TOL[torch.float32])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gpu_matches_cpu_and_stays_finite(dtype):
+    a, b, h = (draw(50, 33, dtype=dtype, seed=seed) for seed in range(3))
+    torch.testing.assert_close(rotate(a.cuda(), b.cuda(), h.cuda()).cpu(), rotate(a, b, h), **TOL[dtype])
+    torch.testing.assert_close(rotation_angle(a.cuda(), b.cuda()).cpu(), rotation_angle(a, b), **TOL[dtype])
+    a, b = (x.detach().cuda().requires_grad_() for x in hostile_vectors(dtype))
+    h = draw(len(a), 6, dtype=dtype).cuda().requires_grad_()
+    y, theta = rotate(a, b, h), rotation_angle(a, b)
+    grads = (*torch.autograd.grad(y.sum(), (a, b, h)), *torch.autograd.grad(theta.sum(), (a, b)))
+    assert all(x.isfinite().all() for x in (y, theta, *grads))
 
 
 # The accumulated memory

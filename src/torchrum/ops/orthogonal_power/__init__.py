@@ -29,10 +29,10 @@ def orthogonal_power(R: Tensor, lam: float | Tensor) -> Tensor:
     Example:
         >>> import torch
         >>> from torchrum import orthogonal_power, rotation_matrix
-        >>> e1, e2 = torch.eye(2)
-        >>> orthogonal_power(rotation_matrix(e1, e2), 2)
-        tensor([[-1.,  0.],
-                [ 0., -1.]])
+        >>> quarter = rotation_matrix(*torch.eye(2))
+        >>> eighth = orthogonal_power(quarter, 0.5)
+        >>> torch.allclose(eighth @ eighth, quarter)
+        True
     """
     check_floating("orthogonal_power", R=R)
     check_square("orthogonal_power", R=R)

@@ -117,9 +117,7 @@ def bisector(u: Tensor, w: Tensor) -> Tensor:
 def reflectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The unit vectors u and m of R(a, b) = H_m H_u in the dtype of the arithmetic; both zero where R = I by policy."""
     (u, a_length), (w, b_length) = polar(a), polar(b)
-    if u.shape[-1] == 1:  # the only rotation of a line is 1
-        return torch.zeros_like(u + w), torch.zeros_like(u + w)
-    fixed = (a_length == 0) | (b_length == 0)
+    fixed = (a_length == 0) | (b_length == 0) | (u.shape[-1] == 1)  # a line has no rotation but 1
     fixed = fixed & ~(a_length + b_length).isnan()
     return torch.where(fixed, 0.0, u), torch.where(fixed, 0.0, bisector(u, w))
 
