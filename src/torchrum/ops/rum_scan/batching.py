@@ -72,7 +72,7 @@ def backward_rule(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...]
     grad_xp, grad_h0 = _unfold(grad_xp, 1, size), _unfold(grad_h0, 0, size)
     named = dict(zip(_BACKWARD, folded, strict=False))
     states = torch.cat([named["h0"].to(named["out"].dtype).unsqueeze(0), named["out"][:-1]])
-    grad_gates = grad_xp[..., : named["gates"].shape[-1]]
+    grad_gates = grad_xp[..., : named["weight_hh"].shape[0]]
     grad_weight = torch.einsum("tvbg,tvbh->vgh", grad_gates, _unfold(states, 1, size))  # one matrix a sample
     R_dim = None if grad_R0.dim() == 1 else 0
     grad_R0 = grad_R0 if R_dim is None else _unfold(grad_R0, 0, size)

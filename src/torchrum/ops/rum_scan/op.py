@@ -72,9 +72,10 @@ def _backward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengt
 
 @torch.library.register_fake("torchrum::rum_scan", lib=_library)
 def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
-    options, _ = _options(flags)
+    options, backend = _options(flags)
     T, B, H = xp.shape[0], xp.shape[1], h0.shape[-1]
-    out, gates = xp.new_empty(T, B, H), xp.new_empty(T, B, options.num_gates * H)
+    width = torch_scan.saved_width(options, H) if backend == "torch" else options.num_gates * H
+    out, gates = xp.new_empty(T, B, H), xp.new_empty(T, B, width)
     if not options.keeps_rotation:
         return out, xp.new_empty(0), gates, xp.new_empty(0)
     dtype = working_dtype(xp.dtype)
