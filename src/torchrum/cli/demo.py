@@ -1,0 +1,160 @@
+"""``torchrum demo``: RUM and an LSTM side by side on associative recall."""
+
+import argparse
+import multiprocessing
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torchrum.training import TrainConfig
+
+NEXT = """Where to go next
+  torchrum list                      every recipe, with the paper's number beside ours
+  torchrum train recall-rum-lam1     the paper's own size, 15 pairs (a GPU helps)
+  torchrum train copying-rum-lam1    remember ten symbols for 200 steps
+  torchrum.RUM(10, 20, lam=1)        the layer itself, called as nn.LSTM is"""
+
+
+def train_one(config: "TrainConfig", folder: Path) -> None:
+    """Train one of the two; each has a process and a core of its own."""
+    import torch
+
+    from torchrum.training import Trainer
+
+    torch.set_num_threads(1)
+    raise SystemExit(Trainer(config, quiet=True).fit(folder).exit_code)
+
+
+def main(arguments: list[str]) -> int:
+    """Train both, then compare them."""
+    parser = argparse.ArgumentParser(prog="torchrum demo", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the initial weights and the data (default: 0)")
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    options = parser.parse_args(arguments)
+
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from torchrum.cli.train import free_folder
+    from torchrum.ledger.labels import model_label
+    from torchrum.recipes.demo import MODELS, demo
+    from torchrum.training import RunError
+
+    configs = {model_label(model): demo(name, options.seed) for name, model in MODELS.items()}
+    if options.steps is not None:
+        configs = {label: replace(config, steps=options.steps) for label, config in configs.items()}
+    folder = free_folder(options.out, "demo")
+    runs = {label: folder / config.name for label, config in configs.items()}
+    console = Console(soft_wrap=True)
+    introduce(console, next(iter(configs.values())).task)
+
+    start = multiprocessing.get_context("spawn").Process  # forking a process that has threads can hang
+    processes = {label: start(target=train_one, args=(config, runs[label])) for label, config in configs.items()}
+    for process in processes.values():
+        process.start()
+    try:
+        watch(console, configs, runs, processes)
+    finally:
+        for process in processes.values():
+            process.terminate()  # after Ctrl-C; at the end there is nothing left to stop
+            process.join()
+    failed = [label for label, process in processes.items() if process.exitcode]
+    if failed:
+        raise RunError(f"{' and '.join(failed)} did not finish; the reason stands above.")
+    compare(console, configs, runs, folder)
+    return 0
+
+
+def introduce(console: "Console", task: Any) -> None:
+    """Say what is learnt, with an example."""
+    import torch
+
+    x, y, _ = task.batch(1, torch.Generator().manual_seed(11))
+    letters = "?" + "abcdefghijklmnopqrstuvwxyz"[: task.pairs] + "0123456789"
+    text = "".join(letters[symbol] for symbol in x[0].tolist())
+    console.print(f"Associative recall: {text} -> {y.item()}", markup=False, highlight=False)
+    console.print(
+        f"{task.pairs} keys, each with a value; after ?? comes a key, and the answer is its value.\n"
+        f"Counting the values without pairing them is right {task.baseline_accuracy():.1%} of the time.\n",
+        markup=False,
+        highlight=False,
+    )
+
+
+def watch(
+    console: "Console",
+    configs: "dict[str, TrainConfig]",
+    runs: dict[str, Path],
+    processes: dict[str, BaseProcess],
+) -> None:
+    """Show both runs as they go, from the files that they write; lines every ten seconds where there is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("[bold]{task.description:<8}"),
+        BarColumn(bar_width=32),
+        TextColumn("step {task.completed:>5,.0f}  {task.fields[text]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, refresh_per_second=4, disable=not console.is_terminal) as bars:
+        rows = {label: bars.add_task(label, total=config.steps, text="starting") for label, config in configs.items()}
+        said = time.monotonic()
+        while True:
+            running = any(process.is_alive() for process in processes.values())
+            states = {label: state(run) for label, run in runs.items()}
+            for label, (step, text) in states.items():
+                bars.update(rows[label], completed=step, text=text)
+                if not processes[label].is_alive():
+                    bars.stop_task(rows[label])
+            if not console.is_terminal and (time.monotonic() - said > 10 or not running):
+                said = time.monotonic()
+                line = "   ".join(f"{label} step {step:,}  {text}" for label, (step, text) in states.items())
+                console.print(line, markup=False, highlight=False)
+            if not running:
+                return
+            time.sleep(0.25)
+
+
+def state(run: Path) -> tuple[int, str]:
+    """Steps done and the last scores of a run, from its folder."""
+    from torchrum.training.records import read_metrics
+
+    training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
+    if not training:
+        return 0, "starting"
+    accuracy = f"accuracy {validation[-1]['accuracy']:6.1%}" if validation else ""
+    return training[-1]["step"], f"loss {training[-1]['loss']:.4f}  {accuracy}".strip()
+
+
+def compare(console: "Console", configs: "dict[str, TrainConfig]", runs: dict[str, Path], folder: Path) -> None:
+    """Print the table, draw the picture, and say where to go next."""
+    from rich.table import Table
+
+    from torchrum.ledger.record import count_parameters
+    from torchrum.plots.duel import draw_duel
+    from torchrum.training.records import read_metrics
+
+    task = next(iter(configs.values())).task
+    table = Table("model", "parameters", "steps", "accuracy", "loss", "seconds", box=None, header_style="bold")
+    for label, run in runs.items():
+        last = read_metrics(run, "validation")[-1]
+        table.add_row(
+            label,
+            f"{count_parameters(configs[label]):,}",
+            f"{last['step']:,}",
+            f"{last['accuracy']:.1%}",
+            f"{last['loss']:.4f}",
+            f"{last['seconds']:.0f}",
+        )
+    table.add_row("bag of values", "", "", f"{task.baseline_accuracy():.1%}", f"{task.baseline():.4f}", "")
+    picture = draw_duel(runs, task, folder / "demo.png")
+    console.print()
+    console.print(table)
+    console.print(f"\nThe picture: {picture}\n", markup=False, highlight=False)
+    console.print(NEXT, markup=False, highlight=False)
