@@ -84,6 +84,8 @@ static unsigned __float_as_uint(float x) {
     memcpy(&bits, &x, 4);
     return bits;
 }
+static float rsqrtf(float x) { return 1.f / sqrtf(x); }
+static float __fdividef(float x, float y) { return x / y; }
 static float half_to_float(unsigned short bits) {
     _Float16 x;
     memcpy(&x, &bits, 2);

@@ -51,7 +51,7 @@ def lam1_obstacle(xp: Tensor, options: RumOptions) -> str | None:
     if (obstacle := nvrtc_obstacle()) is not None:
         return obstacle
     granted = torch.cuda.get_device_properties(xp.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
-    needed = 4 * _layout("backward", hidden, xp.dtype, options, rows_per_thread(hidden)).shared_floats
+    needed = 4 * _layout("backward", hidden, xp.dtype, options, rows_per_thread(hidden), CHECKPOINT_EVERY).shared_floats
     if needed > granted:
         return f"the lam=1 kernel needs {needed} bytes of shared memory, and the device grants {granted}"
     return None
@@ -84,7 +84,7 @@ def lam1_forward(
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
         return out, R_n, gates, ckpt
     inputs = (xp.contiguous(), _plain(h0), _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
-    args = (*inputs, _plain(lengths, torch.int64), seed, out, R_n, gates, ckpt, T, B, CHECKPOINT_EVERY)
+    args = (*inputs, _plain(lengths, torch.int64), seed, out, R_n, gates, ckpt, T, B)
     _launch("forward", xp, H, options, (*args, *_scalars(options)))
     return out, R_n, gates, ckpt
 
@@ -131,7 +131,7 @@ def lam1_backward(
     grad_ln = xp.new_empty((B, options.num_inputs, 2, H) if options.layer_norm else 0, dtype=torch.float32)
     grad_turned = xp.new_zeros(T, B, H, dtype=torch.float32) if need_R0 else None
     inputs = (_plain(grad_out, xp.dtype), xp, start, _plain(weight_hh), *ln, lengths, seed, out, gates, R_n, ckpt, K_n)
-    args = (*inputs, grad_xp, grad_h0, grad_ln, grad_turned, T, B, CHECKPOINT_EVERY)
+    args = (*inputs, grad_xp, grad_h0, grad_ln, grad_turned, T, B)
     _launch("backward", xp, H, options, (*args, *_scalars(options)))
 
     grad_R0 = None
@@ -178,7 +178,7 @@ def _scalars(options: RumOptions) -> tuple[float, float, float, int]:
 
 
 def _launch(kind: str, xp: Tensor, H: int, options: RumOptions, args: tuple[Tensor | int | float | None, ...]) -> None:
-    layout = _layout(kind, H, xp.dtype, options, rows_per_thread(H))
+    layout = _layout(kind, H, xp.dtype, options, rows_per_thread(H), CHECKPOINT_EVERY)
     kernel = load_kernel(_source(kind), f"lam1_{kind}", layout.macros, xp.device.index or 0)
     kernel.launch(xp.shape[1], layout.threads, 4 * layout.shared_floats, args)
 
@@ -190,7 +190,7 @@ def _source(kind: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int) -> Layout:
+def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
     warps = -(-H // (4 * rows))
     threads = 32 * warps
     padded = 32 * -(-H // 32)
@@ -220,6 +220,7 @@ def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: in
         "ETA": int(options.eta is not None),
         "ZONE": (1 if options.training else 2) if options.zoneout > 0 else 0,
         "DTYPE": DTYPES[dtype],
+        "EVERY": every,
         "SHARED_FLOATS": shared_floats,
     }
     return Layout(tuple(macros.items()), threads, shared_floats)

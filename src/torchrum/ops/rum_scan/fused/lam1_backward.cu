@@ -1,6 +1,6 @@
 // Gradients of lam1_forward for one batch row, last step first.
 //
-// R is turned back step by step, R_{t-1} = R_t H_u H_m, and taken anew from a checkpoint every `every` steps. It is kept
+// R is turned back step by step, R_{t-1} = R_t H_u H_m, and taken anew from a checkpoint every EVERY steps. It is kept
 // twice, also as its transpose, because both R x and R^T x are needed and a product along a thread's rows is cheap.
 // Of A = R^T dL/dR only the antisymmetric part K = A - A^T acts on the rotations:
 //   k = R^T g;  K += k h^T - h k^T;  a = K u;  du = -2 a;  b = H_u K H_u m;  dm = -2 b;  K <- H_m H_u K H_u H_m.
@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     const io_t* grad_out, const io_t* xp, const float* h0, const float* weight, const float* ln_weight,
     const float* ln_bias, const i64* lengths, const i64* seed, const io_t* out, const float* gates, const float* R_n,
     const float* ckpt, const float* K_n, io_t* grad_xp, float* grad_h0, float* grad_ln, float* grad_turned, int T, int B,
-    int every, float eta, float ln_eps, float zoneout, u32 keep_below) {
+    float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
     const Place p = place();
     const int lane = p.lane, b = blockIdx.x;
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         add_skew(own_k, own_h);
         add_skew(own_u, own_a);
         add_skew(own_m, own_b);
-        if (t > 0 && t % every == 0) load_R(ckpt + ((i64)(t / every - 1) * B + b) * N * N);
+        if (t > 0 && t % EVERY == 0) load_R(ckpt + ((i64)(t / EVERY - 1) * B + b) * N * N);
         if (t > 0) prepare(t - 1);
     }
 

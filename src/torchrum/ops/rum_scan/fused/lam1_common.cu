@@ -7,7 +7,7 @@
 //
 // Settings come as macros: N, RP (2 or 4), GATES (1 or 2), LN (0 none, 1 before, 2 authors), ACT and TARGET_ACT (0 none,
 // 1 relu, 2 tanh, 3 sigmoid, 4 softsign), ETA (0/1), ZONE (0 none, 1 mask, 2 mean), DTYPE (0 float, 1 bf16, 2 fp16),
-// SHARED_FLOATS. The file is also compiled as plain C++ for the tests, under EMULATOR.
+// EVERY (steps between checkpoints of R), SHARED_FLOATS. The file is also compiled as plain C++ for the tests, under EMULATOR.
 
 typedef long long i64;
 typedef unsigned int u32;
@@ -42,8 +42,8 @@ constexpr int FULL = N / 32 + (N % 32 > 24);
 constexpr int TAIL = N > 32 * FULL ? (N - 32 * FULL + 7) / 8 : 0;
 constexpr int CHUNKS = FULL + (TAIL > 0);
 constexpr int COLUMNS = 4 * FULL + TAIL;
-constexpr float TINY = 1e-12f;  // a shorter vector has no direction
-constexpr float OPPOSITE = 1e-4f;  // |u + w| of unit vectors below which they count as opposite
+constexpr float TINY = 1e-24f;  // |x|^2 up to which a vector has no direction
+constexpr float OPPOSITE = 1e-8f;  // |u + w|^2 of unit vectors up to which they count as opposite
 
 __device__ inline float load(const float* p, i64 i) { return p[i]; }
 __device__ inline void store(float* p, i64 i, float x) { p[i] = x; }
@@ -165,7 +165,9 @@ __device__ inline void add_outer(Tile& tile, const Rows& a, const float* x, cons
     UNROLL for (int k = 0; k < CHUNKS; ++k) {
         Chunk cx = chunk(x, k, segment), cy = chunk(y, k, segment);
         UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int e = 0; e < 4; ++e) {
-            if (e < chunk_width(k)) tile.v[r][4 * k + e] += a.x[r] * cx.x[e] + b.x[r] * cy.x[e];
+            if (e >= chunk_width(k)) continue;
+            tile.v[r][4 * k + e] += a.x[r] * cx.x[e];  // two FMAs; as one sum it would be three instructions
+            tile.v[r][4 * k + e] += b.x[r] * cy.x[e];
         }
     }
 }
@@ -200,7 +202,7 @@ struct Vector {
     float x[VL];
 };
 
-__device__ inline bool inside(int i, int lane) { return 32 * i + lane < N; }
+__device__ inline bool inside(int i, int lane) { return 32 * i + 32 <= N || 32 * i + lane < N; }
 
 __device__ inline Vector read(const float* vector, int lane) {
     Vector v;
@@ -238,14 +240,23 @@ __device__ inline Vector scaled(const Vector& v, float factor) {
     return out;
 }
 
-__device__ inline float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+// 1/sqrt(x) to a rounding: the fast instruction and one Newton step, without the branches of sqrtf and a division
+__device__ inline float inverse_root(float x) {
+    float y = rsqrtf(x);
+    return y * (1.5f - 0.5f * x * y * y);
+}
+
+// 1/|x| from |x|^2; 0 where the vector has no direction
+__device__ inline float inverse_length(float squares) { return squares <= TINY ? 0.f : inverse_root(squares); }
+
+__device__ inline float sigmoid(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
 
 template <int KIND>
 __device__ inline float activate(float x) {
     if (KIND == 1) return x > 0.f ? x : (x != x ? x : 0.f);
     if (KIND == 2) return tanhf(x);
     if (KIND == 3) return sigmoid(x);
-    if (KIND == 4) return x / (1.f + fabsf(x));
+    if (KIND == 4) return __fdividef(x, 1.f + fabsf(x));
     return x;
 }
 
@@ -255,7 +266,7 @@ __device__ inline float slope(float x, float y) {  // dy/dx at y = activate(x)
     if (KIND == 2) return 1.f - y * y;
     if (KIND == 3) return y * (1.f - y);
     if (KIND == 4) {
-        float d = 1.f / (1.f + fabsf(x));
+        float d = __fdividef(1.f, 1.f + fabsf(x));
         return d * d;
     }
     return 1.f;
@@ -269,13 +280,13 @@ struct Normed {  // layer norm without its scale and shift
 __device__ inline Normed normalise(const Vector& v, float ln_eps, int lane) {
     float sum = 0.f, square = 0.f;
     EACH(i) sum += v.x[i];
-    float mean = warp_sum(sum) / N;
+    float mean = warp_sum(sum) * (1.f / N);
     Normed n;
     EACH(i) {
         n.hat.x[i] = inside(i, lane) ? v.x[i] - mean : 0.f;
         square += n.hat.x[i] * n.hat.x[i];
     }
-    n.rstd = 1.f / sqrtf(warp_sum(square) / N + ln_eps);
+    n.rstd = inverse_root(warp_sum(square) * (1.f / N) + ln_eps);
     n.hat = scaled(n.hat, n.rstd);
     return n;
 }
@@ -293,7 +304,7 @@ __device__ inline Vector norm_backward(const Vector& grad, const Normed& n, cons
     float sum[2] = {0.f, inner(g, n.hat)};
     EACH(i) sum[0] += g.x[i];
     warp_sum(sum);
-    EACH(i) g.x[i] = inside(i, lane) ? n.rstd * (g.x[i] - sum[0] / N - n.hat.x[i] * (sum[1] / N)) : 0.f;
+    EACH(i) g.x[i] = inside(i, lane) ? n.rstd * (g.x[i] - (1.f / N) * (sum[0] + n.hat.x[i] * sum[1])) : 0.f;
     return g;
 }
 
@@ -329,39 +340,31 @@ __device__ inline Vector orthogonal_to(const Vector& u, int lane) {
     u_at = warp_sum(u_at);
     Vector f;
     EACH(i) f.x[i] = (32 * i + lane == at ? 1.f : 0.f) - u_at * u.x[i];
-    return scaled(f, 1.f / sqrtf(warp_sum(inner(f, f))));
+    return scaled(f, inverse_root(warp_sum(inner(f, f))));
 }
 
 __device__ inline Rotation rotation(const Vector& u, float inv_eps, const Vector& tau, const Vector& h, int lane) {
     Rotation rot;
-    float length = sqrtf(warp_sum(inner(tau, tau)));
-    bool still = N == 1 || inv_eps == 0.f || length <= TINY;
-    rot.inv_tau = still ? 0.f : 1.f / length;
+    rot.inv_tau = N == 1 || inv_eps == 0.f ? 0.f : inverse_length(warp_sum(inner(tau, tau)));
+    bool still = rot.inv_tau == 0.f;
     rot.w = scaled(tau, rot.inv_tau);
     Vector both;
     EACH(i) both.x[i] = u.x[i] + rot.w.x[i];
     float sum[4] = {inner(both, both), inner(both, u), inner(both, h), inner(u, h)};
     warp_sum(sum);
-    length = sqrtf(sum[0]);
     rot.u_h = sum[3];
-    if (!still && length <= OPPOSITE) {  // the same in every lane
+    if (!still && sum[0] <= OPPOSITE) {  // the same in every lane
         rot.inv_sum = 0.f;
         rot.m = orthogonal_to(u, lane);
         float products[2] = {inner(rot.m, u), inner(rot.m, h)};
         warp_sum(products);
         rot.m_u = products[0], rot.m_h = products[1];
     } else {
-        rot.inv_sum = still ? 0.f : 1.f / length;
+        rot.inv_sum = still ? 0.f : inverse_root(sum[0]);
         rot.m = scaled(both, rot.inv_sum);
         rot.m_u = sum[1] * rot.inv_sum, rot.m_h = sum[2] * rot.inv_sum;
     }
     return rot;
-}
-
-// The direction of eps from its sum of squares; zero, with inverse length zero, where eps has none.
-__device__ inline float inverse_length(float squares) {
-    float length = sqrtf(squares);
-    return length <= TINY ? 0.f : 1.f / length;
 }
 
 __device__ inline u32 hash32(u32 x) {

@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
-    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* gates, float* ckpt, int T, int B, int every,
+    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* gates, float* ckpt, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
     const Place p = place();
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         __syncthreads();
 
         add_outer(R, rows(along_m, p.row), own_m, rows(along_u, p.row), own_u, p.segment);
-        if (ckpt && (t + 1) % every == 0 && t + 1 < T) store_tile(R, ckpt + ((i64)((t + 1) / every - 1) * B + b) * N * N, p);
+        if (ckpt && (t + 1) % EVERY == 0 && t + 1 < T) store_tile(R, ckpt + ((i64)((t + 1) / EVERY - 1) * B + b) * N * N, p);
 
         Vector now, next;
         EACH(i) now.x[i] = turned[32 * i + lane] + x[GATES * NV + 32 * i + lane];
