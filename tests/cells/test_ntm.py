@@ -39,7 +39,7 @@ def look(memory, before, asked, shifts):
 
 
 def written_out(cell, xs):
-    """Outputs for one sequence ``xs`` ``(T, I)``."""
+    """Outputs for one sequence ``xs`` ``(T, I)``, and the memory after it."""
     R, W, shifts = cell.num_read_heads, cell.num_write_heads, 2 * cell.max_shift + 1
     P = {key: value.numpy() for key, value in cell.state_dict().items()}
     h, c, read = np.zeros(H), np.zeros(H), np.zeros((R, M))
@@ -64,7 +64,7 @@ def written_out(cell, xs):
         weights[:R] = [look(memory, weights[r], asked[r], shifts) for r in range(R)]
         read = weights[:R] @ memory
         outputs.append(P["readout.weight"] @ np.concatenate((h, read.ravel())) + P["readout.bias"])
-    return np.stack(outputs)
+    return np.stack(outputs), memory
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,9 @@ def test_cell_is_its_equations(words):
     x = torch.randn(6, 2, I, dtype=torch.float64)
     output, state = cell.scan(x, cell.initial_state(2, device="cpu", dtype=torch.float64))
     for row in range(2):
-        np.testing.assert_allclose(output[:, row].detach(), written_out(cell, x[:, row].numpy()), rtol=1e-8)
+        expected, memory = written_out(cell, x[:, row].numpy())
+        np.testing.assert_allclose(output[:, row].detach(), expected, rtol=1e-8)
+        np.testing.assert_allclose(state[3][row].detach(), memory, rtol=1e-8)
     for weights in state[-2:]:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), **TOL[torch.float64])
 

@@ -60,7 +60,7 @@ class FastSlowCell(Cell):
 
     def reset_parameters(self) -> None:
         for cell in (*self.fast, self.slow):
-            cell.reset_parameters()
+            cell.reset_parameters()  # type: ignore[operator]
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
         fast = self.fast[0].initial_state(batch_size, device=device, dtype=dtype)

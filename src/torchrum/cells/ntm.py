@@ -106,8 +106,9 @@ class NTMCell(Cell):
         write_weights = address(memory, weights[:, R:], *(part[:, R:] for part in asked))
         erase = torch.sigmoid(erased.unflatten(-1, (W, -1)))
         add = torch.tanh(added.unflatten(-1, (W, -1)))
-        kept = (1 - write_weights.unsqueeze(-1) * erase.unsqueeze(-2)).prod(1)  # (B, N, M)
-        memory = memory * kept + torch.einsum("bwn,bwm->bnm", write_weights, add)
+        for w, e in zip(write_weights.unbind(1), erase.unbind(1), strict=True):  # prod's backward waits for the host
+            memory = memory * (1 - w.unsqueeze(-1) * e.unsqueeze(-2))  # (B, N, M)
+        memory = memory + torch.einsum("bwn,bwm->bnm", write_weights, add)
         read_weights = address(memory, weights[:, :R], *(part[:, :R] for part in asked))
         read = torch.einsum("brn,bnm->brm", read_weights, memory).to(h.dtype)
 
