@@ -3,6 +3,7 @@
 import argparse
 import multiprocessing
 import time
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ def watch(
     console: "Console",
     configs: "dict[str, TrainConfig]",
     runs: dict[str, Path],
-    processes: dict[str, BaseProcess],
+    processes: Mapping[str, BaseProcess],
 ) -> None:
     """Show both runs as they go, from the files that they write; lines every ten seconds where there is no terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -138,9 +139,11 @@ def compare(console: "Console", configs: "dict[str, TrainConfig]", runs: dict[st
 
     from torchrum.ledger.record import count_parameters
     from torchrum.plots.duel import draw_duel
+    from torchrum.tasks import Recall
     from torchrum.training.records import read_metrics
 
     task = next(iter(configs.values())).task
+    assert isinstance(task, Recall)
     table = Table("model", "parameters", "steps", "accuracy", "loss", "seconds", box=None, header_style="bold")
     for label, run in runs.items():
         last = read_metrics(run, "validation")[-1]

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.models.tagging import init_readout
+from torchrum.models.tagging import init_readout, width
 
 
 class AnsweringModel(nn.Module):
@@ -20,7 +20,7 @@ class AnsweringModel(nn.Module):
         super().__init__()
         self.num_inputs = num_inputs
         self.layer = layer
-        self.readout = nn.Linear(layer.hidden_size, num_outputs)
+        self.readout = nn.Linear(width(layer), num_outputs)
         init_readout(self.readout, num_inputs)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:

@@ -16,6 +16,13 @@ def init_readout(readout: nn.Linear, num_inputs: int) -> None:
     nn.init.constant_(readout.bias, 0.01)
 
 
+def width(layer: nn.Module) -> int:
+    """Features that a recurrent layer puts out, in one direction."""
+    size = layer.hidden_size
+    assert isinstance(size, int)
+    return size
+
+
 class TaggingModel(nn.Module):
     """One-hot input, a recurrent layer, and a linear read-out at every step.
 
@@ -29,7 +36,7 @@ class TaggingModel(nn.Module):
         super().__init__()
         self.num_inputs = num_inputs
         self.layer = layer
-        self.readout = nn.Linear(layer.hidden_size, num_outputs)
+        self.readout = nn.Linear(width(layer), num_outputs)
         init_readout(self.readout, num_inputs)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:

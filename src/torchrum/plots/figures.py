@@ -2,12 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from matplotlib.artist import Artist
 
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, LedgerError
 from torchrum.ledger.table import Row, table_rows
 from torchrum.plots.style import STYLE, Axes, Figure, baseline, colour, count_steps, matplotlib, save
 from torchrum.tasks import Copying, Recall
+
+T = TypeVar("T", Copying, Recall)
 
 FIGURES = ("copying", "recall")
 
@@ -70,7 +75,7 @@ def draw_recall(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _tasks(rows: Sequence[Row], kind: type) -> list:
+def _tasks(rows: Sequence[Row], kind: type[T]) -> list[T]:
     return list(dict.fromkeys(task for row in rows if isinstance(task := row[0].config().task, kind)))
 
 
@@ -102,8 +107,8 @@ def _more(overrides: Iterable[str]) -> list[str]:
 
 
 def _legend(figure: Figure) -> None:
-    found = {}
+    found: dict[str, Artist] = {}
     for axes in figure.axes:
         for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, line)
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(len(found), 6))
+            found.setdefault(str(label), line)
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=min(len(found), 6))

@@ -1,6 +1,7 @@
 """The one style of every figure."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 150,
     "font.size": 9,
     "axes.titlesize": 10,

@@ -15,8 +15,14 @@ __all__ = ["PAPER_ONLY", "RECIPES", "Recipe", "load_recipe"]
 Recipe = Callable[[], TrainConfig]
 
 RECIPES: dict[str, Recipe] = {
-    f"copying-{model}-t{delay}": functools.partial(copying.copying, model, delay) for model, delay in copying.sizes()
-} | {f"recall-{model}-t{length}": functools.partial(recall.recall, model, length) for model, length in recall.sizes()}
+    **{
+        f"copying-{model}-t{delay}": functools.partial(copying.copying, model, delay)
+        for model, delay in copying.sizes()
+    },
+    **{
+        f"recall-{model}-t{length}": functools.partial(recall.recall, model, length) for model, length in recall.sizes()
+    },
+}
 """Every recipe by its name."""
 
 PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {

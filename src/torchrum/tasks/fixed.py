@@ -19,7 +19,7 @@ def check_sizes(task: Task, *names: str) -> None:
 
 
 def named_generator(name: str) -> torch.Generator:
-    """A CPU generator whose stream belongs to ``name``: other names, and the plain seeds of training, do not share it."""
+    """A CPU generator whose stream belongs to ``name``: no other name shares it, nor do the plain seeds of training."""
     digest = hashlib.sha256(name.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))  # 56 bits: seeds are signed 64-bit
 

@@ -18,8 +18,9 @@ from torchrum.tasks.fixed import batches, check_sizes, fixed_set, take
 class Recall(Task):
     """Name the value that stood behind a key (Ba et al., 2016).
 
-    A sequence is ``length / 2`` pairs of a key and its value, two marks "?" and one of the keys; the answer is that key's
-    value, read after the last step. Every key occurs once, in random order. "?" is 0, the keys come next, then the values.
+    A sequence is ``length / 2`` pairs of a key and its value, two marks "?" and one of the keys; the answer is that
+    key's value, read after the last step. Every key occurs once, in random order. "?" is 0, the keys come next, then
+    the values.
     """
 
     answers: ClassVar = "last"
