@@ -139,8 +139,8 @@ class _Power(torch.autograd.Function):
         # The divided difference of z^lam between two eigenvalues, finite where they are equal.
         # The two sides of a half turn (gap 2 pi) keep their plane: that choice is a constant.
         split = half_gap.abs() > math.pi - HALF_TURN
-        sinc = torch.sinc(torch.where(split, 0.0, half_gap) / math.pi)  # torch.sinc(x) is sin(pi x)/(pi x)
-        size = torch.where(split, 0.0, lam * torch.sinc(lam * half_gap / math.pi) / sinc)
+        ratio = torch.sinc(lam * half_gap / math.pi) / torch.sinc(half_gap / math.pi)  # torch's sinc has the pi inside
+        size = torch.where(split, 0.0, lam * ratio)
         grad_R = saturate(_assemble(U, size * torch.exp(-1j * (lam - 1) * half_sum) * G), R.dtype)
         slope = 1j * phi * torch.exp(1j * lam * phi)
         grad_lam = (slope * G.diagonal(dim1=-2, dim2=-1).conj()).real.sum()
