@@ -5,6 +5,7 @@ import itertools
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -74,8 +75,11 @@ class Case:
     lengths: list[int] | None = None
     with_r0: bool = True
     with_grad_r: bool = True
-    scale: float = 1.0
     edit: Callable[[Tensor, int], None] | None = None  # changes xp (T, B, G*N) in place
+
+    def __str__(self) -> str:
+        options = "-".join(f"{key}={value}" for key, value in self.options.items())
+        return f"N{self.N}-B{self.B}-T{self.T}-{str(self.dtype)[6:]}-{options}"
 
     def rum_options(self) -> RumOptions:
         return RumOptions(lam=1.0, **self.options)
@@ -89,7 +93,7 @@ def draw(case: Case, seed: int = 0) -> dict[str, Tensor | None]:
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(*shape, generator=gen) * scale).to(case.dtype)
 
-    xp = normal(case.T, B, options.num_inputs * N, scale=case.scale)
+    xp = normal(case.T, B, options.num_inputs * N)
     if case.edit is not None:
         case.edit(xp, N)
     ln = options.num_inputs * N if options.layer_norm else 0
@@ -164,7 +168,7 @@ EMULATED = [
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", EMULATED, ids=lambda case: f"N{case.N}-{case.dtype}-{case.options}")
+@pytest.mark.parametrize("case", EMULATED, ids=str)
 @pytest.mark.usefixtures("emulated")
 def test_emulated_kernel_matches_reference(case: Case) -> None:
     assert_matches(case)
@@ -240,8 +244,15 @@ def test_obstacle_names_the_reason(given: dict[str, Any], words: str) -> None:
 
 
 SIZES = [1, 2, 3, 31, 50, 64, 65, 96, 100, 127, 128]
-GRID = [
-    {"eta": eta, "update_gate": gate, "activation": act, **norm, **zone}
+SIZE_CASES = [
+    Case(N, B=B, T=T, options=options)
+    for N in SIZES
+    for B, T, options in ((1, 1, LN), (3, 13, {"eta": 1.0}), (5, 16, LN))
+] + [Case(N, B=3, T=13, dtype=dtype, options=LN) for N in (3, 65, 100) for dtype in (torch.bfloat16, torch.float16)]
+OPTION_CASES = [
+    Case(
+        10, B=3, T=17, options={"eta": eta, "update_gate": gate, "activation": act, **norm, **zone}, lengths=[17, 4, 0]
+    )
     for eta, gate, act, norm, zone in itertools.product(
         (None, 1.3),
         (True, False),
@@ -252,20 +263,30 @@ GRID = [
 ]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("N", SIZES)
-def test_kernel_matches_reference_at_every_size(N: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session")
+def compiled() -> None:
+    """Every kernel of the two lists above, compiled side by side: one after the other they take minutes."""
+    wanted = {
+        (lam1._source(kind), f"lam1_{kind}", layout.macros, 0)
+        for case in SIZE_CASES + OPTION_CASES
+        for kind in ("forward", "backward", "replay")
+        for layout in [lam1._layout(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
+    }
+    torch.cuda.init()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda key: load_kernel(*key), wanted))
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lam1, "CHECKPOINT_EVERY", 8)
-    for B, T, options in ((1, 1, {}), (3, 13, {"eta": 1.0}), (5, 16, LN)):
-        assert_matches(Case(N, B=B, T=T, dtype=dtype, options=options), "cuda")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", GRID, ids=str)
-def test_kernel_matches_reference_with_every_option(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lam1, "CHECKPOINT_EVERY", 4)
-    assert_matches(Case(10, B=3, T=9, options=options, lengths=[9, 4, 0]), "cuda")
+@pytest.mark.usefixtures("compiled", "short_segments")
+@pytest.mark.parametrize("case", SIZE_CASES + OPTION_CASES, ids=str)
+def test_kernel_matches_reference(case: Case) -> None:
+    assert_matches(case, "cuda")
 
 
 @pytest.mark.gpu

@@ -203,7 +203,7 @@ def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: in
     elif kind == "backward":
         saved = inputs + 2
         shared_floats = padded * (12 + 2 * norms + 2 * saved + 9 * warps)
-        if saved * rows * columns > 144:
+        if saved * rows * columns + 100 > min(65536 // threads, 255):  # W_hh beside the other matrices
             shared_floats += options.num_gates * rows * columns * threads
     else:
         shared_floats = padded * (2 + 2 * inputs + 3 * warps)
@@ -215,12 +215,13 @@ def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: in
         "RP": rows,
         "GATES": options.num_gates,
         "LN": (1 if options.ln_order == "before" else 2) if options.layer_norm else 0,
-        "ACT": ACTIVATIONS[activation],
         "TARGET_ACT": ACTIVATIONS[target],
-        "ETA": int(options.eta is not None),
-        "ZONE": (1 if options.training else 2) if options.zoneout > 0 else 0,
         "DTYPE": DTYPES[dtype],
-        "EVERY": every,
         "SHARED_FLOATS": shared_floats,
     }
+    if kind != "replay":  # which ends before the candidate: fewer kernels to compile
+        macros["ACT"] = ACTIVATIONS[activation]
+        macros["ETA"] = int(options.eta is not None)
+        macros["ZONE"] = (1 if options.training else 2) if options.zoneout > 0 else 0
+        macros["EVERY"] = every
     return Layout(tuple(macros.items()), threads, shared_floats)

@@ -35,6 +35,7 @@ constexpr int SEGMENTS = 8;  // lanes that share a row
 constexpr int WARP_ROWS = 32 / SEGMENTS * RP;
 constexpr int WARPS = (N + WARP_ROWS - 1) / WARP_ROWS;
 constexpr int THREADS = 32 * WARPS;
+constexpr int REGISTERS = 65536 / THREADS < 255 ? 65536 / THREADS : 255;  // of a thread
 constexpr int VL = (N + 31) / 32;  // vector elements a lane: lane, lane + 32, ...
 constexpr int NV = 32 * VL;  // length of a vector in shared memory, zero past N
 // a thread's columns: 4 in each full group of 32, then single ones 8 apart
