@@ -3,7 +3,8 @@
     python benchmarks/fused_lam0.py                  the table: forward, forward + backward, errors against float64
     python benchmarks/fused_lam0.py --options ln     with layer norm, zoneout and eta
     python benchmarks/fused_lam0.py --pieces         what the products and the row kernels cost by themselves
-    python benchmarks/fused_lam0.py --sweep 1000     warps, dependent launch and weight layout at one size
+    python benchmarks/fused_lam0.py --split --pdl    the same with split products and dependent launch
+    python benchmarks/fused_lam0.py --sweep 1000     split products, dependent launch, warps, weight layout
 
 tests/ops/test_fused_lam0.py must be green first. Times are medians in microseconds a step; the input projection is
 included everywhere, with as many inputs as units. "own" is the scan's own graphs, "captured" the whole forward and
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops.rum_scan import RumOptions, rum_scan
-from torchrum.ops.rum_scan.fused import lam0_backward, lam0_forward
+from torchrum.ops.rum_scan.fused import lam0_backward, lam0_forward, product
 from torchrum.ops.rum_scan.fused.graphs import clear_graphs
 from torchrum.ops.rum_scan.reference import rum_scan_reference
 
@@ -163,18 +164,18 @@ def pieces(T: int, B: int, sizes: list[int], dtype: torch.dtype, options: RumOpt
 
         begin_backward()
         times = []
-        for steps, weight in ((forward, forward.weight.t()), (backward, backward.weight)):
+        for steps in (forward, backward):
 
-            def products(steps=steps, weight=weight) -> None:
+            def products(steps=steps) -> None:
                 for _ in range(length):
-                    torch.mm(steps.low, weight, out=steps.product)
+                    steps.product()
 
             def whole(steps=steps) -> None:
                 for t in range(length):
                     steps.step(t)
 
-            product = microseconds(captured(products)) / length
-            times += [product, microseconds(captured(whole)) / length - product]
+            one = microseconds(captured(products)) / length
+            times += [one, microseconds(captured(whole)) / length - one]
         times.append(microseconds(begin_backward) / T)
 
         def weight_grad(dxp=dxp, h0=loaded[0], out=out, N=N) -> None:
@@ -186,22 +187,25 @@ def pieces(T: int, B: int, sizes: list[int], dtype: torch.dtype, options: RumOpt
 
 def sweep(T: int, B: int, N: int, dtype: torch.dtype, options: RumOptions) -> None:
     """Forward, and forward with backward, for each tuning."""
-    print("    N  lanes/warp f,b  PDL  transposed f,b   fwd own  f+b own  f+b captured")
+    print("    N  split    PDL lanes/warp transposed f,b    fwd own   f+b own  f+b captured")
     case = Case(T, B, N, dtype, options)
-    tunings = [(f, b, False, (False, False)) for f, b in ((64, 64), (128, 128), (256, 256))]
-    tunings += [(128, 128, True, (False, False))]
-    tunings += [(128, 128, False, layout) for layout in itertools.product((False, True), repeat=2) if any(layout)]
-    for lanes_forward, lanes_backward, pdl, transposed in tunings:
-        lam0_forward.LANES_PER_WARP.update(forward=lanes_forward, backward=lanes_backward)
+    base = (128, (False, False))
+    tunings = [(split, pdl, *base) for split, pdl in itertools.product((False, True), repeat=2)]
+    tunings += [(False, False, lanes, (False, False)) for lanes in (64, 256)]
+    tunings += [(False, False, 128, layout) for layout in itertools.product((False, True), repeat=2) if any(layout)]
+    for split, pdl, lanes, transposed in tunings:
+        set_tuning(split, pdl)
+        lam0_forward.LANES_PER_WARP.update(forward=lanes, backward=lanes)
         lam0_forward.TRANSPOSED.update(forward=transposed[0], backward=transposed[1])
-        lam0_forward.PDL = pdl
         clear_graphs()
         times = [microseconds(run) / T for run in (case.no_grad, case.both, captured(case.both))]
-        print(
-            f"{N:5d} {lanes_forward:8d},{lanes_backward:4d} {pdl!s:>6} {transposed!s:>16} "
-            + " ".join(f"{time:9.2f}" for time in times),
-            flush=True,
-        )
+        numbers = " ".join(f"{time:9.2f}" for time in times)
+        print(f"{N:5d} {split!s:>6} {pdl!s:>6} {lanes:10d} {transposed!s:>15} {numbers}", flush=True)
+
+
+def set_tuning(split: bool, pdl: bool) -> None:
+    product.SPLIT = split
+    lam0_forward.PDL = pdl
 
 
 def main() -> None:
@@ -214,10 +218,13 @@ def main() -> None:
     parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--pieces", action="store_true")
     parser.add_argument("--sweep", type=int)
+    parser.add_argument("--split", action=argparse.BooleanOptionalAction, default=product.SPLIT)
+    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=lam0_forward.PDL)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")  # as cuDNN does by default
     dtype, options = DTYPES[args.dtype], OPTIONS[args.options]
+    set_tuning(args.split, args.pdl)
     if args.sweep:
         sweep(args.T, args.B, args.sweep, dtype, options)
     elif args.pieces:

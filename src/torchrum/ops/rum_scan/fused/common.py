@@ -84,6 +84,17 @@ def sum6(a, b, c, d, e, f):
 
 
 @triton.jit
+def prefetch(row, BYTES: tl.constexpr):
+    """Ask L2 for ``BYTES`` from the pointer ``row`` on, without waiting: the next step's data come from far memory."""
+    if not INTERPRET:
+        LINES: tl.constexpr = triton.next_power_of_2((BYTES + 127) // 128)
+        lines = row.to(tl.int64) + tl.minimum(tl.arange(0, LINES) * 128, BYTES - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def hash32(x):
     """One round of a 32-bit integer hash; ``x`` is uint32."""
     x = x ^ (x >> 16)

@@ -22,8 +22,8 @@ KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and b
 TABLE_SLOTS = 8
 
 
-@triton.jit(do_not_specialize=["step"])
-def fill_table_kernel(table, step, a, b, c, d, e, f):
+@triton.jit(do_not_specialize=["step", "T"])
+def fill_table_kernel(table, step, T, a, b, c, d, e, f):
     # addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream
     tl.store(table, step.to(tl.int64))
     if a is not None:
@@ -38,12 +38,13 @@ def fill_table_kernel(table, step, a, b, c, d, e, f):
         tl.store(table + 5, e.to(tl.int64))
     if f is not None:
         tl.store(table + 6, f.to(tl.int64))
+    tl.store(table + 7, T.to(tl.int64))
 
 
-def fill_table(table: Tensor, step: int, *tensors: Tensor) -> None:
-    """Write the first step and the addresses; kernels load from them 16 bytes wide, see ``aligned``."""
+def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor) -> None:
+    """Write the first step, the addresses and T; kernels load from the addresses 16 bytes wide, see ``aligned``."""
     padded: list[Tensor | None] = [*tensors, *[None] * (6 - len(tensors))]
-    fill_table_kernel[(1,)](table, step, *padded, num_warps=1)
+    fill_table_kernel[(1,)](table, step, T, *padded, num_warps=1)
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -61,6 +62,12 @@ class Steps(Protocol):
 
     def step(self, t: int) -> None:
         """Enqueue one step; ``t`` counts in the scan's direction from the table's step."""
+
+    def warm_up(self) -> None:
+        """Enqueue each kernel once, in every form that a later call may capture."""
+
+    def forget(self) -> None:
+        """Drop this call's tensors."""
 
 
 S = TypeVar("S", bound=Steps)
@@ -147,13 +154,14 @@ def run_graphed(
         _scans.move_to_end(key)
         begin(scan.steps)
         if not scan.warm:  # compile and load the kernels: neither may happen while capturing
-            scan.steps.step(0)
+            scan.steps.warm_up()
             begin(scan.steps)
             scan.warm = True
         graphs = [scan.graph(length, place) for length in chunk_lengths(T)]
         for graph in graphs:
             graph.replay()
         result = finish(scan.steps)
+        scan.steps.forget()
         place.done.record()
         return result
 

@@ -10,11 +10,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..options import RumOptions
-from .common import ACCURATE_COS, activate, activation_slope, sigmoid, sum2, sum4, sum5, zoneout_keep_new
+from .common import ACCURATE_COS, activate, activation_slope, prefetch, sigmoid, sum2, sum4, sum5, zoneout_keep_new
 from .graphs import aligned, can_graph, fill_table, plain_mode, run_graphed
 from .lam0_forward import Buffers, launch_options, load_ln, padded, rum_cell, scan_key
+from .product import Product, load_parts
 
 STATS = tl.constexpr(20)  # float32 numbers kept for each row of each step
 
@@ -117,12 +119,14 @@ def rotation_backward(dz, dz_u, dz_w, u, w, h, inv_e, inv_t, c, k, p, q, al, be,
 def lam0_backward_kernel(
     table, xp, out, gates, stats, grad_out, dxp, product, dstate, low, ln_grads, h0, ln_weight, ln_bias, lengths, seed,
     t, B,
-    H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One step back for row b. ``t`` is the step, or counts back from the table's step where there is a table."""
     dtype = low.dtype.element_ty
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     if table is not None:
         t = tl.load(table) - t
@@ -144,7 +148,15 @@ def lam0_backward_kernel(
     tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
     dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
     dh += tl.load(dstate + b * H + j, mask=mask, other=0.0)
-    dh += tl.load(product + b * HP + j, mask=mask, other=0.0).to(tl.float32)
+    dh += load_parts(product, b * HP + j, mask, B * HP, PARTS)
+    if t > 0:  # what the next step back begins with
+        BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
+        before = row - B
+        prefetch(grad_out + before * H, BYTES)
+        prefetch(gates + before * (G * H), G * BYTES)
+        prefetch(xp + before * ((G + 1) * H) + G * H, BYTES)
+        if t > 1:
+            prefetch(out + (before - B) * H, BYTES)
 
     stats += row * STATS
     inv_e = tl.load(stats + 0)
@@ -279,18 +291,17 @@ class BackwardSteps(Buffers):
         super().__init__(like, B, H, options, has_lengths, graphed)
         HP = padded(H)
         self.low = torch.zeros((B, self.G * HP), dtype=like.dtype, device=like.device)  # padding stays zero
-        self.product = torch.empty((B, HP), dtype=like.dtype, device=like.device)
         self.dstate = torch.empty((B, H), dtype=torch.float32, device=like.device)
         ln_shape = (B, 2, (self.G + 1) * H)
         self.ln_grads = torch.empty(ln_shape, device=like.device) if options.layer_norm else None
-        self.flags = launch_options(B, H, options, "backward")
-        self.tensors: tuple[Tensor | None, ...] = (None,) * 6
+        self.flags = launch_options(like, H, options, "backward")
+        self.product = Product(self.low, self.weight, self.flags["PDL"])
 
     def begin(
         self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor, grad_out: Tensor, dxp: Tensor, *loaded: Any
     ) -> None:
         self.load(*loaded)
-        self.product.zero_()
+        self.product.out.zero_()
         self.dstate.zero_()
         if self.ln_grads is not None:
             self.ln_grads.zero_()
@@ -299,21 +310,24 @@ class BackwardSteps(Buffers):
             xp, out, gates, self.h0, stats, self.ln_weight, self.ln_bias, self.B,
             **{name: self.flags[name] for name in names}, num_warps=min(self.flags["num_warps"], 8),
         )  # fmt: skip
-        if self.table is None:
-            self.tensors = (xp, out, gates, stats, grad_out, dxp)
-        else:
-            fill_table(self.table, out.shape[0] - 1, xp, out, gates, stats, grad_out, dxp)
+        self.given = (xp, out, gates, stats, grad_out, dxp)
+        if self.table is not None:
+            fill_table(self.table, len(out) - 1, len(out), *self.given)
+
+    def row(self, table: Tensor | None, t: int) -> None:
+        given = self.given if table is None else [None] * len(self.given)
+        lam0_backward_kernel[(self.B,)](
+            table, *given, self.product.out, self.dstate, self.low, self.ln_grads, self.h0,
+            self.ln_weight, self.ln_bias, self.lengths, self.seed, t, self.B, PARTS=self.product.parts, **self.flags,
+        )  # fmt: skip
 
     def step(self, t: int) -> None:
-        lam0_backward_kernel[(self.B,)](
-            self.table, *self.tensors, self.product, self.dstate, self.low, self.ln_grads, self.h0,
-            self.ln_weight, self.ln_bias, self.lengths, self.seed, t, self.B, **self.flags,
-        )  # fmt: skip
-        torch.mm(self.low, self.weight, out=self.product)
+        self.row(self.table, t)
+        self.product()
 
     def finish(self) -> tuple[Tensor, Tensor | None]:
         """Gradient of the first state and of layer norm's (weight, bias), both in float32."""
-        dh0 = self.dstate + self.product[:, : self.H]
+        dh0 = self.dstate + self.product.out[:, :, : self.H].float().sum(0)
         return dh0, None if self.ln_grads is None else self.ln_grads.sum(0)
 
 
@@ -322,8 +336,15 @@ def recurrent_weight_grad(dxp: Tensor, h0: Tensor, out: Tensor, H: int, G: int) 
     dgates = dxp[..., : G * H]
     grad = dgates[0].t() @ h0.to(dxp.dtype)
     if out.shape[0] > 1:
-        grad = torch.addmm(grad, dgates[1:].flatten(0, 1).t(), out[:-1].flatten(0, 1))
+        left, right = aligned_rows(dgates[1:].flatten(0, 1)), aligned_rows(out[:-1].flatten(0, 1))
+        grad += (left.t() @ right)[: G * H, :H]
     return grad
+
+
+def aligned_rows(x: Tensor) -> Tensor:
+    """``x`` with rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is far slower otherwise."""
+    unit = 16 // x.element_size()
+    return F.pad(x, (0, -x.shape[1] % unit)) if x.is_cuda and x.stride(0) % unit else x
 
 
 def lam0_backward(

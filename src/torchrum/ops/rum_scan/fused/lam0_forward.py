@@ -8,12 +8,25 @@ import triton.language as tl
 from torch import Tensor
 
 from ..options import RumOptions
-from .common import activate, moments, rotation_scalars, sigmoid, sum2, sum3, sum4, sum5, sum6, zoneout_keep_new
+from .common import (
+    activate,
+    moments,
+    prefetch,
+    rotation_scalars,
+    sigmoid,
+    sum2,
+    sum3,
+    sum4,
+    sum5,
+    sum6,
+    zoneout_keep_new,
+)
 from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, plain_mode, run_graphed
+from .product import Product, load_parts, splits
 
 # Tuning, read when a scan's buffers are made (clear_graphs() makes them anew).
 LANES_PER_WARP = {"forward": 128, "backward": 128}  # of a row; 4 a thread keep float32 and half loads in one layout
-PDL = False  # launch the row kernels while the product before them drains
+PDL = False  # launch each kernel while the one before it drains
 TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
 
 
@@ -69,18 +82,21 @@ def rum_cell(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["t", "B"])
+@triton.jit(do_not_specialize=["t", "T", "B"])
 def lam0_forward_kernel(
-    table, xp, out, gates, product, state, low, ln_weight, ln_bias, lengths, seed, t, B,
-    H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr,
+    table, xp, out, gates, product, state, low, ln_weight, ln_bias, lengths, seed, t, T, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step for row b. With a table, ``t`` counts from the table's step and the table holds xp, out and gates."""
+    """One step for row b. A table holds the step that ``t`` counts from, and xp, out, gates and T."""
     dtype = low.dtype.element_ty
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     if table is not None:
         t = tl.load(table) + t
+        T = tl.load(table + 7)
         xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
         out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
         gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
@@ -91,17 +107,20 @@ def lam0_forward_kernel(
     mask = j < H
     xp += row * ((G + 1) * H)
     gates += row * (G * H)
-    product += b * (G * HP)
     e = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)
     h = tl.load(state + b * H + j, mask=mask, other=0.0)
     tau_raw = tl.load(xp + j, mask=mask, other=0.0).to(tl.float32)
-    tau_raw += tl.load(product + j, mask=mask, other=0.0).to(tl.float32)
+    tau_raw += load_parts(product, b * (G * HP) + j, mask, B * (G * HP), PARTS)
     tl.store(gates + j, tau_raw.to(dtype), mask=mask)
     u_raw = tau_raw
     if GATE:
         u_raw = tl.load(xp + H + j, mask=mask, other=0.0).to(tl.float32)
-        u_raw += tl.load(product + HP + j, mask=mask, other=0.0).to(tl.float32)
+        u_raw += load_parts(product, b * (G * HP) + HP + j, mask, B * (G * HP), PARTS)
         tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
+
+    if t + 1 < T:
+        ROW: tl.constexpr = (G + 1) * H
+        prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
 
     cell = rum_cell(tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
     new = cell[0]
@@ -124,9 +143,10 @@ def padded(H: int) -> int:
     return -(-H // 64) * 64
 
 
-def launch_options(B: int, H: int, options: RumOptions, direction: str) -> dict[str, Any]:
+def launch_options(like: Tensor, H: int, options: RumOptions, direction: str) -> dict[str, Any]:
     """Compile-time arguments of the row kernels: everything but T, B and the step."""
     block = max(32, triton.next_power_of_2(H))
+    pdl = PDL and like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
     zoneout: float | str | None = None
     if options.zoneout > 0:
         zoneout = "train" if options.training else float(options.zoneout)
@@ -141,10 +161,10 @@ def launch_options(B: int, H: int, options: RumOptions, direction: str) -> dict[
         "ETA": None if options.eta is None else float(options.eta),
         "ZONEOUT": zoneout,
         "KEEP_BELOW": min(int((1 - options.zoneout) * 2**32), 2**32 - 1) if zoneout == "train" else 0,
-        "PDL": PDL,
+        "PDL": pdl,
         "num_warps": min(16, max(1, block // LANES_PER_WARP[direction])),
     }
-    if PDL:
+    if pdl:
         flags["launch_pdl"] = True
     return flags
 
@@ -170,6 +190,21 @@ class Buffers:
         self.lengths = empty(B, dtype=torch.int64) if has_lengths else None
         self.seed = empty(1, dtype=torch.int64) if options.zoneout > 0 and options.training else None
         self.h0 = empty(B, H)
+        self.given: tuple[Tensor, ...] = ()
+
+    def row(self, table: Tensor | None, t: int) -> None:
+        """Enqueue the row kernel, on the table's tensors or on those given."""
+        raise NotImplementedError
+
+    def step(self, t: int) -> None:
+        raise NotImplementedError
+
+    def warm_up(self) -> None:
+        self.step(0)
+        self.row(None, 0)  # a capture around the scan bakes the addresses in instead
+
+    def forget(self) -> None:
+        self.given = ()
 
     def load(
         self,
@@ -204,30 +239,33 @@ class ForwardSteps(Buffers):
         super().__init__(like, B, H, options, has_lengths, graphed)
         HP = padded(H)
         self.low = torch.zeros((B, HP), dtype=like.dtype, device=like.device)  # padding stays zero
-        self.product = torch.empty((B, self.G * HP), dtype=like.dtype, device=like.device)
-        self.flags = launch_options(B, H, options, "forward")
-        self.tensors: tuple[Tensor | None, ...] = (None, None, None)
+        self.flags = launch_options(like, H, options, "forward")
+        self.product = Product(self.low, self.weight.t(), self.flags["PDL"])
 
     def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
         self.load(*loaded)
         self.low[:, : self.H].copy_(self.h0)
-        if self.table is None:
-            self.tensors = (xp, out, gates)
-        else:
-            fill_table(self.table, 0, xp, out, gates)
+        self.given = (xp, out, gates)
+        if self.table is not None:
+            fill_table(self.table, 0, len(xp), *self.given)
+
+    def row(self, table: Tensor | None, t: int) -> None:
+        given = self.given if table is None else [None] * len(self.given)
+        lam0_forward_kernel[(self.B,)](
+            table, *given, self.product.out, self.h0, self.low, self.ln_weight, self.ln_bias, self.lengths, self.seed,
+            t, len(self.given[0]), self.B, PARTS=self.product.parts, **self.flags,
+        )  # fmt: skip
 
     def step(self, t: int) -> None:
-        torch.mm(self.low, self.weight.t(), out=self.product)
-        lam0_forward_kernel[(self.B,)](
-            self.table, *self.tensors, self.product, self.h0, self.low, self.ln_weight, self.ln_bias,
-            self.lengths, self.seed, t, self.B, **self.flags,
-        )  # fmt: skip
+        self.product()
+        self.row(self.table, t)
 
 
 def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
     """All that a scan's graphs bake in."""
-    flags = tuple(sorted(launch_options(B, H, options, direction).items(), key=lambda item: item[0]))
-    return direction, x.device, x.dtype, B, has_lengths, flags, TRANSPOSED[direction], matmul_mode(x.dtype)
+    flags = tuple(sorted(launch_options(x, H, options, direction).items(), key=lambda item: item[0]))
+    product = (splits(B, x.dtype), TRANSPOSED[direction], matmul_mode(x.dtype))
+    return direction, x.device, x.dtype, B, has_lengths, flags, product
 
 
 def lam0_forward(
