@@ -14,7 +14,9 @@ TRAIN = ["-m", "torchrum", "train", "training.tiny:tiny", "--quiet", "--steps", 
 
 
 def run(*arguments):
-    environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")
+    }
     environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False

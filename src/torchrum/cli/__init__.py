@@ -40,7 +40,7 @@ def complain(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 130 and 143 after a signal."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = [*(sys.argv[1:] if arguments is None else arguments)]  # the module list hides the builtin here
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2

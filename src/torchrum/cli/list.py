@@ -85,5 +85,6 @@ def main(arguments: list[str]) -> int:
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for line in content:
         table.add_row(*line)
-    Console(markup=False).print(table)
+    console = Console(markup=False)
+    console.print(table, width=None if console.is_terminal else 160)
     return 0

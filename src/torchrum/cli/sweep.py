@@ -14,26 +14,22 @@ def main(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("recipe", help="a name from torchrum list, or MODULE:FUNCTION")
-    add_common(parser)
-    parser.add_argument(
-        "--grid", action="append", default=[], metavar="FIELD=A,B,...", help="every combination of these"
-    )
-    parser.add_argument("--trials", type=int, metavar="N", help="search with Optuna, N trainings")
-    parser.add_argument(
-        "--search",
-        action="append",
-        default=[],
-        metavar="FIELD=LOW:HIGH[:log]",
-        help="what Optuna may choose: a range, or FIELD=A,B,...",
-    )
-    options, unknown = parser.parse_known_args(arguments)
+    add = parser.add_argument
+    own = [
+        *add_common(parser),
+        add("--grid", action="append", default=[], metavar="FIELD=A,B,...", help="train every combination"),
+        add("--trials", type=int, metavar="N", help="search with Optuna, N trainings"),
+        add("--search", action="append", default=[], metavar="FIELD=LOW:HIGH[:log]", help="a range, or FIELD=A,B,..."),
+    ]
+    fields, rest = split_fields(arguments, own)
+    options = parser.parse_args(rest)
 
     from torchrum.recipes import load_recipe
     from torchrum.training import override, run_sweep
     from torchrum.training.errors import ConfigError
     from torchrum.training.sweep import grid, search
 
-    config = override(load_recipe(options.recipe), [*options.fields, *split_fields(unknown)])
+    config = override(load_recipe(options.recipe), [*options.fields, *fields])
     folder = options.resume or free_folder(options.out, config.name)
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):

@@ -13,31 +13,41 @@ Several processes: --devices 2 starts them; torchrun --nproc-per-node 2 -m torch
 SLURM, srun torchrum train ... --devices 8 --nodes 2 use those that are there."""
 
 
-def split_fields(unknown: list[str]) -> list[str]:
-    """Turn ``--steps 1000 --task.delay=200`` into assignments ``steps=1000``, ``task.delay=200``."""
-    from torchrum.training.errors import ConfigError
+def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[list[str], list[str]]:
+    """Take ``--steps 1000 --task.delay=200`` out of the arguments: the assignments to fields, and the rest.
 
-    assignments, rest = [], list(unknown)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or len(word) < 3:
-            raise ConfigError(f"{word!r} is not understood here; fields are set as --field value.")
-        name, equals, value = word[2:].partition("=")
+    argparse alone would take the 1000 behind an option that it does not know for the recipe.
+    """
+    own = {name: action for action in options for name in action.option_strings}
+    fields, kept, words = [], [], [*arguments]
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or name in own or name == "--help":
+            kept.append(word)
+            if name in own and not equals and own[name].nargs != 0 and words:
+                kept.append(words.pop(0))
+            continue
         if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{name} needs a value: --{name} VALUE.")
-            value = rest.pop(0)
-        assignments.append(f"{name.replace('-', '_')}={value}")
-    return assignments
+            if not words or words[0].startswith("--"):
+                from torchrum.training.errors import ConfigError  # brings torch along, and help must not
+
+                raise ConfigError(f"{name} needs a value: {name} VALUE.")
+            value = words.pop(0)
+        fields.append(f"{name[2:].replace('-', '_')}={value}")
+    return fields, kept
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
+def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """The options that train and sweep share."""
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
-    parser.add_argument("--seeds", type=int, metavar="N", help="train N times, with seed, seed + 1, ...")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add = parser.add_argument
+    return [
+        add("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)"),
+        add("--resume", type=Path, metavar="RUN", help="go on with this run folder"),
+        add("--seeds", type=int, metavar="N", help="train N times, with seed, seed + 1, ..."),
+        add("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field"),
+        add("--quiet", action="store_true", help="show no progress"),
+    ]
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -60,14 +70,14 @@ def main(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("recipe", nargs="?", help="a name from torchrum list, or MODULE:FUNCTION")
-    add_common(parser)
-    options, unknown = parser.parse_known_args(arguments)
+    fields, rest = split_fields(arguments, add_common(parser))
+    options = parser.parse_args(rest)
 
     from torchrum.recipes import load_recipe
     from torchrum.training import Trainer, override, read_config, run_sweep
     from torchrum.training.errors import ConfigError
 
-    fields = [*options.fields, *split_fields(unknown)]
+    fields = [*options.fields, *fields]
     if options.recipe is None and options.resume is None:
         raise ConfigError("train needs a recipe, or --resume RUN; torchrum list shows the recipes.")
     recipe = load_recipe(options.recipe) if options.recipe else None

@@ -61,20 +61,25 @@ class GraphStep:
         current.wait_stream(self._stream)
 
     def _record(self) -> None:
-        step = self._step
-        state = step.generator.get_state()
+        step, device = self._step, self._step.engine.device
+        generators = (step.generator, torch.cuda.default_generators[torch.cuda.current_device()])
+        states = [generator.get_state() for generator in generators]
+        current = torch.cuda.current_stream(device)
         step.optimizer.zero_grad(set_to_none=True)  # so that the gradients come to lie in the graph's own memory
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(step.generator)
-        torch.cuda.synchronize(step.engine.device)
+        torch.cuda.synchronize(device)
         try:
             with torch.cuda.graph(graph, stream=self._stream):
                 step.run()
-        except Exception as error:  # whatever a layer does that cannot be recorded; the run itself is unharmed
+        except Exception as error:  # whatever a layer does that cannot be recorded; nothing of the step was done
             self._failed = True
+            torch.cuda.set_stream(current)  # a recording that breaks off does not leave its stream
             step.optimizer.zero_grad(set_to_none=True)
-            step.generator = torch.Generator(step.engine.device)  # the old one may still think that it is recorded
-            step.generator.set_state(state)
+            for generator, state in zip(generators, states, strict=True):  # they still believe that they are recorded
+                fresh = torch.Generator(device)
+                fresh.set_state(state)
+                generator.graphsafe_set_state(fresh.graphsafe_get_state())
             self._report(f"no CUDA graph, steps run one kernel at a time: {str(error).splitlines()[0]}")
         else:
             self._graph = graph

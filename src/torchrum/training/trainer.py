@@ -195,14 +195,18 @@ class Trainer:
     def _save(self, best: bool) -> None:
         engine, progress = self._engine, self._progress
         progress.seconds = time.monotonic() - self._started
-        own = {"random": random_state.collect(self._step.generator), "carried": self._step.carried}
-        sums = {name: total.clone() for name, total in self._step.sums.items()}
+        cpu = torch.device("cpu")
+        own = {
+            "random": random_state.collect(self._step.generator),
+            "carried": to_device(self._step.carried, cpu),
+            "sums": {name: total.to(cpu, copy=True) for name, total in self._step.sums.items()},
+        }
         state = {
             "config": identity(self.config),
             "progress": asdict(progress),
             "optimizer": self._optimizer.state_dict()["state"],
             "scaler": engine.scaler_state(),
-            "processes": engine.gather({**own, "sums": sums}),
+            "processes": engine.gather(own),
         }
 
         def write() -> None:

@@ -1,0 +1,163 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchrum.cli import COMMANDS, main
+from torchrum.training import read_metrics
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+TINY = "training.tiny:tiny"
+
+
+@pytest.fixture(autouse=True)
+def no_curve(monkeypatch):
+    monkeypatch.setattr("torchrum.training.trainer.Trainer._draw", lambda self: None)
+
+
+def test_train_eval_and_resume(tmp_path, capsys):
+    out = str(tmp_path)
+    assert main(["train", TINY, "--out", out, "--steps", "12", "--task.length=3", "--set", "optimizer.lr=0.02"]) == 0
+    run = tmp_path / "tiny"
+    config = json.loads((run / "config.json").read_text())
+    assert (config["steps"], config["task"]["length"], config["optimizer"]["lr"]) == (12, 3, 0.02)
+    captured = capsys.readouterr()
+    assert "tiny step 12/12" in captured.err
+    assert f"finished at step 12: {run}" in captured.err
+
+    assert main(["train", "--resume", str(run), "--steps", "20", "--quiet"]) == 0
+    assert read_metrics(run)[-1]["step"] == 20
+    assert main(["eval", str(run), "--json", "--split", "validation", "--checkpoint", "last", "--device", "cpu"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["loss"] == pytest.approx(read_metrics(run, "validation")[-1]["loss"], rel=1e-6)
+    assert main(["eval", str(run), "--device", "cpu"]) == 0
+    assert "memoryless" in capsys.readouterr().out
+
+    assert main(["train", TINY, "--out", out, "--steps", "2", "--quiet"]) == 0
+    assert (tmp_path / "tiny-2" / "result.json").exists()  # the first run is not touched
+
+
+def test_seeds_and_grids(tmp_path):
+    out = ["--out", str(tmp_path), "--steps", "2", "--quiet"]
+    assert main(["train", TINY, "--seeds", "2", *out]) == 0
+    assert {path.name for path in (tmp_path / "tiny").iterdir()} == {"seed-0", "seed-1", "summary.json"}
+    assert main(["sweep", TINY, "--grid", "model.hidden_size=2,3", *out]) == 0
+    assert (tmp_path / "tiny-2" / "model.hidden_size=3" / "seed-0" / "result.json").exists()
+    assert main(["sweep", TINY, "--trials", "2", *out]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["train", "copyin-rum"], "no recipe 'copyin-rum'; did you mean 'copying-"),
+        (["train", TINY, "--stepz", "3"], "no field 'stepz'; did you mean 'steps'?"),
+        (["train", TINY, "--task.length", "0"], "First: length=0"),
+        (["train", "copying-rum", "--task.delay", "0"], "delay"),
+        (["train", "recall-rum-lam1", "--task.length", "31"], "odd"),
+        (["train", TINY, "--steps"], "--steps needs a value"),
+        (["train", TINY, "--lr", "3"], "did you mean 'optimizer.lr'?"),
+        (["train"], "train needs a recipe, or --resume RUN"),
+        (["train", TINY, "--devices", "3"], "batch_size 8 does not divide among 3 processes"),
+        (["train", TINY, "--seeds", "0"], "at least 1"),
+        (["trian", TINY], "no command 'trian'; did you mean 'train'?"),
+        (["list", "copyin-rum"], "did you mean"),
+    ],
+)
+def test_a_wrong_call_is_answered_with_what_is_right_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_fields_may_stand_anywhere_and_stray_words_are_refused(tmp_path, capsys):
+    out = ["--quiet", "--out", str(tmp_path)]
+    assert main(["train", "--steps", "2", TINY, *out, "--log-every", "1"]) == 0
+    assert len(read_metrics(tmp_path / "tiny", "train")) == 2
+    with pytest.raises(SystemExit) as stop:
+        main(["train", TINY, "stray", *out])
+    assert stop.value.code == 2
+    assert "stray" in capsys.readouterr().err
+
+
+def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
+    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert "is not a run folder: it has no config.json" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "none")]) == 1
+    assert main(["train", TINY, "--out", "/proc/torchrum", "--quiet"]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
+    def broken(arguments):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("torchrum.cli.command", lambda name: broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["train"])
+
+
+def test_without_the_extra_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    assert main(["train", TINY, "--out", str(tmp_path), "--quiet"]) == 2
+    assert 'pip install "torchrum[train]"' in capsys.readouterr().err
+
+
+def test_list_shows_recipes_and_fields(capsys):
+    assert main(["list", "--plain", "--results", "/nonexistent"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["recipe", "paper", "ours", "about"]
+    assert any(line[0].startswith("copying-rum") and "Figure 2" in line[1] for line in lines)
+    assert main(["list", TINY, "--plain"]) == 0
+    fields = dict(line.split("\t")[:2] for line in capsys.readouterr().out.splitlines())
+    assert fields["task.length"] == "4"
+    assert fields["optimizer.lr"] == "0.01"
+    assert main(["list", TINY]) == 0
+    assert "Steps of a sequence." in capsys.readouterr().out
+
+
+def test_help_lists_every_command_and_imports_no_torch():
+    # the package itself is stood in for: what it imports is not the command line's doing
+    code = (
+        "import sys, types; p = types.ModuleType('torchrum'); p.__path__ = [sys.argv[1]]; sys.modules['torchrum'] = p\n"
+        "from torchrum.cli import main\n"
+        "assert main(['--help']) == 0\n"
+        "for name in ('train', 'eval', 'list', 'sweep'):\n"
+        "    try: main([name, '--help'])\n"
+        "    except SystemExit as stop: assert stop.code == 0\n"
+        "assert not {'torch', 'rich', 'lightning_fabric'} & set(sys.modules), 'a heavy import'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "src" / "torchrum")], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+    assert "--task.delay 200" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_leaves_with_its_code(tmp_path, number):
+    run = tmp_path / "longer"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchrum", "train", "training.tiny:longer", "--out", str(tmp_path)],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (run / "checkpoints" / "index.json").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"{number.name}: saved at step" in error
+    assert f"torchrum train --resume {run}" in error
+    assert "Traceback" not in error

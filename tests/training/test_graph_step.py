@@ -1,0 +1,128 @@
+"""The recorded step does what the plain one does. Everything marked gpu needs a CUDA device."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchrum.training import OptimizerConfig, Trainer, read_metrics
+from torchrum.training.checkpoint import load_checkpoint
+from torchrum.training.graph_step import graph_obstacle
+from training.tiny import Model, tiny, tiny_model
+
+
+def quiet_model(config):
+    """Without dropout: recorded and plain steps draw their masks from different places of the stream."""
+    model = tiny_model(config)
+    model.dropout.p = 0.0
+    return model
+
+
+def cuda(**changes):
+    return replace(tiny(), device="cuda", steps=24, log_every=1, eval_every=8, checkpoint_every=8, **changes)
+
+
+def losses(folder):
+    return [line["loss"] for line in read_metrics(folder, "train")]
+
+
+def test_on_the_cpu_the_step_is_not_recorded():
+    class Step:
+        config = tiny()
+
+        class engine:  # noqa: N801
+            device, world_size = torch.device("cpu"), 1
+
+    assert graph_obstacle(Step) == "the run is on cpu"
+    Step.engine.device = torch.device("cuda")
+    assert graph_obstacle(Step) is None
+    Step.config = replace(tiny(), precision="16-mixed")
+    assert "16-mixed" in graph_obstacle(Step)
+    Step.engine.world_size = 2
+    assert "several processes" in graph_obstacle(Step)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "rmsprop_tf"])
+def test_recorded_steps_give_the_losses_of_plain_ones(tmp_path, monkeypatch, name, precision):
+    schedule = {"warmup": 4, "milestones": (12,), "factors": (0.5,)}
+    config = cuda(optimizer=OptimizerConfig(name=name, lr=1e-2, clip=0.5, **schedule), precision=precision)
+    replays = []
+    original = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), original(graph)))
+    Trainer(config, quiet_model(config), quiet=True).fit(tmp_path / "graph")
+    assert len(replays) == config.steps - 3
+    Trainer(replace(config, graph=False), quiet_model(config), quiet=True).fit(tmp_path / "plain")
+    tolerance = 1e-4 if precision == "32-true" else 2e-2
+    assert losses(tmp_path / "graph") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+    graph, plain = (load_checkpoint(tmp_path / kind)[0] for kind in ("graph", "plain"))
+    for key in graph:
+        torch.testing.assert_close(graph[key], plain[key], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+def test_each_replay_draws_new_data(tmp_path):
+    config = cuda(optimizer=OptimizerConfig(lr=1e-12))
+    Trainer(config, quiet_model(config), quiet=True).fit(tmp_path / "run")
+    assert len({round(loss, 6) for loss in losses(tmp_path / "run")}) > 12
+
+
+@pytest.mark.gpu
+def test_a_resumed_graph_run_draws_the_same_data(tmp_path):
+    config = cuda()
+    Trainer(config, quiet_model(config), quiet=True).fit(tmp_path / "whole")
+    Trainer(replace(config, steps=13), quiet_model(config), quiet=True).fit(tmp_path / "half")
+    model = Model(config.task)
+    model.dropout.p = 0.0
+    Trainer(config, model, quiet=True).fit(tmp_path / "half", resume=True)
+    assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+@pytest.mark.gpu
+def test_dropout_masks_change_under_replay(tmp_path):
+    config = cuda(optimizer=OptimizerConfig(lr=1e-12))
+    model = tiny_model(config)
+    model.dropout.p = 0.9
+    batch = config.task.batch(8, torch.Generator("cuda").manual_seed(0))  # fixed: only the masks can change the loss
+    task = replace(config.task)
+    object.__setattr__(task, "train_batch", lambda size, generator, step, data: batch)
+    config = replace(config, task=task)
+    Trainer(config, model, quiet=True).fit(tmp_path / "run")
+    assert len({round(loss, 6) for loss in losses(tmp_path / "run")}) > 12
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_recorded_runs_plainly_and_says_why(tmp_path, capsys):
+    class Reader(Model):
+        def forward(self, x, lengths=None):
+            if self.training:
+                assert math.isfinite(self.readout.weight.sum().item())  # reads a value on the host
+            return super().forward(x, lengths)
+
+    config = cuda()
+    Trainer(config, Reader(config.task)).fit(tmp_path / "run")
+    assert "no CUDA graph" in capsys.readouterr().err
+    assert len(losses(tmp_path / "run")) == config.steps
+
+
+@pytest.mark.gpu
+def test_a_cuda_run_goes_on_on_the_cpu(tmp_path):
+    config = cuda()
+    Trainer(replace(config, steps=8), quiet_model(config), quiet=True).fit(tmp_path / "run")
+    result = Trainer(replace(config, device="cpu"), quiet_model(config), quiet=True).fit(tmp_path / "run", resume=True)
+    assert result.step == 24
+
+
+@pytest.mark.gpu
+def test_recorded_steps_are_faster(tmp_path):
+    """Not a claim about the layer: a small GRU is bound by launches, so the recorded step must be faster."""
+    speeds = {}
+    for graph in (True, False):
+        config = replace(cuda(graph=graph), steps=600, log_every=100, eval_every=600, checkpoint_every=600)
+        Trainer(config, quiet_model(config), quiet=True).fit(tmp_path / str(graph))
+        lines = read_metrics(tmp_path / str(graph), "train")
+        speeds[graph] = 400 / (lines[-1]["seconds"] - lines[1]["seconds"])
+    print(f"steps/s: recorded {speeds[True]:.0f}, plain {speeds[False]:.0f}")
+    assert speeds[True] > speeds[False]

@@ -1,0 +1,62 @@
+import io
+import time
+
+from rich.console import Console
+
+from torchrum.training.progress import Display
+
+
+def show(terminal, **options):
+    """What a short run leaves on a terminal or in a file."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=160, soft_wrap=True)
+    with Display("copying", 100, 0, 0.5, "accuracy", console=console, **options) as display:
+        display.say("resuming runs/[x] at step 0")
+        display.tick(5)
+        display.train(10, {"loss": 0.25})
+        display.validation(10, {"loss": 0.2, "accuracy": 0.875}, best=True)
+        display.train(20, {"loss": 0.125})
+    return file.getvalue()
+
+
+def test_a_terminal_shows_a_bar_with_loss_metric_baseline_speed_and_time_left():
+    text = show(True)
+    assert "\x1b[" in text
+    for part in ("copying", "20/100", "loss 0.1250 (memoryless 0.5000)", "accuracy 87.5%", "steps/s", "left"):
+        assert part in text
+    assert "runs/[x]" in text
+
+
+def test_no_color_is_respected(monkeypatch):
+    def colours(text):
+        return [code for code in text.split("\x1b[")[1:] if code.startswith(("3", "4", "1;3", "1;4", "38", "9"))]
+
+    assert colours(show(True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = show(True)
+    assert "20/100" in text
+    assert not colours(text)
+
+
+def test_a_file_gets_plain_lines():
+    lines = show(False).splitlines()
+    assert lines[0] == "resuming runs/[x] at step 0"
+    assert lines[1].startswith("copying step 10/100  loss 0.2500 (memoryless 0.5000)")
+    assert "steps/s  left 0:00:0" in lines[1]
+    assert lines[2] == ("copying step 10/100  validation loss 0.2000 (memoryless 0.5000)  accuracy 87.5%  best so far")
+    assert "\x1b" not in "".join(lines)
+
+
+def test_training_lines_are_rare_in_a_file(monkeypatch):
+    monkeypatch.setattr("torchrum.training.progress.PLAIN_SECONDS", 1000.0)
+    file = io.StringIO()
+    with Display("copying", 100, 0, 0.5, "accuracy", console=Console(file=file, soft_wrap=True)) as display:
+        display._line_time = time.monotonic()
+        for step in range(1, 101):
+            display.train(step, {"loss": 1e-5})
+    assert len(file.getvalue().splitlines()) == 1
+    assert "loss 1.00e-05" in file.getvalue()
+
+
+def test_quiet_shows_nothing():
+    assert show(True, quiet=True) == ""

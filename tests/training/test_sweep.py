@@ -1,0 +1,60 @@
+import json
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from torchrum.training import ConfigError, RunError, read_metrics, run_sweep
+from torchrum.training.sweep import grid, search
+from training.tiny import tiny
+
+SHORT = replace(tiny(), steps=4, log_every=2, eval_every=2)
+
+
+def test_grid_is_every_combination_and_seed():
+    runs = grid(SHORT, ["optimizer.lr=0.1,0.01", "model.hidden_size=4,8"], seeds=2)
+    assert len(runs) == 8
+    config = runs["optimizer.lr=0.01,model.hidden_size=4/seed-1"]
+    assert (config.optimizer.lr, config.model.hidden_size, config.seed) == (0.01, 4, 1)
+    with pytest.raises(ConfigError, match="is not a grid"):
+        grid(SHORT, ["steps"])
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        grid(SHORT, ["stepz=1,2"])
+
+
+def test_seeds_are_trained_summed_up_and_kept(tmp_path):
+    runs = {f"seed-{seed}": replace(SHORT, seed=seed) for seed in range(2)}
+    results = run_sweep(runs, tmp_path, quiet=True)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    scores = [result.scores["accuracy"] for result in results]
+    assert summary["means"]["all"] == {
+        "runs": 2,
+        "mean": statistics.fmean(scores),
+        "spread": statistics.pstdev(scores),
+    }
+    assert read_metrics(tmp_path / "seed-0") != read_metrics(tmp_path / "seed-1")
+    before = (tmp_path / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    again = run_sweep(runs, tmp_path, quiet=True)
+    assert [result.scores for result in again] == [result.scores for result in results]
+    assert (tmp_path / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+    with pytest.raises(RunError, match="another config: batch_size 8 -> 4"):
+        run_sweep({"seed-0": replace(SHORT, batch_size=4)}, tmp_path, quiet=True)
+    with pytest.raises(ConfigError, match="nothing to train"):
+        run_sweep({}, tmp_path)
+
+
+def test_a_search_tries_values_in_range_and_goes_on(tmp_path):
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    space = ["optimizer.lr=1e-4:1e-1:log", "model.hidden_size=4:6", "optimizer.name=adam,rmsprop_tf"]
+    assert search(SHORT, space, 2, tmp_path, quiet=True) == 0
+    assert search(SHORT, space, 3, tmp_path, quiet=True) == 0
+    assert sorted(path.name for path in tmp_path.glob("trial-*")) == ["trial-0000", "trial-0001", "trial-0002"]
+    chosen = [json.loads((path / "config.json").read_text()) for path in tmp_path.glob("trial-*")]
+    assert all(1e-4 <= config["optimizer"]["lr"] <= 1e-1 for config in chosen)
+    assert {config["model"]["hidden_size"] for config in chosen} <= {4, 5, 6}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    best = [json.loads((path / "result.json").read_text())["best"] for path in tmp_path.glob("trial-*")]
+    assert summary["trials"] == 3
+    assert summary["best"]["value"] == max(best)
+    with pytest.raises(ConfigError, match="is not a search range"):
+        search(SHORT, ["optimizer.lr=1:2:3:4"], 1, tmp_path / "x")
