@@ -277,9 +277,7 @@ def test_float16_gradient_saturates():
 
 
 @pytest.mark.parametrize(
-    "dtype, length",
-    zip(DTYPES, [1e200, 1e30, 1e38, 2e4], strict=True),
-    ids=["float64", "float32", "bfloat16", "float16"],
+    "dtype, length", [(torch.float64, 1e200), (torch.float32, 1e30), (torch.bfloat16, 1e38), (torch.float16, 2e4)]
 )
 def test_squares_of_long_vectors_do_not_overflow(dtype, length):
     a, b, h = unit(draw(8, 5)), unit(draw(8, 5, seed=1)), draw(8, 5, seed=2).to(dtype)
