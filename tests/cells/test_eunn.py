@@ -100,6 +100,10 @@ def test_capacity_and_bound_of_the_angles():
     assert [Rotations(5, capacity=k).theta.numel() for k in (1, 2)] == [2, 4]
     assert Rotations(200, angle_bound=0.01).theta.abs().max() <= 0.01
     assert Rotations(200).theta.abs().max() > 3
+    cell = EUNNCell(3, 200, capacity=3, angle_bound=0.01, modrelu_bias=0.25)
+    assert cell.rotations.capacity == 3
+    assert cell.rotations.theta.abs().max() <= 0.01
+    assert (cell.bias == 0.25).all()
 
 
 @styles
