@@ -94,7 +94,6 @@ def check(
 def _seeded():
     torch.manual_seed(20)
     torch.set_float32_matmul_precision("highest")
-    torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 @pytest.mark.parametrize("number", range(len(GRID)))

@@ -1,0 +1,120 @@
+"""The bookkeeping of the chunk graphs, on a stand-in for CUDA that records what a capture would and replays it."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="the table is filled by a Triton kernel")
+
+from torchrum.ops.rum_scan.fused import graphs
+
+
+class FakeGraph:
+    recording: "FakeGraph | None" = None
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        for piece in self.work:
+            piece()
+
+
+@contextlib.contextmanager
+def fake_capture(graph: FakeGraph, *args: object, **kwargs: object) -> Iterator[None]:
+    FakeGraph.recording = graph
+    yield
+    FakeGraph.recording = None
+
+
+def enqueue(piece: Callable[[], None]) -> None:
+    if FakeGraph.recording is None:
+        piece()
+    else:
+        FakeGraph.recording.work.append(piece)
+
+
+class Quiet:
+    """A stream, an event or a place that has nothing to wait for."""
+
+    stream = pool = None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+class FakeTable:
+    step = 0
+
+    def __getitem__(self, part: slice) -> "FakeTable":
+        return self
+
+    def add_(self, number: int) -> None:
+        def move() -> None:
+            self.step += number
+
+        enqueue(move)
+
+
+class FakeSteps:
+    def __init__(self, stride: int) -> None:
+        self.table, self.stride, self.visited, self.warmed = FakeTable(), stride, [], 0
+
+    def step(self, t: int) -> None:
+        enqueue(lambda: self.visited.append(self.table.step + self.stride * t))
+
+    def warm_up(self) -> None:
+        self.warmed += 1
+        self.visited.append(-99)  # begin must undo this
+
+    def forget(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _fake_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", fake_capture)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", Quiet)
+    monkeypatch.setattr(graphs, "_Place", lambda: type("Place", (), {"stream": None, "pool": None, "done": Quiet()})())
+    monkeypatch.setattr(graphs, "_places", {})
+    monkeypatch.setattr(graphs, "_scans", type(graphs._scans)())
+
+
+def run(key: str, stride: int, T: int) -> FakeSteps:
+    def begin(steps: FakeSteps) -> None:
+        steps.visited, steps.table.step = [], 0 if stride == 1 else T - 1
+
+    return graphs.run_graphed(key, lambda: FakeSteps(stride), begin, T, lambda steps: steps)
+
+
+@pytest.mark.parametrize("T", [1, 5, 127, 128, 150, 385])
+def test_every_step_is_replayed_once_and_in_order(T):
+    assert run("forward", 1, T).visited == list(range(T))
+    assert run("backward", -1, T).visited == list(range(T - 1, -1, -1))
+
+
+def test_another_length_reuses_the_graphs():
+    steps = run("a", 1, 12)
+    assert list(graphs._scans["a"].graphs) == [8, 4]
+    assert run("a", 1, 13) is steps
+    assert list(graphs._scans["a"].graphs) == [8, 4, 1]
+    assert steps.warmed == 1
+
+
+def test_the_least_recently_used_scan_is_freed():
+    for number in range(graphs.KEPT_SCANS):
+        run(f"scan {number}", 1, 4)
+    run("scan 0", 1, 4)
+    run("one more", 1, 4)
+    assert "scan 0" in graphs._scans
+    assert "scan 1" not in graphs._scans
+    assert len(graphs._scans) == graphs.KEPT_SCANS
+    graphs.clear_graphs()
+    assert not graphs._scans
