@@ -238,7 +238,7 @@ def test_split_products_match_reference(monkeypatch, B, H, dtype):
     check(3, B, H, RumOptions(eta=1.0), dtype)
 
 
-@pytest.mark.parametrize("B, K, N", [(2, 64, 128), (5, 320, 192), (20, 448, 64), (1, 128, 2880)])
+@pytest.mark.parametrize("B, K, N", [(2, 64, 128), (5, 704, 384), (20, 448, 64), (1, 128, 2880)])
 def test_split_product_adds_up(monkeypatch, B, K, N):
     monkeypatch.setattr(product, "SPLIT", True)
     monkeypatch.setattr(product, "multiprocessors", lambda x: 24)  # few tiles: the interpreter is slow
