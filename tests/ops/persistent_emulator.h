@@ -11,6 +11,8 @@
 
 #define EMULATE 1
 #define DEVICE static inline
+#define DEVICE_MEMBER inline
+#define RARE static inline
 #define KERNEL static void
 
 namespace emulator {
@@ -111,6 +113,7 @@ static float shuffle_xor(float x, int mask) {
     emulator::warp_sync();
     return y;
 }
+static long long clock64() { return 0; }
 static float fast_exp(float x) { return std::exp(x); }
 static float inverse_root(float x) { return 1.f / std::sqrt(x); }
 static void publish_word(unsigned* p, unsigned x) {
@@ -164,8 +167,13 @@ static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     }
     emulator::warp_sync();
 }
+typedef const char* Cores;
+static Cores cores_at(const char* p) { return p; }
 static unsigned core_word(const char* m) { unsigned x; memcpy(&x, m + THREAD % 32 * 4, 4); return x; }
-static void load_cores4(unsigned (&r)[4], const char* m0, const char* m1, const char* m2, const char* m3) {
-    r[0] = core_word(m0), r[1] = core_word(m1), r[2] = core_word(m2), r[3] = core_word(m3);
+static void load_cores2(unsigned& r0, unsigned& r1, Cores at, int offset) {
+    r0 = core_word(at + offset), r1 = core_word(at + offset + 8 * NT * 16);
 }
-static void load_cores2(unsigned& r0, unsigned& r1, const char* m0, const char* m1) { r0 = core_word(m0), r1 = core_word(m1); }
+static void load_cores4(unsigned (&r)[4], Cores at, int offset) {
+    load_cores2(r[0], r[1], at, offset);
+    load_cores2(r[2], r[3], at, offset + 128);
+}

@@ -65,11 +65,10 @@ def draw(T: int, B: int, N: int, options: RumOptions, dtype: torch.dtype, device
 
 
 def oracle(given: dict[str, Tensor], lengths: Tensor | None, seed: Tensor, options: RumOptions) -> dict[str, Tensor]:
-    """Outputs and gradients in float64 on the CPU."""
-    xp, h0, weight = (given[name].detach().cpu().double().requires_grad_() for name in ("xp", "h0", "weight_hh"))
-    lengths = None if lengths is None else lengths.cpu()
-    out, _ = rum_scan_reference(xp, h0, None, weight, None, None, lengths, seed.cpu(), options)
-    grads = torch.autograd.grad(out, (xp, h0, weight), given["grad_out"].cpu().double())
+    """Outputs and gradients in float64."""
+    xp, h0, weight = (given[name].detach().double().requires_grad_() for name in ("xp", "h0", "weight_hh"))
+    out, _ = rum_scan_reference(xp, h0, None, weight, None, None, lengths, seed, options)
+    grads = torch.autograd.grad(out, (xp, h0, weight), given["grad_out"].double())
     return {"out": out.detach(), "dxp": grads[0], "dh0": grads[1], "dweight_hh": grads[2]}
 
 
@@ -81,7 +80,7 @@ def fused(given: dict[str, Tensor], lengths: Tensor | None, seed: Tensor, option
 
 
 def error(x: Tensor, y: Tensor) -> float:
-    return float((x.cpu().double() - y).norm() / y.norm())
+    return float((x.double() - y).norm() / y.norm())
 
 
 def assert_close(given: dict[str, Tensor], lengths: Tensor | None, options: RumOptions, device: str = "cpu") -> None:
@@ -108,12 +107,78 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_emulated_kernels_match_float64(case: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def emulate(case: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     T, B, N, options, lengths = CASES[case]
-    blocks = {"two row blocks": 2, "three row blocks": 2, "four row blocks": 2, "two tiles after another": 2}.get(
-        case, 4
-    )
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks))
+    few = {"two row blocks", "three row blocks", "four row blocks", "two tiles after another"}
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 2 if case in few else 4))
     given = draw(T, B, N, options, torch.bfloat16)
     assert_close(given, None if lengths is None else torch.tensor(lengths), options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_emulated_kernels_match_float64(case: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(case, builds, monkeypatch)
+
+
+def test_emulated_weights_in_shared_memory(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent, "RESIDENT", {"forward": 1, "backward": 1})
+    folder = builds / "few resident"
+    folder.mkdir()
+    monkeypatch.setattr(persistent, "machine", Emulator(folder, 4))
+    options = RumOptions(eta=1.0)
+    assert_close(draw(2, 4, 128, options, torch.bfloat16), None, options)
+
+
+def test_emulated_float16(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    options = RumOptions(eta=1.0, activation="tanh")
+    assert_close(draw(2, 4, 64, options, torch.float16), None, options)
+
+
+def test_emulated_degenerate_rotations(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 has eps = 0, row 1 tau = 0, row 2 tau opposite to eps: no turn, no turn, half turn."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    options = RumOptions(activation="tanh")
+    given = draw(2, 3, 64, options, torch.bfloat16)
+    given["weight_hh"][:64] = 0  # tau is its input alone
+    given["xp"][:, 0, 128:] = 0
+    given["xp"][:, 1, :64] = 0
+    given["xp"][:, 2, :64] = -2 * given["xp"][:, 2, 128:]
+    assert_close(given, None, options)
+
+
+def test_obstacle_says_why() -> None:
+    xp = torch.zeros(2, 3, 3 * 64, dtype=torch.bfloat16)
+    assert "cpu" in str(persistent.persistent_obstacle(xp, RumOptions()))
+    assert "float32" in str(persistent.persistent_obstacle(xp.float(), RumOptions()))
+    assert "layer norm" in str(persistent.persistent_obstacle(xp, RumOptions(layer_norm=True)))
+    assert "lam=0" in str(persistent.persistent_obstacle(xp, RumOptions(lam=1.0)))
+    assert "not 2000" in str(persistent.persistent_obstacle(torch.zeros(1, 1, 6000).bfloat16(), RumOptions()))
+
+
+GPU_CASES = {
+    **CASES,
+    "256": (20, 128, 256, RumOptions(eta=1.0), None),
+    "250": (20, 128, 250, RumOptions(eta=1.0), None),
+    "512": (20, 128, 512, RumOptions(eta=1.0), None),
+    "704": (20, 128, 704, RumOptions(eta=1.0), None),
+    "1000": (20, 128, 1000, RumOptions(eta=1.0), None),
+    "1024": (20, 128, 1024, RumOptions(eta=1.0), None),
+    "1023, no gate": (5, 77, 1023, RumOptions(eta=1.0, update_gate=False), None),
+    "1024, two passes": (5, 200, 1024, RumOptions(), None),
+    "700, zoneout": (9, 100, 700, RumOptions(eta=1.0, zoneout=0.2, training=True), None),
+    "one row": (1, 1, 33, RumOptions(eta=1.0), None),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("wgmma", [False, True], ids=["mma", "wgmma"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", GPU_CASES)
+def test_kernels_match_float64(case: str, dtype: torch.dtype, wgmma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    T, B, N, options, lengths = GPU_CASES[case]
+    monkeypatch.setattr(persistent, "USE_WGMMA", wgmma)
+    given = draw(T, B, N, options, dtype, "cuda")
+    assert persistent.persistent_obstacle(given["xp"], options) is None
+    assert_close(given, None if lengths is None else torch.tensor(lengths, device="cuda"), options, "cuda")

@@ -18,6 +18,11 @@ typedef long long i64;
 #define ROWS (8 * NT)
 #define UNITS 32
 #define GROUP (NP / UNITS)
+#ifdef FORWARD
+#define STEPS (NP / 64)  // k-steps of 16 a warp: the warpgroups split the inner axis in four
+#else
+#define STEPS (GATES * NP / 128)  // in eight, two splits a warpgroup
+#endif
 #define EMPTY 0xFFFFFFFFu
 #define SPINS (1 << 22)  // about two seconds of polling: a lost block ends in a trap, not in a hang
 #define TINY 1e-24f      // squared length of a vector without a direction
@@ -29,6 +34,8 @@ struct Quad {
 
 #ifndef EMULATE
 #define DEVICE __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
+#define RARE __device__ __noinline__
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
 #define THREAD ((int)threadIdx.x)
 #define BLOCK ((int)blockIdx.x)
@@ -55,6 +62,7 @@ DEVICE Quad peek(const u32* p) {
 // An 8 x 8 matrix of half numbers over a warp, two a lane: (row i, columns 2q, 2q + 1) becomes (column i, rows 2q, 2q + 1).
 DEVICE u32 transpose(u32 x) {
     u32 y;
+    __syncwarp();  // polling and rare branches part the lanes
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
@@ -86,18 +94,19 @@ DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-// Four (two) core matrices, 8 rows x 16 bytes each: lane (i, q) gets row i, bytes 4q .. 4q + 3 of each.
-DEVICE void load_cores4(u32 (&r)[4], const char* m0, const char* m1, const char* m2, const char* m3) {
-    int lane = THREAD % 32;
-    const char* a = lane < 8 ? m0 : lane < 16 ? m1 : lane < 24 ? m2 : m3;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(a) + (lane % 8) * 16) : "memory");
+// Core matrices, 8 rows x 16 bytes: lane (i, q) gets row i, bytes 4q .. 4q + 3 of each. The four lie at 0, ROWS * 16,
+// 128 and 128 + ROWS * 16 from `offset`. A lane keeps the address of the row that it hands to the instruction.
+typedef u32 Cores;
+DEVICE Cores cores_at(const char* p) {
+    const int lane = THREAD % 32;
+    return shared_address(p) + lane % 8 * 16 + (lane & 8 ? ROWS * 16 : 0) + (lane & 16 ? 128 : 0);
 }
-DEVICE void load_cores2(u32& r0, u32& r1, const char* m0, const char* m1) {
-    int lane = THREAD % 32;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r0), "=r"(r1) : "r"(shared_address(lane % 16 < 8 ? m0 : m1) + (lane % 8) * 16) : "memory");
+DEVICE void load_cores4(u32 (&r)[4], Cores at, int offset) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at + offset) : "memory");
+}
+DEVICE void load_cores2(u32& r0, u32& r1, Cores at, int offset) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(at + offset) : "memory");
 }
 #endif
 
@@ -109,54 +118,91 @@ DEVICE void publish_float(float* p, float x) {
     publish_word((u32*)p, bits == EMPTY ? 0x7FFFFFFFu : bits);
 }
 
-// Units `unit` and `unit + 1` of one row as a pair of half numbers; outside the matrix they are zero.
-DEVICE u32 load_pair(const u16* row, i64 unit, i64 N, bool inside) {
-    if (!inside || unit >= N) return 0;
-    if (N % 2 == 0) return *(const u32*)(row + unit);
-    return row[unit] | (unit + 1 < N ? (u32)row[unit + 1] << 16 : 0u);
+// How many of the units `unit` and `unit + 1` exist.
+DEVICE int pair_count(int unit, int N) { return unit + 1 < N ? 2 : unit < N ? 1 : 0; }
+// A pair of neighbouring half numbers; what does not exist is zero. EVEN: N is even, so pairs are whole and aligned.
+DEVICE u32 load_pair(const u16* at, int count) {
+    if (count == 0) return 0;
+    if (EVEN) return *(const u32*)at;
+    return at[0] | (count == 2 ? (u32)at[1] << 16 : 0u);
 }
-DEVICE void store_pair(u16* row, i64 unit, i64 N, bool inside, u32 x) {
-    if (!inside || unit >= N) return;
-    if (N % 2 == 0) {
-        *(u32*)(row + unit) = x;
+DEVICE void store_pair(u16* at, int count, u32 x) {
+    if (count == 0) return;
+    if (EVEN) {
+        *(u32*)at = x;
         return;
     }
-    row[unit] = (u16)x;
-    if (unit + 1 < N) row[unit + 1] = (u16)(x >> 16);
+    at[0] = (u16)x;
+    if (count == 2) at[1] = (u16)(x >> 16);
 }
 
-// A warpgroup copies CHUNKS pieces of 16 bytes to shared memory, each when it has arrived.
-template <int CHUNKS>
-DEVICE void gather(char* to, const u32* from, int thread) {
-    const int BATCH = 8;
+// The gathered operand comes in stages of eight k-steps, so that a stage travels while the one before is multiplied:
+// [k / 8][row][k % 8] half numbers, 16-byte pieces, NT a thread and stage. peek_stage asks for the pieces,
+// finish_stage waits until each has arrived and puts it into shared memory.
+#define STAGE_STEPS 8
+#define STAGE_BYTES (STAGE_STEPS * 32 * ROWS)
+template <int STEPS_LEFT>
+DEVICE void peek_stage(Quad (&v)[NT], const u32* from, int thread) {
+    const int pieces = (STEPS_LEFT < STAGE_STEPS ? STEPS_LEFT : STAGE_STEPS) * 2 * ROWS;
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+        if (j * 128 + thread < pieces) v[j] = peek(from + (j * 128 + thread) * 4);
+}
+template <int STEPS_LEFT>
+DEVICE void finish_stage(Quad (&v)[NT], char* to, const u32* from, int thread) {
+    const int pieces = (STEPS_LEFT < STAGE_STEPS ? STEPS_LEFT : STAGE_STEPS) * 2 * ROWS;
     int spins = 0;
+    bool all;
+    do {
+        all = true;
 #pragma unroll
-    for (int first = 0; first < CHUNKS; first += 128 * BATCH) {
-        Quad v[BATCH];
-        // Wait on one piece alone: polling all of them while nothing has arrived would crowd out the writers.
-        bool mine = first + thread < CHUNKS;
-        if (mine) {
-            v[0] = peek(from + (i64)(first + thread) * 4);
-            while (!arrived(v[0])) {
-                spin_once(spins);
-                v[0] = peek(from + (i64)(first + thread) * 4);
+        for (int j = 0; j < NT; j++)
+            if (j * 128 + thread < pieces && !arrived(v[j])) {
+                all = false;
+                v[j] = peek(from + (j * 128 + thread) * 4);
             }
-        }
+        if (!all) spin_once(spins);
+    } while (!all);
 #pragma unroll
-        for (int j = 1; j < BATCH; j++)
-            if (first + j * 128 < CHUNKS && first + j * 128 + thread < CHUNKS)
-                v[j] = peek(from + (i64)(first + j * 128 + thread) * 4);
+    for (int j = 0; j < NT; j++)
+        if (j * 128 + thread < pieces) *(Quad*)(to + (j * 128 + thread) * 16) = v[j];
+}
+
+// A thread's weights for k-step s: in registers up to RESIDENT, the rest in shared memory before the compiler spills.
+#define RESIDENT (STEPS < MOST_RESIDENT ? STEPS : MOST_RESIDENT)
+#define EXTRA_BYTES ((STEPS - RESIDENT) * 512 * 16)
+struct Fragment {
+    u32 a[4];
+};
+struct Weights {
+    Fragment resident[RESIDENT];
+    Quad* extra;
+    DEVICE_MEMBER void set(int s, const Fragment& f) {
+        if (s < RESIDENT)
+            resident[s < RESIDENT ? s : 0] = f;
+        else
+            extra[(s - RESIDENT) * 512 + THREAD] = {f.a[0], f.a[1], f.a[2], f.a[3]};
+    }
+    DEVICE_MEMBER Fragment get(int s) const {
+        if (s < RESIDENT) return resident[s < RESIDENT ? s : 0];
+        const Quad x = extra[(s - RESIDENT) * 512 + THREAD];
+        return {{x.x, x.y, x.z, x.w}};
+    }
+};
+
+// c[j] += a warp's 16 rows of weights x 8 rows of tile j, over the k-step of the gathered operand that lies at `offset`.
+DEVICE void multiply_step(float (&c)[NT][4], const u32 (&weight)[4], Cores at, int offset) {
 #pragma unroll
-        for (int j = 1; j < BATCH; j++)
-            if (first + j * 128 < CHUNKS && first + j * 128 + thread < CHUNKS)
-                while (!arrived(v[j])) {
-                    spin_once(spins);
-                    v[j] = peek(from + (i64)(first + j * 128 + thread) * 4);
-                }
-#pragma unroll
-        for (int j = 0; j < BATCH; j++)
-            if (first + j * 128 < CHUNKS && first + j * 128 + thread < CHUNKS)
-                *(Quad*)(to + (first + j * 128 + thread) * 16) = v[j];
+    for (int j = 0; j + 1 < NT; j += 2) {
+        u32 b[4];
+        load_cores4(b, at, offset + j * 128);
+        mma(c[j], weight, b[0], b[1]);
+        mma(c[j + 1], weight, b[2], b[3]);
+    }
+    if (NT % 2) {
+        u32 b0, b1;
+        load_cores2(b0, b1, at, offset + (NT - 1) * 128);
+        mma(c[NT - 1], weight, b0, b1);
     }
 }
 
@@ -217,13 +263,38 @@ DEVICE void add_sums(Quad (&v)[PASSES], float* total, const float* board, int th
 
 // The four sums of row `row` of eight, after a barrier that follows add_sums.
 DEVICE void read_sums(float (&s)[4], const float* total, int row) {
+    const float4* warps = (const float4*)total + row;
+    float4 sum = warps[0];
 #pragma unroll
-    for (int k = 0; k < 4; k++) s[k] = 0.f;
-#pragma unroll
-    for (int w = 0; w < 4; w++)
-#pragma unroll
-        for (int k = 0; k < 4; k++) s[k] += total[w * 32 + row * 4 + k];
+    for (int w = 1; w < 4; w++) {
+        float4 x = warps[w * 8];
+        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+    s[0] = sum.x, s[1] = sum.y, s[2] = sum.z, s[3] = sum.w;
 }
+
+// With PROFILE the first thread of each block adds up the cycles between its marks.
+struct Profile {
+#if PROFILE
+    i64 last, cycles[8];
+    DEVICE_MEMBER void start() {
+        for (int k = 0; k < 8; k++) cycles[k] = 0;
+        last = clock64();
+    }
+    DEVICE_MEMBER void mark(int k) {
+        i64 now = clock64();
+        cycles[k] += now - last, last = now;
+    }
+    DEVICE_MEMBER void save(i64* to) {
+        if (THREAD == 0)
+            for (int k = 0; k < 8; k++) to[BLOCK * 8 + k] = cycles[k];
+    }
+#else
+    DEVICE_MEMBER void start() {}
+    DEVICE_MEMBER void mark(int k) {}
+    DEVICE_MEMBER void save(i64* to) {}
+#endif
+};
 
 // The rotation's row scalars; eps and tau enter as eps * inv_eps and tau * inv_tau.
 struct Turn {
@@ -249,16 +320,16 @@ struct HalfTurn {
     int unit;
     float u, inv_norm, along;  // eps_i / |eps|, 1 / norm (0 without such a mirror), f . h
 };
-DEVICE HalfTurn half_turn_of(const u16* eps, i64 N, const Turn& r) {
+RARE HalfTurn half_turn_of(const u16* eps, int N, float inv_eps) {
     HalfTurn f;
     float least = 3e38f;
     f.unit = 0;
-    for (int j = 0; j < (int)N; j++) {
+    for (int j = 0; j < N; j++) {
         float x = from_half(eps[j]);
         x = x < 0.f ? -x : x;
         if (x < least) least = x, f.unit = j;
     }
-    f.u = from_half(eps[f.unit]) * r.inv_eps;
+    f.u = from_half(eps[f.unit]) * inv_eps;
     float square = 1.f - f.u * f.u;
     f.inv_norm = square > 1e-12f ? inverse_root(square) : 0.f;
     f.along = 0.f;
@@ -296,9 +367,9 @@ DEVICE u32 hash32(u32 x) {
     return x ^ x >> 16;
 }
 // Zoneout's weight of the new value.
-DEVICE float share_of_new(u32 key, i64 index, u32 keep_below, float zoneout) {
+DEVICE float share_of_new(u32 key, u32 index, u32 keep_below, float zoneout) {
 #if ZONEOUT == 2
-    return hash32(key ^ (u32)index) < keep_below ? 1.f : 0.f;
+    return hash32(key ^ index) < keep_below ? 1.f : 0.f;
 #elif ZONEOUT == 1
     return 1.f - zoneout;
 #else

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..options import RumOptions
+from . import nvrtc
 
 UNITS = 32  # hidden units a block owns
 THREADS = 512
@@ -23,6 +24,13 @@ ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
 EMPTY = -1  # all bits set: a word that nobody has written yet
 STATS = 8  # row scalars that the forward leaves for the backward
 
+RESIDENT = {"forward": 12, "backward": 13}
+"""Steps of 16 in the product whose weights a thread keeps in registers; more than this and the compiler spills."""
+ROW_BLOCKS = (1, 2, 3, 4)
+"""Heights of a batch tile to choose from, in eights."""
+PROFILE = False
+"""Count each block's cycles between the marks in the kernels, left in ``profiles``; the benchmark asks for it."""
+profiles: dict[str, Tensor] = {}
 USE_WGMMA = False
 """Multiply in the forward by Hopper's warpgroup instruction instead of mma.sync."""
 
@@ -51,11 +59,12 @@ class Plan:
     def board_words(self) -> int:
         return self.row_blocks * self.group * 32
 
-    def forward_shared(self) -> int:
-        return self.padded * self.rows * 2 + 2 * 4 * self.row_blocks * 128 * 16 + 4 * 512 * 4
-
-    def backward_shared(self, gates: int) -> int:
-        return gates * self.padded * self.rows * 2 + 2 * 8 * 2 * self.row_blocks * 2 * 32 * 8 + 4 * 320 * 4
+    def shared_bytes(self, name: str, gates: int) -> int:
+        """Dynamic shared memory: the gathered operand, two sets of partial products, row sums, weights left over."""
+        inner, scratch = (self.padded, 512) if name == "forward" else (gates * self.padded, 320)
+        steps = inner // (64 if name == "forward" else 128)
+        extra = max(steps - RESIDENT[name], 0) * THREADS * 16
+        return inner * self.rows * 2 + 16384 * self.row_blocks + 4 * scratch * 4 + extra
 
 
 def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_lengths: bool, blocks: int) -> Plan:
@@ -64,7 +73,7 @@ def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_leng
     padded = -(-N // multiple) * multiple
     group = padded // UNITS
     candidates = []
-    for row_blocks in (1, 2, 3, 4):
+    for row_blocks in ROW_BLOCKS:
         tiles = -(-B // (8 * row_blocks))
         groups = min(tiles, blocks // group)
         candidates.append((-(-tiles // groups), row_blocks, tiles, groups))
@@ -79,14 +88,18 @@ def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_leng
         "ETA": int(options.eta is not None),
         "ZONEOUT": zoneout,
         "LENGTHS": int(with_lengths),
+        "EVEN": int(N % 2 == 0),
         "WGMMA": int(USE_WGMMA),
+        "PROFILE": int(PROFILE),
     }
     return Plan(tuple(defines.items()), padded, row_blocks, group, tiles, groups)
 
 
 def kernel_source(name: str) -> str:
     folder = Path(__file__).parent
-    return (folder / "persistent.cuh").read_text() + (folder / f"persistent_{name}.cu").read_text()
+    macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {RESIDENT[name]}\n"
+    parts = [macros, *((folder / f"persistent{end}").read_text() for end in (".cuh", f"_{name}.cu"))]
+    return "".join(parts)
 
 
 class Gpu:
@@ -96,16 +109,17 @@ class Gpu:
         return torch.cuda.get_device_properties(device).multi_processor_count
 
     def launch(self, name: str, plan: Plan, args: bytes, shared: int, device: torch.device) -> None:
-        with torch.cuda.device(device):
-            function = _function(name, plan.defines, shared, device.index or 0)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        driver, grid = nvrtc._driver(), plan.group * plan.groups
+        with torch.cuda.device(index):
+            nvrtc._enter_context(driver, index)
+            function = _function(kernel_source(name), f"rum_persistent_{name}", plan.defines, shared, index)
             buffer = ctypes.create_string_buffer(args, len(args))
             params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-            stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-            grid = plan.group * plan.groups
-            _check(
-                _driver().cuLaunchCooperativeKernel(function, grid, 1, 1, THREADS, 1, 1, shared, stream, params),
-                f"launching rum_persistent_{name} on {grid} blocks",
-            )
+            stream = ctypes.c_void_p(torch.cuda.current_stream(index).cuda_stream)
+            size = (grid, 1, 1, THREADS, 1, 1)
+            result = driver.cuLaunchCooperativeKernel(function, *size, shared, stream, params)
+        nvrtc._check_driver(result, f"launching rum_persistent_{name} on {grid} blocks with {shared} bytes each")
 
 
 machine = Gpu()
@@ -129,6 +143,8 @@ def persistent_obstacle(xp: Tensor, options: RumOptions) -> str | None:
         return "the input is empty"
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
+    if (reason := nvrtc.nvrtc_obstacle()) is not None:
+        return reason
     if torch.cuda.get_device_capability(xp.device)[0] != 9:
         return "the persistent kernels are made for compute capability 9"
     if machine.blocks(xp.device) * UNITS < N + 127:
@@ -147,7 +163,8 @@ def persistent_forward(
     options: RumOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``xp`` ``(T, B, G*H)``, ``h0`` ``(B, H)`` -> out ``(T, B, H)``, raw gates and row scalars ``(T, B, 8)``."""
-    assert ln_weight is None and ln_bias is None
+    assert ln_weight is None
+    assert ln_bias is None
     T, B, N = xp.shape[0], xp.shape[1], h0.shape[-1]
     plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
     out, gates = xp.new_empty(T, B, N), xp.new_empty(T, B, options.num_gates * N)
@@ -158,7 +175,14 @@ def persistent_forward(
     states, early, late = mail.split(words)
     h0, lengths = h0.float().contiguous(), _int64(lengths)
     tensors = (xp, weight_hh.to(xp.dtype).contiguous(), h0, lengths, seed, out, gates, stats, states, early, late)
-    machine.launch("forward", plan, _pack(tensors, T, B, N, plan, options), plan.forward_shared(), xp.device)
+    tensors = (*tensors, _profile("forward", plan, xp.device))
+    machine.launch(
+        "forward",
+        plan,
+        _pack(tensors, T, B, N, plan, options),
+        plan.shared_bytes("forward", options.num_gates),
+        xp.device,
+    )
     return out, gates, stats
 
 
@@ -177,7 +201,8 @@ def persistent_backward(
     options: RumOptions,
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
     """Gradients of ``xp``, ``h0`` and ``weight_hh`` (layer norm has none here) from what the forward returned."""
-    assert ln_weight is None and ln_bias is None
+    assert ln_weight is None
+    assert ln_bias is None
     T, B, N, G = xp.shape[0], xp.shape[1], h0.shape[-1], options.num_gates
     plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
     dxp, dh0 = torch.empty_like(xp), torch.empty(B, N, dtype=torch.float32, device=xp.device)
@@ -187,18 +212,27 @@ def persistent_backward(
     weight, h0_float, lengths = weight_hh.to(xp.dtype).contiguous(), h0.float().contiguous(), _int64(lengths)
     grad_out = grad_out.to(xp.dtype).contiguous()
     tensors = (grad_out, xp, weight, out, gates, h0_float, stats, lengths, seed, dxp, dh0, grads, early)
-    machine.launch("backward", plan, _pack(tensors, T, B, N, plan, options), plan.backward_shared(G), xp.device)
+    tensors = (*tensors, _profile("backward", plan, xp.device))
+    machine.launch(
+        "backward", plan, _pack(tensors, T, B, N, plan, options), plan.shared_bytes("backward", G), xp.device
+    )
     return dxp, dh0.to(h0.dtype), weight_gradient(dxp, h0, out, G).to(weight_hh.dtype), None, None
 
 
 def weight_gradient(dxp: Tensor, h0: Tensor, out: Tensor, gates: int) -> Tensor:
     """One product over all steps: the gates' gradient, which leads ``dxp``, with the state before each step."""
-    T, B, N = out.shape
+    T, N = out.shape[0], out.shape[2]
     d_gates = dxp[..., : gates * N]
     first = d_gates[0].t() @ h0.to(dxp.dtype)
     if T == 1:
         return first
     return torch.addmm(first, d_gates[1:].reshape(-1, gates * N).t(), out[:-1].reshape(-1, N))
+
+
+def _profile(name: str, plan: Plan, device: torch.device) -> Tensor | None:
+    if PROFILE:
+        profiles[name] = torch.zeros(plan.group * plan.groups, 8, dtype=torch.int64, device=device)
+    return profiles[name] if PROFILE else None
 
 
 def _int64(x: Tensor | None) -> Tensor | None:
@@ -214,48 +248,37 @@ def _pack(tensors: Sequence[Tensor | None], T: int, B: int, N: int, plan: Plan, 
 
 
 @cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _check(code: int, doing: str) -> None:
-    if code:
-        message = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(message))
-        raise RuntimeError(f"{doing}: CUDA error {code}, {(message.value or b'unknown').decode()}.")
-
-
-@cache
-def _function(name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int) -> ctypes.c_void_p:
-    """The compiled kernel on the current device, allowed ``shared`` bytes of dynamic shared memory."""
-    cubin = _compile(name, defines)
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), f"loading rum_persistent_{name}")
-    entry = f"rum_persistent_{name}".encode()
-    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, entry), f"finding rum_persistent_{name}")
-    most_shared = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _check(_driver().cuFuncSetAttribute(function, most_shared, shared), f"asking for {shared} bytes of shared memory")
+def _function(
+    source: str, entry: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
+) -> ctypes.c_void_p:
+    """The compiled kernel on ``device``, which is current, allowed ``shared`` bytes of dynamic shared memory."""
+    driver, module, function = nvrtc._driver(), ctypes.c_void_p(), ctypes.c_void_p()
+    cubin = _compile(source, entry, defines)
+    nvrtc._check_driver(driver.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {entry}")
+    found = driver.cuModuleGetFunction(ctypes.byref(function), module, entry.encode())
+    nvrtc._check_driver(found, f"finding {entry}")
+    granted = driver.cuFuncSetAttribute(function, nvrtc._MAX_DYNAMIC_SHARED, shared)
+    nvrtc._check_driver(granted, f"asking for {shared} bytes of shared memory")
     return function
 
 
-@cache
-def _compile(name: str, defines: tuple[tuple[str, int], ...]) -> bytes:
-    from torch.cuda._utils import _get_nvrtc_library  # type: ignore[attr-defined]
-
-    nvrtc = _get_nvrtc_library()
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    source = kernel_source(name).encode()
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++17", *(f"-D{key}={value}".encode() for key, value in defines)]
-    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, f"{name}.cu".encode(), 0, None, None):
-        raise RuntimeError("NVRTC could not make a program.")
-    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-    if failed:
-        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-        log = ctypes.create_string_buffer(size.value)
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"NVRTC could not compile persistent_{name}.cu: {log.value.decode()}")
-    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
-    cubin = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetCUBIN(program, cubin)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return cubin.raw
+def _compile(source: str, entry: str, defines: tuple[tuple[str, int], ...]) -> bytes:
+    """Machine code for sm_90a, the only target that has the warpgroup instructions."""
+    library = nvrtc._nvrtc()
+    if library is None:
+        raise RuntimeError(f"cannot compile {entry}: {nvrtc.nvrtc_obstacle()}.")
+    program, none = ctypes.c_void_p(), ctypes.c_void_p()
+    library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{entry}.cu".encode(), 0, none, none)
+    options = [
+        b"--gpu-architecture=sm_90a",
+        b"--std=c++17",
+        b"--use_fast_math",
+        *(f"-D{key}={value}".encode() for key, value in defines),
+    ]
+    try:
+        if library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)):
+            log = nvrtc._read_out(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+            raise RuntimeError(f"NVRTC could not compile {entry} with {options}: {log.decode(errors='replace')}")
+        return nvrtc._read_out(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))

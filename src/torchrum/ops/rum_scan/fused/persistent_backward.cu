@@ -6,7 +6,6 @@
 // sum for eta's normalisation need not be known before the two of the rotation.
 
 #define INNER (GATES * NP)
-#define STEPS (INNER / 128)  // k-steps of 16 a warp: eight splits of the inner axis
 #define TILE_WORDS (INNER * ROWS / 2)
 #define QUARTER_BYTES (INNER / 4 * ROWS * 2)
 
@@ -18,9 +17,26 @@ struct BackwardArgs {
     float* dh0;
     u32* grads;    // (T, tiles, TILE_WORDS): the gates' gradient of each step, [row of the weights / 8][row][% 8]
     float* early;  // boards: (T, tiles, NT, BOARD)
+    i64* profile;  // (blocks, 8) with PROFILE
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
 };
+
+// k-steps of a stage go to the warpgroup's two pairs of warps in turn.
+template <int FIRST>
+DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* grads, const u32* from, int g, int thread, Profile& profile) {
+    if constexpr (FIRST < STEPS) {
+        const int LAST = FIRST + STAGE_STEPS / 2 < STEPS ? FIRST + STAGE_STEPS / 2 : STEPS, at = 2 * FIRST / STAGE_STEPS * STAGE_BYTES;
+        finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread);
+        warpgroup_sync(g);
+        if (FIRST == 0) profile.mark(0);
+        if constexpr (LAST < STEPS) peek_stage<2 * (STEPS - LAST)>(v, from + (at + STAGE_BYTES) / 4, thread);
+        const Cores cores = cores_at(grads + thread / 64 * ROWS * 32);
+#pragma unroll
+        for (int s = FIRST; s < LAST; s++) multiply_step(c, weight.get(s).a, cores, 2 * s * ROWS * 32);
+        multiply_stages<LAST>(c, weight, v, grads, from, g, thread, profile);
+    }
+}
 
 KERNEL rum_persistent_backward(const BackwardArgs a) {
     const int g = THREAD / 128, thread = THREAD % 128, w = thread / 32, lane = THREAD % 32, i = lane / 4, q = lane % 4;
@@ -33,36 +49,43 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
     float2* partial = (float2*)(grad_bytes + INNER * ROWS * 2);  // [2][8 splits][2 tiles][NT][2 halves][32 lanes]
     float* sums = (float*)(partial + 2 * 8 * 2 * NT * 2 * 32) + g * 320;  // this warpgroup's two [4][32] and a [8][8]
 
-    u32 weight[STEPS][4];
+    Weights weight;
+    weight.extra = (Quad*)(sums - g * 320 + 4 * 320);
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
+    for (int s = 0; s < STEPS; s++) {
+        Fragment f;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            int inner = split * (INNER / 8) + s * 16 + k / 2 * 8 + 2 * q, column = cta * UNITS + half_tile * 16 + k % 2 * 8 + i;
+            int inner = g * (INNER / 4) + (2 * s + w / 2) * 16 + k / 2 * 8 + 2 * q, column = cta * UNITS + half_tile * 16 + k % 2 * 8 + i;
             int block = inner / NP, row = inner % NP;
             const u16* at = a.weight + ((i64)block * N + row) * N + column;
-            weight[s][k] = (column < N && row < N ? at[0] : 0u) | (column < N && row + 1 < N ? (u32)at[N] << 16 : 0u);
+            f.a[k] = (column < N && row < N ? at[0] : 0u) | (column < N && row + 1 < N ? (u32)at[N] << 16 : 0u);
         }
+        weight.set(s, f);
+    }
 
+    Profile profile;
+    profile.start();
     for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) {
         const int b0 = tile * ROWS + 8 * g + 2 * q, b_load = tile * ROWS + 8 * g + i;
-        const bool inside = pointwise && b_load < B;
+        const int count = pointwise && b_load < B ? pair_count(pair, N) : 0;
         const int core_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;
+        const int state_at = b_load * N + pair, gates_at = b_load * GATES * N + pair;
         float carry[2] = {0.f, 0.f};
         int length[2] = {T, T};
         u32 x_tau = 0, x_u = 0, x_eps = 0, x_h = 0, x_grad = 0;
         float x_stat = 0.f;
 
         auto load_inputs = [&](int t) {
-            const i64 row = (i64)t * B + b_load;
-            x_grad = load_pair(a.grad_out + row * N, pair, N, inside);
-            x_tau = load_pair(a.gates + row * GATES * N, pair, N, inside);
-            if (GATES == 2) x_u = load_pair(a.gates + (row * GATES + 1) * N, pair, N, inside);
-            x_eps = load_pair(a.xp + (row * (GATES + 1) + GATES) * N, pair, N, inside);
+            x_grad = load_pair(a.grad_out + (i64)t * (B * N) + state_at, count);
+            const u16* gates = a.gates + (i64)t * (B * GATES * N) + gates_at;
+            x_tau = load_pair(gates, count);
+            if (GATES == 2) x_u = load_pair(gates + N, count);
+            x_eps = load_pair(a.xp + (i64)t * (B * (GATES + 1) * N) + (gates_at + state_at - pair + GATES * N), count);
             if (t > 0)
-                x_h = load_pair(a.out + (row - B) * N, pair, N, inside);
+                x_h = load_pair(a.out + (i64)(t - 1) * (B * N) + state_at, count);
             else
-                x_h = inside && pair < N ? pack(a.h0[(i64)b_load * N + pair], pair + 1 < N ? a.h0[(i64)b_load * N + pair + 1] : 0.f) : 0u;
+                x_h = count ? pack(a.h0[state_at], count == 2 ? a.h0[state_at + 1] : 0.f) : 0u;
             const int stat_row = tile * ROWS + 8 * g + thread / 8;
             if (thread < 64) x_stat = stat_row < B ? a.stats[((i64)t * B + stat_row) * 8 + thread % 8] : 0.f;
         };
@@ -75,7 +98,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         }
 
         for (int t = T - 1; t >= 0; t--) {
-            u32* grads = a.grads + ((i64)t * a.tiles + tile) * TILE_WORDS;
+            u32* grads = a.grads + (i64)(t * (int)a.tiles + tile) * TILE_WORDS;
             float straight[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matrix product
             if (pointwise) {
                 if (thread < 64) sums[256 + thread] = x_stat;
@@ -98,7 +121,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     if (turn.opposite) {
                         const i64 row = (i64)t * B + b0 + r;
                         const u16* eps_row = a.xp + (row * (GATES + 1) + GATES) * N;
-                        mirror = half_turn_of(eps_row, N, turn);
+                        mirror = half_turn_of(eps_row, N, turn.inv_eps);
                         const int m = mirror.unit;
                         const float there = t > 0 ? from_half(a.out[(row - B) * N + m]) : a.h0[(i64)(b0 + r) * N + m];
                         mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
@@ -112,7 +135,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     u[r] = GATES == 2 ? sigmoid(raw_u[r]) : 0.f;
                     rate[r] = real ? slope(x, y[r]) * (1.f - u[r]) : 0.f;
                     mixed[r] = real ? u[r] * h[r] + (1.f - u[r]) * y[r] : 0.f;
-                    const float share = share_of_new(key, (i64)(b0 + r) * N + unit, (u32)a.keep_below, (float)a.zoneout);
+                    const float share = share_of_new(key, (u32)(b0 + r) * (u32)N + unit, (u32)a.keep_below, (float)a.zoneout);
                     grad2[r] = share * grad[r];
                     straight[r] = (1.f - share) * grad[r];
                     v[4 * r] = mixed[r] * grad2[r];
@@ -120,13 +143,15 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     v[4 * r + 2] = rate[r] * grad2[r] * tau[r] * turn.inv_tau;
                     v[4 * r + 3] = turn.opposite && unit == mirror_unit[r] ? rate[r] * grad2[r] : 0.f;
                 }
-                float* board = a.early + (((i64)t * a.tiles + tile) * NT + g) * BOARD;
+                float* board = a.early + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD;
                 publish_sums(v, sums, board, g, cta, thread);
+                profile.mark(3);
                 {
                     Quad packets[PASSES];
                     peek_sums(packets, board, thread);
                     add_sums(packets, sums + 128, board, thread);
                     warpgroup_sync(g);
+                    profile.mark(4);
                 }
                 float d_tau[2], d_u[2], d_eps[2];
 #pragma unroll
@@ -164,41 +189,29 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 }
                 const u32 o_tau = transpose(pack(d_tau[0], d_tau[1]));
                 publish_word(grads + core_word, o_tau);
-                u16* row = a.dxp + ((i64)t * B + b_load) * (GATES + 1) * N;
+                u16* row = a.dxp + (i64)t * (B * (GATES + 1) * N) + (gates_at + state_at - pair);
                 u32 o_u = 0;
                 if (GATES == 2) {
                     o_u = transpose(pack(d_u[0], d_u[1]));
                     publish_word(grads + NP * ROWS / 2 + core_word, o_u);
                 }
-                store_pair(row, pair, N, inside, o_tau);
-                if (GATES == 2) store_pair(row + N, pair, N, inside, o_u);
-                store_pair(row + GATES * N, pair, N, inside, transpose(pack(d_eps[0], d_eps[1])));
+                profile.mark(5);
+                store_pair(row, count, o_tau);
+                if (GATES == 2) store_pair(row + N, count, o_u);
+                store_pair(row + GATES * N, count, transpose(pack(d_eps[0], d_eps[1])));
             }
 
-            gather<INNER * ROWS / 32>(grad_bytes + g * QUARTER_BYTES, grads + g * (QUARTER_BYTES / 4), thread);
-            warpgroup_sync(g);
+            profile.mark(6);
+            Quad v_grads[NT];
+            const u32* from = grads + g * (QUARTER_BYTES / 4);
+            peek_stage<2 * STEPS>(v_grads, from, thread);
             float c[NT][4];
 #pragma unroll
             for (int j = 0; j < NT; j++)
 #pragma unroll
                 for (int k = 0; k < 4; k++) c[j][k] = 0.f;
-            const char* quarter = grad_bytes + split * (QUARTER_BYTES / 2);
-#pragma unroll
-            for (int s = 0; s < STEPS; s++) {
-                const char *low = quarter + s * ROWS * 32, *high = low + ROWS * 16;
-#pragma unroll
-                for (int j = 0; j + 1 < NT; j += 2) {
-                    u32 b[4];
-                    load_cores4(b, low + j * 128, high + j * 128, low + j * 128 + 128, high + j * 128 + 128);
-                    mma(c[j], weight[s], b[0], b[1]);
-                    mma(c[j + 1], weight[s], b[2], b[3]);
-                }
-                if (NT % 2) {
-                    u32 b0, b1;
-                    load_cores2(b0, b1, low + (NT - 1) * 128, high + (NT - 1) * 128);
-                    mma(c[NT - 1], weight[s], b0, b1);
-                }
-            }
+            multiply_stages<0>(c, weight, v_grads, grad_bytes + g * QUARTER_BYTES, from, g, thread, profile);
+            profile.mark(1);
             float2* place = partial + t % 2 * (8 * 2 * NT * 2 * 32);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
@@ -206,6 +219,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 place[((split * 2 + half_tile) * NT + j) * 64 + 32 + lane] = make_float2(c[j][2], c[j][3]);
             }
             block_sync();
+            profile.mark(2);
             if (pointwise) {
                 carry[0] = straight[0], carry[1] = straight[1];
 #pragma unroll
@@ -221,4 +235,5 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 if (b0 + r < B) a.dh0[(i64)(b0 + r) * N + unit] = carry[r];
         block_sync();  // the next tile reuses the sums' memory
     }
+    profile.save(a.profile);
 }

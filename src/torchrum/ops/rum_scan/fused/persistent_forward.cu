@@ -1,10 +1,10 @@
-// The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, ETA, ZONEOUT, LENGTHS, WGMMA.
+// The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, ETA, ZONEOUT, LENGTHS, EVEN,
+// WGMMA.
 //
 // Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; turn, mix, publish
 // h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
 
 #define DEFER (ETA && ZONEOUT == 0)
-#define STEPS (NP / 64)                // k-steps of 16 a warpgroup
 #define TILE_WORDS (NP * ROWS / 2)     // one step's h, as [unit / 8][row][unit % 8] half numbers
 #define QUARTER_BYTES (NP / 4 * ROWS * 2)
 
@@ -16,6 +16,7 @@ struct ForwardArgs {
     float* stats;  // (T, B, 8): |eps|^2, |tau|^2, eps.tau, tau.h, eps.h, |h1|, then two sums for eta's gradient
     u32* states;   // (T, tiles, TILE_WORDS), slot t holds h(t-1)
     float *early, *late;  // boards: (T, tiles, NT, BOARD) and (T + 1, tiles, NT, BOARD)
+    i64* profile;  // (blocks, 8) with PROFILE
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
 };
@@ -40,77 +41,91 @@ DEVICE void warpgroup_mma(float (&c)[NT][4], const u32 (&a)[4], u64 b) {
 }
 #endif
 
-// c[j] += W slice (16 rows of a warp) x h (8 rows of tile j), over the warpgroup's quarter of the units.
-DEVICE void multiply(float (&c)[NT][4], const u32 (&weight)[STEPS][4], const char* h) {
+// c[j] += W slice (16 rows of a warp) x h (8 rows of tile j), over k-steps FIRST to LAST - 1 of the warpgroup's quarter.
+template <int FIRST, int LAST>
+DEVICE void multiply(float (&c)[NT][4], const Weights& weight, const char* h) {
 #if WGMMA && !defined(EMULATE)
     // Core matrices of 128 bytes; the next eight rows follow at 128 bytes, the next eight units at ROWS * 16.
     u64 base = (u64)(shared_address(h) >> 4) | (u64)ROWS << 16 | (u64)8 << 32;
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) warpgroup_mma(c, weight[s], base + s * 2 * ROWS);
+    for (int s = FIRST; s < LAST; s++) warpgroup_mma(c, weight.get(s).a, base + s * 2 * ROWS);
     asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory");
 #else
+    const Cores at = cores_at(h);
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-        const char *low = h + s * ROWS * 32, *high = low + ROWS * 16;
-#pragma unroll
-        for (int j = 0; j + 1 < NT; j += 2) {
-            u32 b[4];
-            load_cores4(b, low + j * 128, high + j * 128, low + j * 128 + 128, high + j * 128 + 128);
-            mma(c[j], weight[s], b[0], b[1]);
-            mma(c[j + 1], weight[s], b[2], b[3]);
-        }
-        if (NT % 2) {
-            u32 b0, b1;
-            load_cores2(b0, b1, low + (NT - 1) * 128, high + (NT - 1) * 128);
-            mma(c[NT - 1], weight[s], b0, b1);
-        }
-    }
+    for (int s = FIRST; s < LAST; s++) multiply_step(c, weight.get(s).a, at, s * ROWS * 32);
 #endif
+}
+
+// `ask` is called when the last stage has arrived: what it asks for travels during the last product.
+template <int FIRST, class Ask>
+DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* h, const u32* from, int g, int thread,
+                            const Ask& ask, Profile& profile) {
+    if constexpr (FIRST < STEPS) {
+        const int LAST = FIRST + STAGE_STEPS < STEPS ? FIRST + STAGE_STEPS : STEPS, at = FIRST / STAGE_STEPS * STAGE_BYTES;
+        finish_stage<STEPS - FIRST>(v, h + at, from + at / 4, thread);
+#if WGMMA && !defined(EMULATE)
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+        warpgroup_sync(g);
+        if (FIRST == 0) profile.mark(0);
+        if constexpr (LAST < STEPS) peek_stage<STEPS - LAST>(v, from + (at + STAGE_BYTES) / 4, thread);
+        else ask();
+        multiply<FIRST, LAST>(c, weight, h);
+        multiply_stages<LAST>(c, weight, v, h, from, g, thread, ask, profile);
+    }
 }
 
 KERNEL rum_persistent_forward(const ForwardArgs a) {
     const int g = THREAD / 128, thread = THREAD % 128, w = thread / 32, lane = THREAD % 32, i = lane / 4, q = lane % 4;
-    const int group = BLOCK / GROUP, cta = BLOCK % GROUP;
-    const i64 N = a.N, B = a.B, unit = cta * UNITS + 8 * w + i, pair = cta * UNITS + 8 * w + 2 * q;
+    const int group = BLOCK / GROUP, cta = BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
+    const int unit = cta * UNITS + 8 * w + i, pair = cta * UNITS + 8 * w + 2 * q;
     const bool real = unit < N, pointwise = g < NT;
 
     char* h_bytes = shared_memory();
     float4* partial = (float4*)(h_bytes + NP * ROWS * 2);      // [2][4 warpgroups][NT][128 threads]
     float* sums = (float*)(partial + 2 * 4 * NT * 128) + g * 512;  // this warpgroup's four [4][32]
 
-    u32 weight[STEPS][4];
+    Weights weight;
+    weight.extra = (Quad*)(sums - g * 512 + 4 * 512);
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
+    for (int s = 0; s < STEPS; s++) {
+        Fragment f;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            i64 k = g * (NP / 4) + s * 16 + half * 8 + 2 * q;
-            weight[s][2 * half] = load_pair(a.weight + unit * N, k, N, real);
-            weight[s][2 * half + 1] = load_pair(a.weight + (N + unit) * N, k, N, real && GATES == 2);
+            const int k = g * (NP / 4) + s * 16 + half * 8 + 2 * q, count = real ? pair_count(k, N) : 0;
+            f.a[2 * half] = load_pair(a.weight + unit * N + k, count);
+            f.a[2 * half + 1] = load_pair(a.weight + (N + unit) * N + k, GATES == 2 ? count : 0);
         }
+        weight.set(s, f);
+    }
 
-    for (i64 tile = group; tile < a.tiles; tile += a.groups) {
-        const i64 b0 = tile * ROWS + 8 * g + 2 * q, b_load = tile * ROWS + 8 * g + i;
-        const bool inside = pointwise && b_load < B;
+    Profile profile;
+    profile.start();
+    for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) {
+        const int b0 = tile * ROWS + 8 * g + 2 * q, b_load = tile * ROWS + 8 * g + i;
+        const int count = pointwise && b_load < B ? pair_count(pair, N) : 0;
         const int core_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;  // where a transposed pair of this lane goes
         float h[2] = {0.f, 0.f}, late[2][4];
-        i64 length[2] = {a.T, a.T};
+        int length[2] = {T, T};
         u32 x_tau = 0, x_u = 0, x_eps = 0;
 
-        auto load_inputs = [&](i64 t) {
-            const u16* row = a.xp + (t * B + b_load) * (GATES + 1) * N;
-            x_tau = load_pair(row, pair, N, inside);
-            if (GATES == 2) x_u = load_pair(row + N, pair, N, inside);
-            x_eps = load_pair(row + GATES * N, pair, N, inside);
+        auto load_inputs = [&](int t) {
+            const u16* at = a.xp + (i64)t * (B * (GATES + 1) * N) + (b_load * (GATES + 1) * N + pair);
+            x_tau = load_pair(at, count);
+            if (GATES == 2) x_u = load_pair(at + N, count);
+            x_eps = load_pair(at + GATES * N, count);
         };
-        auto board = [&](float* boards, i64 t) { return boards + ((t * a.tiles + tile) * NT + g) * BOARD; };
-        auto publish_state = [&](i64 slot) {
-            publish_word(a.states + (slot * a.tiles + tile) * TILE_WORDS + core_word, transpose(pack(h[0], h[1])));
+        auto board = [&](float* boards, int t) { return boards + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD; };
+        auto states = [&](int t) { return a.states + (i64)(t * (int)a.tiles + tile) * TILE_WORDS; };
+        auto publish_state = [&](int slot) {
+            publish_word(states(slot) + core_word, transpose(pack(h[0], h[1])));
         };
         auto read_late = [&]() {
             for (int r = 0; r < 2; r++) read_sums(late[r], sums + 384, 2 * q + r);
         };
-        auto wait_late = [&](i64 slot) {
+        auto wait_late = [&](int slot) {
             Quad v[PASSES];
             peek_sums(v, board(a.late, slot), thread);
             add_sums(v, sums + 384, board(a.late, slot), thread);
@@ -118,12 +133,12 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             read_late();
             warpgroup_sync(g);
         };
-        auto scale_of = [&](float square) { return square > TINY * TINY ? (float)a.eta * inverse_root(square) : 0.f; };
-        auto save_late = [&](i64 t) {  // |h1| and the gradient sums of step t
+        auto scale_of = [&](float square) { return square > 0.f ? (float)a.eta * inverse_root(square) : 0.f; };
+        auto save_late = [&](int t) {  // |h1| and the gradient sums of step t
             if (cta == 0 && w == 0 && i == 0)
                 for (int r = 0; r < 2; r++)
                     if (b0 + r < B) {
-                        float* row = a.stats + (t * B + b0 + r) * 8;
+                        float* row = a.stats + ((i64)t * B + b0 + r) * 8;
                         row[5] = sqrtf(late[r][0]), row[6] = late[r][2], row[7] = late[r][3];
                     }
         };
@@ -132,7 +147,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             for (int r = 0; r < 2; r++)
                 if (b0 + r < B) {
                     if (real) h[r] = a.h0[(b0 + r) * N + unit];
-                    if (LENGTHS) length[r] = a.lengths[b0 + r];
+                    if (LENGTHS) length[r] = (int)a.lengths[b0 + r];
                 }
             publish_state(0);
             load_inputs(0);
@@ -142,28 +157,28 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             if (ETA && !DEFER) wait_late(0);
         }
 
-        for (i64 t = 0; t < a.T; t++) {
-            gather<NP * ROWS / 32>(h_bytes + g * QUARTER_BYTES,
-                                   a.states + (t * a.tiles + tile) * TILE_WORDS + g * (QUARTER_BYTES / 4), thread);
-#if WGMMA && !defined(EMULATE)
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-            warpgroup_sync(g);
+        for (int t = 0; t < T; t++) {
+            Quad v_h[NT];
+            const u32* from = states(t) + g * (QUARTER_BYTES / 4);
+            peek_stage<STEPS>(v_h, from, thread);
             const bool late_here = pointwise && !(ETA && !DEFER);
-            Quad late_packets[PASSES];
-            if (late_here) peek_sums(late_packets, board(a.late, t), thread);
             float c[NT][4];
 #pragma unroll
             for (int j = 0; j < NT; j++)
 #pragma unroll
                 for (int k = 0; k < 4; k++) c[j][k] = 0.f;
-            multiply(c, weight, h_bytes + g * QUARTER_BYTES);
+            Quad late_packets[PASSES];
+            multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, [&] {
+                if (late_here) peek_sums(late_packets, board(a.late, t), thread);
+            }, profile);
+            profile.mark(1);
             float4* place = partial + (t % 2) * 4 * NT * 128;
 #pragma unroll
             for (int j = 0; j < NT; j++)
                 if (j != g) place[(g * NT + j) * 128 + thread] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
             if (late_here) add_sums(late_packets, sums + 384, board(a.late, t), thread);
             block_sync();
+            profile.mark(2);
             if (!pointwise) continue;
 
             float gate[4] = {0.f, 0.f, 0.f, 0.f};  // tau of two rows, u of two rows
@@ -178,7 +193,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                     gate[0] += v.x, gate[1] += v.y, gate[2] += v.z, gate[3] += v.w;
                 }
             u32 pair_tau = transpose(x_tau), pair_u = GATES == 2 ? transpose(x_u) : 0, pair_eps = transpose(x_eps);
-            if (t + 1 < a.T) load_inputs(t + 1);
+            if (t + 1 < T) load_inputs(t + 1);
             if (late_here) read_late();
             const float eps[2] = {low_half(pair_eps), high_half(pair_eps)}, ee[2] = {late[0][1], late[1][1]};
             if (DEFER && t > 0) {
@@ -198,19 +213,21 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                     v[4 * r] = tau[r] * tau[r], v[4 * r + 1] = eps[r] * tau[r], v[4 * r + 2] = tau[r] * h[r], v[4 * r + 3] = eps[r] * h[r];
                 publish_sums(v, sums, board(a.early, t), g, cta, thread);
             }
+            profile.mark(3);
             // Stores that nothing waits for, while the sums travel.
             if (DEFER && t > 0) {
-                store_pair(a.out + ((t - 1) * B + b_load) * N, pair, N, inside, transpose(pack(h[0], h[1])));
+                store_pair(a.out + (i64)(t - 1) * (B * N) + (b_load * N + pair), count, transpose(pack(h[0], h[1])));
                 save_late(t - 1);
             }
-            u16* gates = a.gates + (t * B + b_load) * GATES * N;
-            store_pair(gates, pair, N, inside, transpose(pack(tau[0], tau[1])));
-            if (GATES == 2) store_pair(gates + N, pair, N, inside, transpose(pack(raw_u[0], raw_u[1])));
+            u16* gates = a.gates + (i64)t * (B * GATES * N) + (b_load * GATES * N + pair);
+            store_pair(gates, count, transpose(pack(tau[0], tau[1])));
+            if (GATES == 2) store_pair(gates + N, count, transpose(pack(raw_u[0], raw_u[1])));
             {
                 Quad v[PASSES];
                 peek_sums(v, board(a.early, t), thread);
                 add_sums(v, sums + 128, board(a.early, t), thread);
                 warpgroup_sync(g);
+                profile.mark(4);
                 for (int r = 0; r < 2; r++) read_sums(s[r], sums + 128, 2 * q + r);
             }
 
@@ -220,16 +237,16 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 const Turn turn = turn_of(ee[r], s[r][0], s[r][1], s[r][2], s[r][3]);
                 HalfTurn mirror = {0, 0.f, 0.f, 0.f};
                 if (turn.opposite) {
-                    mirror = half_turn_of(a.xp + ((t * B + b0 + r) * (GATES + 1) + GATES) * N, N, turn);
-                    i64 word = (mirror.unit / 8 * ROWS + 8 * g + 2 * q + r) * 4;
-                    const Quad state = peek(a.states + (t * a.tiles + tile) * TILE_WORDS + word);
+                    mirror = half_turn_of(a.xp + (((i64)t * B + b0 + r) * (GATES + 1) + GATES) * N, N, turn.inv_eps);
+                    int word = (mirror.unit / 8 * ROWS + 8 * g + 2 * q + r) * 4;
+                    const Quad state = peek(states(t) + word);
                     const int column = mirror.unit % 8;
                     u32 two = column < 2 ? state.x : column < 4 ? state.y : column < 6 ? state.z : state.w;
                     float there = column % 2 ? high_half(two) : low_half(two);
                     if (DEFER && t > 0 && t - 1 < length[r]) there *= scale_of(late[r][0]);
                     mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
                 }
-                float x = eps[r] + turned(turn, mirror, (int)unit, eps[r], tau[r], h[r]), y = activate(x);
+                float x = eps[r] + turned(turn, mirror, unit, eps[r], tau[r], h[r]), y = activate(x);
                 float u = GATES == 2 ? sigmoid(raw_u[r]) : 0.f, mixed = u * h[r] + (1.f - u) * y;
                 if (!real) mixed = 0.f;
                 float flow = slope(x, y) * (1.f - u) * mixed;
@@ -237,14 +254,14 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 h[r] = t < length[r] ? mixed : h[r];
             }
             auto publish_late = [&]() {  // what the readers of h(t) need beside it
-                u32 next = t + 1 < a.T ? transpose(x_eps) : 0;
+                u32 next = t + 1 < T ? transpose(x_eps) : 0;
                 v[1] = low_half(next) * low_half(next), v[5] = high_half(next) * high_half(next);
                 publish_sums(v, sums + 256, board(a.late, t + 1), g, cta, thread);
             };
             if (cta == 0 && w == 0 && i == 0)
                 for (int r = 0; r < 2; r++)
                     if (b0 + r < B) {
-                        float* row = a.stats + (t * B + b0 + r) * 8;
+                        float* row = a.stats + ((i64)t * B + b0 + r) * 8;
                         row[0] = ee[r], row[1] = s[r][0], row[2] = s[r][1], row[3] = s[r][2], row[4] = s[r][3];
                     }
             if (ETA && !DEFER) {
@@ -257,21 +274,24 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
 #pragma unroll
                 for (int r = 0; r < 2; r++)
                     if (t < length[r]) {
-                        float share = share_of_new(key, (b0 + r) * N + unit, (u32)a.keep_below, (float)a.zoneout);
+                        float share = share_of_new(key, (u32)(b0 + r) * (u32)N + unit, (u32)a.keep_below, (float)a.zoneout);
                         h[r] = share * (ETA ? scale_of(late[r][0]) : 1.f) * h[r] + (1.f - share) * old[r];
                     }
             }
-            if (t + 1 < a.T) publish_state(t + 1);
+            if (t + 1 < T) publish_state(t + 1);
+            profile.mark(5);
             if (!(ETA && !DEFER)) publish_late();
-            if (!DEFER) store_pair(a.out + (t * B + b_load) * N, pair, N, inside, transpose(pack(h[0], h[1])));
+            if (!DEFER) store_pair(a.out + (i64)t * (B * N) + (b_load * N + pair), count, transpose(pack(h[0], h[1])));
+            profile.mark(6);
         }
-        if (DEFER && pointwise && a.T > 0) {
-            wait_late(a.T);
+        if (DEFER && pointwise && T > 0) {
+            wait_late(T);
 #pragma unroll
-            for (int r = 0; r < 2; r++) h[r] *= a.T - 1 < length[r] ? scale_of(late[r][0]) : 1.f;
-            store_pair(a.out + ((a.T - 1) * B + b_load) * N, pair, N, inside, transpose(pack(h[0], h[1])));
-            save_late(a.T - 1);
+            for (int r = 0; r < 2; r++) h[r] *= T - 1 < length[r] ? scale_of(late[r][0]) : 1.f;
+            store_pair(a.out + (i64)(T - 1) * (B * N) + (b_load * N + pair), count, transpose(pack(h[0], h[1])));
+            save_late(T - 1);
         }
         block_sync();  // the next tile reuses the sums' memory
     }
+    profile.save(a.profile);
 }

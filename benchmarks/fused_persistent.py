@@ -1,0 +1,166 @@
+"""Time the persistent lam=0 kernels beside cuDNN's GRU on one GPU.
+
+First green: pytest -m gpu tests/ops/test_fused_persistent.py. Then: python benchmarks/fused_persistent.py [out.json]
+Microseconds a step at B=128, T=150, bfloat16, eta=1: kernels alone, and whole (input projection of width N, its
+gradients and the weights' included), median of repeated graph replays. Errors are against float64 over 20 steps.
+"""
+
+import json
+import statistics
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchrum.ops.rum_scan.fused import persistent
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import rum_scan_reference
+
+B, T = 128, 150
+OPTIONS = RumOptions(eta=1.0)
+SEED = None
+VARIANTS = [  # hidden size, row blocks of a tile; each by mma.sync first: a fault would end the process
+    (256, 1),
+    (512, 2),
+    (704, 3),
+    (1000, 4),
+    (1024, 4),
+    (256, 2),
+    (704, 4),
+]
+FORWARD_MARKS = ("state", "product", "partials", "sums", "wait", "turn", "late", "")
+BACKWARD_MARKS = ("grads", "product", "partials", "sums", "wait", "turn", "store", "")
+
+
+def microseconds_a_step(work: Callable[[], object], repeats: int = 15) -> float:
+    """Median over graph replays; without a graph where the work cannot be captured."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work()
+        work()
+    torch.cuda.synchronize()
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        go: Callable[[], object] = graph.replay
+    except RuntimeError as error:
+        print(f"    not captured ({error}); timed eagerly")
+        go = work
+    times = []
+    for _ in range(3 + repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        go()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / T)
+    return statistics.median(times[3:])
+
+
+def gru_time(N: int) -> float:
+    gru = torch.nn.GRU(N, N, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(T, B, N, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(T, B, N, device="cuda", dtype=torch.bfloat16)
+
+    def work() -> None:
+        torch.autograd.grad(gru(x)[0], [x, *gru.parameters()], gradient)
+
+    return microseconds_a_step(work)
+
+
+def inputs(steps: int, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda")
+
+    tensors = (draw(steps, B, 3 * N), draw(B, N) * 0.5, draw(2 * N, N) / N**0.5, draw(steps, B, N))
+    xp, h0, weight, gradient = (x.bfloat16() for x in tensors)
+    return xp, h0, weight, gradient
+
+
+def forward(xp: Tensor, h0: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return persistent.persistent_forward(xp, h0, weight, None, None, None, SEED, OPTIONS)
+
+
+def backward(
+    gradient: Tensor, xp: Tensor, h0: Tensor, weight: Tensor, saved: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    return persistent.persistent_backward(gradient, xp, h0, weight, None, None, None, SEED, *saved, OPTIONS)
+
+
+def errors(N: int) -> dict[str, float]:
+    xp, h0, weight, gradient = inputs(20, N)
+    saved = forward(xp, h0, weight)
+    ours = (saved[0], *backward(gradient, xp, h0, weight, saved)[:3])
+    exact = [x.double().requires_grad_() for x in (xp, h0, weight)]
+    out, _ = rum_scan_reference(exact[0], exact[1], None, exact[2], None, None, None, None, OPTIONS)
+    theirs = (out, *torch.autograd.grad(out, exact, gradient.double()))
+    names = ("out", "dxp", "dh0", "dweight_hh")
+    return {n: float((x.double() - y).norm() / y.norm()) for n, x, y in zip(names, ours, theirs, strict=True)}
+
+
+def times(N: int) -> dict[str, float]:
+    xp, h0, weight, gradient = inputs(T, N)
+    saved = forward(xp, h0, weight)
+    x = torch.randn(T, B, N, device="cuda", dtype=torch.bfloat16)
+    weight_ih = (torch.randn(3 * N, N, device="cuda") / N**0.5).bfloat16()
+    bias = torch.zeros(3 * N, device="cuda", dtype=torch.bfloat16)
+
+    def whole() -> None:
+        projected = F.linear(x, weight_ih, bias)
+        dxp = backward(gradient, projected, h0, weight, forward(projected, h0, weight))[0].view(T * B, 3 * N)
+        dxp @ weight_ih
+        dxp.t() @ x.view(T * B, N)
+        dxp.sum(0)
+
+    return {
+        "forward": microseconds_a_step(lambda: forward(xp, h0, weight)),
+        "backward": microseconds_a_step(lambda: backward(gradient, xp, h0, weight, saved)),
+        "whole": microseconds_a_step(whole),
+    }
+
+
+def cycles(N: int) -> None:
+    """Mean cycles a step that the blocks spend between the kernels' marks."""
+    persistent.PROFILE = True
+    try:
+        xp, h0, weight, gradient = inputs(T, N)
+        for _ in range(2):
+            backward(gradient, xp, h0, weight, forward(xp, h0, weight))
+        for name, marks in (("forward", FORWARD_MARKS), ("backward", BACKWARD_MARKS)):
+            mean = (persistent.profiles[name].double().mean(0) / T).tolist()
+            print("   ", name, {mark: round(x) for mark, x in zip(marks, mean, strict=True) if mark})
+    finally:
+        persistent.PROFILE = False
+
+
+def main() -> None:
+    print(torch.cuda.get_device_name(), torch.__version__, "B", B, "T", T)
+    records: list[dict[str, object]] = []
+    gru = {N: gru_time(N) for N in sorted({N for N, _ in VARIANTS})}
+    try:
+        for wgmma in (False, True):
+            for N, row_blocks in VARIANTS:
+                persistent.USE_WGMMA, persistent.ROW_BLOCKS = wgmma, (row_blocks,)
+                record: dict[str, object] = {"N": N, "wgmma": wgmma, "rows": 8 * row_blocks, "gru": gru[N]}
+                try:
+                    record |= errors(N)
+                    record |= (timed := times(N))
+                    record["ratio"] = timed["whole"] / gru[N]
+                except Exception:  # one broken variant must not hide the others
+                    record["failed"] = traceback.format_exc()
+                records.append(record)
+                print({k: round(v, 4) if isinstance(v, float) else v for k, v in record.items()}, flush=True)
+                if "failed" not in record:
+                    cycles(N)
+    finally:
+        if len(sys.argv) > 1:
+            with open(sys.argv[1], "w") as file:
+                json.dump(records, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
