@@ -1,0 +1,184 @@
+"""A trained RUM outside Python: ``torch.export`` and ONNX, both with dynamic time and batch.
+
+The recurrence becomes one ``scan`` operator a layer and direction around the reference step, so neither the number of
+steps nor the batch size is baked in; ONNX has the same operator, ``Scan``.
+"""
+
+import copy
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan_op  # a prototype of torch: there is no public path to it yet
+from torch.export import Dim, ExportedProgram
+
+from .cells.rum import project_rum
+from .layers.recurrent import Recurrent, State
+from .layers.rum import RUM
+from .ops.rum_scan.reference import rum_step_reference, working_dtype
+
+__all__ = ["exportable", "to_onnx", "to_program"]
+
+_ONNX_PACKAGES = ("onnx", "onnxscript")
+
+
+class _ScanForm(Recurrent):
+    """A RUM in evaluation with frozen weights, whose loop over time is an operator."""
+
+    def __init__(self, rum: RUM) -> None:
+        super().__init__(
+            rum.input_size, rum.hidden_size, rum.num_layers, rum.bias, rum.batch_first, 0.0, rum.bidirectional
+        )
+        self.rum = copy.deepcopy(rum).eval().requires_grad_(False)  # weights with gradients break the ONNX exporter
+        self.state_names = rum.state_names
+        self.eval()
+
+    def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
+        return self.rum.initial_state(index, batch_size, like)
+
+    def forward(  # type: ignore[override]  # tensors in, tensors out: what export formats speak
+        self, input: Tensor, h0: Tensor | None = None, R0: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """``output, h_n`` of the RUM, and ``R_n`` where it has one; ``input`` is batched."""
+        x = input.transpose(0, 1) if self.batch_first else input
+        states = [self.initial_state(index, x.shape[1], x) for index in range(self.num_layers * self.num_directions)]
+        for place, part in enumerate((h0, R0)):
+            if part is not None:
+                given = part.unbind(0)
+                states = [(*s[:place], g, *s[place + 1 :]) for s, g in zip(states, given, strict=True)]
+        output, last = self._run(x, states, lengths)
+        if lengths is not None:
+            going = torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths  # (T, B)
+            output = output * going.unsqueeze(-1).to(output.dtype)
+        ends = (torch.stack(column) for column in zip(*last, strict=True))
+        return output.transpose(0, 1) if self.batch_first else output, *ends
+
+    def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+        weights, options = self.rum._weights(index), self.rum.options
+        xp = project_rum(x, weights)
+        start = [part.to(working_dtype(xp.dtype)).contiguous() for part in state]
+        norm = [weights["ln_weight"], weights["ln_bias"]] if options.layer_norm else []
+        fixed = (weights["weight_hh"], *norm, *([] if lengths is None else [lengths]))
+
+        def step(*parts: Tensor) -> list[Tensor]:
+            """Carry, slices of this step, then what stays: the order in which the operator passes them."""
+            h, *memory = parts[: len(start)]
+            now, t, weight_hh, *others = parts[len(start) :]
+            R = memory[0] if memory else None
+            ln_weight, ln_bias = others[:2] if options.layer_norm else (None, None)
+            new, new_R = rum_step_reference(now, h, R, weight_hh, ln_weight, ln_bias, None, options)
+            if lengths is not None:
+                going = (t < others[-1]).unsqueeze(-1)  # (B, 1)
+                new = torch.where(going, new, h)
+                new_R = None if R is None or new_R is None else torch.where(going.unsqueeze(-1), new_R, R)
+            return [new, *([] if new_R is None else [new_R]), new.clone()]  # carry, then output: they may not alias
+
+        steps = torch.arange(x.shape[0], device=x.device)
+        _, *memory, states = scan_op(step, start, [xp, steps], fixed)
+        states = states.to(xp.dtype)
+        return states, (states[-1], *memory)
+
+    def example(self, initial_state: bool, lengths: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Inputs to trace with, by name, and which of their dimensions are dynamic."""
+        T, B, count = 5, 3, self.num_layers * self.num_directions
+        weight = next(self.parameters())
+        shape = (B, T, self.input_size) if self.batch_first else (T, B, self.input_size)
+        x = torch.zeros(shape, device=weight.device, dtype=weight.dtype)
+        states = zip(*(self.initial_state(index, B, x) for index in range(count)), strict=True)
+        time, batch = Dim("T"), Dim("B")
+        values = {"input": x}
+        dynamic: dict[str, Any] = {"input": {0: batch, 1: time} if self.batch_first else {0: time, 1: batch}}
+        if initial_state:
+            for name, parts in zip(self.state_names, states, strict=True):
+                values[f"{name}0"], dynamic[f"{name}0"] = torch.stack(parts), {1: batch}
+        if lengths:
+            values["lengths"], dynamic["lengths"] = torch.full((B,), T, device=x.device), {0: batch}
+        return values, dynamic
+
+
+def exportable(rum: RUM) -> nn.Module:
+    """A frozen copy of ``rum`` in evaluation mode that ``torch.export`` can trace with dynamic T and B.
+
+    Args:
+        rum: with lam 0 or 1; every other option is free.
+
+    Returns:
+        A module ``forward(input, h0=None, R0=None, lengths=None) -> (output, h_n)``, or ``(output, h_n, R_n)`` with
+        lam 1. Shapes are those of ``rum``; ``input`` is batched.
+
+    Example:
+        >>> from torchrum import RUM
+        >>> output, h_n = exportable(RUM(4, 6))(torch.randn(5, 3, 4))
+        >>> output.shape
+        torch.Size([5, 3, 6])
+    """
+    if not isinstance(rum, RUM):
+        raise ValueError(f"exportable: rum is a {type(rum).__name__}; only a torchrum.RUM can be exported this way.")
+    if rum.options.lam not in (0, 1):
+        given = "learnable" if "lam_l0" in rum._parameters else rum.options.lam
+        raise ValueError(f"exportable: lam is {given}; allowed are 0 and 1, other powers of R have no ONNX operator.")
+    return _ScanForm(rum)
+
+
+def to_program(rum: RUM, *, initial_state: bool = True, lengths: bool = True) -> ExportedProgram:
+    """Export ``rum`` with ``torch.export``; T and B are dynamic.
+
+    Args:
+        rum: as in :func:`exportable`.
+        initial_state: take ``h0`` (and ``R0``); without it every run starts from zeros (and the identity).
+        lengths: take ``lengths`` ``(B,)`` int64; without it every sequence has T steps.
+
+    Returns:
+        A program whose ``module()`` is called with ``input`` and the parts above by name, as :func:`exportable`'s.
+    """
+    form = exportable(rum)
+    assert isinstance(form, _ScanForm)
+    values, dynamic = form.example(initial_state, lengths)
+    return torch.export.export(form, (), values, dynamic_shapes=dynamic)
+
+
+def to_onnx(rum: RUM, path: str | Path, *, initial_state: bool = True, lengths: bool = True) -> Path:
+    """Write ``rum`` as one ONNX file with dynamic T and B; needs ``pip install "torchrum[export]"``.
+
+    Inputs are named ``input``, ``h0``, ``R0`` (lam 1) and ``lengths``, outputs ``output``, ``h_n`` and ``R_n`` (lam 1);
+    each layer and direction is one ``Scan`` node.
+
+    Args:
+        rum: as in :func:`exportable`, in float32 or float64.
+        path: of the file to write.
+        initial_state, lengths: as in :func:`to_program`.
+
+    Returns:
+        ``path``.
+
+    Example::
+
+        to_onnx(rum, "rum.onnx", lengths=False)
+        session = onnxruntime.InferenceSession("rum.onnx")
+        output, h_n = session.run(None, {"input": x, "h0": h0})
+    """
+    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f'to_onnx: {" and ".join(missing)} not installed. Run: pip install "torchrum[export]"')
+    form = exportable(rum)
+    assert isinstance(form, _ScanForm)
+    dtype = next(rum.parameters()).dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"to_onnx: the weights are {dtype}; allowed are float32 and float64. Pass rum.float().")
+    values, dynamic = form.cpu().example(initial_state, lengths)
+    program = torch.onnx.export(
+        form,
+        (),
+        kwargs=values,
+        dynamic_shapes=dynamic,
+        input_names=list(values),
+        output_names=["output", *(f"{name}_n" for name in form.state_names)],
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    path = Path(path)
+    program.save(path, external_data=False)
+    return path

@@ -1,0 +1,149 @@
+"""The scan form, torch.export and ONNX Runtime against the layer itself, at lengths and batches not traced."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchrum import RUM
+from torchrum.export import exportable, to_onnx, to_program
+
+LIMIT = 1e-5  # largest difference allowed; the formats reorder a few float32 sums
+SIZES = [(1, 1), (4, 3), (9, 2)]  # (T, B); (5, 3) is traced
+
+OPTIONS = {
+    "plain": {},
+    "lam1": {"lam": 1},
+    "eta_tanh_before": {"eta": 1.5, "activation": "tanh", "layer_norm": True, "zoneout": 0.2},
+    "authors_softsign": {"activation": "softsign", "layer_norm": True, "ln_order": "authors", "zoneout": 0.1},
+    "no_gate_sigmoid": {"update_gate": False, "activation": "sigmoid", "embed_bias": False},
+    "no_gate_norm_lam1": {"update_gate": False, "layer_norm": True, "lam": 1, "eta": 1.0},
+    "callable_target": {"activation": torch.sin, "target_activation": "tanh", "bias": False},
+}
+
+
+def make(*sizes: int, **options) -> RUM:
+    torch.manual_seed(0)
+    rum = RUM(*sizes, **options)
+    with torch.no_grad():
+        for parameter in rum.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))  # biases and gains off their starts
+    return rum.eval()
+
+
+def draw(rum: RUM, T: int, B: int) -> dict[str, Tensor]:
+    count, H, dtype = rum.num_layers * rum.num_directions, rum.hidden_size, rum.weight_ih_l0.dtype
+    shape = (B, T, rum.input_size) if rum.batch_first else (T, B, rum.input_size)
+    inputs = {"input": torch.randn(shape, dtype=dtype), "h0": torch.randn(count, B, H, dtype=dtype)}
+    if rum.options.keeps_rotation:
+        inputs["R0"] = torch.linalg.qr(torch.randn(count, B, H, H, dtype=dtype)).Q
+    inputs["lengths"] = torch.randint(1, T + 1, (B,))
+    return inputs
+
+
+@torch.no_grad()
+def expected(rum: RUM, input: Tensor, h0=None, R0=None, lengths=None) -> list[Tensor]:
+    hx = (h0, R0) if rum.options.keeps_rotation else h0
+    output, last = rum(input, hx, lengths=lengths)
+    return [output, *(last if isinstance(last, tuple) else (last,))]
+
+
+def assert_near(got, want: list[Tensor], limit: float = LIMIT) -> None:
+    assert len(got) == len(want)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(torch.as_tensor(g), w, rtol=0, atol=limit)
+
+
+def assert_onnx_near(rum: RUM, path, inputs: tuple[str, ...] | None = None) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for T, B in SIZES:
+        given = {name: value for name, value in draw(rum, T, B).items() if inputs is None or name in inputs}
+        assert [part.name for part in session.get_inputs()] == list(given)
+        got = session.run(None, {name: value.numpy() for name, value in given.items()})
+        assert_near(got, expected(rum, **given))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_scan_form_matches_layer(name):
+    rum = make(4, 3, bidirectional=True, dtype=torch.float64, **OPTIONS[name])
+    for T, B in SIZES[:2]:
+        inputs = draw(rum, T, B)
+        assert_near(exportable(rum)(**inputs), expected(rum, **inputs), 1e-9)
+        only = {"input": inputs["input"]}
+        assert_near(exportable(rum)(**only), expected(rum, **only), 1e-9)
+
+
+def test_scan_form_is_a_frozen_copy():
+    rum = make(4, 3, dropout=0.5, num_layers=2).train()
+    form = exportable(rum)
+    assert rum.training
+    assert all(parameter.requires_grad for parameter in rum.parameters())
+    assert not any(parameter.requires_grad for parameter in form.parameters())
+    x = torch.randn(4, 2, 4)
+    assert_near(form(x), expected(rum.eval(), x))  # no dropout in the copy
+
+
+@pytest.mark.parametrize("lam", [0, 1])
+def test_program_runs_other_lengths(lam):
+    rum = make(5, 3, 2, bidirectional=True, lam=lam)  # sizes that equal the traced T and B
+    module = to_program(rum).module()
+    for T, B in SIZES:
+        inputs = draw(rum, T, B)
+        assert_near(module(**inputs), expected(rum, **inputs))
+
+
+def test_program_without_state_and_lengths():
+    rum = make(4, 6, batch_first=True)
+    module = to_program(rum, initial_state=False, lengths=False).module()
+    for T, B in SIZES:
+        x = torch.randn(B, T, 4)
+        assert_near(module(input=x), expected(rum, x))
+
+
+@pytest.mark.parametrize("lam", [0, 1])
+def test_onnx_two_layers_both_directions_with_lengths(lam, tmp_path):
+    rum = make(4, 6, 2, bidirectional=True, lam=lam)
+    path = to_onnx(rum, tmp_path / "rum.onnx")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rum.onnx"]  # one file, weights inside
+    assert_onnx_near(rum, path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eta_tanh_before", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OPTIONS)[4:])],
+)
+def test_onnx_options(name, tmp_path):
+    rum = make(4, 8, **OPTIONS[name])
+    assert_onnx_near(rum, to_onnx(rum, tmp_path / "rum.onnx"))
+
+
+def test_onnx_without_state_and_lengths(tmp_path):
+    rum = make(4, 8, batch_first=True, **OPTIONS["authors_softsign"])
+    path = to_onnx(rum, str(tmp_path / "rum.onnx"), initial_state=False, lengths=False)
+    assert_onnx_near(rum, path, ("input",))
+
+
+def test_other_powers_are_refused():
+    with pytest.raises(ValueError, match=r"lam is 0\.5; allowed are 0 and 1"):
+        exportable(RUM(2, 3, lam=0.5))
+    with pytest.raises(ValueError, match="lam is learnable; allowed are 0 and 1"):
+        exportable(RUM(2, 3, lam=1, learn_lam=True))
+
+
+def test_other_layers_are_refused():
+    with pytest.raises(ValueError, match=r"rum is a GRU; only a torchrum\.RUM"):
+        exportable(torch.nn.GRU(2, 3))
+
+
+def test_half_weights_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"bfloat16; allowed are float32 and float64"):
+        to_onnx(RUM(2, 3).bfloat16(), tmp_path / "rum.onnx")
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnxscript" else found(name))
+    with pytest.raises(ImportError, match=r"onnxscript not installed\. Run: pip install \"torchrum\[export\]\""):
+        to_onnx(RUM(2, 3), tmp_path / "rum.onnx")
