@@ -1,5 +1,7 @@
 """Processes, devices, precision and trackers: the one module that knows Lightning Fabric."""
 
+import importlib
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -31,6 +33,13 @@ class Engine:
             raise RunError("device='cuda', but torch sees no CUDA device; pass --device cpu, or auto.")
         cuda = config.device != "cpu" and torch.cuda.is_available()
         many = config.devices * config.nodes > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if config.logger != "none":
+            try:
+                importlib.import_module(config.logger)  # both trackers are named like their package
+            except ModuleNotFoundError as error:
+                advice = f'pip install "torchrum[{config.logger}]"'
+                raise RunError(f"logger={config.logger!r} needs a package: {advice} ({error}).") from error
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner would break the progress bar
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about other accelerators; precision is checked in the config
             self._fabric = Fabric(
@@ -122,17 +131,14 @@ class Engine:
         """Open TensorBoard or Weights & Biases in the first process."""
         if kind == "none" or self.rank > 0:
             return
-        try:
-            if kind == "tensorboard":
-                from lightning_fabric.loggers import TensorBoardLogger
+        if kind == "tensorboard":
+            from lightning_fabric.loggers import TensorBoardLogger
 
-                self._tracker = TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
-            else:
-                import wandb
+            self._tracker = TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+        else:
+            import wandb
 
-                self._tracker = _Wandb(wandb.init(project="torchrum", name=name, dir=str(folder), config=config))
-        except ModuleNotFoundError as error:
-            raise RunError(f'logger={kind!r} needs a package: pip install "torchrum[{kind}]" ({error}).') from error
+            self._tracker = _Wandb(wandb.init(project="torchrum", name=name, dir=str(folder), config=config))
 
     def track(self, kind: str, values: dict[str, float], step: int) -> None:
         """Send numbers to the tracker, if there is one."""

@@ -11,6 +11,7 @@ from typing import Any
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, identity
 from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.fabric import Engine
 from torchrum.training.overrides import override
 from torchrum.training.records import holds_run, read_result, write_json
 from torchrum.training.run_state import Result
@@ -42,22 +43,23 @@ def run_sweep(runs: Mapping[str, TrainConfig], folder: Path | str, quiet: bool =
     Returns:
         The results, up to the first that a signal ended; ``folder/summary.json`` has them too.
     """
-    folder = Path(folder)
     if not runs:
         raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
+    engine = Engine(next(iter(runs.values())))
+    folder = Path(engine.broadcast(str(folder)))
     results: dict[str, Result] = {}
     for label, config in runs.items():
-        results[label] = _train(config, folder / label, quiet)
+        results[label] = _train(config, folder / label, quiet, engine)
         if results[label].exit_code:
             break
-        _summarise(folder, runs, results)
+        engine.first(lambda: _summarise(folder, runs, results))
     return list(results.values())
 
 
-def _train(config: TrainConfig, folder: Path, quiet: bool) -> Result:
-    done = read_result(folder)
+def _train(config: TrainConfig, folder: Path, quiet: bool, engine: Engine) -> Result:
+    done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
-        return Trainer(config, quiet=quiet).fit(folder, resume=holds_run(folder))
+        return Trainer(config, quiet=quiet).fit(folder, resume=begun)
     changed = differences(identity(read_config(folder)), identity(config))
     if changed:
         raise RunError(f"{folder} holds a finished run of another config: {'; '.join(changed)}.")
@@ -96,6 +98,9 @@ def search(config: TrainConfig, space: Sequence[str], trials: int, folder: Path,
         raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
 
     ranges = [_range(item) for item in space]
+    engine = Engine(config)
+    if engine.world_size > 1:
+        raise ConfigError("a search trains in one process; start it with devices 1, or sweep over a grid.")
     folder.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         study_name=config.name,
@@ -108,7 +113,7 @@ def search(config: TrainConfig, space: Sequence[str], trials: int, folder: Path,
     for _ in range(len(finished), trials):
         trial = study.ask()
         assignments = [f"{name}={_choose(trial, name, values)}" for name, values in ranges]
-        result = _train(override(config, assignments), folder / f"trial-{trial.number:04d}", quiet)
+        result = _train(override(config, assignments), folder / f"trial-{trial.number:04d}", quiet, engine)
         if result.exit_code:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return result.exit_code
