@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     """Train both, then compare them."""
     parser = argparse.ArgumentParser(prog="torchrum demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)")
-    parser.add_argument("--seed", type=int, default=0, help="decides the initial weights and the data (default: 0)")
+    parser.add_argument("--seed", type=int, default=1, help="decides the initial weights and the data (default: 1)")
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     options = parser.parse_args(arguments)
 

@@ -32,12 +32,13 @@ def draw_curve(run: Path, out: Path | None = None) -> Path:
             for lines, label, colour in ((training, "training", TRAINING), (validation, "validation", VALIDATION)):
                 axes.plot([line["step"] for line in lines], [line[score] for line in lines], color=colour, label=label)
             if score == "loss":
-                axes.set_yscale("log")
+                if min(line["loss"] for line in training + validation) < config.task.baseline() / 10:
+                    axes.set_yscale("log")
                 baseline(axes, config.task.baseline(), "baseline")
             if score == "accuracy":
                 axes.set_ylim(-0.02, 1.02)
             axes.set_ylabel(score)
             count_steps(axes)
-        figure.axes[0].legend(loc="lower left")
+        figure.axes[-1].legend(loc="best")
         figure.suptitle(f"{config.name}, seed {config.seed}", fontsize=10)
         return save(figure, out or run / "curve.png")
