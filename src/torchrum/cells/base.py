@@ -66,5 +66,6 @@ class Cell(nn.Module, ABC):
 def freeze(going: Tensor, new: State, old: State) -> State:
     """Take ``new`` in the rows where ``going`` ``(B,)`` holds and ``old`` elsewhere."""
     return tuple(
-        torch.where(going.view(-1, *[1] * (part.dim() - 1)), part, before) for part, before in zip(new, old, strict=True)
+        torch.where(going.view(-1, *[1] * (part.dim() - 1)), part, before)
+        for part, before in zip(new, old, strict=True)
     )

@@ -164,7 +164,9 @@ def rum_options(
     check_choice(where, "ln_order", ln_order, ("before", "authors"))
     check_choice(where, "backend", backend, ("auto", "fused", "torch", "reference"))
     if ln_order != "before" and not (layer_norm and update_gate):
-        raise ValueError(f"{where}: ln_order={ln_order!r} has an effect only with layer_norm=True and update_gate=True.")
+        raise ValueError(
+            f"{where}: ln_order={ln_order!r} has an effect only with layer_norm=True and update_gate=True."
+        )
     check_probability(where, zoneout=zoneout)
     if zoneout == 1:
         raise ValueError(f"{where}: zoneout=1 would keep every state for ever; it must be below 1.")
@@ -172,7 +174,9 @@ def rum_options(
         if not isinstance(flag, bool):
             raise ValueError(f"{where}: {name}={flag!r}; it must be True or False.")
     if abs(lam) > 1:
-        warnings.warn(f"{where}: with lam={lam} the angles of R grow {abs(lam)}-fold a step; expect chaos.", stacklevel=3)
+        warnings.warn(
+            f"{where}: with lam={lam} the angles of R grow {abs(lam)}-fold a step; expect chaos.", stacklevel=3
+        )
     return RumOptions(
         lam=math.nan if learn_lam else float(lam),
         eta=eta,

@@ -34,7 +34,9 @@ class CellLayer(Recurrent):
         self.state_names = self.cells[0].state_names
 
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
-        dtype = torch.get_autocast_dtype(like.device.type) if torch.is_autocast_enabled(like.device.type) else like.dtype
+        dtype = (
+            torch.get_autocast_dtype(like.device.type) if torch.is_autocast_enabled(like.device.type) else like.dtype
+        )
         return self.cells[index].initial_state(batch_size, device=like.device, dtype=dtype)
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:

@@ -134,7 +134,11 @@ class Recurrent(nn.Module, ABC):
             return fresh
         name, single = type(self).__name__, len(self.state_names) == 1
         parts = (hx,) if single and isinstance(hx, Tensor) else hx
-        if not isinstance(parts, tuple | list) or len(parts) != len(self.state_names) or single != isinstance(hx, Tensor):
+        if (
+            not isinstance(parts, tuple | list)
+            or len(parts) != len(self.state_names)
+            or single != isinstance(hx, Tensor)
+        ):
             form = "a tensor" if single else f"a tuple ({', '.join(self.state_names)})"
             given = f"a {type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, tuple | list) else "")
             raise ValueError(f"{name}: hx is {given}; it must be {form}, or None.")
@@ -179,7 +183,9 @@ class Recurrent(nn.Module, ABC):
             raise ValueError(f"{name}: input has shape {tuple(input.shape)}, no time step; it needs at least one.")
         parameter = next(self.parameters())
         if parameter.device != input.device:
-            raise ValueError(f"{name}: input is on {input.device}, the weights on {parameter.device}; move one of them.")
+            raise ValueError(
+                f"{name}: input is on {input.device}, the weights on {parameter.device}; move one of them."
+            )
         autocast = torch.is_autocast_enabled(input.device.type)
         if parameter.dtype != input.dtype and not autocast:
             raise ValueError(f"{name}: input is {input.dtype}, the weights {parameter.dtype}; convert one of them.")

@@ -111,7 +111,8 @@ class RUM(Recurrent):
     def all_weights(self) -> list[list[nn.Parameter]]:
         """The parameters, one list a layer and direction."""
         return [
-            [part for part in self._weights(index).values() if part is not None] for index in range(len(self._suffixes()))
+            [part for part in self._weights(index).values() if part is not None]
+            for index in range(len(self._suffixes()))
         ]
 
     def reset_parameters(self) -> None:

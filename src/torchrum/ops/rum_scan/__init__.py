@@ -34,7 +34,9 @@ def fused_obstacle(xp: Tensor, options: RumOptions, learnable_lam: bool) -> str 
     return fused.obstacle(xp, options)
 
 
-def rum_scan_choice(xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, backend: Backend = "auto") -> Choice:
+def rum_scan_choice(
+    xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, backend: Backend = "auto"
+) -> Choice:
     """The backend that ``rum_scan`` takes for such an input, and why."""
     fused = fused_obstacle(xp, options, learnable_lam) if backend in ("auto", "fused") else None
     return choose_backend(backend, fused=fused, torch=torch_obstacle(options, learnable_lam))

@@ -14,7 +14,8 @@ Dims = tuple[int | None, ...]
 
 def _in_turn(op: Callable, size: int, dims: Dims, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Dims]:
     samples = [
-        op(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True))) for i in range(size)
+        op(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True)))
+        for i in range(size)
     ]
     stacked = tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
     return stacked, (0,) * len(stacked)
@@ -32,7 +33,18 @@ def _unfold(x: Tensor, at: int, size: int) -> Tensor:
     return x.unflatten(at, (size, -1))
 
 
-_BATCH_DIM = {"xp": 1, "h0": 0, "R0": 0, "lengths": 0, "grad_out": 1, "grad_R": 0, "out": 1, "gates": 1, "R_n": 0, "ends": 1}
+_BATCH_DIM = {
+    "xp": 1,
+    "h0": 0,
+    "R0": 0,
+    "lengths": 0,
+    "grad_out": 1,
+    "grad_R": 0,
+    "out": 1,
+    "gates": 1,
+    "R_n": 0,
+    "ends": 1,
+}
 _FORWARD = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias", "lengths", "seed")
 _BACKWARD = ("grad_out", "grad_R", *_FORWARD, "out", "gates", "R_n", "ends")
 

@@ -62,7 +62,9 @@ def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
 
 
 @torch.library.impl(_library, "rum_scan_backward", "CompositeExplicitAutograd")
-def _backward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags):
+def _backward(
+    grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
+):
     options, backend = _options(flags)
     saved = (out, gates, _or_none(R_n), _or_none(ends))
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
@@ -84,11 +86,14 @@ def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *fla
 
 
 @torch.library.register_fake("torchrum::rum_scan_backward", lib=_library)
-def _fake_backward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags):
+def _fake_backward(
+    grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
+):
     options, _ = _options(flags)
     like = [xp, h0, R_n if options.keeps_rotation else None, weight_hh, ln_weight, ln_bias]
     return tuple(
-        xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format) for part in like
+        xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format)
+        for part in like
     )
 
 
@@ -125,7 +130,9 @@ class _RumScanBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, flags):
+    def forward(
+        grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, flags
+    ):
         inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
         return torch.ops.torchrum.rum_scan_backward(grad_out, grad_R, *inputs, out, gates, R_n, ends, *flags)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..orthogonal_power import orthogonal_power
 from ..rotation import rotate
-from ..rotation.reference import unit
+from ..rotation.reference import reflect, reflectors, unit
 from .options import Activation, RumOptions
 from .zoneout import keep_new
 
@@ -78,9 +78,9 @@ def rum_step_reference(
 
 def accumulate(R: Tensor, eps: Tensor, tau: Tensor, lam: float | Tensor) -> Tensor:
     """``R^lam . Rotation(eps, tau)``: the new rotation acts first, the memory after it."""
-    eps, tau = eps.to(R.dtype).unsqueeze(-2), tau.to(R.dtype).unsqueeze(-2)
-    # row i of R Rot is Rot^T (row i of R), and the inverse rotation turns tau back to eps
-    return rotate(tau, eps, orthogonal_power(R, lam))
+    u, m = reflectors(eps.to(R.dtype).unsqueeze(-2), tau.to(R.dtype).unsqueeze(-2))
+    # the rotation is H_m H_u, so row i of the product is H_u H_m (row i of R^lam)
+    return reflect(u, reflect(m, orthogonal_power(R, lam)))
 
 
 def rum_scan_reference(

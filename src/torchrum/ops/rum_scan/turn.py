@@ -39,7 +39,9 @@ def unit_inputs(eps: Tensor, going: Tensor | None) -> tuple[Tensor, Tensor]:
     length = torch.linalg.vector_norm(eps, dim=-1, keepdim=True)
     if eps.shape[-1] == 1:
         return torch.zeros_like(eps), torch.zeros_like(length)  # the only rotation of a line is 1
-    ordinary = eps.device.type == "cpu" and length.numel() > 0 and 1e-12 < float(length.min()) and float(length.max()) < 1e18
+    ordinary = (
+        eps.device.type == "cpu" and length.numel() > 0 and 1e-12 < float(length.min()) and float(length.max()) < 1e18
+    )
     if ordinary:
         inverse = length.reciprocal()
         e = eps * inverse
@@ -57,7 +59,7 @@ def find_plane(e: Tensor, inv_eps: Tensor, tau: Tensor) -> Plane:
     length = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
     opposite = None
     # asking costs a synchronisation on a GPU, and the answer is nearly always no
-    if e.device.type != "cpu" or not float(length.min()) > opposite_of(tau.dtype):
+    if e.device.type != "cpu" or bool((length <= opposite_of(tau.dtype)).any()):
         opposite = (length <= opposite_of(tau.dtype)) & (inv_eps > 0) & (inv_tau > 0)
         w, s = torch.where(opposite, -e, w), torch.where(opposite, orthogonal_to(e), s)
         length = torch.where(opposite, 1.0, length)
@@ -100,10 +102,10 @@ class RotateBackward:
         _, _, s, _, inv_square, opposite = self.plane
         along = torch.stack(self.products[::-1])  # the block was walked backwards
         along_w, along_s = along[..., :1], along[..., 1:] * inv_square
-        k = self.k
+        k, along_h = self.k, along_s
         if opposite is not None:  # s is a constant there, and w is -e
-            k, along_s = torch.where(opposite, self.p, k), along_s * ~opposite
-        grad_e = (2 * (along_w * (inv_square > 0) - along_s)) * self.h
+            k, along_h = torch.where(opposite, self.p, k), along_s * ~opposite
+        grad_e = (2 * (along_w * (inv_square > 0) - along_h)) * self.h
         return grad_e.addcmul_(k, grad, value=-2).addcmul_(along_s * k, s, value=4)
 
 
@@ -113,17 +115,24 @@ def reflectors(plane: Plane) -> tuple[Tensor, Tensor, Tensor]:
     return e, m, torch.addcmul(m, dot(e, m), e, value=-2)
 
 
+def reflected(R_x: Tensor) -> Tensor:
+    """-2 R x, for R <- R H_x; the factor leaves 2 by what rounding has added to |R x|, and so takes it out again."""
+    return R_x * (0.5 * dot(R_x, R_x) - 2.5)
+
+
 def advance(plane: Plane, h: Tensor, R: Tensor) -> Tensor:
     """Turn the memory, R <- R H_e H_n, in place, and return the new R h. R is stored transposed, which reads faster."""
     e, _, n = reflectors(plane)
     R_e, R_n, R_h = torch.bmm(torch.stack([e, n, h], 1), R).unbind(1)
-    along_e = -2 * R_e
-    along_n = -2 * torch.addcmul(R_n, dot(e, n), R_e, value=-2)
+    along_e = reflected(R_e)
+    along_n = reflected(torch.addcmul(R_n, dot(e, n), along_e))
     R.baddbmm_(torch.stack([e, n], 2), torch.stack([along_e, along_n], 1))
     return torch.addcmul(torch.addcmul(R_h, dot(e, h), along_e), dot(n, h), along_n)
 
 
-def advance_backward(plane: Plane, h: Tensor, grad: Tensor, R: Tensor, adjoint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def advance_backward(
+    plane: Plane, h: Tensor, grad: Tensor, R: Tensor, adjoint: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``h``, tau and the direction e from that of ``advance``'s result.
 
     ``R`` (transposed) and ``adjoint`` = R^T dL/dR go back one step, in place: R <- R Q^T and A <- Q A Q^T with
@@ -150,8 +159,9 @@ def advance_backward(plane: Plane, h: Tensor, grad: Tensor, R: Tensor, adjoint: 
     adjoint.baddbmm_(columns, rows)
 
     R_e, R_n = torch.bmm(both, R).unbind(1)
-    along_e = -2 * torch.addcmul(R_e, e_n, R_n, value=-2)
-    R.baddbmm_(both.mT, torch.stack([along_e, -2 * R_n], 1))
+    along_n = reflected(R_n)
+    along_e = reflected(torch.addcmul(R_e, e_n, along_n))
+    R.baddbmm_(both.mT, torch.stack([along_e, along_n], 1))
 
     grad_s = (grad_m - dot(m, grad_m) * m) * plane.inv_square.sqrt()
     if plane.opposite is not None:

@@ -1,0 +1,19 @@
+"""Fixtures for every test: fresh memory is NaN, so that what a kernel forgets to write is seen."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_memory(request):
+    """Fill ``torch.empty`` with NaN and seed the generator."""
+    if "compile" in request.node.name:  # the compiler would see the fill in its graphs
+        yield
+        return
+    torch.manual_seed(0)
+    before = torch.utils.deterministic.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = before[0]
+    torch.use_deterministic_algorithms(before[1])

@@ -1,0 +1,201 @@
+"""The torch backend against the reference: outputs and every gradient, for every option together."""
+
+import itertools
+
+import pytest
+import torch
+from tolerances import TOL
+from torch import Tensor
+
+from torchrum.ops.rum_scan import RumOptions, rum_scan, rum_scan_choice, torch_scan
+from torchrum.ops.rum_scan.zoneout import keep_new
+
+NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
+
+
+def draw(options: RumOptions, T=5, B=4, H=6, dtype=torch.float64) -> dict[str, Tensor | None]:
+    inputs: dict[str, Tensor | None] = {
+        "xp": torch.randn(T, B, options.num_inputs * H),
+        "h0": torch.randn(B, H),
+        "R0": torch.linalg.qr(torch.randn(B, H, H, dtype=torch.float64))[0] if options.keeps_rotation else None,
+        "weight_hh": torch.randn(options.num_gates * H, H) / H**0.5,
+        "ln_weight": torch.randn(options.num_inputs * H) if options.layer_norm else None,
+        "ln_bias": torch.randn(options.num_inputs * H) if options.layer_norm else None,
+    }
+    low = torch.float64 if dtype == torch.float64 else torch.float32
+    return {
+        name: None if part is None else part.to(low if name == "R0" else dtype).requires_grad_()
+        for name, part in inputs.items()
+    }
+
+
+def run(inputs, options, backend, weights=None, **more):
+    """Outputs and gradients of a random projection of them."""
+    leaves = {name: part.detach().requires_grad_() for name, part in inputs.items() if part is not None}
+    out, R = rum_scan(*(leaves.get(name) for name in NAMES), options=options, backend=backend, **more)
+    results = [out] if R is None else [out, R]
+    weights = weights or [torch.randn_like(part) for part in results]
+    grads = torch.autograd.grad(results, list(leaves.values()), weights)
+    return dict(zip(["out", "R_n"], results, strict=False)), dict(zip(leaves, grads, strict=True)), weights
+
+
+def assert_same(inputs, options, tol, **more):
+    values, grads, weights = run(inputs, options, "reference", **more)
+    fast_values, fast_grads, _ = run(inputs, options, "torch", weights, **more)
+    for name, value in {**values, **grads}.items():
+        fast = {**fast_values, **fast_grads}[name]
+        assert fast.dtype == value.dtype, name
+        scale = 1 + value.abs().max()
+        torch.testing.assert_close(fast / scale, value / scale, **tol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+LN = [(False, "before"), (True, "before"), (True, "authors")]
+GRID = list(itertools.product([0.0, 1.0], [None, 0.7], [True, False], LN, [(0.0, False), (0.3, True), (0.3, False)]))
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "softsign"])
+def test_matches_reference_for_all_options(activation):
+    for case, (lam, eta, update_gate, (layer_norm, ln_order), (zoneout, training)) in enumerate(GRID):
+        if ln_order == "authors" and not update_gate:
+            continue
+        options = RumOptions(
+            lam=lam,
+            eta=eta,
+            activation=activation,
+            update_gate=update_gate,
+            layer_norm=layer_norm,
+            ln_order=ln_order,
+            zoneout=zoneout,
+            training=training,
+        )
+        inputs = draw(options, T=4, B=3, H=5)
+        lengths = torch.tensor([4, 3, 1]) if case % 2 else None
+        assert_same(inputs, options, TOL[torch.float64], lengths=lengths, seed=torch.tensor(7))
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 2, 1), (2, 1, 2), (17, 3, 7), (33, 2, 5), (130, 1, 4), (257, 2, 3)])
+def test_odd_sizes(T, B, H, lam):
+    options = RumOptions(lam=lam, eta=1.0)
+    tol = TOL[torch.float64] if T < 100 else {"rtol": 1e-9, "atol": 1e-9}  # rounding grows along a long sequence
+    assert_same(draw(options, T, B, H), options, tol)
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_degenerate_planes(lam):
+    """Zero, parallel and opposite vectors in some rows do as the rotation's policy says, in value and gradient."""
+    options = RumOptions(lam=lam)
+    inputs = draw(options, T=3, B=5)
+    H = 6
+    with torch.no_grad():
+        inputs["weight_hh"].zero_()  # so that tau is what is set here
+        xp = inputs["xp"]
+        xp[1, 0, -H:] = 0  # no eps
+        xp[1, 1, :H] = 0  # no tau
+        xp[1, 2, :H] = 3 * xp[1, 2, -H:]  # parallel
+        xp[1, 3, :H] = -2 * xp[1, 3, -H:]  # opposite
+        xp[2, 4, :H] = 0
+        xp[2, 4, -H:] = 0  # neither
+    assert_same(inputs, options, {"rtol": 1e-9, "atol": 1e-9})
+    values, grads, _ = run(inputs, options, "torch")
+    assert all(part.isfinite().all() for part in {**values, **grads}.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_precisions_match_float64(dtype, lam):
+    options = RumOptions(lam=lam, eta=1.0, layer_norm=True)
+    inputs = draw(options, T=6, B=3, H=16, dtype=dtype)
+    wide = {name: None if part is None else part.detach().double() for name, part in inputs.items()}
+    values, grads, weights = run(wide, options, "reference")
+    low_values, low_grads, _ = run(
+        inputs, options, "torch", [w.to(dtype if i == 0 else torch.float32) for i, w in enumerate(weights)]
+    )
+    for name, value in {**values, **grads}.items():
+        low = {**low_values, **low_grads}[name].double()
+        error = (low - value).norm() / value.norm()
+        assert error < {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype], (name, error)
+
+
+def test_memory_of_a_long_sequence_stays_bounded():
+    """lam = 1 keeps no R a step: what the forward saves grows by a few vectors a step, whatever R's size."""
+    H, B = 32, 2
+    options = RumOptions(lam=1.0)
+
+    def saved_bytes(T: int) -> int:
+        inputs = draw(options, T=T, B=B, H=H, dtype=torch.float32)
+        out, R = rum_scan(*(inputs[name] for name in NAMES), options=options, backend="torch")
+        return sum(part.untyped_storage().nbytes() for part in out.grad_fn.saved_tensors if part is not None)
+
+    growth = (saved_bytes(512) - saved_bytes(256)) / 256
+    assert growth < B * H * 4 * 10  # ten vectors, against the H vectors that R alone would take
+
+
+def test_reversed_memory_keeps_gradients_exact():
+    """Over several segments, float32 outputs and gradients stay at rounding of float64."""
+    options = RumOptions(lam=1.0, eta=1.0, activation="tanh")
+    inputs = draw(options, T=2 * torch_scan.SEGMENT + 5, B=2, H=8, dtype=torch.float32)
+    values, grads, weights = run(inputs, options, "torch")
+    wide = {name: None if part is None else part.detach().double() for name, part in inputs.items()}
+    exact, exact_grads, _ = run(wide, options, "reference", [w.double() for w in weights])
+    for name, value in {**exact, **exact_grads}.items():
+        error = ({**values, **grads}[name] - value).norm() / value.norm()
+        assert error < 1e-4, (name, error)  # about a hundred roundings, along 261 steps
+
+
+def test_orthogonality_after_ten_thousand_steps():
+    options = RumOptions(lam=1.0, eta=1.0)
+    with torch.no_grad():
+        inputs = draw(options, T=10_000, B=1, H=16, dtype=torch.float32)
+        inputs["R0"] = None
+        _, R = rum_scan(*(inputs[name] for name in NAMES), options=options, backend="torch")
+    assert (R @ R.mT - torch.eye(16)).abs().max() < 1e-5
+
+
+def test_zoneout_masks_have_their_rate_and_do_not_repeat():
+    options = RumOptions(zoneout=0.3)
+    masks = torch.stack([keep_new(torch.tensor(3), t, 50, 40, options) for t in range(50)]).double()
+    assert abs(masks.mean().item() - 0.7) < 0.01
+    centred = masks - masks.mean()
+    for shift in (1, 2, 7):  # over time, batch and units
+        for dim in range(3):
+            correlation = (centred * centred.roll(shift, dim)).mean() / centred.square().mean()
+            assert abs(correlation) < 0.02
+    other = keep_new(torch.tensor(4), 0, 50, 40, options).double()
+    assert abs(((other - 0.7) * (masks[0] - 0.7)).mean()) < 0.02
+
+
+def test_choice_says_why():
+    xp = torch.randn(2, 2, 9)
+    assert rum_scan_choice(xp, RumOptions()) == ("torch", "fused cannot run: the input is on cpu")
+    assert rum_scan_choice(xp, RumOptions(lam=0.5)).backend == "reference"
+    assert "lam is 0.5" in rum_scan_choice(xp, RumOptions(lam=0.5)).reason
+    assert "callable" in rum_scan_choice(xp, RumOptions(activation=torch.sin)).reason
+    assert "target_activation" in rum_scan_choice(xp, RumOptions(target_activation="tanh")).reason
+    assert rum_scan_choice(xp, RumOptions(), backend="reference") == ("reference", "it was asked for")
+    with pytest.raises(ValueError, match=r"backend='fused' cannot run: the input is on cpu\. Pass backend='auto'"):
+        rum_scan_choice(xp, RumOptions(), backend="fused")
+    with pytest.raises(ValueError, match="backend='torch' cannot run: lam is learnable"):
+        rum_scan_choice(xp, RumOptions(), learnable_lam=True, backend="torch")
+    with pytest.raises(ValueError, match="Did you mean 'torch'"):
+        rum_scan_choice(xp, RumOptions(), backend="torhc")
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_operator_passes_opcheck(lam):
+    options = RumOptions(lam=lam, eta=1.0)
+    inputs = draw(options, dtype=torch.float32)
+    flags = (lam, 1.0, "relu", True, False, "before", 1e-3, 0.0, False, "torch")
+    args = [None if inputs[name] is None else inputs[name].detach() for name in NAMES]
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.torchrum.rum_scan.default, (*args, None, None, *flags), test_utils=checks)
+    permuted = args[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)  # same values, other strides
+    torch.library.opcheck(
+        torch.ops.torchrum.rum_scan.default, (permuted, *args[1:], None, None, *flags), test_utils=checks
+    )
+    out, R_n, gates, ends = torch.ops.torchrum.rum_scan(*args, None, None, *flags)
+    grads = (torch.randn_like(out), None if lam == 0 else torch.randn_like(R_n))
+    saved = (out, gates, R_n, ends)
+    torch.library.opcheck(
+        torch.ops.torchrum.rum_scan_backward.default, (*grads, *args, None, None, *saved, *flags), test_utils=checks
+    )

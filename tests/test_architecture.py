@@ -1,0 +1,51 @@
+"""Imports go one way: a folder imports only from folders to its left."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import torchrum
+
+PACKAGE = Path(torchrum.__file__).parent
+ORDER = "ops cells layers export models tasks training recipes ledger plots bench cli".split()
+RANK = {name: place for place, name in enumerate(ORDER)}
+
+
+def imports_of(path: Path):
+    """Top folders of the package that a file imports."""
+    package = path.relative_to(PACKAGE).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            targets = [alias.name.split(".") for alias in node.names]
+            yield from (target[1] for target in targets if target[0] == "torchrum" and len(target) > 1)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                target = (node.module or "").split(".")
+                if target[0] != "torchrum":
+                    continue
+                base = tuple(target[1:])
+            else:
+                base = package[: len(package) - node.level + 1] + tuple(
+                    (node.module or "").split(".") if node.module else ()
+                )
+            yield from [base[0]] if base else [alias.name for alias in node.names]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if here not in RANK:
+        assert here in ("__init__", "__main__"), f"{here} has no place in the order of folders"
+        return
+    for target in imports_of(path):
+        if target in RANK and target != here:
+            assert RANK[target] < RANK[here], f"{here} imports {target}, which stands to its right"
+
+
+def test_the_rule_can_fail(monkeypatch):
+    """A file in ops that imported a layer would be caught."""
+    bad = PACKAGE / "ops" / "_dispatch.py"
+    source = bad.read_text() + "\nfrom ..layers.rum import RUM\n"
+    monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: source)
+    assert "layers" in list(imports_of(bad))
