@@ -1,0 +1,102 @@
+"""The CPU suite: the authors' way, our two backends, nn.GRU and nn.LSTM, side by side in one run."""
+
+from collections.abc import Callable
+from fnmatch import fnmatch
+
+from .measure import time_cpu
+from .memory import peak_memory
+from .records import Report, Row, Target
+from .work import MODES, Shape, Work, make_layer
+
+CONTESTANTS = ("authors", "reference", "torch", "gru", "lstm")
+RUMS = ("authors", "reference", "torch")
+
+CASES: dict[str, tuple[int, Shape]] = {
+    "lam0-n100-t100": (0, Shape(N=100, T=100)),
+    "lam1-n100-t100": (1, Shape(N=100, T=100)),
+}
+QUICK: dict[str, tuple[int, Shape]] = {
+    "lam0-quick": (0, Shape(N=8, T=5, B=4)),
+    "lam1-quick": (1, Shape(N=8, T=5, B=4)),
+}
+LONG = ("lam1-n100-t1000-memory", 1, Shape(N=100, T=1000))
+"""The authors' way needs about 11 GB here."""
+
+
+def run_cpu(
+    report: Report,
+    *,
+    quick: bool = False,
+    memory: bool = False,
+    samples: int = 7,
+    cases: str = "*",
+    log: Callable[[str], None] = print,
+) -> None:
+    """Measure the suite into ``report``.
+
+    Args:
+        report: takes the rows and the targets.
+        quick: tiny sizes, to see that everything runs.
+        memory: also the peak memory at T = 1000.
+        samples: calls of each contestant.
+        cases: pattern that a case's name must match.
+        log: told what is being measured.
+    """
+    for name, (lam, shape) in (QUICK if quick else CASES).items():
+        if fnmatch(name, cases):
+            log(f"{name}: {', '.join(CONTESTANTS)}")
+            report.add(*_rows(name, lam, shape, samples))
+    if memory and not quick and fnmatch(LONG[0], cases):
+        name, lam, shape = LONG
+        for contestant in ("authors", "torch"):
+            log(f"{name}: {contestant}")
+            report.add(_memory_row(name, contestant, lam, shape))
+    report.targets = _targets(report)
+    report.write()
+
+
+def _rows(name: str, lam: int, shape: Shape, samples: int) -> list[Row]:
+    works = {
+        contestant: Work(lambda c=contestant: make_layer(c, shape, **_options(c, lam)), shape)  # type: ignore[misc]
+        for contestant in CONTESTANTS
+    }
+    rows = []
+    for mode in MODES:
+        times = time_cpu({contestant: work.run(mode) for contestant, work in works.items()}, samples)
+        for contestant, work in works.items():
+            row = Row(name, contestant, mode, shape, _options(contestant, lam), times[contestant])
+            row.num_parameters = work.num_parameters
+            rows.append(row)
+    works.clear()
+    for row in rows:
+        if row.mode == "forward_backward":
+            row.peak_bytes = peak_memory(row.contestant, shape, lam)
+    return rows
+
+
+def _memory_row(name: str, contestant: str, lam: int, shape: Shape) -> Row:
+    row = Row(name, contestant, "forward_backward", shape, _options(contestant, lam))
+    try:
+        row.peak_bytes = peak_memory(contestant, shape, lam)
+    except Exception as error:  # most likely too little memory; the other rows stand
+        row.failed = str(error)
+    return row
+
+
+def _options(contestant: str, lam: int) -> dict[str, int]:
+    return {"lam": lam} if contestant in RUMS else {}
+
+
+def _targets(report: Report) -> list[Target]:
+    found = []
+    for lam, limit in ((0, 3.0), (1, 4.0)):
+        case = f"lam{lam}-n100-t100"
+        ratio = report.ratio(case, "authors", "torch")
+        if ratio is not None:
+            found.append(Target(f"{case}: torch faster than the authors' way", limit, ratio, "x", at_least=True))
+    peaks = {row.contestant: row.peak_bytes for row in report.rows if row.case == LONG[0]}
+    if peaks:
+        ours, theirs = peaks.get("torch"), peaks.get("authors")
+        share = ours / theirs if ours and theirs else None
+        found.append(Target(f"{LONG[0]}: torch's share of the authors' peak memory", 0.1, share))
+    return found

@@ -1,0 +1,82 @@
+"""What a timing depends on besides the code."""
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment(commit: str | None = None) -> dict[str, Any]:
+    """Versions, commit, machine and settings of this process, for the record.
+
+    Args:
+        commit: of the code, where there is no checkout to ask.
+    """
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit or _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system() + " " + platform.machine(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "triton": _version("triton"),
+            "driver": _driver(),
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        }
+    return found
+
+
+def _ask(*command: str) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parent
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _commit() -> str | None:
+    commit = _ask("git", "rev-parse", "HEAD")
+    changed = _ask("git", "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return f"{commit} with changes" if commit and changed else commit
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        if names:
+            return names[0]
+    return platform.processor() or "unknown"
+
+
+def _version(package: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    return _ask("nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader")

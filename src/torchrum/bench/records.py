@@ -1,0 +1,120 @@
+"""The results of one run of the benchmark, on disk after every case."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .measure import Times
+from .work import Shape
+
+
+@dataclass
+class Row:
+    """One contestant in one case."""
+
+    case: str
+    """Name of the case; what ``--cases`` matches."""
+    contestant: str
+    """authors, reference, torch, fused, gru, lstm, ...; ``fused graphed`` is captured whole in one CUDA graph."""
+    mode: str
+    """forward, forward_backward or training_step."""
+    shape: Shape
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the RUM."""
+    times: Times | None = None
+    """Milliseconds."""
+    peak_bytes: int | None = None
+    """Memory that the pass needs at its peak."""
+    first_call_seconds: float | None = None
+    """Of a shape not seen before: compilation, capture and one call."""
+    error: float | None = None
+    """Largest relative error of outputs and gradients against float64; float32 with TF32 products."""
+    error_ieee: float | None = None
+    """The same with IEEE float32 products."""
+    num_parameters: int | None = None
+    failed: str | None = None
+    """Why there is no number."""
+
+    @property
+    def us_per_step(self) -> float | None:
+        return None if self.times is None else self.times.median * 1e3 / self.shape.T
+
+
+@dataclass
+class Target:
+    """A number that was promised."""
+
+    name: str
+    limit: float
+    value: float | None
+    """None where it could not be measured."""
+    unit: str = ""
+    at_least: bool = False
+    """The value must reach the limit; otherwise it must stay below."""
+
+    @property
+    def reached(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+@dataclass
+class Report:
+    """Everything a run measured, and where."""
+
+    suite: str
+    environment: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    path: Path | None = None
+
+    def add(self, *rows: Row) -> None:
+        """Keep rows, and write the file anew: a run that is cut short leaves what it had."""
+        self.rows += rows
+        self.write()
+
+    def find(self, case: str, contestant: str, mode: str = "forward_backward") -> Row | None:
+        """The row with these names, if it was measured."""
+        for row in self.rows:
+            if (row.case, row.contestant, row.mode) == (case, contestant, mode) and row.times is not None:
+                return row
+        return None
+
+    def ratio(self, case: str, contestant: str, rival: str, mode: str = "forward_backward") -> float | None:
+        """Time of ``contestant`` over that of ``rival``."""
+        ours, theirs = self.find(case, contestant, mode), self.find(case, rival, mode)
+        if ours is None or theirs is None or ours.times is None or theirs.times is None:
+            return None
+        return ours.times.median / theirs.times.median
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        content = {
+            "suite": self.suite,
+            "environment": self.environment,
+            "targets": [{**asdict(target), "reached": target.reached} for target in self.targets],
+            "rows": [{**asdict(row), "us_per_step": row.us_per_step} for row in self.rows],
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(part, self.path)
+
+
+def read_report(path: Path) -> Report:
+    """Read what ``Report.write`` wrote."""
+    content = json.loads(path.read_text())
+    rows = []
+    for row in content["rows"]:
+        row.pop("us_per_step")
+        times = None if row["times"] is None else Times(**row["times"])
+        rows.append(Row(**{**row, "shape": Shape(**row["shape"]), "times": times}))
+    targets = []
+    for target in content["targets"]:
+        target.pop("reached")
+        targets.append(Target(**target))
+    return Report(content["suite"], content["environment"], rows, targets)

@@ -1,0 +1,50 @@
+"""What the GPU suite must reach on one H200, and what it reached."""
+
+from .records import Report, Row, Target
+
+
+def gpu_targets(report: Report) -> list[Target]:
+    """The promises whose cases were measured; ours counts as the better of its own graphs and one outer graph."""
+    found = []
+    for N in (704, 1000, 1024, 2000):
+        found += _against_gru(report, f"eta-bf16-n{N}", 0.8)
+    found += _against_gru(report, "eta-bf16-n256", 1.0)
+    for N in (256, 704, 1000, 1024, 2000):
+        found += _against_gru(report, f"norms-bf16-n{N}", 1.0)
+    found += _against_gru(report, "eta-fp32-n250-t220", 0.8)
+    long = [row for row in _ours(report, "lam1-fp32-n100-t1020") if row.us_per_step is not None]
+    if long:
+        found.append(Target("lam1-fp32-n100-t1020: time of a step", 25, min(_steps(long)), " us"))
+        peak = [row.peak_bytes / 1e9 for row in long if row.peak_bytes and row.contestant == "fused"]
+        found.append(Target("lam1-fp32-n100-t1020: peak memory", 0.6, min(peak, default=None), " GB"))
+    for case, limit in (("recall-n50", 1.5), ("ptb-fs-rum", 14.0)):
+        steps = [row.times.median for row in _ours(report, case) if row.times]
+        if steps:
+            found.append(Target(f"{case}: a training step", limit, min(steps), " ms"))
+    first = [row.first_call_seconds for row in report.rows if row.contestant == "fused" and row.first_call_seconds]
+    if first:
+        found.append(Target("slowest first call of a shape", 20, max(first), " s"))
+    for dtype, limit in (("bfloat16", 2e-2), ("float32", 5e-3)):
+        errors = [row.error for row in report.rows if row.error is not None and row.shape.dtype == dtype]
+        if errors:
+            found.append(Target(f"largest relative error in {dtype}", limit, max(errors)))
+    exact = [row.error_ieee for row in report.rows if row.error_ieee is not None]
+    if exact:
+        found.append(Target("largest relative error in IEEE float32", 2e-5, max(exact)))
+    return found
+
+
+def _ours(report: Report, case: str) -> list[Row]:
+    return [row for row in report.rows if row.case == case and row.contestant in ("fused", "fused graphed")]
+
+
+def _steps(rows: list[Row]) -> list[float]:
+    return [row.us_per_step for row in rows if row.us_per_step is not None]
+
+
+def _against_gru(report: Report, case: str, limit: float) -> list[Target]:
+    ratios = [report.ratio(case, name, "gru graphed") for name in ("fused", "fused graphed")]
+    measured = [ratio for ratio in ratios if ratio is not None]
+    if not any(row.case == case for row in report.rows):
+        return []
+    return [Target(f"{case}: share of cuDNN GRU's time", limit, min(measured, default=None))]

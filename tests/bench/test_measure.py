@@ -1,0 +1,77 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from torchrum import RUM
+from torchrum.bench.accuracy import relative_error
+from torchrum.bench.measure import summarise, time_cpu
+from torchrum.bench.memory import peak_memory
+from torchrum.bench.work import Shape, Work, equal_parameters, make_layer
+
+
+def test_summary_is_median_and_quartiles():
+    times = summarise([5.0, 1.0, 2.0, 4.0, 3.0], [1.0, 9.0, 2.0])
+    assert (times.low, times.median, times.high, times.samples, times.cpu) == (2.0, 3.0, 4.0, 5, 2.0)
+
+
+def test_contestants_take_turns_and_sleeping_costs_no_cpu():
+    order = []
+
+    def short() -> None:
+        order.append("short")
+
+    def long() -> None:
+        order.append("long")
+        time.sleep(0.02)
+
+    times = time_cpu({"short": short, "long": long}, samples=3, warmups=1)
+    assert order == ["short", "long"] + ["short", "long"] * 3
+    assert times["long"].median >= 20
+    assert times["long"].cpu < 15
+    assert times["short"].median < times["long"].median
+
+
+@pytest.mark.parametrize("name", ["authors", "reference", "torch", "gru", "lstm", "ln_lstm", "gru=", "lstm="])
+def test_every_contestant_runs(name):
+    shape = Shape(N=16, T=3, B=2)
+    work = Work(lambda: make_layer(name, shape), shape)
+    assert work.forward().shape[:2] == (3, 2)
+    assert not work.forward().requires_grad
+    work.forward_backward()
+    first = work.x.grad
+    work.forward_backward()
+    assert torch.equal(work.x.grad, first)  # gradients are fresh, not added up
+    assert all(parameter.grad is not None for parameter in work.layer.parameters())
+
+
+def test_unknown_contestant():
+    with pytest.raises(ValueError, match="no contestant 'gruu'"):
+        make_layer("gruu", Shape(N=4, T=2))
+
+
+@pytest.mark.parametrize("name, kind, gates", [("gru=", nn.GRU, 3), ("lstm=", nn.LSTM, 4)])
+def test_equal_parameters(name, kind, gates):
+    layer = make_layer(name, Shape(N=256, T=2))
+    assert isinstance(layer, kind)
+    assert layer.hidden_size == equal_parameters(256, gates)
+    ours = sum(parameter.numel() for parameter in make_layer("torch", Shape(N=256, T=2)).parameters())
+    theirs = sum(parameter.numel() for parameter in layer.parameters())
+    assert abs(theirs / ours - 1) < 0.03
+
+
+def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():
+    torch.manual_seed(0)
+    shape = Shape(N=8, T=30, B=3)
+    rum = RUM(8, 8, eta=1.0, layer_norm=True, zoneout=0.2, backend="torch")
+    assert relative_error(rum, shape) < 2e-5
+    assert relative_error(rum.bfloat16(), Shape(N=8, T=30, B=3, dtype="bfloat16")) > 1e-4
+
+
+@pytest.mark.slow
+def test_peak_memory_sees_what_autograd_keeps():
+    shape = Shape(N=64, T=100, B=32)
+    assert peak_memory("authors", shape, 1) > 4 * peak_memory("torch", shape, 1)
+    one_matrix_a_step = shape.T * shape.B * shape.N**2 * 4
+    assert peak_memory("authors", shape, 1) > one_matrix_a_step

@@ -1,0 +1,180 @@
+import json
+
+import pytest
+
+from torchrum.bench import cpu
+from torchrum.bench.floor import floor_ms, share_of_floor
+from torchrum.bench.gpu_cases import gpu_cases
+from torchrum.bench.measure import Times
+from torchrum.bench.records import Report, Row, Target, read_report
+from torchrum.bench.report import draw_report, markdown, write_markdown
+from torchrum.bench.table import text_table
+from torchrum.bench.targets import gpu_targets
+from torchrum.bench.work import Shape
+from torchrum.cli import main
+
+GPU = Shape(N=1000, T=150, dtype="bfloat16", device="cuda")
+PLACE = {
+    "gpu": "H200",
+    "torch": "2.11",
+    "commit": "abcdef0123456789",
+    "command": "torchrum bench",
+    "cpu": "x",
+    "threads": 1,
+}
+
+
+def row(contestant: str, ms: float | None, case: str = "eta-bf16-n1000", **more) -> Row:
+    times = None if ms is None else Times(ms, ms * 0.9, ms * 1.1, 30)
+    options = {"lam": 0, "eta": 1.0} if contestant.startswith("fused") else {}
+    return Row(case, contestant, "forward_backward", GPU, options, times, **more)
+
+
+def report() -> Report:
+    rows = [
+        row("fused", 3.0, peak_bytes=10**8, first_call_seconds=4.0, error=1e-3),
+        row("fused graphed", 1.5),
+        row("gru graphed", 6.0),
+        row("lstm graphed", None, failed="OutOfMemoryError: 9"),
+    ]
+    made = Report("gpu", PLACE, rows)
+    made.targets = gpu_targets(made)
+    return made
+
+
+def test_json_round_trip(tmp_path):
+    made = report()
+    made.path = tmp_path / "bench" / "gpu.json"
+    made.write()
+    back = read_report(made.path)
+    assert back.rows == made.rows
+    assert back.targets == made.targets
+    content = json.loads(made.path.read_text())
+    assert content["rows"][1]["us_per_step"] == pytest.approx(10.0)
+    assert content["targets"][0]["reached"]
+    assert [entry.name for entry in made.path.parent.iterdir()] == ["gpu.json"]
+
+
+def test_every_case_is_on_disk_at_once(tmp_path):
+    made = Report("gpu", PLACE, path=tmp_path / "gpu.json")
+    made.add(row("gru graphed", 6.0))
+    assert len(read_report(made.path).rows) == 1
+
+
+def test_targets_take_the_better_of_our_two_ways():
+    target = next(target for target in report().targets if target.name.startswith("eta-bf16-n1000"))
+    assert target.value == pytest.approx(0.25)
+    assert target.reached
+    assert not Target("a", 3.0, 2.0, at_least=True).reached
+    assert not Target("a", 3.0, None).reached
+    names = [target.name for target in report().targets]
+    assert not any("n704" in name for name in names)  # not measured, so not judged
+
+
+def test_a_failed_contestant_misses_its_target():
+    made = Report("gpu", PLACE, [row("fused", None, failed="x"), row("gru graphed", 6.0)])
+    assert [target.value for target in gpu_targets(made)] == [None]
+
+
+def test_every_gpu_target_has_its_case():
+    """All that the targets look for is in the suite: were everything measured, nothing would be left unjudged."""
+    made = Report("gpu", PLACE)
+    for case in gpu_cases():
+        for contestant in case.contestants:
+            new = Row(case.name, contestant, case.modes[0], case.shape, case.options, Times(1, 1, 1, 30))
+            new.first_call_seconds, new.peak_bytes, new.error, new.error_ieee = 1.0, 10**6, 1e-9, 1e-9
+            made.rows.append(new)
+    found = gpu_targets(made)
+    assert len(found) == 5 + 5 + 1 + 2 + 2 + 1 + 2 + 1
+    assert all(target.value is not None for target in found)
+    assert len({case.name for case in gpu_cases()}) == len(gpu_cases())
+
+
+def test_floor_is_the_recurrent_products():
+    fused = row("fused graphed", 1.0)
+    flops = 2 * 128 * 1000 * 2000 * 150 * 3
+    assert floor_ms(fused) == pytest.approx(flops / 788e12 * 1e3)
+    assert share_of_floor(fused) == pytest.approx(floor_ms(fused))
+    assert floor_ms(row("gru graphed", 1.0)) is None
+
+
+def test_text_table_has_ratios_failures_and_targets():
+    text = text_table(report())
+    line = next(line for line in text.splitlines() if "fused graphed" in line)
+    assert " 0.25 " in line
+    assert "10.00" in line
+    assert "OutOfMemoryError: 9" in text
+    assert "[reached] eta-bf16-n1000: share of cuDNN GRU's time: 0.25, at most 0.8" in text
+
+
+def test_markdown_goes_between_its_markers(tmp_path):
+    readme = tmp_path / "README.md"
+    other = "<!-- torchrum:bench cpu -->\nkept\n<!-- /torchrum:bench -->\n"
+    readme.write_text(f"a\n{other}<!-- torchrum:bench gpu -->\nold\n<!-- /torchrum:bench -->\nb\n")
+    assert write_markdown(readme, report())
+    text = readme.read_text()
+    assert text.startswith(f"a\n{other}")
+    assert text.endswith("<!-- /torchrum:bench -->\nb\n")
+    assert "old" not in text
+    assert markdown(report()) in text
+    assert "| 20 | 10 | 40 |" in text
+    assert not write_markdown(readme, report())
+
+
+def test_markdown_without_markers(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing\n")
+    with pytest.raises(ValueError, match="no place for the table; put <!-- torchrum:bench gpu -->"):
+        write_markdown(readme, report())
+
+
+def test_plot(tmp_path):
+    path = draw_report(report(), tmp_path / "bench.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="no forward and backward pass"):
+        draw_report(Report("gpu", PLACE), tmp_path / "none.png")
+
+
+def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cpu, "peak_memory", lambda name, shape, lam: 1000 * len(name))
+    path = tmp_path / "cpu.json"
+    assert main(["bench", "--quick", "--samples", "2", "--json", str(path), "--cases", "lam0-*"]) == 0
+    back = read_report(path)
+    assert {row.contestant for row in back.rows} == set(cpu.CONTESTANTS)
+    assert {row.case for row in back.rows} == {"lam0-quick"}
+    assert all(row.times.median > 0 and row.times.cpu is not None and row.times.samples == 2 for row in back.rows)
+    assert back.find("lam0-quick", "gru").peak_bytes == 3000
+    assert "vs authors" in capsys.readouterr().out
+    assert main(["bench", "--report", str(path)]) == 0
+    assert "lam0-quick" in capsys.readouterr().out
+
+
+def test_cpu_targets(monkeypatch):
+    made = Report("cpu", PLACE)
+    for lam in (0, 1):
+        case = f"lam{lam}-n100-t100"
+        made.rows += [
+            Row(case, name, "forward_backward", GPU, {}, Times(ms, ms, ms, 1))
+            for name, ms in (("authors", 7), ("torch", 2))
+        ]
+    made.rows += [
+        Row(cpu.LONG[0], name, "forward_backward", GPU, peak_bytes=size)
+        for name, size in (("authors", 100), ("torch", 9))
+    ]
+    made.rows[2].times = Times(6, 6, 6, 1)
+    found = cpu._targets(made)
+    assert [(target.value, target.reached) for target in found] == [(3.5, True), (3.0, False), (0.09, True)]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--samples", "0"], "--samples is 0"),
+        (["--plot", "a.png"], "need --report"),
+        (["--cases", "nothing*"], "no case of the cpu suite matches"),
+    ],
+)
+def test_wrong_calls(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", *arguments])
+    assert message in capsys.readouterr().err
