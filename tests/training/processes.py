@@ -55,7 +55,7 @@ def train_until_call(folder: Path, steps: int, number: int) -> None:
 
         return wrapped
 
-    for module, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (os, "mkdir"), (shutil, "rmtree")):
+    for module, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (shutil, "rmtree")):
         setattr(module, name, deadly(getattr(module, name)))
     train(folder, steps)
 

@@ -69,12 +69,12 @@ def test_twenty_kills_at_random_moments(whole, tmp_path):
     assert len(places) > 3  # the kills came early and late, not all before the first checkpoint
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 7, 8, 9, 10, 11, 12, 14, 16, 30])
+# the writes and renames of the config, of the first checkpoint and of the second, which removes the first
+@pytest.mark.parametrize("number", [2, 4, 5, 8, 10, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 29])
 def test_a_kill_at_each_change_of_the_disk(whole, tmp_path, number):
-    folder = tmp_path / "run"
-    assert finish(train_until_call, folder, STEPS, number) == -signal.SIGKILL
-    if folder.exists():
-        check_intact(folder)
-    assert finish(train, folder, STEPS) == 0
-    assert numbers(folder) == whole
+    folder, steps = tmp_path / "run", 20
+    assert finish(train_until_call, folder, steps, number) == -signal.SIGKILL
+    check_intact(folder)
+    assert finish(train, folder, steps) == 0
+    assert numbers(folder) == [line for line in whole if line["step"] <= steps]
     assert not [path for path in folder.rglob("*.tmp") if path.is_dir()]
