@@ -142,10 +142,13 @@ def main() -> None:
     records: list[dict[str, object]] = []
     gru = {N: gru_time(N) for N in sorted({N for N, _ in VARIANTS})}
     try:
-        for wgmma in (False, True):
+        for wgmma, patient in ((False, False), (False, True), (True, False)):
             for N, row_blocks in VARIANTS:
-                persistent.USE_WGMMA, persistent.ROW_BLOCKS = wgmma, (row_blocks,)
-                record: dict[str, object] = {"N": N, "wgmma": wgmma, "rows": 8 * row_blocks, "gru": gru[N]}
+                if patient and row_blocks == 1:
+                    continue  # one piece a thread in any case
+                persistent.USE_WGMMA, persistent.PATIENT, persistent.ROW_BLOCKS = wgmma, patient, (row_blocks,)
+                record: dict[str, object] = {"N": N, "wgmma": wgmma, "patient": patient, "rows": 8 * row_blocks}
+                record["gru"] = gru[N]
                 try:
                     record |= errors(N)
                     record |= (timed := times(N))

@@ -3,8 +3,8 @@
 // A group of GROUP blocks holds one batch tile of ROWS rows; block `cta` of it owns UNITS units, and keeps its slice
 // of the recurrent weights in registers for the whole sequence. A block has four warpgroups. In the matrix product
 // warpgroup g takes a quarter of the inner axis; in the pointwise part it takes batch rows 8 g .. 8 g + 7 (if the
-// tile has them), warp w of it units 8 w .. 8 w + 7, and lane (i, q) = (lane / 4, lane % 4) the unit 8 w + i of rows
-// 2 q and 2 q + 1: the layout in which mma leaves its result.
+// tile has them), warp w of it units 8 w .. 8 w + 7, and lane (i, q) = (lane / 4, lane % 4) units 8 w + 2 q and
+// 8 w + 2 q + 1 of row i. mma leaves its result the other way round: unit i of rows 2 q and 2 q + 1.
 //
 // Blocks exchange data through global memory that is filled with EMPTY before the launch and written once: a word
 // that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written can be EMPTY:
@@ -110,6 +110,13 @@ DEVICE void load_cores2(u32& r0, u32& r1, Cores at, int offset) {
 }
 #endif
 
+// The same for float32, two a lane.
+DEVICE void transpose(float& x0, float& x1) {
+    const u32 b0 = as_bits(x0), b1 = as_bits(x1);
+    const u32 low = transpose((b0 & 0xFFFF) | b1 << 16), high = transpose(b0 >> 16 | (b1 & 0xFFFF0000u));
+    x0 = as_float((low & 0xFFFF) | high << 16);
+    x1 = as_float(low >> 16 | (high & 0xFFFF0000u));
+}
 DEVICE float low_half(u32 x) { return from_half((u16)(x & 0xFFFF)); }
 DEVICE float high_half(u32 x) { return from_half((u16)(x >> 16)); }
 DEVICE bool arrived(const Quad& v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
@@ -141,23 +148,35 @@ DEVICE void store_pair(u16* at, int count, u32 x) {
 // finish_stage waits until each has arrived and puts it into shared memory.
 #define STAGE_STEPS 8
 #define STAGE_BYTES (STAGE_STEPS * 32 * ROWS)
+// PATIENT: the first stage is awaited by one piece a thread and the others are asked for when it has come. That costs
+// one more trip to the L2 but keeps it free for the writers while everyone polls.
+#define STAGE_PIECES(left) ((left < STAGE_STEPS ? left : STAGE_STEPS) * 2 * ROWS)
 template <int STEPS_LEFT>
-DEVICE void peek_stage(Quad (&v)[NT], const u32* from, int thread) {
-    const int pieces = (STEPS_LEFT < STAGE_STEPS ? STEPS_LEFT : STAGE_STEPS) * 2 * ROWS;
+DEVICE void peek_stage(Quad (&v)[NT], const u32* from, int thread, bool first = false) {
 #pragma unroll
     for (int j = 0; j < NT; j++)
-        if (j * 128 + thread < pieces) v[j] = peek(from + (j * 128 + thread) * 4);
+        if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT) && (j == 0 || !(PATIENT && first)))
+            v[j] = peek(from + (j * 128 + thread) * 4);
 }
 template <int STEPS_LEFT>
-DEVICE void finish_stage(Quad (&v)[NT], char* to, const u32* from, int thread) {
-    const int pieces = (STEPS_LEFT < STAGE_STEPS ? STEPS_LEFT : STAGE_STEPS) * 2 * ROWS;
+DEVICE void finish_stage(Quad (&v)[NT], char* to, const u32* from, int thread, bool first) {
     int spins = 0;
+    if (PATIENT && first && NT > 1) {
+        if (thread < STAGE_PIECES(STEPS_LEFT))
+            while (!arrived(v[0])) {
+                spin_once(spins);
+                v[0] = peek(from + thread * 4);
+            }
+#pragma unroll
+        for (int j = 1; j < NT; j++)
+            if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) v[j] = peek(from + (j * 128 + thread) * 4);
+    }
     bool all;
     do {
         all = true;
 #pragma unroll
         for (int j = 0; j < NT; j++)
-            if (j * 128 + thread < pieces && !arrived(v[j])) {
+            if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT) && !arrived(v[j])) {
                 all = false;
                 v[j] = peek(from + (j * 128 + thread) * 4);
             }
@@ -165,7 +184,7 @@ DEVICE void finish_stage(Quad (&v)[NT], char* to, const u32* from, int thread) {
     } while (!all);
 #pragma unroll
     for (int j = 0; j < NT; j++)
-        if (j * 128 + thread < pieces) *(Quad*)(to + (j * 128 + thread) * 16) = v[j];
+        if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) *(Quad*)(to + (j * 128 + thread) * 16) = v[j];
 }
 
 // A thread's weights for k-step s: in registers up to RESIDENT, the rest in shared memory before the compiler spills.
@@ -211,23 +230,17 @@ DEVICE void multiply_step(float (&c)[NT][4], const u32 (&weight)[4], Cores at, i
 #define BOARD (GROUP * 32)
 #define PASSES ((GROUP + 15) / 16)
 
-// v[4 r + s]: this lane's share of sum s in row 2 q + r. `part` is [4 warps][32] floats of shared memory.
-DEVICE void publish_sums(float (&v)[8], float* part, float* board, int g, int cta, int thread) {
-    int lane = thread % 32, i = lane / 4, q = lane % 4;
-    // Each exchange halves what a lane still adds up: lane (i, q) ends with sum i % 4 of row 2 q + i / 4.
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        float give = (i & 4) ? v[s] : v[s + 4];
-        v[s] = ((i & 4) ? v[s + 4] : v[s]) + shuffle_xor(give, 16);
-    }
+// v[s]: this lane's share of sum s of its row. `part` is [4 warps][32] floats of shared memory.
+DEVICE void publish_sums(float (&v)[4], float* part, float* board, int g, int cta, int thread) {
+    const int lane = thread % 32;
+    // Each exchange halves what a lane still adds up: lane (i, q) ends with sum q of row i.
 #pragma unroll
     for (int s = 0; s < 2; s++) {
-        float give = (i & 2) ? v[s] : v[s + 2];
-        v[s] = ((i & 2) ? v[s + 2] : v[s]) + shuffle_xor(give, 8);
+        float give = (lane & 2) ? v[s] : v[s + 2];
+        v[s] = ((lane & 2) ? v[s + 2] : v[s]) + shuffle_xor(give, 2);
     }
-    float give = (i & 1) ? v[0] : v[1];
-    float sum = ((i & 1) ? v[1] : v[0]) + shuffle_xor(give, 4);
-    part[thread / 32 * 32 + (2 * q + i / 4) * 4 + i % 4] = sum;
+    float give = (lane & 1) ? v[0] : v[1];
+    part[thread] = ((lane & 1) ? v[1] : v[0]) + shuffle_xor(give, 1);
     warpgroup_sync(g);
     if (thread < 32) publish_float(board + cta * 32 + thread, part[thread] + part[32 + thread] + part[64 + thread] + part[96 + thread]);
 }

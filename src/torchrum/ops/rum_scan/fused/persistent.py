@@ -28,6 +28,8 @@ RESIDENT = {"forward": 12, "backward": 13}
 """Steps of 16 in the product whose weights a thread keeps in registers; more than this and the compiler spills."""
 ROW_BLOCKS = (1, 2, 3, 4)
 """Heights of a batch tile to choose from, in eights."""
+PATIENT = False
+"""Poll one piece a thread before asking for the rest: slower by one trip, kinder to the L2."""
 PROFILE = False
 """Count each block's cycles between the marks in the kernels, left in ``profiles``; the benchmark asks for it."""
 profiles: dict[str, Tensor] = {}
@@ -90,6 +92,7 @@ def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_leng
         "LENGTHS": int(with_lengths),
         "EVEN": int(N % 2 == 0),
         "WGMMA": int(USE_WGMMA),
+        "PATIENT": int(PATIENT),
         "PROFILE": int(PROFILE),
     }
     return Plan(tuple(defines.items()), padded, row_blocks, group, tiles, groups)
@@ -141,6 +144,8 @@ def persistent_obstacle(xp: Tensor, options: RumOptions) -> str | None:
         return f"the persistent kernels take {MIN_HIDDEN} to {MAX_HIDDEN} hidden units, not {N}"
     if xp.numel() == 0:
         return "the input is empty"
+    if xp[0].numel() >= 2**31:
+        return "one step of the input has 2^31 elements or more"
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
     if (reason := nvrtc.nvrtc_obstacle()) is not None:

@@ -27,7 +27,7 @@ template <int FIRST>
 DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* grads, const u32* from, int g, int thread, Profile& profile) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS / 2 < STEPS ? FIRST + STAGE_STEPS / 2 : STEPS, at = 2 * FIRST / STAGE_STEPS * STAGE_BYTES;
-        finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread);
+        finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread, FIRST == 0);
         warpgroup_sync(g);
         if (FIRST == 0) profile.mark(0);
         if constexpr (LAST < STEPS) peek_stage<2 * (STEPS - LAST)>(v, from + (at + STAGE_BYTES) / 4, thread);
@@ -41,9 +41,9 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
 KERNEL rum_persistent_backward(const BackwardArgs a) {
     const int g = THREAD / 128, thread = THREAD % 128, w = thread / 32, lane = THREAD % 32, i = lane / 4, q = lane % 4;
     const int group = BLOCK / GROUP, cta = BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
-    const int unit = cta * UNITS + 8 * w + i, pair = cta * UNITS + 8 * w + 2 * q;
+    const int first = cta * UNITS + 8 * w + 2 * q;  // this lane's first unit
     const int split = 2 * g + w / 2, half_tile = w % 2;
-    const bool real = unit < N, pointwise = g < NT;
+    const bool pointwise = g < NT;
 
     char* grad_bytes = shared_memory();
     float2* partial = (float2*)(grad_bytes + INNER * ROWS * 2);  // [2][8 splits][2 tiles][NT][2 halves][32 lanes]
@@ -56,8 +56,8 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         Fragment f;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            int inner = g * (INNER / 4) + (2 * s + w / 2) * 16 + k / 2 * 8 + 2 * q, column = cta * UNITS + half_tile * 16 + k % 2 * 8 + i;
-            int block = inner / NP, row = inner % NP;
+            const int inner = g * (INNER / 4) + (2 * s + w / 2) * 16 + k / 2 * 8 + 2 * q;
+            const int column = cta * UNITS + half_tile * 16 + k % 2 * 8 + i, block = inner / NP, row = inner % NP;
             const u16* at = a.weight + ((i64)block * N + row) * N + column;
             f.a[k] = (column < N && row < N ? at[0] : 0u) | (column < N && row + 1 < N ? (u32)at[N] << 16 : 0u);
         }
@@ -67,21 +67,22 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
     Profile profile;
     profile.start();
     for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) {
-        const int b0 = tile * ROWS + 8 * g + 2 * q, b_load = tile * ROWS + 8 * g + i;
-        const int count = pointwise && b_load < B ? pair_count(pair, N) : 0;
-        const int core_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;
-        const int state_at = b_load * N + pair, gates_at = b_load * GATES * N + pair;
+        const int b = tile * ROWS + 8 * g + i;
+        const bool inside = pointwise && b < B;
+        const int count = inside ? pair_count(first, N) : 0;
+        const int grad_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;
         float carry[2] = {0.f, 0.f};
-        int length[2] = {T, T};
+        int length = T;
         u32 x_tau = 0, x_u = 0, x_eps = 0, x_h = 0, x_grad = 0;
         float x_stat = 0.f;
 
         auto load_inputs = [&](int t) {
+            const int state_at = b * N + first, gates_at = b * GATES * N + first;
             x_grad = load_pair(a.grad_out + (i64)t * (B * N) + state_at, count);
             const u16* gates = a.gates + (i64)t * (B * GATES * N) + gates_at;
             x_tau = load_pair(gates, count);
             if (GATES == 2) x_u = load_pair(gates + N, count);
-            x_eps = load_pair(a.xp + (i64)t * (B * (GATES + 1) * N) + (gates_at + state_at - pair + GATES * N), count);
+            x_eps = load_pair(a.xp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + GATES * N + first), count);
             if (t > 0)
                 x_h = load_pair(a.out + (i64)(t - 1) * (B * N) + state_at, count);
             else
@@ -91,10 +92,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         };
         if (pointwise) {
             load_inputs(T - 1);
-            if (LENGTHS)
-#pragma unroll
-                for (int r = 0; r < 2; r++)
-                    if (b0 + r < B) length[r] = (int)a.lengths[b0 + r];
+            if (LENGTHS && inside) length = (int)a.lengths[b];
         }
 
         for (int t = T - 1; t >= 0; t--) {
@@ -102,50 +100,47 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
             float straight[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matrix product
             if (pointwise) {
                 if (thread < 64) sums[256 + thread] = x_stat;
-                const u32 p_tau = transpose(x_tau), p_u = GATES == 2 ? transpose(x_u) : 0u, p_eps = transpose(x_eps);
-                const u32 p_h = transpose(x_h), p_grad = transpose(x_grad);
-                if (t > 0) load_inputs(t - 1);
-                warpgroup_sync(g);
-                const float tau[2] = {low_half(p_tau), high_half(p_tau)}, eps[2] = {low_half(p_eps), high_half(p_eps)};
-                const float h[2] = {low_half(p_h), high_half(p_h)}, raw_u[2] = {low_half(p_u), high_half(p_u)};
-                const float grad[2] = {carry[0] + low_half(p_grad), carry[1] + high_half(p_grad)};
+                const float tau[2] = {low_half(x_tau), high_half(x_tau)}, eps[2] = {low_half(x_eps), high_half(x_eps)};
+                const float h[2] = {low_half(x_h), high_half(x_h)};
+                const float u[2] = {GATES == 2 ? sigmoid(low_half(x_u)) : 0.f, GATES == 2 ? sigmoid(high_half(x_u)) : 0.f};
+                const float grad[2] = {carry[0] + low_half(x_grad), carry[1] + high_half(x_grad)};
                 const u32 key = ZONEOUT == 2 ? hash32((u32)a.seed[0] ^ (u32)t * 0x9E3779B9u) : 0;
-                float v[8], u[2], y[2], rate[2], mixed[2], grad2[2];
-                int mirror_unit[2] = {0, 0};
-                float mirror_u[2] = {0.f, 0.f}, mirror_inv[2] = {0.f, 0.f}, mirror_flow[2] = {0.f, 0.f};
+                warpgroup_sync(g);
+                const float* stat = sums + 256 + i * 8;
+                const Turn turn = turn_of(stat[0], stat[1], stat[2], stat[3], stat[4]);
+                HalfTurn mirror = {0, 0.f, 0.f, 0.f};
+                float mirror_flow = 0.f;
+                if (turn.opposite) {
+                    const i64 row = (i64)t * B + b;
+                    const u16* eps_row = a.xp + (row * (GATES + 1) + GATES) * N;
+                    mirror = half_turn_of(eps_row, N, turn.inv_eps);
+                    const int m = mirror.unit;
+                    const float there = t > 0 ? from_half(a.out[(row - B) * N + m]) : a.h0[(i64)b * N + m];
+                    mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
+                    const float e = from_half(eps_row[m]), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
+                    const float gate = GATES == 2 ? sigmoid(from_half(a.gates[(row * GATES + 1) * N + m])) : 0.f;
+                    mirror_flow = slope(x, z) * (1.f - gate) * (gate * there + (1.f - gate) * z);
+                }
+                float v[4] = {0.f, 0.f, 0.f, 0.f}, y[2], rate[2], mixed[2], grad2[2];
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const float* stat = sums + 256 + (2 * q + r) * 8;
-                    const Turn turn = turn_of(stat[0], stat[1], stat[2], stat[3], stat[4]);
-                    HalfTurn mirror = {0, 0.f, 0.f, 0.f};
-                    if (turn.opposite) {
-                        const i64 row = (i64)t * B + b0 + r;
-                        const u16* eps_row = a.xp + (row * (GATES + 1) + GATES) * N;
-                        mirror = half_turn_of(eps_row, N, turn.inv_eps);
-                        const int m = mirror.unit;
-                        const float there = t > 0 ? from_half(a.out[(row - B) * N + m]) : a.h0[(i64)(b0 + r) * N + m];
-                        mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
-                        const float e = from_half(eps_row[m]), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
-                        const float gate = GATES == 2 ? sigmoid(from_half(a.gates[(row * GATES + 1) * N + m])) : 0.f;
-                        mirror_flow[r] = slope(x, z) * (1.f - gate) * (gate * there + (1.f - gate) * z);
-                        mirror_unit[r] = m, mirror_u[r] = mirror.u, mirror_inv[r] = mirror.inv_norm;
-                    }
-                    const float x = eps[r] + turned(turn, mirror, unit, eps[r], tau[r], h[r]);
-                    y[r] = activate(x);
-                    u[r] = GATES == 2 ? sigmoid(raw_u[r]) : 0.f;
-                    rate[r] = real ? slope(x, y[r]) * (1.f - u[r]) : 0.f;
-                    mixed[r] = real ? u[r] * h[r] + (1.f - u[r]) * y[r] : 0.f;
-                    const float share = share_of_new(key, (u32)(b0 + r) * (u32)N + unit, (u32)a.keep_below, (float)a.zoneout);
-                    grad2[r] = share * grad[r];
-                    straight[r] = (1.f - share) * grad[r];
-                    v[4 * r] = mixed[r] * grad2[r];
-                    v[4 * r + 1] = rate[r] * grad2[r] * eps[r] * turn.inv_eps;
-                    v[4 * r + 2] = rate[r] * grad2[r] * tau[r] * turn.inv_tau;
-                    v[4 * r + 3] = turn.opposite && unit == mirror_unit[r] ? rate[r] * grad2[r] : 0.f;
+                for (int k = 0; k < 2; k++) {
+                    const bool real = first + k < N;
+                    const float x = eps[k] + turned(turn, mirror, first + k, eps[k], tau[k], h[k]);
+                    y[k] = activate(x);
+                    rate[k] = real ? slope(x, y[k]) * (1.f - u[k]) : 0.f;
+                    mixed[k] = real ? u[k] * h[k] + (1.f - u[k]) * y[k] : 0.f;
+                    const float share = share_of_new(key, (u32)b * (u32)N + first + k, (u32)a.keep_below, (float)a.zoneout);
+                    grad2[k] = share * grad[k];
+                    straight[k] = ZONEOUT ? (1.f - share) * grad[k] : 0.f;
+                    const float flow = rate[k] * grad2[k];
+                    if (ETA) v[0] += mixed[k] * grad2[k];
+                    v[1] += flow * eps[k], v[2] += flow * tau[k];
+                    if (turn.opposite && first + k == mirror.unit) v[3] = flow;
                 }
                 float* board = a.early + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD;
                 publish_sums(v, sums, board, g, cta, thread);
                 profile.mark(3);
+                if (t > 0) load_inputs(t - 1);
                 {
                     Quad packets[PASSES];
                     peek_sums(packets, board, thread);
@@ -153,58 +148,56 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     warpgroup_sync(g);
                     profile.mark(4);
                 }
+                float s[4], scale = 1.f, along = 0.f;
+                read_sums(s, sums + 128, i);
+                float A = s[1] * turn.inv_eps, C = s[2] * turn.inv_tau, at_mirror = s[3];
+                if (ETA) {
+                    const float inv = stat[5] > TINY ? 1.f / stat[5] : 0.f;
+                    scale = (float)a.eta * inv, along = s[0] * inv * inv;
+                    A = scale * (A - along * turn.inv_eps * stat[6]);
+                    C = scale * (C - along * turn.inv_tau * stat[7]);
+                    at_mirror = scale * (at_mirror - along * mirror_flow);
+                }
+                // The rotation's gradient: each of dh, d tau and d eps is a combination of dz, h, eps and tau.
+                const float dp = (2.f - turn.k) * C - turn.k * A, dq = -turn.k * (A + C);
+                const float dc = turn.k * turn.k * (turn.p + turn.q) * (A + C);
+                const float tau_tau = turn.on_tau * C + dq * turn.q + dc * turn.c, eps_eps = turn.on_eps * A + dp * turn.p + dc * turn.c;
                 float d_tau[2], d_u[2], d_eps[2];
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float s[4];
-                    read_sums(s, sums + 128, 2 * q + r);
-                    const float* stat = sums + 256 + (2 * q + r) * 8;
-                    const Turn turn = turn_of(stat[0], stat[1], stat[2], stat[3], stat[4]);
-                    float A = s[1], C = s[2], d_mixed = grad2[r], at_mirror = s[3];
-                    if (ETA) {
-                        const float inv = stat[5] > TINY ? 1.f / stat[5] : 0.f, scale = (float)a.eta * inv, along = s[0] * inv * inv;
-                        A = scale * (A - along * turn.inv_eps * stat[6]);
-                        C = scale * (C - along * turn.inv_tau * stat[7]);
-                        d_mixed = scale * (d_mixed - along * mixed[r]);
-                        at_mirror = scale * (at_mirror - along * mirror_flow[r]);
-                    }
-                    const float dz = rate[r] * d_mixed, e = eps[r] * turn.inv_eps, n = tau[r] * turn.inv_tau;
-                    d_u[r] = real ? d_mixed * (h[r] - y[r]) * u[r] * (1.f - u[r]) : 0.f;
-                    straight[r] += d_mixed * u[r];
+                for (int k = 0; k < 2; k++) {
+                    const bool real = first + k < N;
+                    const float d_mixed = ETA ? scale * (grad2[k] - along * mixed[k]) : grad2[k];
+                    const float dz = rate[k] * d_mixed, e = eps[k] * turn.inv_eps, n = tau[k] * turn.inv_tau;
+                    d_u[k] = d_mixed * (h[k] - y[k]) * u[k] * (1.f - u[k]);
+                    straight[k] += d_mixed * u[k];
                     if (turn.opposite) {  // two fixed mirrors for tau and h; eps moves the first
-                        const float f = ((unit == mirror_unit[r] ? 1.f : 0.f) - mirror_u[r] * e) * mirror_inv[r];
-                        const float back = dz - 2.f * (at_mirror - mirror_u[r] * A) * mirror_inv[r] * f;
-                        d_tau[r] = 0.f;
-                        d_eps[r] = dz + turn.inv_eps * (-2.f * (turn.p * back + A * h[r]) + 4.f * turn.p * A * e);
-                        straight[r] += back - 2.f * A * e;
+                        const float f = ((first + k == mirror.unit ? 1.f : 0.f) - mirror.u * e) * mirror.inv_norm;
+                        const float back = dz - 2.f * (at_mirror - mirror.u * A) * mirror.inv_norm * f;
+                        d_tau[k] = 0.f;
+                        d_eps[k] = dz + turn.inv_eps * (-2.f * (turn.p * back + A * h[k]) + 4.f * turn.p * A * e);
+                        straight[k] += back - 2.f * A * e;
                     } else {
-                        const float dp = (2.f - turn.k) * C - turn.k * A, dq = -turn.k * (A + C);
-                        const float dc = turn.k * turn.k * (turn.p + turn.q) * (A + C);
-                        straight[r] += dz + dp * e + dq * n;
-                        d_tau[r] = turn.inv_tau * (turn.on_tau * dz + dq * h[r] + dc * e - (turn.on_tau * C + dq * turn.q + dc * turn.c) * n);
-                        d_eps[r] = dz + turn.inv_eps * (turn.on_eps * dz + dp * h[r] + dc * n - (turn.on_eps * A + dp * turn.p + dc * turn.c) * e);
+                        straight[k] += dz + dp * e + dq * n;
+                        d_tau[k] = turn.inv_tau * (turn.on_tau * dz + dq * h[k] + dc * e - tau_tau * n);
+                        d_eps[k] = dz + turn.inv_eps * (turn.on_eps * dz + dp * h[k] + dc * n - eps_eps * e);
                     }
-                    if (t >= length[r]) d_tau[r] = d_u[r] = d_eps[r] = 0.f, straight[r] = grad[r];
-                    if (!real) d_tau[r] = d_eps[r] = straight[r] = 0.f;
+                    if (t >= length) d_tau[k] = d_u[k] = d_eps[k] = 0.f, straight[k] = grad[k];
+                    if (!real) d_tau[k] = d_u[k] = d_eps[k] = straight[k] = 0.f;
                 }
-                const u32 o_tau = transpose(pack(d_tau[0], d_tau[1]));
-                publish_word(grads + core_word, o_tau);
-                u16* row = a.dxp + (i64)t * (B * (GATES + 1) * N) + (gates_at + state_at - pair);
-                u32 o_u = 0;
-                if (GATES == 2) {
-                    o_u = transpose(pack(d_u[0], d_u[1]));
-                    publish_word(grads + NP * ROWS / 2 + core_word, o_u);
-                }
+                const u32 o_tau = pack(d_tau[0], d_tau[1]), o_u = GATES == 2 ? pack(d_u[0], d_u[1]) : 0u;
+                publish_word(grads + grad_word, o_tau);
+                if (GATES == 2) publish_word(grads + NP * ROWS / 2 + grad_word, o_u);
                 profile.mark(5);
+                u16* row = a.dxp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + first);
                 store_pair(row, count, o_tau);
                 if (GATES == 2) store_pair(row + N, count, o_u);
-                store_pair(row + GATES * N, count, transpose(pack(d_eps[0], d_eps[1])));
+                store_pair(row + GATES * N, count, pack(d_eps[0], d_eps[1]));
             }
-
             profile.mark(6);
+
             Quad v_grads[NT];
             const u32* from = grads + g * (QUARTER_BYTES / 4);
-            peek_stage<2 * STEPS>(v_grads, from, thread);
+            peek_stage<2 * STEPS>(v_grads, from, thread, true);
             float c[NT][4];
 #pragma unroll
             for (int j = 0; j < NT; j++)
@@ -221,18 +214,18 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
             block_sync();
             profile.mark(2);
             if (pointwise) {
-                carry[0] = straight[0], carry[1] = straight[1];
+                carry[0] = carry[1] = 0.f;
 #pragma unroll
                 for (int s = 0; s < 8; s++) {
                     float2 v = place[((s * 2 + w / 2) * NT + g) * 64 + w % 2 * 32 + lane];
                     carry[0] += v.x, carry[1] += v.y;
                 }
+                transpose(carry[0], carry[1]);
+                carry[0] += straight[0], carry[1] += straight[1];
             }
         }
-        if (pointwise && real)
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                if (b0 + r < B) a.dh0[(i64)(b0 + r) * N + unit] = carry[r];
+        if (count > 0) a.dh0[b * N + first] = carry[0];
+        if (count > 1) a.dh0[b * N + first + 1] = carry[1];
         block_sync();  // the next tile reuses the sums' memory
     }
     profile.save(a.profile);

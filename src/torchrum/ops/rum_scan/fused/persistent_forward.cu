@@ -1,5 +1,5 @@
 // The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, ETA, ZONEOUT, LENGTHS, EVEN,
-// WGMMA.
+// WGMMA, PATIENT, PROFILE.
 //
 // Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; turn, mix, publish
 // h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
@@ -64,7 +64,7 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
                             const Ask& ask, Profile& profile) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS < STEPS ? FIRST + STAGE_STEPS : STEPS, at = FIRST / STAGE_STEPS * STAGE_BYTES;
-        finish_stage<STEPS - FIRST>(v, h + at, from + at / 4, thread);
+        finish_stage<STEPS - FIRST>(v, h + at, from + at / 4, thread, FIRST == 0);
 #if WGMMA && !defined(EMULATE)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -80,11 +80,11 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
 KERNEL rum_persistent_forward(const ForwardArgs a) {
     const int g = THREAD / 128, thread = THREAD % 128, w = thread / 32, lane = THREAD % 32, i = lane / 4, q = lane % 4;
     const int group = BLOCK / GROUP, cta = BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
-    const int unit = cta * UNITS + 8 * w + i, pair = cta * UNITS + 8 * w + 2 * q;
-    const bool real = unit < N, pointwise = g < NT;
+    const int first = cta * UNITS + 8 * w + 2 * q;  // this lane's first unit
+    const bool pointwise = g < NT, saves = cta == 0 && w == 0 && q == 0;
 
     char* h_bytes = shared_memory();
-    float4* partial = (float4*)(h_bytes + NP * ROWS * 2);      // [2][4 warpgroups][NT][128 threads]
+    float4* partial = (float4*)(h_bytes + NP * ROWS * 2);          // [2][4 warpgroups][NT][128 threads]
     float* sums = (float*)(partial + 2 * 4 * NT * 128) + g * 512;  // this warpgroup's four [4][32]
 
     Weights weight;
@@ -94,7 +94,8 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         Fragment f;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int k = g * (NP / 4) + s * 16 + half * 8 + 2 * q, count = real ? pair_count(k, N) : 0;
+            const int unit = cta * UNITS + 8 * w + i, k = g * (NP / 4) + s * 16 + half * 8 + 2 * q;
+            const int count = unit < N ? pair_count(k, N) : 0;
             f.a[2 * half] = load_pair(a.weight + unit * N + k, count);
             f.a[2 * half + 1] = load_pair(a.weight + (N + unit) * N + k, GATES == 2 ? count : 0);
         }
@@ -104,55 +105,47 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
     Profile profile;
     profile.start();
     for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) {
-        const int b0 = tile * ROWS + 8 * g + 2 * q, b_load = tile * ROWS + 8 * g + i;
-        const int count = pointwise && b_load < B ? pair_count(pair, N) : 0;
-        const int core_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;  // where a transposed pair of this lane goes
-        float h[2] = {0.f, 0.f}, late[2][4];
-        int length[2] = {T, T};
+        const int b = tile * ROWS + 8 * g + i;
+        const bool inside = pointwise && b < B;
+        const int count = inside ? pair_count(first, N) : 0;
+        const int state_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;
+        float h[2] = {0.f, 0.f}, late[4];
+        int length = T;
         u32 x_tau = 0, x_u = 0, x_eps = 0;
 
         auto load_inputs = [&](int t) {
-            const u16* at = a.xp + (i64)t * (B * (GATES + 1) * N) + (b_load * (GATES + 1) * N + pair);
+            const u16* at = a.xp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + first);
             x_tau = load_pair(at, count);
             if (GATES == 2) x_u = load_pair(at + N, count);
             x_eps = load_pair(at + GATES * N, count);
         };
         auto board = [&](float* boards, int t) { return boards + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD; };
         auto states = [&](int t) { return a.states + (i64)(t * (int)a.tiles + tile) * TILE_WORDS; };
-        auto publish_state = [&](int slot) {
-            publish_word(states(slot) + core_word, transpose(pack(h[0], h[1])));
-        };
-        auto read_late = [&]() {
-            for (int r = 0; r < 2; r++) read_sums(late[r], sums + 384, 2 * q + r);
-        };
+        auto publish_state = [&](int slot) { publish_word(states(slot) + state_word, pack(h[0], h[1])); };
         auto wait_late = [&](int slot) {
             Quad v[PASSES];
             peek_sums(v, board(a.late, slot), thread);
             add_sums(v, sums + 384, board(a.late, slot), thread);
             warpgroup_sync(g);
-            read_late();
+            read_sums(late, sums + 384, i);
             warpgroup_sync(g);
         };
-        auto scale_of = [&](float square) { return square > 0.f ? (float)a.eta * inverse_root(square) : 0.f; };
+        auto scale_of_late = [&]() { return late[0] > 0.f ? (float)a.eta * inverse_root(late[0]) : 0.f; };
         auto save_late = [&](int t) {  // |h1| and the gradient sums of step t
-            if (cta == 0 && w == 0 && i == 0)
-                for (int r = 0; r < 2; r++)
-                    if (b0 + r < B) {
-                        float* row = a.stats + ((i64)t * B + b0 + r) * 8;
-                        row[5] = sqrtf(late[r][0]), row[6] = late[r][2], row[7] = late[r][3];
-                    }
+            if (saves && inside) {
+                float* row = a.stats + ((i64)t * B + b) * 8;
+                row[5] = sqrtf(late[0]), row[6] = late[2], row[7] = late[3];
+            }
         };
+        auto store_out = [&](int t) { store_pair(a.out + (i64)t * (B * N) + (b * N + first), count, pack(h[0], h[1])); };
 
         if (pointwise) {
-            for (int r = 0; r < 2; r++)
-                if (b0 + r < B) {
-                    if (real) h[r] = a.h0[(b0 + r) * N + unit];
-                    if (LENGTHS) length[r] = (int)a.lengths[b0 + r];
-                }
+            if (count > 0) h[0] = a.h0[b * N + first];
+            if (count > 1) h[1] = a.h0[b * N + first + 1];
+            if (LENGTHS && inside) length = (int)a.lengths[b];
             publish_state(0);
             load_inputs(0);
-            u32 eps = transpose(x_eps);
-            float v[8] = {0.f, low_half(eps) * low_half(eps), 0.f, 0.f, 0.f, high_half(eps) * high_half(eps), 0.f, 0.f};
+            float v[4] = {0.f, low_half(x_eps) * low_half(x_eps) + high_half(x_eps) * high_half(x_eps), 0.f, 0.f};
             publish_sums(v, sums + 256, board(a.late, 0), g, cta, thread);
             if (ETA && !DEFER) wait_late(0);
         }
@@ -160,7 +153,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         for (int t = 0; t < T; t++) {
             Quad v_h[NT];
             const u32* from = states(t) + g * (QUARTER_BYTES / 4);
-            peek_stage<STEPS>(v_h, from, thread);
+            peek_stage<STEPS>(v_h, from, thread, true);
             const bool late_here = pointwise && !(ETA && !DEFER);
             float c[NT][4];
 #pragma unroll
@@ -168,9 +161,10 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) c[j][k] = 0.f;
             Quad late_packets[PASSES];
-            multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, [&] {
+            auto ask = [&] {
                 if (late_here) peek_sums(late_packets, board(a.late, t), thread);
-            }, profile);
+            };
+            multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, ask, profile);
             profile.mark(1);
             float4* place = partial + (t % 2) * 4 * NT * 128;
 #pragma unroll
@@ -181,114 +175,106 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             profile.mark(2);
             if (!pointwise) continue;
 
-            float gate[4] = {0.f, 0.f, 0.f, 0.f};  // tau of two rows, u of two rows
+            float tau[2], raw_u[2];
 #pragma unroll
             for (int j = 0; j < NT; j++)
-                if (j == g)
-                    for (int k = 0; k < 4; k++) gate[k] = c[j][k];
+                if (j == g) tau[0] = c[j][0], tau[1] = c[j][1], raw_u[0] = c[j][2], raw_u[1] = c[j][3];
 #pragma unroll
-            for (int other = 0; other < 4; other++)
-                if (other != g) {
-                    float4 v = place[(other * NT + g) * 128 + thread];
-                    gate[0] += v.x, gate[1] += v.y, gate[2] += v.z, gate[3] += v.w;
-                }
-            u32 pair_tau = transpose(x_tau), pair_u = GATES == 2 ? transpose(x_u) : 0, pair_eps = transpose(x_eps);
-            if (t + 1 < T) load_inputs(t + 1);
-            if (late_here) read_late();
-            const float eps[2] = {low_half(pair_eps), high_half(pair_eps)}, ee[2] = {late[0][1], late[1][1]};
-            if (DEFER && t > 0) {
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float scale = t - 1 < length[r] ? scale_of(late[r][0]) : 1.f;
-                    h[r] *= scale, gate[r] *= scale, gate[2 + r] *= scale;
-                }
+            for (int other = 1; other < 4; other++) {
+                float4 v = place[((g + other) % 4 * NT + g) * 128 + thread];
+                tau[0] += v.x, tau[1] += v.y, raw_u[0] += v.z, raw_u[1] += v.w;
             }
-            float tau[2] = {gate[0] + low_half(pair_tau), gate[1] + high_half(pair_tau)};
-            float raw_u[2] = {gate[2] + low_half(pair_u), gate[3] + high_half(pair_u)};
-            float s[2][4];
-            {
-                float v[8];
+            transpose(tau[0], tau[1]);
+            if (GATES == 2) transpose(raw_u[0], raw_u[1]);
+            if (late_here) read_sums(late, sums + 384, i);
+            if (DEFER && t > 0) {
+                const float scale = t - 1 < length ? scale_of_late() : 1.f;
 #pragma unroll
-                for (int r = 0; r < 2; r++)
-                    v[4 * r] = tau[r] * tau[r], v[4 * r + 1] = eps[r] * tau[r], v[4 * r + 2] = tau[r] * h[r], v[4 * r + 3] = eps[r] * h[r];
+                for (int k = 0; k < 2; k++) h[k] *= scale, tau[k] *= scale, raw_u[k] *= scale;
+            }
+            const float eps[2] = {low_half(x_eps), high_half(x_eps)}, ee = late[1];
+            tau[0] += low_half(x_tau), tau[1] += high_half(x_tau);
+            if (GATES == 2) raw_u[0] += low_half(x_u), raw_u[1] += high_half(x_u);
+            {
+                float v[4] = {tau[0] * tau[0] + tau[1] * tau[1], eps[0] * tau[0] + eps[1] * tau[1],
+                              tau[0] * h[0] + tau[1] * h[1], eps[0] * h[0] + eps[1] * h[1]};
                 publish_sums(v, sums, board(a.early, t), g, cta, thread);
             }
             profile.mark(3);
-            // Stores that nothing waits for, while the sums travel.
+            // What nothing waits for, while the sums travel.
+            if (t + 1 < T) load_inputs(t + 1);
             if (DEFER && t > 0) {
-                store_pair(a.out + (i64)(t - 1) * (B * N) + (b_load * N + pair), count, transpose(pack(h[0], h[1])));
+                store_out(t - 1);
                 save_late(t - 1);
             }
-            u16* gates = a.gates + (i64)t * (B * GATES * N) + (b_load * GATES * N + pair);
-            store_pair(gates, count, transpose(pack(tau[0], tau[1])));
-            if (GATES == 2) store_pair(gates + N, count, transpose(pack(raw_u[0], raw_u[1])));
+            u16* gates = a.gates + (i64)t * (B * GATES * N) + (b * GATES * N + first);
+            store_pair(gates, count, pack(tau[0], tau[1]));
+            if (GATES == 2) store_pair(gates + N, count, pack(raw_u[0], raw_u[1]));
+            const float u[2] = {GATES == 2 ? sigmoid(raw_u[0]) : 0.f, GATES == 2 ? sigmoid(raw_u[1]) : 0.f};
+            float s[4];
             {
                 Quad v[PASSES];
                 peek_sums(v, board(a.early, t), thread);
                 add_sums(v, sums + 128, board(a.early, t), thread);
                 warpgroup_sync(g);
                 profile.mark(4);
-                for (int r = 0; r < 2; r++) read_sums(s[r], sums + 128, 2 * q + r);
+                read_sums(s, sums + 128, i);
             }
 
-            float v[8], old[2] = {h[0], h[1]};
+            const Turn turn = turn_of(ee, s[0], s[1], s[2], s[3]);
+            HalfTurn mirror = {0, 0.f, 0.f, 0.f};
+            if (turn.opposite) {
+                mirror = half_turn_of(a.xp + (((i64)t * B + b) * (GATES + 1) + GATES) * N, N, turn.inv_eps);
+                const Quad state = peek(states(t) + (mirror.unit / 8 * ROWS + 8 * g + i) * 4);
+                const int column = mirror.unit % 8;
+                const u32 two = column < 2 ? state.x : column < 4 ? state.y : column < 6 ? state.z : state.w;
+                float there = column % 2 ? high_half(two) : low_half(two);
+                if (DEFER && t > 0 && t - 1 < length) there *= scale_of_late();
+                mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
+            }
+            float v[4] = {0.f, 0.f, 0.f, 0.f}, old[2] = {h[0], h[1]};
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const Turn turn = turn_of(ee[r], s[r][0], s[r][1], s[r][2], s[r][3]);
-                HalfTurn mirror = {0, 0.f, 0.f, 0.f};
-                if (turn.opposite) {
-                    mirror = half_turn_of(a.xp + (((i64)t * B + b0 + r) * (GATES + 1) + GATES) * N, N, turn.inv_eps);
-                    int word = (mirror.unit / 8 * ROWS + 8 * g + 2 * q + r) * 4;
-                    const Quad state = peek(states(t) + word);
-                    const int column = mirror.unit % 8;
-                    u32 two = column < 2 ? state.x : column < 4 ? state.y : column < 6 ? state.z : state.w;
-                    float there = column % 2 ? high_half(two) : low_half(two);
-                    if (DEFER && t > 0 && t - 1 < length[r]) there *= scale_of(late[r][0]);
-                    mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
+            for (int k = 0; k < 2; k++) {
+                const float x = eps[k] + turned(turn, mirror, first + k, eps[k], tau[k], h[k]), y = activate(x);
+                const float mixed = first + k < N ? u[k] * h[k] + (1.f - u[k]) * y : 0.f;
+                if (ETA) {
+                    const float flow = slope(x, y) * (1.f - u[k]) * mixed;
+                    v[0] += mixed * mixed, v[2] += flow * eps[k], v[3] += flow * tau[k];
                 }
-                float x = eps[r] + turned(turn, mirror, unit, eps[r], tau[r], h[r]), y = activate(x);
-                float u = GATES == 2 ? sigmoid(raw_u[r]) : 0.f, mixed = u * h[r] + (1.f - u) * y;
-                if (!real) mixed = 0.f;
-                float flow = slope(x, y) * (1.f - u) * mixed;
-                v[4 * r] = mixed * mixed, v[4 * r + 2] = flow * eps[r], v[4 * r + 3] = flow * tau[r];
-                h[r] = t < length[r] ? mixed : h[r];
+                if (t < length) h[k] = mixed;
             }
             auto publish_late = [&]() {  // what the readers of h(t) need beside it
-                u32 next = t + 1 < T ? transpose(x_eps) : 0;
-                v[1] = low_half(next) * low_half(next), v[5] = high_half(next) * high_half(next);
+                if (t + 1 < T) v[1] = low_half(x_eps) * low_half(x_eps) + high_half(x_eps) * high_half(x_eps);
                 publish_sums(v, sums + 256, board(a.late, t + 1), g, cta, thread);
             };
-            if (cta == 0 && w == 0 && i == 0)
-                for (int r = 0; r < 2; r++)
-                    if (b0 + r < B) {
-                        float* row = a.stats + ((i64)t * B + b0 + r) * 8;
-                        row[0] = ee[r], row[1] = s[r][0], row[2] = s[r][1], row[3] = s[r][2], row[4] = s[r][3];
-                    }
             if (ETA && !DEFER) {
                 publish_late();
                 wait_late(t + 1);
                 save_late(t);
             }
-            if (ZONEOUT) {
+            if (ZONEOUT && t < length) {
                 const u32 key = ZONEOUT == 2 ? hash32((u32)a.seed[0] ^ (u32)t * 0x9E3779B9u) : 0;
 #pragma unroll
-                for (int r = 0; r < 2; r++)
-                    if (t < length[r]) {
-                        float share = share_of_new(key, (u32)(b0 + r) * (u32)N + unit, (u32)a.keep_below, (float)a.zoneout);
-                        h[r] = share * (ETA ? scale_of(late[r][0]) : 1.f) * h[r] + (1.f - share) * old[r];
-                    }
+                for (int k = 0; k < 2; k++) {
+                    const float share = share_of_new(key, (u32)b * (u32)N + first + k, (u32)a.keep_below, (float)a.zoneout);
+                    h[k] = share * (ETA ? scale_of_late() : 1.f) * h[k] + (1.f - share) * old[k];
+                }
             }
             if (t + 1 < T) publish_state(t + 1);
             profile.mark(5);
             if (!(ETA && !DEFER)) publish_late();
-            if (!DEFER) store_pair(a.out + (i64)t * (B * N) + (b_load * N + pair), count, transpose(pack(h[0], h[1])));
+            if (!DEFER) store_out(t);
+            if (saves && inside) {
+                float* row = a.stats + ((i64)t * B + b) * 8;
+                row[0] = ee, row[1] = s[0], row[2] = s[1], row[3] = s[2], row[4] = s[3];
+            }
             profile.mark(6);
         }
-        if (DEFER && pointwise && T > 0) {
+        if (DEFER && pointwise) {
             wait_late(T);
-#pragma unroll
-            for (int r = 0; r < 2; r++) h[r] *= T - 1 < length[r] ? scale_of(late[r][0]) : 1.f;
-            store_pair(a.out + (i64)(T - 1) * (B * N) + (b_load * N + pair), count, transpose(pack(h[0], h[1])));
+            const float scale = T - 1 < length ? scale_of_late() : 1.f;
+            h[0] *= scale, h[1] *= scale;
+            store_out(T - 1);
             save_late(T - 1);
         }
         block_sync();  // the next tile reuses the sums' memory
