@@ -84,12 +84,13 @@ def plane(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rotate_in_plane(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """h - u (u.h) - v (v.h) + [u v] turn [u.h; v.h]."""
+    """h - u u^T h - v v^T h + [u v] turn [u v]^T h, each factor a batched matrix product as theirs are."""
     u, v, turn = plane(a, b)
-    u_h, v_h = (u * h).sum(-1, keepdim=True), (v * h).sum(-1, keepdim=True)
     basis = torch.stack([u, v], -1)  # (B, H, 2)
-    inside = torch.bmm(turn, torch.stack([u_h, v_h], -2))  # (B, 2, 1)
-    return h - u * u_h - v * v_h + torch.bmm(basis, inside).squeeze(-1)
+    u, v, column = u.unsqueeze(-1), v.unsqueeze(-1), h.unsqueeze(-1)  # (B, H, 1)
+    outside = torch.bmm(u, torch.bmm(u.mT, column)) + torch.bmm(v, torch.bmm(v.mT, column))
+    inside = torch.bmm(basis, torch.bmm(turn, torch.bmm(basis.mT, column)))
+    return h + (inside - outside).squeeze(-1)
 
 
 def dense_rotation(a: Tensor, b: Tensor) -> Tensor:

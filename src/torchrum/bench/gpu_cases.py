@@ -56,22 +56,22 @@ def gpu_cases() -> list[Case]:
     ]
     cases += [layer_case("norms", N, "bfloat16", PROMISED, check_error=True) for N in (1000, 704, 1024, 2000, 256)]
     cases.append(layer_case("eta", 250, "float32", PROMISED, T=220, check_error=True))
-    cases.append(layer_case("lam1", 100, "float32", ("fused", "fused graphed", "torch"), T=1020, check_error=True))
+    cases.append(layer_case("lam1", 100, "float32", ("fused", "fused graphed"), T=1020, check_error=True))
     recall = Shape(N=50, T=53, B=BATCH, dtype="float32", device="cuda")
     cases.append(
         Case(
             "recall-n50", recall, FEATURES["lam1"], ("fused graphed", "fused"), modes=("training_step",), kind="recall"
         )
     )
+    # bound by launches, so a step costs the same at any T; T is short because autograd keeps 11 MB a step with lam 1
+    authors = ("authors", "authors graphed", "torch", "fused graphed", "gru graphed")
+    cases.append(layer_case("eta", 1000, "float32", authors, T=30, suffix="-authors", samples=10))
+    cases.append(layer_case("eta", 100, "float32", authors, T=30, suffix="-authors", samples=10))
+    cases.append(layer_case("lam1", 100, "float32", authors[:4], T=30, suffix="-authors", samples=10))
     penn = Shape(N=1000, T=STEPS, B=BATCH, dtype="bfloat16", device="cuda")
     cases.append(
         Case("ptb-fs-rum", penn, {}, ("fused graphed",), modes=("training_step",), kind="penn_treebank", samples=10)
     )
-    # bound by launches, so a step costs the same at any T; T is short because autograd keeps 11 MB a step with lam 1
-    authors = ("authors", "authors graphed", "fused graphed", "gru graphed")
-    cases.append(layer_case("eta", 1000, "float32", authors, T=30, suffix="-authors", samples=10))
-    cases.append(layer_case("eta", 100, "float32", authors, T=30, suffix="-authors", samples=10))
-    cases.append(layer_case("lam1", 100, "float32", authors[:3], T=30, suffix="-authors", samples=10))
     cases += [layer_case("eta", N, "bfloat16", RIVALS, suffix="-rivals") for N in (1000, 704, 1024, 2000, 256)]
     everyone = (*PROMISED, *RIVALS)
     cases += [
