@@ -111,14 +111,14 @@ def draw(case: Case, seed: int = 0) -> dict[str, Tensor | None]:
     }
 
 
-def reference(case: Case, given: dict[str, Tensor | None]) -> list[Tensor | None]:
-    leaves = {k: None if x is None else x.double().requires_grad_() for k, x in given.items()}
+def reference(case: Case, given: dict[str, Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+    leaves = {k: None if x is None else x.to(dtype, copy=True).requires_grad_() for k, x in given.items()}
     lengths = None if case.lengths is None else torch.tensor(case.lengths)
     inputs = [leaves[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")]
     out, R_n = rum_scan_reference(*inputs, lengths, torch.tensor(1234), case.rum_options())
-    loss = (out * given["grad_out"].double()).sum()
+    loss = (out * given["grad_out"].to(dtype)).sum()
     if given["grad_R_n"] is not None:
-        loss = loss + (R_n * given["grad_R_n"].double()).sum()
+        loss = loss + (R_n * given["grad_R_n"].to(dtype)).sum()
     loss.backward()
     return [out.detach(), R_n.detach(), *(None if x is None else x.grad for x in inputs)]
 
@@ -134,17 +134,22 @@ def fused(case: Case, given: dict[str, Tensor | None], device: str) -> list[Tens
     return [out, R_n, *grads]
 
 
-def assert_matches(case: Case, device: str = "cpu", tol: float | None = None) -> None:
+def assert_matches(case: Case, device: str = "cpu") -> None:
+    """Each tensor's relative error is within its dtype's tolerance, or within ten times that of the reference in
+    float32: two or three units can be so badly conditioned (near opposite vectors, whose gradients grow as 1/|u + w|)
+    that no float32 computation keeps five digits. Over many draws the two errors are alike."""
     given = draw(case)
-    tol = REL_ERROR[case.dtype] if tol is None else tol
-    for name, got, want in zip(NAMES, fused(case, given, device), reference(case, given), strict=True):
-        if want is None:
+    exact, single = reference(case, given, torch.float64), reference(case, given, torch.float32)
+    floor = 0.01 * float(given["grad_out"].double().norm())  # what cancels to less than this has lost its digits
+    for name, got, want, plain in zip(NAMES, fused(case, given, device), exact, single, strict=True):
+        if want is None or plain is None:
             assert got is None, name
             continue
         assert got is not None, name
         assert got.shape == want.shape, name
-        error = (got.cpu().double() - want).norm() / want.norm().clamp(min=1e-12)
-        assert error <= tol, f"{name}: relative error {error:.2e} over {tol:.0e}"
+        error, its_own = ((x.cpu().double() - want).norm() / want.norm().clamp(min=floor) for x in (got, plain))
+        allowed = max(REL_ERROR[case.dtype], 10 * float(its_own))
+        assert error <= allowed, f"{name}: relative error {error:.2e} over {allowed:.0e}"
 
 
 def zero_eps(xp: Tensor, N: int) -> None:
@@ -156,14 +161,15 @@ LN = {"layer_norm": True}
 EMULATED = [
     Case(5, options={}),
     Case(1, B=1, T=1),
+    Case(2, B=3, T=13, options={"eta": 1.0}),  # has nearly opposite vectors
     Case(3, T=4, options={"update_gate": False, "activation": "tanh"}, lengths=[2, 0]),
     Case(20, options={"eta": 1.5, "zoneout": 0.3, "training": True, "activation": "softsign"}, lengths=[4, 7]),
     Case(9, options={**LN, "activation": "sigmoid", "zoneout": 0.2}, with_r0=False, with_grad_r=False),
     Case(9, options={**LN, "ln_order": "authors", "eta": 1.0, "target_activation": "tanh"}, lengths=[6, 3]),
     Case(9, options={**LN, "update_gate": False}, edit=zero_eps),
     Case(66, B=1, T=5, options={"eta": 1.0}),
-    Case(10, dtype=torch.bfloat16, T=5),
-    Case(10, dtype=torch.float16, T=5),
+    Case(10, dtype=torch.bfloat16, T=5, options={"activation": "tanh"}),  # rounding moves units over relu's kink
+    Case(10, dtype=torch.float16, T=5, options={"activation": "tanh"}),
 ]
 
 
@@ -248,7 +254,11 @@ SIZE_CASES = [
     Case(N, B=B, T=T, options=options)
     for N in SIZES
     for B, T, options in ((1, 1, LN), (3, 13, {"eta": 1.0}), (5, 16, LN))
-] + [Case(N, B=3, T=13, dtype=dtype, options=LN) for N in (3, 65, 100) for dtype in (torch.bfloat16, torch.float16)]
+] + [
+    Case(N, B=3, T=13, dtype=dtype, options={**LN, "activation": "tanh"})
+    for N in (3, 65, 100)
+    for dtype in (torch.bfloat16, torch.float16)
+]
 OPTION_CASES = [
     Case(
         10, B=3, T=17, options={"eta": eta, "update_gate": gate, "activation": act, **norm, **zone}, lengths=[17, 4, 0]

@@ -244,7 +244,7 @@ __device__ inline Vector scaled(const Vector& v, float factor) {
 // 1/sqrt(x) to a rounding: the fast instruction and one Newton step, without the branches of sqrtf and a division
 __device__ inline float inverse_root(float x) {
     float y = rsqrtf(x);
-    return y * (1.5f - 0.5f * x * y * y);
+    return y + 0.5f * y * (1.f - x * y * y);
 }
 
 // 1/|x| from |x|^2; 0 where the vector has no direction
@@ -353,6 +353,14 @@ __device__ inline Rotation rotation(const Vector& u, float inv_eps, const Vector
     EACH(i) both.x[i] = u.x[i] + rot.w.x[i];
     float sum[4] = {inner(both, both), inner(both, u), inner(both, h), inner(u, h)};
     warp_sum(sum);
+    // Rounding leaves u and w with lengths of 1 + 1e-7; near opposite vectors the part of u + w along u is as small and
+    // the angle would be off by 1e-7/|u + w|. The part across u is safe, and gives the part along it.
+    float across = sum[0] - sum[1] * sum[1], along = __fdividef(across, 2.f - sum[1]), mend = along - sum[1];
+    bool wide = sum[1] < 1.f && sum[0] > OPPOSITE;
+    if (wide) {
+        EACH(i) both.x[i] += mend * u.x[i];
+        sum[0] = across + along * along, sum[1] = along, sum[2] += mend * sum[3];
+    }
     rot.u_h = sum[3];
     if (!still && sum[0] <= OPPOSITE) {  // the same in every lane
         rot.inv_sum = 0.f;
