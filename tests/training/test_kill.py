@@ -66,6 +66,7 @@ def test_twenty_kills_at_random_moments(whole, tmp_path):
             places.add(check_intact(folder))
         assert finish(train, folder, STEPS) in (0, 1)  # 1: there was nothing left to do
         assert numbers(folder) == whole
+        assert (folder / "result.json").exists()
     assert len(places) > 3  # the kills came early and late, not all before the first checkpoint
 
 

@@ -150,6 +150,22 @@ def test_it_stops_when_the_goal_is_reached_twice(tmp_path):
     config = replace(tiny(), stop_at=0.0, stop_after=2)
     result = Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
     assert (result.stopped, result.step) == ("goal", 20)
+    with pytest.raises(RunError, match="is complete: 20 of 40 steps done"):
+        Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
+    on = Trainer(replace(config, stop_at=None), tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
+    assert (on.stopped, on.step) == ("finished", 40)
+
+
+@pytest.mark.parametrize("stop_at", [None, 0.0])
+def test_a_run_killed_before_its_last_word_says_it_when_resumed(tmp_path, stop_at):
+    config = replace(tiny(), stop_at=stop_at)
+    result = Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
+    before = numbers(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    again = Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
+    assert (again.stopped, again.step, again.scores) == (result.stopped, result.step, result.scores)
+    assert numbers(tmp_path / "run") == before
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_diverged_loss_is_a_clear_error(tmp_path):
@@ -158,6 +174,10 @@ def test_a_diverged_loss_is_a_clear_error(tmp_path):
     nn.init.constant_(model.readout.weight, math.nan)
     with pytest.raises(RunError, match="the loss is nan at step 7"):
         Trainer(config, model, quiet=True).fit(tmp_path / "run")
+    rare = replace(config, log_every=100)
+    with pytest.raises(RunError, match="the loss is nan at step 8"):  # where a checkpoint is due
+        Trainer(rare, model, quiet=True).fit(tmp_path / "rare")
+    assert not (tmp_path / "rare" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])

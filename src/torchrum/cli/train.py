@@ -9,8 +9,9 @@ EPILOG = """Every field of the recipe can be set, as --steps 1000 or --set steps
 names: --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows them all. A recipe of your own is
 MODULE:FUNCTION.
 
-Several processes: --devices 2 starts them; torchrun --nproc-per-node 2 -m torchrum train ... --devices 2 and, under
-SLURM, srun torchrum train ... --devices 8 --nodes 2 use those that are there."""
+Several processes: --devices 2 starts them. torchrun and SLURM start them themselves; say the same numbers to both:
+  torchrun --nproc-per-node 2 -m torchrum train RECIPE --devices 2
+  srun --nodes 2 --ntasks-per-node 8 torchrum train RECIPE --devices 8 --nodes 2"""
 
 
 def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[list[str], list[str]]:

@@ -68,6 +68,14 @@ def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, 
     return [record for record in records if kind is None or record["kind"] == kind]
 
 
+def last_scores(folder: Path) -> dict[str, float]:
+    """Loss and metrics of the last validation; empty before the first."""
+    lines = read_metrics(folder, "validation")
+    return (
+        {name: value for name, value in lines[-1].items() if name not in ("kind", "step", "seconds")} if lines else {}
+    )
+
+
 def read_result(folder: Path | str) -> dict[str, Any] | None:
     """``result.json``, or None while the run has not ended."""
     path = Path(folder) / RESULT

@@ -26,6 +26,7 @@ from torchrum.training.records import (
     MetricsFile,
     environment,
     holds_run,
+    last_scores,
     read_json,
     write_json,
 )
@@ -57,19 +58,21 @@ class Trainer:
         """
         engine = Engine(self.config)
         folder = Path(engine.broadcast(str(folder)))
-        try:
-            with Interrupts() as interrupts:
-                return self._fit(engine, folder, resume, interrupts)
-        except OSError as error:
-            raise RunError(
-                f"{error.filename or folder} cannot be written: {error.strerror or error}. Earlier checkpoints are "
-                f"intact; make room or choose another --out, then go on with: torchrum train --resume {folder}"
-            ) from error
-
-    def _fit(self, engine: Engine, folder: Path, resume: bool, interrupts: Interrupts) -> Result:
-        config = self.config
         engine.first(lambda: self._check_folder(folder, resume))
-        self._engine, self._folder, self._interrupts = engine, folder, interrupts
+        self._engine, self._folder, self._interrupts = engine, folder, Interrupts()
+        with self._interrupts:
+            graph, notes = self._prepare(resume)
+            # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
+            try:
+                return self._run(resume, graph, notes)
+            except OSError as error:
+                raise RunError(
+                    f"{error.filename or folder} cannot be written: {error.strerror or error}. Earlier checkpoints are "
+                    f"intact; make room or choose another --out, then go on with: torchrum train --resume {folder}"
+                ) from error
+
+    def _prepare(self, resume: bool) -> tuple[bool, list[str]]:
+        config, engine = self.config, self._engine
 
         torch.manual_seed(config.seed)  # every process starts from the same weights
         self._module = self._given if self._given is not None else build(config)
@@ -82,9 +85,10 @@ class Trainer:
         data = config.task.setup(engine.device, config.seed)
         self._step = TrainStep(config, engine, model, optimizer, generator, data, 0)
         self._progress = Progress()
-        notes = self._restore() if resume else []
+        return graph, self._restore() if resume else []
 
-        # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
+    def _run(self, resume: bool, graph: bool, notes: list[str]) -> Result:
+        config, engine, folder = self.config, self._engine, self._folder
         engine.first(lambda: self._open_folder(resume))
         self._metrics = MetricsFile(folder, self._progress.step) if engine.rank == 0 else None
         engine.start_tracker(config.logger, folder, config.name, to_json(config))
@@ -117,7 +121,9 @@ class Trainer:
             else:
                 self._display.say(f"no CUDA graph: {obstacle}")
         validation = [batch.to(self._engine.device) for batch in config.task.validation(config.seed)]
-        scores: dict[str, float] = {}
+        scores = self._engine.first(lambda: last_scores(self._folder))
+        if self._goal():  # a crash came between the last checkpoint and the result
+            return "goal", scores
         rate = math.nan
         self._started = time.monotonic() - progress.seconds
         self._module.train()
@@ -139,7 +145,7 @@ class Trainer:
                 self._log(rate)
             if last or progress.step % config.eval_every == 0:
                 scores, improved = self._validate(validation)
-            goal = progress.reached >= config.stop_after
+            goal = self._goal()
             stopped = self._signal(log)
             if last or goal or stopped or improved or progress.step % config.checkpoint_every == 0:
                 self._save(improved)
@@ -148,6 +154,9 @@ class Trainer:
             if goal:
                 return "goal", scores
         return "finished", scores
+
+    def _goal(self) -> bool:
+        return self.config.stop_at is not None and self._progress.reached >= self.config.stop_after
 
     def _signal(self, log: bool) -> str:
         """Name of the signal that any process got. Several processes compare at log steps only: it makes them wait."""
@@ -170,13 +179,16 @@ class Trainer:
         for total in sums.values():
             total.zero_()
         self._progress.since_log = 0
-        if not math.isfinite(values["loss"]):
-            raise RunError(
-                f"the loss is {values['loss']} at step {self._progress.step}; the last checkpoint in {self._folder} is "
-                "from before. Try a lower --optimizer.lr, or --optimizer.clip 1."
-            )
+        self._check_finite(values["loss"])
         self._record("train", {**values, "lr": rate})
         self._display.train(self._progress.step, values)
+
+    def _check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise RunError(
+                f"the loss is {loss} at step {self._progress.step}; the checkpoints in {self._folder} are from before. "
+                "Try a lower --optimizer.lr, or --optimizer.clip 1."
+            )
 
     def _validate(self, batches: list[Any]) -> tuple[dict[str, float], bool]:
         task, progress = self.config.task, self._progress
@@ -201,12 +213,15 @@ class Trainer:
             "carried": to_device(self._step.carried, cpu),
             "sums": {name: total.to(cpu, copy=True) for name, total in self._step.sums.items()},
         }
+        processes = engine.gather(own)
+        for process in processes:
+            self._check_finite(float(process["sums"]["loss"]))  # a run that has diverged must not replace a good one
         state = {
             "config": identity(self.config),
             "progress": asdict(progress),
             "optimizer": self._optimizer.state_dict()["state"],
             "scaler": engine.scaler_state(),
-            "processes": engine.gather(own),
+            "processes": processes,
         }
 
         def write() -> None:
@@ -253,10 +268,10 @@ class Trainer:
         self._optimizer.load_state_dict(whole)
         engine.load_scaler_state(state["scaler"])
         self._progress = Progress(**state["progress"])
-        if self._progress.step >= self.config.steps:
-            raise RunError(
-                f"{folder} is complete: {self._progress.step} of {self.config.steps} steps done. Pass --steps for more."
-            )
+        complete = self._progress.step >= self.config.steps or self._goal()
+        if complete and engine.first(lambda: (folder / RESULT).exists()):
+            done = f"{self._progress.step} of {self.config.steps} steps done"
+            raise RunError(f"{folder} is complete: {done}. Pass --steps, or --stop_at none, for more.")
         self._step.position.fill_(self._progress.step)
         notes = [f"resuming {folder} at step {self._progress.step}"]
         processes = state["processes"]
