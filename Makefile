@@ -22,7 +22,7 @@ lint: $(READY)
 # torch comes first and exactly pinned, so that nothing that follows can bring another build
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet pip==26.1
+	$(PY) -m pip install --quiet pip==26.3
 	$(PY) -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[train,export,sweep,tensorboard]" --group test --group lint
 	touch $(READY)

@@ -203,8 +203,9 @@ def sweep(T: int, B: int, N: int, dtype: torch.dtype, options: RumOptions) -> No
         print(f"{N:5d} {split!s:>6} {pdl!s:>6} {lanes:10d} {transposed!s:>15} {numbers}", flush=True)
 
 
-def set_tuning(split: bool, pdl: bool) -> None:
-    product.SPLIT = split
+def set_tuning(split: bool | None, pdl: bool) -> None:
+    if split is not None:
+        product.SPLIT.update(forward=split, backward=split)
     lam0_forward.PDL = pdl
 
 
@@ -218,7 +219,7 @@ def main() -> None:
     parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--pieces", action="store_true")
     parser.add_argument("--sweep", type=int)
-    parser.add_argument("--split", action=argparse.BooleanOptionalAction, default=product.SPLIT)
+    parser.add_argument("--split", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=lam0_forward.PDL)
     args = parser.parse_args()
     torch.manual_seed(0)

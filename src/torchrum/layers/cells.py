@@ -28,16 +28,22 @@ class CellLayer(Recurrent):
         bidirectional: bool = False,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, True, batch_first, dropout, bidirectional)
-        self.cells = nn.ModuleList(
+        cells = [
             make_cell(self.layer_input_size(layer)) for layer in range(num_layers) for _ in range(self.num_directions)
-        )
-        self.state_names = self.cells[0].state_names
+        ]
+        self.cells = nn.ModuleList(cells)
+        self.state_names = cells[0].state_names
 
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
         dtype = (
             torch.get_autocast_dtype(like.device.type) if torch.is_autocast_enabled(like.device.type) else like.dtype
         )
-        return self.cells[index].initial_state(batch_size, device=like.device, dtype=dtype)
+        return self._cell(index).initial_state(batch_size, device=like.device, dtype=dtype)
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        return self.cells[index].scan(x, state, lengths)
+        return self._cell(index).scan(x, state, lengths)
+
+    def _cell(self, index: int) -> Cell:
+        cell = self.cells[index]
+        assert isinstance(cell, Cell)
+        return cell

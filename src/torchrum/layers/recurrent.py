@@ -15,8 +15,8 @@ Hidden = Tensor | tuple[Tensor | None, ...]
 class Recurrent(nn.Module, ABC):
     """Base of every layer: ``forward(input, hx=None) -> (output, h_n)`` as in :class:`torch.nn.GRU`.
 
-    A subclass says how one layer in one direction starts (``initial_state``) and runs (``scan``), and in ``state_names``
-    what its state consists of. One name makes ``hx`` a tensor, several make it a tuple, as with an LSTM's ``(h, c)``.
+    A subclass says how one layer in one direction starts (``initial_state``) and runs (``scan``), and what the parts of
+    its state are called. One name makes ``hx`` a tensor, several make it a tuple, as with an LSTM's ``(h, c)``.
     """
 
     state_names: tuple[str, ...] = ("h",)
@@ -156,7 +156,7 @@ class Recurrent(nn.Module, ABC):
                 )
             if part.device != x.device or not part.is_floating_point():
                 raise ValueError(
-                    f"{name}: {word} in hx is {part.dtype} on {part.device}; it must be floating on {x.device}, like input."
+                    f"{name}: {word} in hx is {part.dtype} on {part.device}; it must be floating, on {x.device}."
                 )
             columns.append(tuple(part.unbind(0)))
         return list(zip(*columns, strict=True))
@@ -174,7 +174,7 @@ class Recurrent(nn.Module, ABC):
             raise ValueError(f"{name}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
         if input.shape[-1] != self.input_size:
             raise ValueError(
-                f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}."
+                f"{name}: input.size(-1) must be input_size. Expected {self.input_size}, got {input.shape[-1]}."
             )
         if not input.is_floating_point():
             raise ValueError(f"{name}: input is {input.dtype}; it must be floating. Embed or one-hot encode it first.")
@@ -194,7 +194,8 @@ class Recurrent(nn.Module, ABC):
         T, B = x.shape[:2]
         if lengths.shape != (B,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
             raise ValueError(
-                f"{type(self).__name__}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; expected ({B},) integers."
+                f"{type(self).__name__}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; "
+                f"expected ({B},) integers."
             )
         if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and B > 0:
             low, high = int(lengths.min()), int(lengths.max())

@@ -108,7 +108,7 @@ class RUM(Recurrent):
         return {name: getattr(self, name + suffix, None) for name in RUM_PARAMETERS}
 
     @property
-    def all_weights(self) -> list[list[nn.Parameter]]:
+    def all_weights(self) -> list[list[Tensor]]:
         """The parameters, one list a layer and direction."""
         return [
             [part for part in self._weights(index).values() if part is not None]

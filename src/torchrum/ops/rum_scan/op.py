@@ -1,7 +1,7 @@
 """The scan as two opaque operators with an autograd rule: it compiles whole, and composes with torch.func.
 
 ``torch.library``'s define/impl pair under an ``autograd.Function`` is the one form that passes fullgraph compilation,
-``torch.func.grad`` and ``vmap`` together. The backward is a Function too: its own derivative goes through the reference.
+``torch.func.grad`` and ``vmap`` together. The backward is a Function too, differentiated by the reference.
 """
 
 from dataclasses import fields
@@ -21,7 +21,10 @@ _OPTION_SCHEMA = (
 _OPTION_NAMES = [part.split()[-1] for part in _OPTION_SCHEMA.split(", ")][:-1]
 assert set(_OPTION_NAMES) == {field.name for field in fields(RumOptions)} - {"target_activation"}
 
-_INPUTS = "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, Tensor? lengths, Tensor? seed"
+_INPUTS = (
+    "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
+    "Tensor? lengths, Tensor? seed"
+)
 _library = torch.library.Library("torchrum", "DEF")
 _library.define(f"rum_scan({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define(
@@ -147,21 +150,24 @@ class _RumScanBackward(torch.autograd.Function):
         options, _ = _options(ctx.flags)
         *tensors, lengths, seed = ctx.saved_tensors  # grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias
         given = [i for i, part in enumerate(tensors) if part is not None]
-        wanted = [i for i in given if i >= 2]
+        inputs = [i for i in given if i >= 2]
 
-        def first_gradients(*values: Tensor) -> tuple[Tensor, ...]:
+        def gradients(*values: Tensor) -> tuple[Tensor, ...]:
+            """What the backward computes, as a function of everything it depends on."""
             full = dict(zip(given, values, strict=True))
 
-            def scan(*inputs: Tensor) -> tuple[Tensor, ...]:
-                parts = dict(zip(wanted, inputs, strict=True))
-                states, R = rum_scan_reference(*(parts.get(i) for i in range(2, 8)), lengths, seed, options)
-                return (states,) if full.get(1) is None else (states, R)
+            def scan(*values: Tensor) -> Any:
+                parts: dict[int, Any] = dict(zip(inputs, values, strict=True))
+                xp, h0, weight_hh = parts[2], parts[3], parts[5]
+                ln = parts.get(6), parts.get(7)
+                out, R = rum_scan_reference(xp, h0, parts.get(4), weight_hh, *ln, lengths, seed, options)
+                return (out, R) if 1 in full else (out,)
 
-            _, pull = torch.func.vjp(scan, *(full[i] for i in wanted))
-            return pull((full[0],) if full.get(1) is None else (full[0], full[1]))
+            pull = torch.func.vjp(scan, *(full[i] for i in inputs))[1]
+            return pull((full[0], full[1]) if 1 in full else (full[0],))
 
-        _, pull = torch.func.vjp(first_gradients, *(tensors[i] for i in given))
-        seconds = dict(zip(given, pull(tuple(grads[i - 2] for i in wanted)), strict=True))
+        pull = torch.func.vjp(gradients, *(tensors[i] for i in given))[1]
+        seconds = dict(zip(given, pull(tuple(grads[i - 2] for i in inputs)), strict=True))
         return *(seconds.get(i) for i in range(8)), *[None] * 7
 
 

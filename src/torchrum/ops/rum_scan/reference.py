@@ -96,7 +96,7 @@ def rum_scan_reference(
     lam: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """A whole sequence ``xp`` ``(T, B, G*H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
-    T, B, H = xp.shape[0], xp.shape[1], h0.shape[-1]
+    B, H = h0.shape
     h, R = h0.to(working_dtype(xp.dtype)), R0
     if options.keeps_rotation and R is None:
         R = torch.eye(H, dtype=h.dtype, device=h.device).expand(B, H, H)
@@ -107,7 +107,7 @@ def rum_scan_reference(
         if lengths is not None:
             going = (t < lengths).unsqueeze(-1)  # (B, 1)
             new = torch.where(going, new, h)
-            new_R = None if new_R is None else torch.where(going.unsqueeze(-1), new_R, R)
+            new_R = None if new_R is None or R is None else torch.where(going.unsqueeze(-1), new_R, R)
         h, R = new, new_R
         states.append(h)
     return torch.stack(states).to(xp.dtype), R

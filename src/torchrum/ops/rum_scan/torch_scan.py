@@ -87,7 +87,7 @@ def forward(
     seed: Tensor | None,
     options: RumOptions,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Run the scan: states ``(T, B, H)``, the last R, what the backward needs of each step, R at the ends of segments."""
+    """Run the scan: states ``(T, B, H)``, the last R, what the backward needs of each step, R at segment ends."""
     scan = _Scan(xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
     T, B, H, G = scan.T, scan.B, scan.H, options.num_gates * h0.shape[-1]
     saved, out = xp.new_empty(T, B, saved_width(options, H)), xp.new_empty(T, B, H)
@@ -152,8 +152,8 @@ def backward(
 
     grad_weight = grad_xp[..., :G].flatten(0, 1).t().mm(previous.flatten(0, 1)).to(weight_hh.dtype)
     grad_R0 = None if memory is None else torch.bmm(memory[0].mT, memory[1])
-    ln_grads = [total.view(-1) for total in sums] or [None, None]
-    return grad_xp, grad_h.to(h0.dtype), grad_R0, grad_weight, ln_grads[0], ln_grads[1]
+    grad_ln_weight, grad_ln_bias = (total.view(-1) for total in sums) if sums else (None, None)
+    return grad_xp, grad_h.to(h0.dtype), grad_R0, grad_weight, grad_ln_weight, grad_ln_bias
 
 
 class _Block:
@@ -178,8 +178,7 @@ class _Block:
             mixed = candidate if self.u is None else torch.lerp(candidate, h, self.u)
             self.scale = safe_inverse(torch.linalg.vector_norm(mixed, dim=-1, keepdim=True))
             self.direction = mixed * self.scale
-        self.grad_e = torch.empty_like(h) if memory is not None else None
-        self.grad_turned = torch.empty_like(h)
+        self.grad_turned, self.grad_e = torch.empty_like(h), torch.empty_like(h)
 
     def norm_backward(self, grad: Tensor, x: Tensor, block: int) -> Tensor:
         """Gradient of ``norm``; the gradients of its weights are added to ``sums``."""
@@ -219,8 +218,7 @@ class _Block:
             R, adjoint, ends = self.memory
             if (t + 1) % SEGMENT == 0 and t + 1 < scan.T:
                 R.copy_(ends[(t + 1) // SEGMENT - 1])
-            plane = Plane(*(None if part is None else part[i] for part in self.plane))
-            grad_h, grad_tau, self.grad_e[i] = advance_backward(plane, h, into, R, adjoint)
+            grad_h, grad_tau, self.grad_e[i] = advance_backward(self.plane.at(i), h, into, R, adjoint)
         grad_gates = grad_xp[t, :, :-H]
         grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
         if self.u is not None:
@@ -241,7 +239,7 @@ class _Block:
 
     def finish(self, grad_xp: Tensor) -> None:
         """Gradients of eps for the whole block: where it is added, and through its direction."""
-        grad_e = self.rotation.directions(self.grad_turned) if self.rotation is not None else self.grad_e
+        grad_e = self.grad_e if self.rotation is None else self.rotation.directions(self.grad_turned)
         e = self.scan.e[self.at]
         grad_e = (grad_e - (e * grad_e).sum(-1, keepdim=True) * e) * self.scan.inv_eps[self.at]
         grad_xp[self.at, :, -self.scan.H :] = self.grad_turned + grad_e

@@ -28,6 +28,11 @@ class Plane(NamedTuple):
     opposite: Tensor | None
     """Rows where w is -e; None if there are none."""
 
+    def at(self, i: int) -> "Plane":
+        """Step ``i`` of a block of planes."""
+        opposite = None if self.opposite is None else self.opposite[i]
+        return Plane(self.e[i], self.w[i], self.s[i], self.inv_tau[i], self.inv_square[i], opposite)
+
 
 def safe_inverse(length: Tensor, tiny: float = 0.0) -> Tensor:
     """``1 / length``, and 0 where the length is not above ``tiny``."""
@@ -35,12 +40,12 @@ def safe_inverse(length: Tensor, tiny: float = 0.0) -> Tensor:
 
 
 def unit_inputs(eps: Tensor, going: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Directions of all ``eps`` ``(T, B, H)`` and their inverse lengths ``(T, B, 1)``; zero where nothing shall turn."""
+    """Directions of all ``eps`` ``(T, B, H)`` and their inverse lengths ``(T, B, 1)``; zero where nothing turns."""
     length = torch.linalg.vector_norm(eps, dim=-1, keepdim=True)
     if eps.shape[-1] == 1:
         return torch.zeros_like(eps), torch.zeros_like(length)  # the only rotation of a line is 1
     ordinary = (
-        eps.device.type == "cpu" and length.numel() > 0 and 1e-12 < float(length.min()) and float(length.max()) < 1e18
+        eps.device.type == "cpu" and length.numel() > 0 and float(length.min()) > 1e-12 and float(length.max()) < 1e18
     )
     if ordinary:
         inverse = length.reciprocal()

@@ -295,7 +295,7 @@ class BackwardSteps(Buffers):
         ln_shape = (B, 2, (self.G + 1) * H)
         self.ln_grads = torch.empty(ln_shape, device=like.device) if options.layer_norm else None
         self.flags = launch_options(like, H, options, "backward")
-        self.product = Product(self.low, self.weight, self.flags["PDL"])
+        self.product = Product(self.low, self.weight, self.flags["PDL"], self.direction)
 
     def begin(
         self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor, grad_out: Tensor, dxp: Tensor, *loaded: Any

@@ -162,7 +162,7 @@ def launch_options(like: Tensor, H: int, options: RumOptions, direction: str) ->
         "ZONEOUT": zoneout,
         "KEEP_BELOW": min(int((1 - options.zoneout) * 2**32), 2**32 - 1) if zoneout == "train" else 0,
         "PDL": pdl,
-        "num_warps": min(16, max(1, block // LANES_PER_WARP[direction])),
+        "num_warps": min(8, max(1, block // LANES_PER_WARP[direction])),
     }
     if pdl:
         flags["launch_pdl"] = True
@@ -240,7 +240,7 @@ class ForwardSteps(Buffers):
         HP = padded(H)
         self.low = torch.zeros((B, HP), dtype=like.dtype, device=like.device)  # padding stays zero
         self.flags = launch_options(like, H, options, "forward")
-        self.product = Product(self.low, self.weight.t(), self.flags["PDL"])
+        self.product = Product(self.low, self.weight.t(), self.flags["PDL"], self.direction)
 
     def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
         self.load(*loaded)
@@ -264,7 +264,7 @@ class ForwardSteps(Buffers):
 def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
     """All that a scan's graphs bake in."""
     flags = tuple(sorted(launch_options(x, H, options, direction).items(), key=lambda item: item[0]))
-    product = (splits(B, x.dtype), TRANSPOSED[direction], matmul_mode(x.dtype))
+    product = (splits(direction, B, x.dtype), TRANSPOSED[direction], matmul_mode(x.dtype))
     return direction, x.device, x.dtype, B, has_lengths, flags, product
 
 

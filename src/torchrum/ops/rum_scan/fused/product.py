@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .common import INTERPRET
 
-SPLIT = False  # partial sums for half types; read when a scan's buffers are made
+SPLIT = {"forward": False, "backward": True}  # partial sums for half types; the inner axis of the backward is longer
 ROWS = 128  # of a tile: larger batches go to cuBLAS, which fills the device with them
 MOST_PARTS = 12
 INNER = 64  # the hidden axis is padded to this
@@ -63,10 +63,10 @@ def load_parts(product, offset, mask, stride, PARTS: tl.constexpr):
 class Product:
     """``left (B, K) @ right (K, N)`` at fixed addresses; ``out`` is ``(parts, B, N)``."""
 
-    def __init__(self, left: Tensor, right: Tensor, pdl: bool) -> None:
+    def __init__(self, left: Tensor, right: Tensor, pdl: bool, direction: str) -> None:
         self.left, self.right, self.pdl = left, right, pdl
         (B, K), N = left.shape, right.shape[1]
-        self.split = splits(B, left.dtype)
+        self.split = splits(direction, B, left.dtype)
         self.block = 64 if N <= 2816 else 128  # wider tiles once there are enough of them
         while N % self.block:
             self.block //= 2
@@ -90,9 +90,9 @@ class Product:
         )  # fmt: skip
 
 
-def splits(B: int, dtype: torch.dtype) -> bool:
+def splits(direction: str, B: int, dtype: torch.dtype) -> bool:
     """Whether the product is left in parts; float32 follows torch's precision settings, so it goes to cuBLAS."""
-    return SPLIT and B <= ROWS and dtype in (torch.float16, torch.bfloat16)
+    return SPLIT[direction] and B <= ROWS and dtype in (torch.float16, torch.bfloat16)
 
 
 def multiprocessors(x: Tensor) -> int:
