@@ -6,8 +6,9 @@ from torchrum.bench import cpu
 from torchrum.bench.floor import floor_ms, share_of_floor
 from torchrum.bench.gpu_cases import gpu_cases
 from torchrum.bench.measure import Times
+from torchrum.bench.plot import _by_size, draw_report
 from torchrum.bench.records import Report, Row, Target, read_report
-from torchrum.bench.report import draw_report, markdown, write_markdown
+from torchrum.bench.report import markdown, short, write_markdown
 from torchrum.bench.table import text_table
 from torchrum.bench.targets import gpu_targets
 from torchrum.bench.work import Shape
@@ -117,7 +118,7 @@ def test_markdown_goes_between_its_markers(tmp_path):
     assert text.endswith("<!-- /torchrum:bench -->\nb\n")
     assert "old" not in text
     assert markdown(report()) in text
-    assert "| 20 | 10 | 40 |" in text
+    assert "| lam=0, eta=1, N=1000, T=150, bfloat16 | 20 | 10 | 40 | 0.25 |" in text
     assert not write_markdown(readme, report())
 
 
@@ -128,9 +129,19 @@ def test_markdown_without_markers(tmp_path):
         write_markdown(readme, report())
 
 
+def test_numbers_are_short():
+    assert [short(value) for value in (0.12345, 8.4567, 99.96, 3157.6)] == ["0.123", "8.46", "100", "3,158"]
+
+
 def test_plot(tmp_path):
     path = draw_report(report(), tmp_path / "bench.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+    sweep = report()
+    small = Shape(N=256, T=150, dtype="bfloat16", device="cuda")
+    for old in report().rows[:3]:
+        sweep.rows.append(Row("eta-bf16-n256", old.contestant, old.mode, small, old.options, old.times))
+    assert list(_by_size([row for row in sweep.rows if row.times])) == ["RUM lam=0, eta=1, bfloat16"]
+    assert draw_report(sweep, tmp_path / "sweep.png").read_bytes() != path.read_bytes()
     with pytest.raises(ValueError, match="no forward and backward pass"):
         draw_report(Report("gpu", PLACE), tmp_path / "none.png")
 

@@ -20,7 +20,7 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), *map(shlex.quote, sys.argv[1:])]),
         "commit": commit or _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -40,6 +40,11 @@ def environment(commit: str | None = None) -> dict[str, Any]:
             "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         }
     return found
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "python -m torchrum" if name == "__main__.py" else name
 
 
 def _ask(*command: str) -> str | None:

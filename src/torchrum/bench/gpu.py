@@ -1,4 +1,7 @@
-"""The GPU suite: RUM beside cuDNN's GRU and LSTM and the authors' way, eager and in CUDA graphs."""
+"""The GPU suite: RUM beside cuDNN's GRU and LSTM and the authors' way, eager and in CUDA graphs.
+
+tests/ops must be green with ``-m gpu`` first: a wrong kernel can be fast.
+"""
 
 import gc
 import time

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 from .records import Report, Row
-from .table import MODE_WORDS, describe_target
+from .table import describe_target
 
 MARKED = re.compile(r"(<!-- torchrum:bench (\S+) -->\n)(.*?)(<!-- /torchrum:bench -->)", re.DOTALL)
 LABELS = {
-    "authors": "authors' code",
-    "authors graphed": "authors' code, CUDA graph",
+    "authors": "authors' way",
+    "authors graphed": "authors' way, CUDA graph",
     "reference": "RUM, reference",
     "torch": "RUM, torch",
     "fused": "RUM, fused",
@@ -21,31 +21,44 @@ LABELS = {
     "gru= graphed": "nn.GRU of as many weights, CUDA graph",
     "lstm= graphed": "nn.LSTM of as many weights, CUDA graph",
 }
-COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#0072b2", "fused": "#0072b2"}
-COLOURS |= {"gru": "#a6a6a6", "gru=": "#d0d0d0", "lstm": "#595959", "lstm=": "#8c8c8c"}
+
+HEADLINE = (
+    "authors",
+    "authors graphed",
+    "reference",
+    "torch",
+    "fused",
+    "fused graphed",
+    "gru",
+    "gru graphed",
+    "lstm",
+    "lstm graphed",
+)
+"""Columns of the README's table; the JSON has the others."""
 
 
 def markdown(report: Report) -> str:
     """A Markdown table of the training passes, microseconds a step, and the promises below it."""
     rows = [row for row in report.rows if row.mode != "forward" and row.times is not None]
-    names = [name for name in LABELS if any(row.contestant == name for row in rows)]
-    names += sorted({row.contestant for row in rows} - set(names))
+    cases: dict[str, dict[str, Row]] = {}
+    for row in rows:  # the rivals of a promised case are timed by themselves, and stand in its line here
+        cases.setdefault(row.case.removesuffix("-rivals"), {})[row.contestant] = row
+    names = [name for name in HEADLINE if any(name in found for found in cases.values())]
     lines = [
-        "| case | " + " | ".join(LABELS.get(name, name) for name in names) + " |",
-        "| --- |" + " ---: |" * len(names),
+        "| case | " + " | ".join(LABELS[name] for name in names) + " | RUM / GRU |",
+        "| --- |" + " ---: |" * (len(names) + 1),
     ]
-    for case in dict.fromkeys(row.case for row in rows):
-        found = {row.contestant: row for row in rows if row.case == case}
-        cells = [_cell(found.get(name)) for name in names]
-        lines.append(
-            f"| {describe_case(max(found.values(), key=lambda row: len(row.options)))} | " + " | ".join(cells) + " |"
-        )
+    for found in cases.values():
+        if found.keys() & set(names):
+            cells = [_cell(found.get(name)) for name in names]
+            lines.append(f"| {describe_case(found)} | " + " | ".join([*cells, _ratio(found)]) + " |")
     place = report.environment
     machine = place.get("gpu") or f"{place['cpu']}, {place['threads']} threads"
     commit = (place.get("commit") or "unknown")[:10]
     lines += [
         "",
-        f"Median microseconds a time step (quartiles in the JSON), input projection included; {machine}, "
+        "Forward and backward, median microseconds a time step, input projection included; sizes, quartiles and more "
+        f"contestants are in the JSON. {machine}, "
         f"torch {place['torch']}, commit {commit}. Command: `{place['command']}`",
     ]
     if report.targets:
@@ -53,16 +66,33 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_case(row: Row) -> str:
-    """What a case is, in words: options, sizes and dtype."""
-    shape = row.shape
-    words = [f"{name}={value}" for name, value in row.options.items()]
-    words += [f"N={shape.N}", f"T={shape.T}", f"B={shape.B}", shape.dtype, MODE_WORDS[row.mode]]
-    return f"`{row.case}`: {', '.join(words)}"
+def describe_case(found: dict[str, Row]) -> str:
+    """What a case is: options, sizes and dtype."""
+    options = max((row.options for row in found.values()), key=len)
+    row = next(iter(found.values()))
+    words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
+    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype]
+    return ", ".join(words) + (f" ({row.case}, whole training step)" if row.mode == "training_step" else "")
+
+
+def _ratio(found: dict[str, Row]) -> str:
+    """The faster of our ways over the faster GRU."""
+
+    def best(*names: str) -> float | None:
+        times = [found[name].us_per_step for name in names if name in found]
+        return min((time for time in times if time is not None), default=None)
+
+    ours, theirs = best("torch", "fused", "fused graphed"), best("gru", "gru graphed")
+    return "" if ours is None or theirs is None else f"{ours / theirs:.2f}"
 
 
 def _cell(row: Row | None) -> str:
-    return "" if row is None or row.us_per_step is None else f"{row.us_per_step:.3g}"
+    return "" if row is None or row.us_per_step is None else short(row.us_per_step)
+
+
+def short(value: float) -> str:
+    """Three digits, or whole numbers."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write_markdown(path: Path, report: Report) -> bool:
@@ -79,62 +109,3 @@ def write_markdown(path: Path, report: Report) -> bool:
     if new != text:
         path.write_text(new)
     return new != text
-
-
-def draw_report(report: Report, path: Path) -> Path:
-    """Bars of the training passes, one panel a case: microseconds a step on a logarithmic axis, with quartiles."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    from ..plots.style import STYLE, save
-
-    rows = [row for row in report.rows if row.mode == "forward_backward" and row.times is not None]
-    cases = list(dict.fromkeys(row.case for row in rows))
-    if not cases:
-        raise ValueError("draw_report: the report has no forward and backward pass to draw.")
-    columns = min(4, len(cases))
-    lines = -(-len(cases) // columns)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(3.2 * columns, 2.2 * lines + 0.4), layout="constrained")
-        panels = figure.subplots(lines, columns, squeeze=False)
-        for panel, case in zip(panels.flat, cases, strict=False):
-            here = [row for row in rows if row.case == case]
-            _bars(panel, here)
-            panel.set_title(case)
-        for panel in list(panels.flat)[len(cases) :]:
-            panel.set_axis_off()
-        place = report.environment
-        figure.suptitle(f"forward + backward, µs a step; {place.get('gpu') or place['cpu']}, torch {place['torch']}")
-        return save(figure, path)
-
-
-def _bars(panel, rows: list[Row]) -> None:
-    rows = sorted(rows, key=lambda row: -(row.us_per_step or 0))
-    for place, row in enumerate(rows):
-        assert row.times is not None
-        assert row.us_per_step is not None
-        scale = 1e3 / row.shape.T
-        spread = [[(row.times.median - row.times.low) * scale], [(row.times.high - row.times.median) * scale]]
-        kind = row.contestant.split()[0]
-        hatch = "" if row.contestant.endswith("graphed") or row.shape.device == "cpu" else "//"
-        panel.barh(
-            place,
-            row.us_per_step,
-            xerr=spread,
-            color=COLOURS.get(kind, "#dddddd"),
-            hatch=hatch,
-            edgecolor="white",
-            height=0.8,
-            error_kw={"linewidth": 0.8},
-        )
-        panel.annotate(
-            f" {row.us_per_step:.3g}",
-            (row.us_per_step, place),
-            va="center",
-            fontsize=6,
-            xytext=(3, 0),
-            textcoords="offset points",
-        )
-    panel.set_yticks(range(len(rows)), [row.contestant for row in rows], fontsize=7)
-    panel.set_xscale("log")
-    panel.margins(x=0.15)

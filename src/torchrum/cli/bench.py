@@ -31,12 +31,14 @@ def main(arguments: list[str]) -> int:
     from torchrum.bench.table import text_table
 
     if options.report:
-        from torchrum.bench.report import draw_report, write_markdown
+        from torchrum.bench.report import write_markdown
 
         report = read_report(options.report)
         if options.write:
             print(f"{options.write}: table {'written' if write_markdown(options.write, report) else 'is up to date'}")
         if options.plot:
+            from torchrum.bench.plot import draw_report
+
             print(draw_report(report, options.plot))
         if not options.write and not options.plot:
             print(text_table(report))
