@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import batching, torch_scan
 from .options import RumOptions
-from .reference import rum_scan_reference, working_dtype
+from .reference import rum_scan_reference
 
 _OPTION_SCHEMA = (
     "float lam, float? eta, str activation, bool update_gate, bool layer_norm, str ln_order, float ln_eps, "
@@ -78,14 +78,7 @@ def _backward(
 @torch.library.register_fake("torchrum::rum_scan", lib=_library)
 def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options(flags)
-    T, B, H = xp.shape[0], xp.shape[1], h0.shape[-1]
-    width = torch_scan.saved_width(options, H) if backend == "torch" else options.num_gates * H
-    out, gates = xp.new_empty(T, B, H), xp.new_empty(T, B, width)
-    if not options.keeps_rotation:
-        return out, xp.new_empty(0), gates, xp.new_empty(0)
-    dtype = working_dtype(xp.dtype)
-    ends = xp.new_empty((T - 1) // torch_scan.SEGMENT, B, H, H, dtype=dtype)
-    return out, xp.new_empty(B, H, H, dtype=dtype), gates, ends
+    return tuple(_or_empty(part, xp) for part in _kernels(backend).empty_results(xp, h0.shape[-1], options))
 
 
 @torch.library.register_fake("torchrum::rum_scan_backward", lib=_library)

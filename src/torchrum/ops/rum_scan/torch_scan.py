@@ -71,9 +71,14 @@ class _Scan:
         return new if self.going is None else torch.where(self.going[t], new, h)
 
 
-def saved_width(options: RumOptions, H: int) -> int:
-    """Columns of what the forward saves a step: the raw gates, and R h with a memory."""
-    return (options.num_gates + options.keeps_rotation) * H
+def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Room for what ``forward`` returns."""
+    T, B = xp.shape[:2]
+    out, saved = xp.new_empty(T, B, H), xp.new_empty(T, B, (options.num_gates + options.keeps_rotation) * H)
+    if not options.keeps_rotation:
+        return out, None, saved, None
+    R = xp.new_empty(B, H, H, dtype=working_dtype(xp.dtype))
+    return out, R, saved, R.new_empty((T - 1) // SEGMENT, B, H, H)
 
 
 def forward(
@@ -89,14 +94,11 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Run the scan: states ``(T, B, H)``, the last R, what the backward needs of each step, R at segment ends."""
     scan = _Scan(xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
-    T, B, H, G = scan.T, scan.B, scan.H, options.num_gates * h0.shape[-1]
-    saved, out = xp.new_empty(T, B, saved_width(options, H)), xp.new_empty(T, B, H)
+    T, H, G = scan.T, scan.H, options.num_gates * scan.H
+    out, R, saved, ends = empty_results(xp, H, options)
     h = h0.to(scan.dtype)
-    R = ends = None
-    if options.keeps_rotation:
-        eye = torch.eye(H, dtype=scan.dtype, device=xp.device)
-        R = (eye.expand(B, H, H) if R0 is None else R0.mT).to(scan.dtype, copy=True).contiguous()  # transposed
-        ends = R.new_empty((T - 1) // SEGMENT, B, H, H)
+    if R is not None:
+        R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT)  # transposed
     for t in range(T):
         raw = torch.addmm(xp[t, :, :G], h.to(xp.dtype), scan.weight.t(), out=saved[t, :, :G])
         gates = raw.to(scan.dtype)

@@ -65,6 +65,18 @@ def obstacle(xp: Tensor, options: RumOptions) -> str | None:
     return triton_obstacle() or device_obstacle(xp.device)
 
 
+def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Room for what ``forward`` returns."""
+    T, B = xp.shape[:2]
+    out = xp.new_empty(T, B, H)
+    if options.lam == 0:
+        return out, None, xp.new_empty(T, B, options.num_gates * H), None
+    from .lam1 import CHECKPOINT_EVERY
+
+    R = xp.new_empty(B, H, H, dtype=torch.float32)
+    return out, R, R.new_empty(T, B, options.num_gates * H), R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)
+
+
 def forward(
     xp: Tensor,
     h0: Tensor,
