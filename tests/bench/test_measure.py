@@ -72,6 +72,7 @@ def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():
 @pytest.mark.slow
 def test_peak_memory_sees_what_autograd_keeps():
     shape = Shape(N=64, T=100, B=32)
-    assert peak_memory("authors", shape, 1) > 4 * peak_memory("torch", shape, 1)
-    one_matrix_a_step = shape.T * shape.B * shape.N**2 * 4
-    assert peak_memory("authors", shape, 1) > one_matrix_a_step
+    authors = peak_memory("authors", shape, 1)
+    assert authors > 4 * peak_memory("torch", shape, 1)
+    matrices = shape.T * shape.B * shape.N**2 * 4  # one of each step
+    assert 2 * matrices < authors < 3 * matrices  # the new rotation and R; the rest are vectors and what is passing
