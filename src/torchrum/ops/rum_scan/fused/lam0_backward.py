@@ -35,23 +35,12 @@ def load_step(xp, out, gates, h0, row, t, b, B, j, mask, H: tl.constexpr, GATE: 
     return tau_raw, u_raw, e, h
 
 
-@triton.jit(do_not_specialize=["B"])
-def lam0_stats_kernel(
-    xp, out, gates, h0, stats, ln_weight, ln_bias, B,
-    H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr,
-    ACTIVATION: tl.constexpr, ETA: tl.constexpr,
+@triton.jit
+def store_stats(
+    stats, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c,
+    GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
-    """The scalars of one row of one step; all T * B of them in parallel."""
-    row = tl.program_id(0).to(tl.int64)
-    t = row // B
-    b = row - t * B
-    j = tl.arange(0, BLOCK)
-    mask = j < H
-    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
-    new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = rum_cell(
-        tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
-    )
-    stats += row * STATS
+    """Keep what ``rum_cell`` returns; ``rum_cell_backward`` reads it."""
     tl.store(stats + 0, inv_e)
     tl.store(stats + 1, inv_t)
     tl.store(stats + 2, c)
@@ -75,6 +64,28 @@ def lam0_stats_kernel(
         if GATE:
             tl.store(stats + 17, mean_u)
             tl.store(stats + 18, rstd_u)
+
+
+@triton.jit(do_not_specialize=["B"])
+def lam0_stats_kernel(
+    xp, out, gates, h0, stats, ln_weight, ln_bias, B,
+    H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ETA: tl.constexpr,
+):  # fmt: skip
+    """The scalars of one row of one step; all T * B of them in parallel."""
+    row = tl.program_id(0).to(tl.int64)
+    t = row // B
+    b = row - t * B
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
+    new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = rum_cell(
+        tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
+    )
+    store_stats(
+        stats + row * STATS, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f,
+        mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c, GATE, LN, ETA,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -115,50 +126,14 @@ def rotation_backward(dz, dz_u, dz_w, u, w, h, inv_e, inv_t, c, k, p, q, al, be,
     return dh, de, dtau
 
 
-@triton.jit(do_not_specialize=["t", "B"])
-def lam0_backward_kernel(
-    table, xp, out, gates, stats, grad_out, dxp, product, dstate, low, ln_grads, h0, ln_weight, ln_bias, lengths, seed,
-    t, B,
-    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
-    LN: tl.constexpr, LN_EPS: tl.constexpr,
-    ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def rum_cell_backward(
+    dh, tau_raw, u_raw, e, h, stats, ln_grads, ln_weight, ln_bias, lengths, seed, t, b, j, mask,
+    H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ACTIVATION: tl.constexpr,
+    ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
 ):  # fmt: skip
-    """One step back for row b. ``t`` is the step, or counts back from the table's step where there is a table."""
-    dtype = low.dtype.element_ty
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    if table is not None:
-        t = tl.load(table) - t
-        xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
-        out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
-        gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
-        stats = tl.multiple_of(tl.load(table + 4).to(tl.pointer_type(tl.float32)), 16)
-        grad_out = tl.multiple_of(tl.load(table + 5).to(tl.pointer_type(dtype)), 16)
-        dxp = tl.multiple_of(tl.load(table + 6).to(tl.pointer_type(dtype)), 16)
-    b = tl.program_id(0)
-    row = t.to(tl.int64) * B + b
+    """Gradients of the raw tau, the raw gate, eps and the state before the step from ``dh``, that of its new state."""
     G: tl.constexpr = 2 if GATE else 1
-    j = tl.arange(0, BLOCK)
-    mask = j < H
-    dxp += row * ((G + 1) * H)
-    low += b * (G * HP)
-    if LN != "none":
-        ln_grads += b * (2 * (G + 1) * H)
-    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
-    dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
-    dh += tl.load(dstate + b * H + j, mask=mask, other=0.0)
-    dh += load_parts(product, b * HP + j, mask, B * HP, PARTS)
-    if t > 0:  # what the next step back begins with
-        BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
-        before = row - B
-        prefetch(grad_out + before * H, BYTES)
-        prefetch(gates + before * (G * H), G * BYTES)
-        prefetch(xp + before * ((G + 1) * H) + G * H, BYTES)
-        if t > 1:
-            prefetch(out + (before - B) * H, BYTES)
-
-    stats += row * STATS
     inv_e = tl.load(stats + 0)
     inv_t = tl.load(stats + 1)
     c = tl.load(stats + 2)
@@ -271,14 +246,63 @@ def lam0_backward_kernel(
         dtau_c = dtau * weight_t
         total, projection = sum2(dtau_c, dtau_c * normed_t)
         dtau = ln_backward(dtau, normed_t, weight_t, rstd_t, total, projection, H)
+    return dtau, dgate, dz + de, dprev + dh_turn
 
+
+@triton.jit(do_not_specialize=["t", "B"])
+def lam0_backward_kernel(
+    table, xp, out, gates, stats, grad_out, dxp, product, dstate, low, ln_grads, h0, ln_weight, ln_bias, lengths, seed,
+    t, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step back for row b. ``t`` is the step, or counts back from the table's step where there is a table."""
+    dtype = low.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if table is not None:
+        t = tl.load(table) - t
+        xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
+        out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
+        gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
+        stats = tl.multiple_of(tl.load(table + 4).to(tl.pointer_type(tl.float32)), 16)
+        grad_out = tl.multiple_of(tl.load(table + 5).to(tl.pointer_type(dtype)), 16)
+        dxp = tl.multiple_of(tl.load(table + 6).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    G: tl.constexpr = 2 if GATE else 1
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    dxp += row * ((G + 1) * H)
+    low += b * (G * HP)
+    if LN != "none":
+        ln_grads += b * (2 * (G + 1) * H)
+    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
+    dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
+    dh += tl.load(dstate + b * H + j, mask=mask, other=0.0)
+    dh += load_parts(product, b * HP + j, mask, B * HP, PARTS)
+    if t > 0:  # what the next step back begins with
+        BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
+        before = row - B
+        prefetch(grad_out + before * H, BYTES)
+        prefetch(gates + before * (G * H), G * BYTES)
+        prefetch(xp + before * ((G + 1) * H) + G * H, BYTES)
+        if t > 1:
+            prefetch(out + (before - B) * H, BYTES)
+
+    dtau, dgate, deps, dprev = rum_cell_backward(
+        dh, tau_raw, u_raw, e, h, stats + row * STATS, ln_grads, ln_weight, ln_bias, lengths, seed, t, b, j, mask,
+        H, BLOCK, GATE, LN, ACTIVATION, ETA, ZONEOUT, KEEP_BELOW,
+    )  # fmt: skip
     tl.store(low + j, dtau.to(dtype), mask=mask)
     if GATE:
         tl.store(low + HP + j, dgate.to(dtype), mask=mask)
         tl.store(dxp + H + j, dgate.to(dtype), mask=mask)
-    tl.store(dstate + b * H + j, dprev + dh_turn, mask=mask)
+    tl.store(dstate + b * H + j, dprev, mask=mask)
     tl.store(dxp + j, dtau.to(dtype), mask=mask)
-    tl.store(dxp + G * H + j, (dz + de).to(dtype), mask=mask)
+    tl.store(dxp + G * H + j, deps.to(dtype), mask=mask)
 
 
 class BackwardSteps(Buffers):
