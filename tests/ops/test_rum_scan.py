@@ -197,5 +197,7 @@ def test_operator_passes_opcheck(lam):
     grads = (torch.randn_like(out), None if lam == 0 else torch.randn_like(R_n))
     saved = (out, gates, R_n, ends)
     torch.library.opcheck(
-        torch.ops.torchrum.rum_scan_backward.default, (*grads, *args, None, None, *saved, *flags), test_utils=checks
+        torch.ops.torchrum.rum_scan_backward.default,
+        (*grads, *args, None, None, *saved, *flags, lam == 1),
+        test_utils=checks,
     )

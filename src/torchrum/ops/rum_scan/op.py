@@ -29,7 +29,7 @@ _library = torch.library.Library("torchrum", "DEF")
 _library.define(f"rum_scan({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define(
     f"rum_scan_backward(Tensor grad_out, Tensor? grad_R, {_INPUTS}, Tensor out, Tensor gates, Tensor R_n, Tensor ends, "
-    f"{_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"{_OPTION_SCHEMA}, bool need_R0) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -68,10 +68,10 @@ def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
 def _backward(
     grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
 ):
-    options, backend = _options(flags)
+    (options, backend), need_R0 = _options(flags[:-1]), flags[-1]
     saved = (out, gates, _or_none(R_n), _or_none(ends))
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-    grads = _kernels(backend).backward(grad_out, grad_R, *inputs, *saved, options)
+    grads = _kernels(backend).backward(grad_out, grad_R, *inputs, *saved, options, need_R0)
     return tuple(_or_empty(part, xp) for part in grads)
 
 
@@ -85,8 +85,7 @@ def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *fla
 def _fake_backward(
     grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
 ):
-    options, _ = _options(flags)
-    like = [xp, h0, R_n if options.keeps_rotation else None, weight_hh, ln_weight, ln_bias]
+    like = [xp, h0, R_n if flags[-1] else None, weight_hh, ln_weight, ln_bias]
     return tuple(
         xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format)
         for part in like
@@ -117,9 +116,13 @@ class _RumScan(torch.autograd.Function):
         *inputs, out, R_n, gates, ends = ctx.saved_tensors
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        grads = _RumScanBackward.apply(grad_out, grad_R, *inputs, out, gates, R_n, ends, ctx.flags)
+        need_R0 = ctx.needs_input_grad[2]
+        flags = (*ctx.flags, need_R0)
+        grads = list(_RumScanBackward.apply(grad_out, grad_R, *inputs, out, gates, R_n, ends, flags))
         # one gradient for each tensor input; those that were not given, lengths, seed and flags have none
-        return *(None if part is None else grad for part, grad in zip(inputs[:6], grads, strict=True)), None, None, None
+        given = [part is not None for part in inputs[:6]]
+        given[2] = need_R0
+        return *(grad if there else None for there, grad in zip(given, grads, strict=True)), None, None, None
 
 
 class _RumScanBackward(torch.autograd.Function):
@@ -140,7 +143,7 @@ class _RumScanBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads):
         """Second derivatives, by differentiating the reference twice."""
-        options, _ = _options(ctx.flags)
+        options, _ = _options(ctx.flags[:-1])
         *tensors, lengths, seed = ctx.saved_tensors  # grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias
         given = [i for i, part in enumerate(tensors) if part is not None]
         inputs = [i for i in given if i >= 2]
@@ -160,7 +163,8 @@ class _RumScanBackward(torch.autograd.Function):
             return pull((full[0], full[1]) if 1 in full else (full[0],))
 
         pull = torch.func.vjp(gradients, *(tensors[i] for i in given))[1]
-        seconds = dict(zip(given, pull(tuple(grads[i - 2] for i in inputs)), strict=True))
+        needed = [grads[i - 2] if i != 4 or ctx.flags[-1] else torch.zeros_like(tensors[4]) for i in inputs]
+        seconds = dict(zip(given, pull(tuple(needed)), strict=True))
         return *(seconds.get(i) for i in range(8)), *[None] * 7
 
 

@@ -131,6 +131,7 @@ def backward(
     R_n: Tensor | None,
     ends: Tensor | None,
     options: RumOptions,
+    need_R0: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gradients of ``xp, h0, R0, weight_hh, ln_weight, ln_bias``, from those of the states and of the last R."""
     scan = _Scan(xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
@@ -153,7 +154,7 @@ def backward(
         block.finish(grad_xp)
 
     grad_weight = grad_xp[..., :G].flatten(0, 1).t().mm(previous.flatten(0, 1)).to(weight_hh.dtype)
-    grad_R0 = None if memory is None else torch.bmm(memory[0].mT, memory[1])
+    grad_R0 = torch.bmm(memory[0].mT, memory[1]) if memory is not None and need_R0 else None
     grad_ln_weight, grad_ln_bias = (total.view(-1) for total in sums) if sums else (None, None)
     return grad_xp, grad_h.to(h0.dtype), grad_R0, grad_weight, grad_ln_weight, grad_ln_bias
 

@@ -115,6 +115,7 @@ def backward(
     R_n: Tensor | None,
     ends: Tensor | None,
     options: RumOptions,
+    need_R0: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gradients of xp, h0, R0, weight_hh, ln_weight and ln_bias."""
     if options.lam == 1:
@@ -123,7 +124,8 @@ def backward(
         assert R_n is not None
         assert ends is not None
         inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-        return lam1_backward(grad_out, grad_R, *inputs, out, gates, R_n, ends, options)
+        grads = lam1_backward(grad_out, grad_R, *inputs, out, gates, R_n, ends, options, need_R0=need_R0)
+        return *grads[:2], grads[2] if need_R0 else None, *grads[3:]
     from .lam0_backward import lam0_backward
 
     dxp, dh0, dweight, dln_weight, dln_bias = lam0_backward(

@@ -15,7 +15,7 @@ from .nvrtc import load_kernel, nvrtc_obstacle
 
 MAX_HIDDEN = 128
 """Three N x N matrices of float32 in one multiprocessor's registers."""
-CHECKPOINT_EVERY = 256
+CHECKPOINT_EVERY = 512
 """Steps that the backward turns R back before it takes a stored one."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {None: 0, "relu": 1, "tanh": 2, "sigmoid": 3, "softsign": 4}

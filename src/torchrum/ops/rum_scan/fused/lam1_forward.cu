@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
 
     float* raw = shared;  // W_hh h: tau, u
     float* turned = raw + 2 * NV;  // z
-    float* along_u = turned + NV;  // R u and R m; a warp reads the rows it wrote
+    float* along_u = turned + NV;  // -2 R H_m u and -2 R m
     float* along_m = along_u + NV;
     float* ln = along_m + NV;
     float* inputs = ln + (LN ? 2 * INPUTS * NV : 0);  // xp of two steps
@@ -102,7 +102,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         if (GATES == 2 && LN == 2) gate = affine(normalise(gate, ln_eps, lane).hat, ln + 2 * NV, lane);
         __syncthreads();
 
-        add_outer(R, rows(along_m, p.row), own_m, rows(along_u, p.row), own_u, p.segment);
+        // A reflection of R's rows keeps what rounding has added to |R x|, step after step. With 2 - (|R x|^2 - 1)/2 in
+        // place of 2 it is taken out again.
+        const Vector all_m = read(along_m, lane), all_u = read(along_u, lane);
+        float lengths_of[2] = {inner(all_m, all_m), inner(all_u, all_u)};
+        warp_sum(lengths_of);
+        const float mend_m = 1.25f - 0.0625f * lengths_of[0], mend_u = 1.25f - 0.0625f * lengths_of[1];
+        Rows by_m = rows(along_m, p.row), by_u = rows(along_u, p.row);
+        UNROLL for (int r = 0; r < RP; ++r) {
+            by_u.x[r] = mend_u * (by_u.x[r] - turns * rot.m_u * (mend_m - 1.f) * by_m.x[r]);
+            by_m.x[r] *= mend_m;
+        }
+        add_outer(R, by_m, own_m, by_u, own_u, p.segment);
         if (ckpt && (t + 1) % EVERY == 0 && t + 1 < T) store_tile(R, ckpt + ((i64)((t + 1) / EVERY - 1) * B + b) * N * N, p);
 
         Vector now, next;
