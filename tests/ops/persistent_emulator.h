@@ -120,6 +120,7 @@ static void publish_word(unsigned* p, unsigned x) {
     if (*p != 0xFFFFFFFFu || x == 0xFFFFFFFFu) fprintf(stderr, "a word is written twice or empty\n"), abort();
     *p = x;
 }
+static void call_back(const void* p) {}
 struct Quad;
 template <class Q = Quad>
 static Q peek(const unsigned* p) { return Q{p[0], p[1], p[2], p[3]}; }

@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,33 @@ def test_emulated_degenerate_rotations(builds: Path, monkeypatch: pytest.MonkeyP
     assert_close(given, None, options)
 
 
+def test_emulated_nan_stays_in_its_row(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is no empty mailbox: the blocks go on, the row shows it and the others do not."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    options = RumOptions(eta=1.0)
+    given = draw(2, 3, 64, options, torch.bfloat16)
+    given["xp"][1, 1, 5] = float("nan")
+    found = fused(given, None, torch.tensor(1), options)
+    assert found["out"][1, 1].isnan().all()
+    assert found["dxp"][:, 1].isnan().any()
+    for row in (0, 2):
+        assert found["out"][:, row].isfinite().all()
+        assert found["dxp"][:, row].isfinite().all()
+
+
+def test_emulated_zero_state_stays_zero(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to normalise: eta leaves a zero state and gives it no gradient."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    options = RumOptions(eta=1.0)
+    given = draw(2, 3, 64, options, torch.bfloat16)
+    given["xp"][0, 1, 128:] = -given["xp"][0, 1, 128:].abs()  # relu closes every unit
+    given["h0"][1] = 0
+    found, exact = (run(given, None, torch.tensor(1), options) for run in (fused, oracle))
+    assert (found["out"][0, 1] == 0).all()
+    assert error(found["dxp"], exact["dxp"]) <= BF16
+    assert error(found["dh0"], exact["dh0"]) <= BF16
+
+
 def test_obstacle_says_why() -> None:
     xp = torch.zeros(2, 3, 3 * 64, dtype=torch.bfloat16)
     assert "cpu" in str(persistent.persistent_obstacle(xp, RumOptions()))
@@ -163,29 +191,62 @@ def test_obstacle_says_why() -> None:
     assert "not 2000" in str(persistent.persistent_obstacle(torch.zeros(1, 1, 6000).bfloat16(), RumOptions()))
 
 
+# Over many steps rounding puts some units on the other side of relu's kink, whose gradient is then off by all of it:
+# a property of half precision, not of a kernel. The larger cases take a smooth activation.
+SMOOTH = RumOptions(eta=1.0, activation="tanh")
 GPU_CASES = {
     **CASES,
-    "256": (20, 128, 256, RumOptions(eta=1.0), None),
-    "250": (20, 128, 250, RumOptions(eta=1.0), None),
-    "512": (20, 128, 512, RumOptions(eta=1.0), None),
-    "704": (20, 128, 704, RumOptions(eta=1.0), None),
-    "1000": (20, 128, 1000, RumOptions(eta=1.0), None),
-    "1024": (20, 128, 1024, RumOptions(eta=1.0), None),
-    "1023, no gate": (5, 77, 1023, RumOptions(eta=1.0, update_gate=False), None),
-    "1024, two passes": (5, 200, 1024, RumOptions(), None),
-    "700, zoneout": (9, 100, 700, RumOptions(eta=1.0, zoneout=0.2, training=True), None),
-    "one row": (1, 1, 33, RumOptions(eta=1.0), None),
+    "256": (20, 128, 256, SMOOTH, None),
+    "250": (20, 128, 250, SMOOTH, None),
+    "512": (20, 128, 512, SMOOTH, None),
+    "704": (20, 128, 704, SMOOTH, None),
+    "1000": (20, 128, 1000, SMOOTH, None),
+    "1024": (20, 128, 1024, SMOOTH, None),
+    "1023, no gate": (5, 77, 1023, replace(SMOOTH, update_gate=False), None),
+    "1024, two passes": (5, 200, 1024, replace(SMOOTH, eta=None), None),
+    "700, zoneout": (9, 100, 700, replace(SMOOTH, zoneout=0.2, training=True), None),
+    "one row": (1, 1, 33, SMOOTH, None),
 }
+GPU_RUNS = [
+    *((case, torch.bfloat16, False) for case in GPU_CASES),
+    *((case, torch.bfloat16, True) for case in ("256", "512", "704", "1024", "odd", "no gate", "lengths")),
+    *((case, torch.float16, wgmma) for case in ("256", "704") for wgmma in (False, True)),
+]
+
+
+@pytest.fixture(scope="session")
+def compiled() -> None:
+    """All kernels of the GPU tests, compiled side by side."""
+    plans = []
+    blocks = torch.cuda.get_device_properties(0).multi_processor_count
+    for case, dtype, persistent.USE_WGMMA in GPU_RUNS:
+        _, B, N, options, lengths = GPU_CASES[case]
+        plans.append(persistent.make_plan(B, N, dtype, options, lengths is not None, blocks))
+    persistent.USE_WGMMA = False
+    persistent.compile_ahead(plans)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("wgmma", [False, True], ids=["mma", "wgmma"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", GPU_CASES)
-def test_kernels_match_float64(case: str, dtype: torch.dtype, wgmma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("case", "dtype", "wgmma"), GPU_RUNS, ids=str)
+def test_kernels_match_float64(
+    case: str, dtype: torch.dtype, wgmma: bool, compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     T, B, N, options, lengths = GPU_CASES[case]
     monkeypatch.setattr(persistent, "USE_WGMMA", wgmma)
     given = draw(T, B, N, options, dtype, "cuda")
     assert persistent.persistent_obstacle(given["xp"], options) is None
     assert_close(given, None if lengths is None else torch.tensor(lengths, device="cuda"), options, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_runs_agree_to_the_bit() -> None:
+    """The order of every sum is fixed, so a difference between two runs is a race."""
+    options = RumOptions(eta=1.0)
+    given = draw(50, 128, 512, options, torch.bfloat16, "cuda")
+    seed = torch.tensor(1, device="cuda")
+    first = fused(given, None, seed, options)
+    for _ in range(5):
+        again = fused(given, None, seed, options)
+        assert all(torch.equal(first[name], again[name]) for name in first)

@@ -25,6 +25,7 @@ typedef long long i64;
 #endif
 #define EMPTY 0xFFFFFFFFu
 #define SPINS (1 << 22)  // about two seconds of polling: a lost block ends in a trap, not in a hang
+#define AHEAD 3          // steps between calling a line back and its use
 #define TINY 1e-24f      // squared length of a vector without a direction
 #define OPPOSITE 4e-7f   // 1 + cos at which half precision cannot tell the plane of the rotation
 
@@ -43,7 +44,10 @@ struct Quad {
 extern __shared__ __align__(128) char shared_bytes[];
 DEVICE char* shared_memory() { return shared_bytes; }
 DEVICE void block_sync() { __syncthreads(); }
-DEVICE void warpgroup_sync(int g) { asm volatile("bar.sync %0, 128;" ::"r"(g + 1) : "memory"); }
+DEVICE void warpgroup_sync(int g) {
+    __syncwarp();  // polling parts the lanes, and the barrier wants whole warps
+    asm volatile("bar.sync %0, 128;" ::"r"(g + 1) : "memory");
+}
 DEVICE void spin_once(int& spins) {
     if (++spins > SPINS) __trap();
 }
@@ -59,6 +63,9 @@ DEVICE Quad peek(const u32* p) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
     return v;
 }
+// The mailboxes of a long sequence do not stay in the L2 until their step. A poll that misses takes a trip to memory, so
+// the block that will write a line calls it back some steps ahead.
+DEVICE void call_back(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // An 8 x 8 matrix of half numbers over a warp, two a lane: (row i, columns 2q, 2q + 1) becomes (column i, rows 2q, 2q + 1).
 DEVICE u32 transpose(u32 x) {
     u32 y;
@@ -98,8 +105,8 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 // 128 and 128 + ROWS * 16 from `offset`. A lane keeps the address of the row that it hands to the instruction.
 typedef u32 Cores;
 DEVICE Cores cores_at(const char* p) {
-    const int lane = THREAD % 32;
-    return shared_address(p) + lane % 8 * 16 + (lane & 8 ? ROWS * 16 : 0) + (lane & 16 ? 128 : 0);
+    const int lane = THREAD & 31;
+    return shared_address(p) + (lane & 7) * 16 + (lane & 8 ? ROWS * 16 : 0) + (lane & 16 ? 128 : 0);
 }
 DEVICE void load_cores4(u32 (&r)[4], Cores at, int offset) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -232,7 +239,7 @@ DEVICE void multiply_step(float (&c)[NT][4], const u32 (&weight)[4], Cores at, i
 
 // v[s]: this lane's share of sum s of its row. `part` is [4 warps][32] floats of shared memory.
 DEVICE void publish_sums(float (&v)[4], float* part, float* board, int g, int cta, int thread) {
-    const int lane = thread % 32;
+    const int lane = thread & 31;
     // Each exchange halves what a lane still adds up: lane (i, q) ends with sum q of row i.
 #pragma unroll
     for (int s = 0; s < 2; s++) {
@@ -253,7 +260,7 @@ DEVICE void peek_sums(Quad (&v)[PASSES], const float* board, int thread) {
 
 // Waits for what peek_sums has not seen yet, adds up, and leaves each warp's part in `total`, [4 warps][8 rows][4].
 DEVICE void add_sums(Quad (&v)[PASSES], float* total, const float* board, int thread) {
-    int lane = thread % 32, spins = 0;
+    int lane = thread & 31, spins = 0;
     float s[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < PASSES; j++)
@@ -271,7 +278,7 @@ DEVICE void add_sums(Quad (&v)[PASSES], float* total, const float* board, int th
     }
     float give = (lane & 8) ? s[0] : s[1];
     s[0] = ((lane & 8) ? s[1] : s[0]) + shuffle_xor(give, 8);
-    total[thread / 32 * 32 + (lane % 8) * 4 + lane / 8] = s[0];
+    total[(thread & 96) + (lane & 7) * 4 + (lane >> 3)] = s[0];
 }
 
 // The four sums of row `row` of eight, after a barrier that follows add_sums.

@@ -6,6 +6,7 @@ A group of blocks shares a tile of batch rows and splits the hidden units. persi
 import ctypes
 import struct
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
 EMPTY = -1  # all bits set: a word that nobody has written yet
 STATS = 8  # row scalars that the forward leaves for the backward
 
-RESIDENT = {"forward": 12, "backward": 13}
+RESIDENT = {"forward": 12, "backward": 11}
 """Steps of 16 in the product whose weights a thread keeps in registers; more than this and the compiler spills."""
 ROW_BLOCKS = (1, 2, 3, 4)
 """Heights of a batch tile to choose from, in eights."""
@@ -62,11 +63,11 @@ class Plan:
         return self.row_blocks * self.group * 32
 
     def shared_bytes(self, name: str, gates: int) -> int:
-        """Dynamic shared memory: the gathered operand, two sets of partial products, row sums, weights left over."""
+        """Dynamic shared memory: the gathered operand, partial products, row sums, weights left over."""
         inner, scratch = (self.padded, 512) if name == "forward" else (gates * self.padded, 320)
         steps = inner // (64 if name == "forward" else 128)
         extra = max(steps - RESIDENT[name], 0) * THREADS * 16
-        return inner * self.rows * 2 + 16384 * self.row_blocks + 4 * scratch * 4 + extra
+        return inner * self.rows * 2 + 8192 * self.row_blocks + 4 * scratch * 4 + extra
 
 
 def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_lengths: bool, blocks: int) -> Plan:
@@ -103,6 +104,13 @@ def kernel_source(name: str) -> str:
     macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {RESIDENT[name]}\n"
     parts = [macros, *((folder / f"persistent{end}").read_text() for end in (".cuh", f"_{name}.cu"))]
     return "".join(parts)
+
+
+def compile_ahead(plans: Sequence[Plan]) -> None:
+    """Compile both kernels of every plan, several at a time; tests and benchmarks with many plans start so."""
+    jobs = {(kernel_source(name), f"rum_persistent_{name}", plan.defines) for plan in plans for name in RESIDENT}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda job: _compile(*job), jobs))
 
 
 class Gpu:
@@ -178,16 +186,9 @@ def persistent_forward(
     words = (T * state_words, T * board_words, (T + 1) * board_words)
     mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
     states, early, late = mail.split(words)
-    h0, lengths = h0.float().contiguous(), _int64(lengths)
-    tensors = (xp, weight_hh.to(xp.dtype).contiguous(), h0, lengths, seed, out, gates, stats, states, early, late)
-    tensors = (*tensors, _profile("forward", plan, xp.device))
-    machine.launch(
-        "forward",
-        plan,
-        _pack(tensors, T, B, N, plan, options),
-        plan.shared_bytes("forward", options.num_gates),
-        xp.device,
-    )
+    xp, weight = _aligned(xp), _aligned(weight_hh.to(xp.dtype).contiguous())
+    tensors = (xp, weight, h0.float().contiguous(), _int64(lengths), seed, out, gates, stats, states, early, late)
+    _run("forward", plan, tensors, (T, B, N), options)
     return out, gates, stats
 
 
@@ -214,13 +215,10 @@ def persistent_backward(
     words = (T * plan.tiles * G * plan.padded * plan.rows // 2, T * plan.tiles * plan.board_words)
     mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
     grads, early = mail.split(words)
-    weight, h0_float, lengths = weight_hh.to(xp.dtype).contiguous(), h0.float().contiguous(), _int64(lengths)
-    grad_out = grad_out.to(xp.dtype).contiguous()
-    tensors = (grad_out, xp, weight, out, gates, h0_float, stats, lengths, seed, dxp, dh0, grads, early)
-    tensors = (*tensors, _profile("backward", plan, xp.device))
-    machine.launch(
-        "backward", plan, _pack(tensors, T, B, N, plan, options), plan.shared_bytes("backward", G), xp.device
-    )
+    weight, grad_out = weight_hh.to(xp.dtype).contiguous(), grad_out.to(xp.dtype).contiguous()
+    inputs = tuple(_aligned(x) for x in (grad_out, xp, weight, out, gates))
+    row_inputs = (h0.float().contiguous(), stats, _int64(lengths), seed)
+    _run("backward", plan, (*inputs, *row_inputs, dxp, dh0, grads, early), (T, B, N), options)
     return dxp, dh0.to(h0.dtype), weight_gradient(dxp, h0, out, G).to(weight_hh.dtype), None, None
 
 
@@ -234,22 +232,26 @@ def weight_gradient(dxp: Tensor, h0: Tensor, out: Tensor, gates: int) -> Tensor:
     return torch.addmm(first, d_gates[1:].reshape(-1, gates * N).t(), out[:-1].reshape(-1, N))
 
 
-def _profile(name: str, plan: Plan, device: torch.device) -> Tensor | None:
-    if PROFILE:
-        profiles[name] = torch.zeros(plan.group * plan.groups, 8, dtype=torch.int64, device=device)
-    return profiles[name] if PROFILE else None
+def _aligned(x: Tensor) -> Tensor:
+    return x if x.data_ptr() % 4 == 0 else x.clone()  # the kernels read pairs of half numbers
 
 
 def _int64(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.to(torch.int64).contiguous()
 
 
-def _pack(tensors: Sequence[Tensor | None], T: int, B: int, N: int, plan: Plan, options: RumOptions) -> bytes:
-    """The kernels' argument: pointers, six integers, two doubles, eight bytes each."""
+def _run(
+    name: str, plan: Plan, tensors: Sequence[Tensor | None], sizes: tuple[int, int, int], options: RumOptions
+) -> None:
+    """Launch with the kernels' one argument: pointers, six integers and two doubles, eight bytes each."""
+    device = next(x.device for x in tensors if x is not None)
     pointers = [0 if x is None else x.data_ptr() for x in tensors]
-    keep_below = int((1 - options.zoneout) * 2**32)
-    numbers = (T, B, N, plan.tiles, plan.groups, keep_below)
-    return struct.pack(f"={len(pointers)}Q6q2d", *pointers, *numbers, options.eta or 0.0, options.zoneout)
+    if PROFILE:
+        profiles[name] = torch.zeros(plan.group * plan.groups, 8, dtype=torch.int64, device=device)
+    pointers.append(profiles[name].data_ptr() if PROFILE else 0)
+    numbers = (*sizes, plan.tiles, plan.groups, int((1 - options.zoneout) * 2**32))
+    args = struct.pack(f"={len(pointers)}Q6q2d", *pointers, *numbers, options.eta or 0.0, options.zoneout)
+    machine.launch(name, plan, args, plan.shared_bytes(name, options.num_gates), device)
 
 
 @cache
@@ -267,6 +269,7 @@ def _function(
     return function
 
 
+@cache
 def _compile(source: str, entry: str, defines: tuple[tuple[str, int], ...]) -> bytes:
     """Machine code for sm_90a, the only target that has the warpgroup instructions."""
     library = nvrtc._nvrtc()

@@ -31,7 +31,7 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
         warpgroup_sync(g);
         if (FIRST == 0) profile.mark(0);
         if constexpr (LAST < STEPS) peek_stage<2 * (STEPS - LAST)>(v, from + (at + STAGE_BYTES) / 4, thread);
-        const Cores cores = cores_at(grads + thread / 64 * ROWS * 32);
+        const Cores cores = cores_at(grads + (thread >> 6) * (ROWS * 32));
 #pragma unroll
         for (int s = FIRST; s < LAST; s++) multiply_step(c, weight.get(s).a, cores, 2 * s * ROWS * 32);
         multiply_stages<LAST>(c, weight, v, grads, from, g, thread, profile);
@@ -39,15 +39,17 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
 }
 
 KERNEL rum_persistent_backward(const BackwardArgs a) {
-    const int g = THREAD / 128, thread = THREAD % 128, w = thread / 32, lane = THREAD % 32, i = lane / 4, q = lane % 4;
-    const int group = BLOCK / GROUP, cta = BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
+    const int g = THREAD >> 7, thread = THREAD & 127, w = thread >> 5, lane = THREAD & 31, i = lane >> 2, q = lane & 3;
+    const int group = (u32)BLOCK / GROUP, cta = (u32)BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
     const int first = cta * UNITS + 8 * w + 2 * q;  // this lane's first unit
-    const int split = 2 * g + w / 2, half_tile = w % 2;
+    const int split = 2 * g + (w >> 1), half_tile = w & 1;
     const bool pointwise = g < NT;
 
     char* grad_bytes = shared_memory();
-    float2* partial = (float2*)(grad_bytes + INNER * ROWS * 2);  // [2][8 splits][2 tiles][NT][2 halves][32 lanes]
-    float* sums = (float*)(partial + 2 * 8 * 2 * NT * 2 * 32) + g * 320;  // this warpgroup's two [4][32] and a [8][8]
+    // [8 splits][2 tiles][NT][2 halves][32 lanes]. One set is enough: the next step's is written when the gates'
+    // gradients of all rows have come, and those need sums that this block publishes after reading.
+    float2* partial = (float2*)(grad_bytes + INNER * ROWS * 2);
+    float* sums = (float*)(partial + 8 * 2 * NT * 2 * 32) + g * 320;  // this warpgroup's two [4][32] and a [8][8]
 
     Weights weight;
     weight.extra = (Quad*)(sums - g * 320 + 4 * 320);
@@ -87,8 +89,8 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 x_h = load_pair(a.out + (i64)(t - 1) * (B * N) + state_at, count);
             else
                 x_h = count ? pack(a.h0[state_at], count == 2 ? a.h0[state_at + 1] : 0.f) : 0u;
-            const int stat_row = tile * ROWS + 8 * g + thread / 8;
-            if (thread < 64) x_stat = stat_row < B ? a.stats[((i64)t * B + stat_row) * 8 + thread % 8] : 0.f;
+            const int stat_row = tile * ROWS + 8 * g + (thread >> 3);
+            if (thread < 64) x_stat = stat_row < B ? a.stats[((i64)t * B + stat_row) * 8 + (thread & 7)] : 0.f;
         };
         if (pointwise) {
             load_inputs(T - 1);
@@ -140,6 +142,12 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 float* board = a.early + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD;
                 publish_sums(v, sums, board, g, cta, thread);
                 profile.mark(3);
+                if (lane == 0 && t >= AHEAD) {
+                    const i64 later = (i64)AHEAD * a.tiles;
+                    call_back(grads - later * TILE_WORDS + grad_word);
+                    if (GATES == 2) call_back(grads - later * TILE_WORDS + NP * ROWS / 2 + grad_word);
+                    if (w == 0) call_back(board - later * (NT * BOARD) + cta * 32);
+                }
                 if (t > 0) load_inputs(t - 1);
                 {
                     Quad packets[PASSES];
@@ -152,7 +160,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 read_sums(s, sums + 128, i);
                 float A = s[1] * turn.inv_eps, C = s[2] * turn.inv_tau, at_mirror = s[3];
                 if (ETA) {
-                    const float inv = stat[5] > TINY ? 1.f / stat[5] : 0.f;
+                    const float inv = stat[5] * stat[5] <= TINY ? 0.f : 1.f / stat[5];
                     scale = (float)a.eta * inv, along = s[0] * inv * inv;
                     A = scale * (A - along * turn.inv_eps * stat[6]);
                     C = scale * (C - along * turn.inv_tau * stat[7]);
@@ -205,11 +213,10 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 for (int k = 0; k < 4; k++) c[j][k] = 0.f;
             multiply_stages<0>(c, weight, v_grads, grad_bytes + g * QUARTER_BYTES, from, g, thread, profile);
             profile.mark(1);
-            float2* place = partial + t % 2 * (8 * 2 * NT * 2 * 32);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
-                place[((split * 2 + half_tile) * NT + j) * 64 + lane] = make_float2(c[j][0], c[j][1]);
-                place[((split * 2 + half_tile) * NT + j) * 64 + 32 + lane] = make_float2(c[j][2], c[j][3]);
+                partial[((split * 2 + half_tile) * NT + j) * 64 + lane] = make_float2(c[j][0], c[j][1]);
+                partial[((split * 2 + half_tile) * NT + j) * 64 + 32 + lane] = make_float2(c[j][2], c[j][3]);
             }
             block_sync();
             profile.mark(2);
@@ -217,7 +224,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 carry[0] = carry[1] = 0.f;
 #pragma unroll
                 for (int s = 0; s < 8; s++) {
-                    float2 v = place[((s * 2 + w / 2) * NT + g) * 64 + w % 2 * 32 + lane];
+                    float2 v = partial[((s * 2 + (w >> 1)) * NT + g) * 64 + half_tile * 32 + lane];
                     carry[0] += v.x, carry[1] += v.y;
                 }
                 transpose(carry[0], carry[1]);

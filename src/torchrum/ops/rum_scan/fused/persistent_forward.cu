@@ -78,14 +78,14 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
 }
 
 KERNEL rum_persistent_forward(const ForwardArgs a) {
-    const int g = THREAD / 128, thread = THREAD % 128, w = thread / 32, lane = THREAD % 32, i = lane / 4, q = lane % 4;
-    const int group = BLOCK / GROUP, cta = BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
+    const int g = THREAD >> 7, thread = THREAD & 127, w = thread >> 5, lane = THREAD & 31, i = lane >> 2, q = lane & 3;
+    const int group = (u32)BLOCK / GROUP, cta = (u32)BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
     const int first = cta * UNITS + 8 * w + 2 * q;  // this lane's first unit
     const bool pointwise = g < NT, saves = cta == 0 && w == 0 && q == 0;
 
     char* h_bytes = shared_memory();
-    float4* partial = (float4*)(h_bytes + NP * ROWS * 2);          // [2][4 warpgroups][NT][128 threads]
-    float* sums = (float*)(partial + 2 * 4 * NT * 128) + g * 512;  // this warpgroup's four [4][32]
+    float4* partial = (float4*)(h_bytes + NP * ROWS * 2);          // [4 warpgroups][NT][128 threads]; one set is enough, as in the backward
+    float* sums = (float*)(partial + 4 * NT * 128) + g * 512;  // this warpgroup's four [4][32]
 
     Weights weight;
     weight.extra = (Quad*)(sums - g * 512 + 4 * 512);
@@ -130,7 +130,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             read_sums(late, sums + 384, i);
             warpgroup_sync(g);
         };
-        auto scale_of_late = [&]() { return late[0] > 0.f ? (float)a.eta * inverse_root(late[0]) : 0.f; };
+        auto scale_of_late = [&]() { return late[0] <= TINY ? 0.f : (float)a.eta * inverse_root(late[0]); };
         auto save_late = [&](int t) {  // |h1| and the gradient sums of step t
             if (saves && inside) {
                 float* row = a.stats + ((i64)t * B + b) * 8;
@@ -166,10 +166,9 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             };
             multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, ask, profile);
             profile.mark(1);
-            float4* place = partial + (t % 2) * 4 * NT * 128;
 #pragma unroll
             for (int j = 0; j < NT; j++)
-                if (j != g) place[(g * NT + j) * 128 + thread] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
+                if (j != g) partial[(g * NT + j) * 128 + thread] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
             if (late_here) add_sums(late_packets, sums + 384, board(a.late, t), thread);
             block_sync();
             profile.mark(2);
@@ -181,7 +180,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 if (j == g) tau[0] = c[j][0], tau[1] = c[j][1], raw_u[0] = c[j][2], raw_u[1] = c[j][3];
 #pragma unroll
             for (int other = 1; other < 4; other++) {
-                float4 v = place[((g + other) % 4 * NT + g) * 128 + thread];
+                float4 v = partial[(((g + other) & 3) * NT + g) * 128 + thread];
                 tau[0] += v.x, tau[1] += v.y, raw_u[0] += v.z, raw_u[1] += v.w;
             }
             transpose(tau[0], tau[1]);
@@ -202,6 +201,11 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             }
             profile.mark(3);
             // What nothing waits for, while the sums travel.
+            if (lane == 0 && t + AHEAD < T) {
+                call_back(states(t + AHEAD) + state_word);
+                if (w == 0) call_back(board(a.early, t + AHEAD) + cta * 32);
+                if (w == 1) call_back(board(a.late, t + AHEAD) + cta * 32);
+            }
             if (t + 1 < T) load_inputs(t + 1);
             if (DEFER && t > 0) {
                 store_out(t - 1);
