@@ -100,10 +100,14 @@ def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_leng
 
 
 def kernel_source(name: str) -> str:
+    return _source(name, RESIDENT[name])
+
+
+@cache
+def _source(name: str, resident: int) -> str:
     folder = Path(__file__).parent
-    macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {RESIDENT[name]}\n"
-    parts = [macros, *((folder / f"persistent{end}").read_text() for end in (".cuh", f"_{name}.cu"))]
-    return "".join(parts)
+    macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {resident}\n"
+    return macros + (folder / "persistent.cuh").read_text() + (folder / f"persistent_{name}.cu").read_text()
 
 
 def compile_ahead(plans: Sequence[Plan]) -> None:
