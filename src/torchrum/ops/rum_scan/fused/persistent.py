@@ -27,7 +27,7 @@ STATS = 8  # row scalars that the forward leaves for the backward
 
 RESIDENT = {"forward": 12, "backward": 11}
 """Steps of 16 in the product whose weights a thread keeps in registers; more than this and the compiler spills."""
-ROW_BLOCKS = (1, 2, 3, 4)
+ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
 """Heights of a batch tile to choose from, in eights."""
 PATIENT = False
 """Poll one piece a thread before asking for the rest: slower by one trip, kinder to the L2."""
