@@ -1,0 +1,26 @@
+"""What an LSTM step can vary, in one place that every backend reads."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmOptions:
+    """Hyper-parameters of one LSTM scan."""
+
+    layer_norm: bool = False
+    """Normalise each gate and the cell state that h is made from."""
+    ln_eps: float = 1e-3
+    """Added to the variance in layer norm."""
+    forget_bias: float = 1.0
+    """Added to f in every step."""
+    zoneout: float = 0.0
+    """Chance that a unit of h keeps its old value."""
+    zoneout_cell: float = 0.0
+    """The same for c."""
+    training: bool = False
+    """Zoneout draws masks when training and takes their expectation otherwise."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether a scan needs a seed."""
+        return self.training and (self.zoneout > 0 or self.zoneout_cell > 0)

@@ -1,0 +1,338 @@
+"""The LSTM scan: its reference against the cell, its kernels against the reference in float64."""
+
+import itertools
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+from torchrum.cells.lstm import LSTMCell
+from torchrum.ops.lstm_scan import LstmOptions, fused, lstm_scan, lstm_scan_choice
+from torchrum.ops.lstm_scan.fused import lstm_scan_fused
+from torchrum.ops.lstm_scan.fused.scan import (
+    BackwardScan,
+    ForwardScan,
+    Saved,
+    empty_shared,
+    lstm_backward,
+    lstm_forward,
+)
+from torchrum.ops.lstm_scan.fused.stage import CellWeights
+from torchrum.ops.lstm_scan.masks import keep_mask, stream_seeds
+from torchrum.ops.lstm_scan.reference import STREAMS, lstm_scan_reference
+from torchrum.ops.rum_scan.fused.graphs import clear_graphs
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # of the norm, against float64
+NAMES = ("xp", "h0", "c0", "weight_hh", "ln_weight", "ln_bias")
+GRID = [
+    {"layer_norm": norm, "training": training, "zoneout": h, "zoneout_cell": c}
+    for norm, training, h, c in itertools.product((True, False), (True, False), (0.0, 0.3), (0.0, 0.5))
+]
+
+
+def draw(T: int, B: int, H: int, options: LstmOptions, dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
+    def normal(*shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
+        return (mean + std * torch.randn(shape, device=DEVICE)).to(dtype)
+
+    norms = (normal(5 * H, mean=1.0, std=0.2), normal(5 * H, std=0.2)) if options.layer_norm else (None, None)
+    tensors = (normal(T, B, 4 * H), normal(B, H), normal(B, H), normal(4 * H, H, std=H**-0.5), *norms)
+    return dict(zip(NAMES, tensors, strict=True))
+
+
+def gradients(scan, case: dict[str, Tensor | None], grads: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Results and gradients of ``scan`` computed in ``dtype``."""
+    x = {name: None if v is None else v.detach().to(dtype).requires_grad_() for name, v in case.items()}
+    results = scan(*x.values())
+    wanted = {name: v for name, v in x.items() if v is not None}
+    found = torch.autograd.grad(
+        results, list(wanted.values()), [g.to(r.dtype) for g, r in zip(grads, results, strict=True)]
+    )
+    named = dict(zip(("out", "h_n", "c_n"), (r.detach() for r in results), strict=True))
+    return {**named, **{f"d{name}": g for name, g in zip(wanted, found, strict=True)}}
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], error: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        assert found[name].shape == want.shape, name
+        difference = (found[name].double() - want).norm().item()
+        size = max(want.norm().item(), 0.05)  # a gradient that cancels to zero is zero up to roundings of its terms
+        assert difference <= error * size, f"{name}: {difference} of {want.norm().item()}"
+
+
+def draw_grads(T: int, B: int, H: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(shape, device=DEVICE).to(dtype) for shape in ((T, B, H), (B, H), (B, H)))
+
+
+def check(
+    T: int, B: int, H: int, options: LstmOptions, dtype: torch.dtype = torch.float32, lengths: bool = False
+) -> None:
+    case, grads = draw(T, B, H, options, dtype), draw_grads(T, B, H, dtype)
+    rows = torch.randint(0, T + 1, (B,), device=DEVICE) if lengths else None
+    seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
+    more = (rows, seed, options)
+    wanted = gradients(lambda *x: lstm_scan_reference(*x, *more), case, grads, torch.float64)
+    found = gradients(lambda *x: lstm_scan_fused(*x, *more), case, grads, dtype)
+    assert_close(found, wanted, ERROR[dtype])
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20)
+    torch.set_float32_matmul_precision("highest")
+
+
+# ---- the reference and the masks
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_reference_is_the_cell_step_by_step(layer_norm, training):
+    T, B, H = 4, 3, 5
+    words = {"layer_norm": layer_norm, "forget_bias": 0.7, "zoneout": 0.0 if training else 0.2}
+    words["zoneout_cell"] = words["zoneout"] * 2
+    cell = LSTMCell(2, H, **words, dtype=torch.float64).train(training)
+    for parameter in cell.parameters():
+        torch.nn.init.normal_(parameter)
+    x, state = torch.randn(T, B, 2).double(), (torch.randn(B, H).double(), torch.randn(B, H).double())
+    norms = (None, None)
+    if layer_norm:
+        norms = torch.cat((cell.ln_weight, cell.ln_weight_c)), torch.cat((cell.ln_bias, cell.ln_bias_c))
+    options = LstmOptions(training=training, **words)
+    out, h, c = lstm_scan_reference(cell.project(x), *state, cell.weight_hh, *norms, None, None, options)
+    for t in range(T):
+        output, state = cell(x[t], state)
+        torch.testing.assert_close(out[t], output, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close((h, c), state, rtol=1e-12, atol=1e-12)
+
+
+def test_masks_keep_with_their_chance_and_streams_differ():
+    seeds = stream_seeds(torch.tensor(7), 4)
+    assert len(set(seeds.tolist())) == 4
+    assert ((seeds >= 0) & (seeds < 2**31)).all()
+    masks = [keep_mask(seed, 3, 100, 50, 0.3) for seed in seeds]
+    for mask in masks:
+        assert abs(mask.float().mean().item() - 0.7) < 0.03
+    for one, other in itertools.combinations(masks, 2):
+        assert abs((one & other).float().mean().item() - 0.49) < 0.03
+    assert not keep_mask(seeds[0], 3, 9, 9, 1.0).any()
+    assert keep_mask(seeds[0], 3, 9, 9, 0.0).all()
+
+
+# ---- the kernels
+
+
+@pytest.mark.parametrize("number", range(len(GRID)))
+def test_options_match_reference(number):
+    check(3, 2, 9, LstmOptions(**GRID[number], forget_bias=number % 2), lengths=number % 3 == 0)
+
+
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 2, 1), (1, 3, 2), (4, 1, 3), (2, 2, 50), (2, 2, 65), (2, 1, 100)])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_shapes_match_reference(T, B, H, layer_norm):
+    check(T, B, H, LstmOptions(layer_norm=layer_norm), lengths=T > 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_half_types_match_reference(dtype, layer_norm):
+    check(4, 3, 48, LstmOptions(layer_norm=layer_norm, zoneout=0.1, zoneout_cell=0.5, training=True), dtype)
+
+
+def test_zoneout_takes_the_reference_masks():
+    options = LstmOptions(zoneout=0.4, zoneout_cell=0.6, training=True)
+    case, seed = draw(3, 2, 20, options), torch.tensor(2**31 - 5, device=DEVICE)
+    out, _, _, saved = lstm_forward(*case.values(), None, stream_seeds(seed, STREAMS), options)
+    before = torch.cat([case["h0"][None], out[:-1]])
+    for t in range(3):
+        assert torch.equal(out[t] == before[t], ~keep_mask(stream_seeds(seed, 2)[0], t, 2, 20, 0.4))
+        if t < 2:
+            kept = saved.cells[t + 1] == saved.cells[t]
+            assert torch.equal(kept, ~keep_mask(stream_seeds(seed, 2)[1], t, 2, 20, 0.6))
+
+
+def test_rows_past_their_length_rest():
+    options = LstmOptions(layer_norm=True)
+    case, lengths = draw(3, 2, 6, options), torch.tensor([0, 2], device=DEVICE)
+    found = gradients(
+        lambda *x: lstm_scan_fused(*x, lengths, None, options),
+        case,
+        (torch.ones(3, 2, 6, device=DEVICE), torch.zeros(2, 6, device=DEVICE), torch.ones(2, 6, device=DEVICE)),
+        torch.float32,
+    )
+    assert found["dxp"][:, 0].count_nonzero() == 0
+    assert found["dxp"][2, 1].count_nonzero() == 0
+    assert torch.equal(found["dh0"][0], torch.full((6,), 3.0, device=DEVICE))
+    assert torch.equal(found["dc0"][0], torch.ones(6, device=DEVICE))
+    assert torch.equal(found["c_n"][0], case["c0"][0])
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_one_result_alone_has_a_gradient(which):
+    options = LstmOptions(layer_norm=True)
+    case, grad = draw(3, 2, 7, options), draw_grads(3, 2, 7)[which]
+
+    def alone(scan, dtype) -> dict[str, Tensor]:
+        x = {name: v.to(dtype).requires_grad_() for name, v in case.items()}
+        result = scan(*x.values(), None, None, options)[which]
+        return dict(zip(x, torch.autograd.grad(result, list(x.values()), grad.to(dtype)), strict=True))
+
+    assert_close(alone(lstm_scan_fused, torch.float32), alone(lstm_scan_reference, torch.float64), ERROR[torch.float32])
+
+
+@pytest.mark.parametrize("T, B", [(0, 2), (3, 0)])
+def test_empty_input(T, B):
+    options = LstmOptions(layer_norm=True)
+    case = draw(T, B, 5, options)
+    found = gradients(lambda *x: lstm_scan_fused(*x, None, None, options), case, draw_grads(T, B, 5), torch.float32)
+    assert found["out"].shape == (T, B, 5)
+    assert torch.equal(found["h_n"], case["h0"])
+    for name in ("weight_hh", "ln_weight", "ln_bias"):
+        assert found[f"d{name}"].count_nonzero() == 0
+
+
+def test_second_derivatives_go_through_the_reference():
+    options = LstmOptions(layer_norm=True, zoneout=0.2, training=True)
+    case, seed = draw(3, 2, 4, options), torch.tensor(3, device=DEVICE)
+
+    def penalty(scan, dtype) -> list[Tensor]:
+        x = [v.to(dtype).requires_grad_() for v in case.values()]
+        out, _, c = scan(*x, None, seed, options)
+        first = torch.autograd.grad(out.square().sum() + c.sum(), x, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), x))
+
+    found, wanted = penalty(lstm_scan_fused, torch.float32), penalty(lstm_scan_reference, torch.float64)
+    assert_close(dict(zip(NAMES, found, strict=True)), dict(zip(NAMES, wanted, strict=True)), 1e-4)
+
+
+def test_steps_through_the_table_match_direct_ones():
+    """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
+    options = LstmOptions(layer_norm=True, zoneout=0.3, zoneout_cell=0.4, training=True)
+    T, B, H = 5, 2, 6
+    case, grads = draw(T, B, H, options), draw_grads(T, B, H)
+    seed, lengths = torch.tensor(5, device=DEVICE), torch.tensor([5, 3], device=DEVICE)
+    seeds = stream_seeds(seed, STREAMS)
+    wanted = gradients(lambda *x: lstm_scan_reference(*x, lengths, seed, options), case, grads, torch.float64)
+    _, _, _, saved = lstm_forward(*case.values(), lengths, seeds, options)  # for tensors of the right shapes
+    saved = Saved(*(torch.full_like(part, float("nan")) for part in saved))
+    saved.states.zero_()
+    out, dgates = torch.empty(T, B, H, device=DEVICE), torch.empty(T, B, 4 * H, device=DEVICE)
+    dnormed = torch.empty(T, B, 5 * H, device=DEVICE)
+    weights = [CellWeights(None, case["weight_hh"], None, case["ln_weight"], case["ln_bias"])]
+
+    def run(scan: ForwardScan | BackwardScan) -> None:
+        for chunk in (4, 1):
+            for t in range(chunk):
+                scan.step(t)
+            scan.table[:1].add_(scan.stride * chunk)
+
+    shared = empty_shared(out, B, seeds, lengths)
+    forward = ForwardScan(out, B, H, options, shared, graphed=True)
+    given = (case["xp"], saved.gates, saved.cells, saved.stats, saved.states[1:], out)
+    forward.begin(T, weights, [given], seeds, lengths)
+    forward.start(case["h0"], case["c0"], saved.states)
+    run(forward)
+    backward = BackwardScan(out, B, H, options, shared, graphed=True)
+    given = (saved.gates, saved.cells, saved.stats, grads[0], dgates, dnormed)
+    backward.begin(T, weights, [given], seeds, lengths)
+    backward.start(*grads[1:])
+    run(backward)
+    dh0, dc0, norms = backward.finish()
+    found = {"out": out, "c_n": forward.c, "dxp": dgates, "dh0": dh0, "dc0": dc0}
+    found |= {"dln_weight": norms[0], "dln_bias": norms[1]}
+    assert_close(found, {name: wanted[name] for name in found}, ERROR[torch.float32])
+
+
+# ---- the choice
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the choice on a machine without a GPU")
+def test_choice_says_why():
+    choice = lstm_scan_choice(torch.empty(2, 2, 12))
+    assert choice.backend == "torch"
+    assert "cpu" in choice.reason
+    with pytest.raises(ValueError, match="the input is on cpu"):
+        lstm_scan_choice(torch.empty(2, 2, 12), backend="fused")
+
+
+def test_obstacles():
+    assert fused.obstacle(torch.empty(2, 2, 12, device=DEVICE)) is None
+    assert "float64" in fused.obstacle(torch.empty(2, 2, 12, dtype=torch.float64, device=DEVICE))
+    assert "8192" in fused.obstacle(torch.empty(1, 1, 4 * 8193, device=DEVICE))
+    seen = torch.func.vmap(lambda x: torch.tensor(fused.obstacle(x) is not None))(
+        torch.empty(2, 1, 1, 4, device=DEVICE)
+    )
+    assert seen.all()
+
+
+# ---- on the GPU: compiled kernels, own graphs and captures
+
+
+gpu = pytest.mark.gpu
+FULL = LstmOptions(layer_norm=True, zoneout=0.1, zoneout_cell=0.5, training=True)
+
+
+@gpu
+@pytest.mark.parametrize("number", range(len(GRID)))
+def test_gpu_options(number):
+    check(7, 5, 72, LstmOptions(**GRID[number]), list(ERROR)[number % 3], lengths=number % 2 == 0)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "T, B, H",
+    [(1, 1, 1), (9, 1, 3), (6, 3, 65), (130, 3, 33), (40, 128, 256), (5, 128, 700), (5, 3, 1000), (4, 2, 2048)],
+)
+def test_gpu_shapes(T, B, H, dtype):
+    check(T, B, H, FULL, dtype, lengths=H % 2 == 0)
+
+
+@gpu
+def test_gpu_outer_capture_gives_the_same():
+    case, seeds = draw(20, 4, 96, FULL), torch.tensor([77, 5], device="cuda")
+    grads = draw_grads(20, 4, 96)
+    inputs = (*case.values(), None, seeds, FULL)
+
+    def both(T: int = 20) -> list[Tensor]:
+        xp, *others = inputs
+        out, _, c, saved = lstm_forward(xp[:T], *others)
+        return [out, c, *lstm_backward(grads[0][:T], *grads[1:], *inputs[1:8], saved, FULL)]
+
+    wanted = [part.clone() for part in both()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        both(2)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both()
+    case["xp"].mul_(2.0)
+    graph.replay()
+    case["xp"].div_(2.0)
+    graph.replay()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@gpu
+def test_gpu_public_op_takes_the_kernels_and_its_backward_runs_in_autograds_thread():
+    case, grads, seed = draw(20, 4, 96, FULL), draw_grads(20, 4, 96), torch.tensor(9, device="cuda")
+    assert lstm_scan_choice(case["xp"]).backend == "fused"
+    clear_graphs()
+    with torch.inference_mode():
+        lstm_scan(*case.values(), options=FULL, seed=seed)
+    x = {name: v.clone().requires_grad_() for name, v in case.items()}
+    results = lstm_scan(*x.values(), options=FULL, seed=seed)
+    torch.autograd.backward(results, grads)
+    found = dict(zip(("out", "h_n", "c_n"), (r.detach() for r in results), strict=True))
+    found |= {f"d{name}": v.grad for name, v in x.items()}
+    wanted = gradients(lambda *x: lstm_scan_reference(*x, None, seed, FULL), case, grads, torch.float64)
+    assert_close(found, wanted, ERROR[torch.float32])
