@@ -1,0 +1,425 @@
+"""torchrum.RUM with the fused kernels, used as users use layers; the float64 reference on the CPU is the oracle."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.checkpoint import checkpoint
+
+from tolerances import TOL
+from torchrum import RUM
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+T, B, I, H = 12, 5, 7, 20
+KINDS = {
+    "lam0": {},
+    "lam1": {"lam": 1},
+    "lam0-all": {"eta": 1.0, "layer_norm": True},
+    "lam1-all": {"lam": 1, "eta": 1.0, "layer_norm": True},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+both = pytest.mark.parametrize("kind", ["lam0", "lam1"])
+
+
+def build(kind, **more):
+    """The fused layer in float32 on the device, and the reference with the same weights in float64 on the CPU."""
+    torch.manual_seed(0)
+    input_size = more.pop("input_size", I)
+    reference = RUM(input_size, H, **KINDS[kind], **more, backend="reference", dtype=torch.float64)
+    fused = RUM(input_size, H, **KINDS[kind], **more, backend="fused", device=CUDA)
+    fused.load_state_dict(reference.state_dict())
+    with torch.no_grad():  # the reference starts from the rounded weights
+        for mine, theirs in zip(reference.parameters(), fused.parameters(), strict=True):
+            mine.copy_(theirs)
+    return fused, reference
+
+
+def draw(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def tensors(results):
+    """All tensors of a layer's results, the data of a packed sequence among them."""
+    output, hidden = results
+    output = output.data if isinstance(output, nn.utils.rnn.PackedSequence) else output
+    return [output, *((hidden,) if isinstance(hidden, torch.Tensor) else hidden)]
+
+
+def loss_of(results):
+    """Every entry of every output counts, and differently."""
+    parts = [part.double() for part in tensors(results)]
+    return sum((part * torch.linspace(-1, 2, part.numel(), device=part.device).view_as(part)).sum() for part in parts)
+
+
+def like(layer, x):
+    """``x`` as the layer takes it, a leaf that wants its gradient."""
+    weight = next(layer.parameters())
+    return x.detach().to(weight.device, weight.dtype).requires_grad_()
+
+
+def run(layer, call, inputs):
+    """Outputs of ``call(layer, *inputs)`` and the gradients of the inputs and of every weight."""
+    layer.zero_grad()
+    leaves = [like(layer, x) for x in inputs]
+    results = call(layer, *leaves)
+    loss_of(results).backward()
+    named = {f"output {i}": part.detach() for i, part in enumerate(tensors(results))}
+    named |= {f"gradient of input {i}": leaf.grad for i, leaf in enumerate(leaves)}
+    return named | {f"gradient of {name}": p.grad for name, p in layer.named_parameters()}
+
+
+def assert_near(given, expected, tolerance=TOL[torch.float32]["rtol"]):
+    """The error of each tensor against the norm of that tensor."""
+    assert given.keys() == expected.keys()
+    for name, right in expected.items():
+        assert given[name].shape == right.shape, name
+        size = right.double().norm().cpu()
+        error = (given[name].double().cpu() - right.double().cpu()).norm() / (size if size > 0 else 1)
+        assert error <= tolerance, f"{name}: relative error {error:.2e} above {tolerance}"
+
+
+def start(kind, layers=1, batch=B):
+    """Initial states for ``layers`` recurrences: h, and R with lam 1."""
+    h = 0.3 * draw(layers, batch, H, seed=2)
+    if "lam1" not in kind:
+        return [h]
+    return [h, torch.linalg.qr(draw(layers, batch, H, H, seed=3))[0]]
+
+
+def with_state(layer, x, *state):
+    return layer(x, state[0] if len(state) == 1 else tuple(state))
+
+
+@kinds
+@pytest.mark.parametrize("hidden", [H, 1, 33])
+def test_one_layer(kind, hidden, monkeypatch):
+    monkeypatch.setitem(globals(), "H", hidden)
+    fused, reference = build(kind)
+    inputs = [draw(T, B, I), *start(kind)]
+    assert_near(run(fused, with_state, inputs), run(reference, with_state, inputs))
+
+
+@both
+def test_two_layers_in_two_directions(kind):
+    fused, reference = build(kind, num_layers=2, bidirectional=True, eta=1.0)
+    inputs = [draw(T, B, I), *start(kind, 4)]
+    assert_near(run(fused, with_state, inputs), run(reference, with_state, inputs))
+
+
+@both
+@pytest.mark.parametrize("lengths", [(12, 5, 1), (5, 1, 12)], ids=("sorted", "unsorted"))
+def test_packed_and_padded(kind, lengths):
+    fused, reference = build(kind, bidirectional=True)
+
+    def packed(layer, *sequences):
+        return layer(pack_sequence(sequences, enforce_sorted=lengths[0] == 12))
+
+    inputs = [draw(length, I, seed=length) for length in lengths]
+    assert_near(run(fused, packed, inputs), run(reference, packed, inputs))
+
+    def padded(layer, x):
+        return layer(x, lengths=torch.tensor(lengths))
+
+    assert_near(run(fused, padded, [draw(T, 3, I)]), run(reference, padded, [draw(T, 3, I)]))
+
+
+@both
+def test_other_forms_of_input(kind):
+    fused, reference = build(kind, batch_first=True)
+    swapped = [draw(B, T, I)]
+    assert_near(run(fused, lambda layer, x: layer(x), swapped), run(reference, lambda layer, x: layer(x), swapped))
+    alone = [draw(T, I)]
+    assert_near(run(fused, lambda layer, x: layer(x), alone), run(reference, lambda layer, x: layer(x), alone))
+    fused.zero_grad()
+    x = torch.zeros(0, T, I, device=CUDA, requires_grad=True)
+    output, _ = fused(x)
+    assert output.shape == (0, T, H)
+    output.sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(p.grad is None or not p.grad.any() for p in fused.parameters())  # NaN, too, counts as any
+
+
+@both
+def test_dropout_and_zoneout_draw_the_masks_of_the_torch_backend(kind):
+    fused, _ = build(kind, num_layers=2, dropout=0.4, zoneout=0.3, activation="tanh")
+    plain = copy.deepcopy(fused)
+    plain.backend = "torch"
+    found = []
+    for layer in (fused, plain, fused):
+        torch.manual_seed(5)
+        found.append(run(layer, lambda layer, x: layer(x), [draw(T, B, I)]))
+    assert_near(found[0], found[1], 1e-4)  # two float32 computations, each with its own rounding
+    assert_near(found[2], found[1], 1e-4)
+    again = run(fused, lambda layer, x: layer(x), [draw(T, B, I)])
+    assert not torch.equal(again["output 0"], found[0]["output 0"])
+    fused.eval()
+    plain.eval()
+    x = like(fused, draw(T, B, I))
+    torch.testing.assert_close(fused(x)[0], plain(x)[0], rtol=1e-4, atol=1e-4)
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(kind, dtype):
+    fused, reference = build(kind, eta=1.0, activation="tanh")
+
+    def cast(layer, x):
+        with torch.autocast("cuda", dtype, enabled=layer is fused):
+            return layer(x)
+
+    mine, theirs = run(fused, cast, [draw(T, B, I)]), run(reference, cast, [draw(T, B, I)])
+    assert mine["output 0"].dtype == dtype
+    assert mine["gradient of weight_hh_l0"].dtype == torch.float32
+    assert_near(mine, theirs, 2e-2)  # both: fp16's gradients pass through the same few roundings as bf16's
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_layer(kind, dtype):
+    fused, reference = build(kind, eta=1.0, activation="tanh")
+    fused.to(dtype)
+    mine = run(fused, lambda layer, x: layer(x), [draw(T, B, I)])
+    assert all(part.dtype == dtype for name, part in mine.items() if "gradient" in name)
+    assert_near(mine, run(reference, lambda layer, x: layer(x), [draw(T, B, I)]), 2e-2)
+
+
+@both
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compile_whole(kind, compiler):
+    if kind == "lam1" and compiler == "inductor":
+        pytest.skip("the op is opaque to the compiler: one kind shows it, and inductor takes long")
+    torch._dynamo.reset()
+    fused, reference = build(kind)
+    compiled = torch.compile(fused, fullgraph=True, backend=compiler)
+    x = [draw(T, B, I)]
+    assert_near(
+        run(fused, lambda layer, x: compiled(x), x),
+        run(reference, lambda layer, x: layer(x), x),
+    )
+
+
+@both
+def test_func_grad_and_vmap(kind):
+    fused, reference = build(kind, activation="tanh")
+
+    def per_sample(layer):
+        weights = {name: p.detach() for name, p in layer.named_parameters()}
+        device, dtype = next(iter(weights.values())).device, next(iter(weights.values())).dtype
+
+        def loss(weights, x):
+            return functional_call(layer, weights, (x,))[0].square().sum()
+
+        return vmap(grad(loss), (None, 1))(weights, draw(T, B, I).to(device, dtype))
+
+    assert_near(per_sample(fused), per_sample(reference))
+
+
+@both
+def test_double_backward(kind):
+    fused, reference = build(kind, activation="tanh")
+
+    def penalty(layer):
+        layer.zero_grad()
+        x = like(layer, draw(4, 3, I))
+        (first,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        first.square().sum().backward()
+        return {"first": first.detach(), "x": x.grad} | {name: p.grad for name, p in layer.named_parameters()}
+
+    assert_near(penalty(fused), penalty(reference), 1e-4)  # second derivatives, float32 throughout
+
+
+@both
+def test_the_same_layer_twice_and_shared_weights(kind):
+    fused, reference = build(kind, input_size=H)
+
+    def twice(layer, x):
+        twin = RUM(H, H, **KINDS[kind], backend=layer.backend)
+        for name, p in layer.named_parameters():
+            setattr(twin, name, p)
+        return twin(layer(layer(x)[0])[0])
+
+    assert_near(run(fused, twice, [draw(T, B, H)]), run(reference, twice, [draw(T, B, H)]), 1e-4)  # three layers deep
+
+
+@both
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(kind, reentrant):
+    fused, reference = build(kind)
+
+    def kept_little(layer, x):
+        # the re-entrant form sees tensors only at the top level of the results
+        output, *state = checkpoint(lambda x: tuple(tensors(layer(x))), x, use_reentrant=reentrant)
+        return output, state
+
+    assert_near(run(fused, kept_little, [draw(T, B, I)]), run(reference, lambda layer, x: layer(x), [draw(T, B, I)]))
+    fused, _ = build(kind, zoneout=0.5)  # recomputation must draw the same mask
+    torch.manual_seed(3)
+    expected = run(fused, lambda layer, x: layer(x), [draw(T, B, I)])
+    torch.manual_seed(3)
+    assert_near(run(fused, kept_little, [draw(T, B, I)]), expected, 1e-6)
+
+
+@both
+def test_inference(kind):
+    fused, reference = build(kind, num_layers=2)
+    x = draw(T, B, I)
+    expected = {str(i): part.detach() for i, part in enumerate(tensors(reference(x)))}
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            results = tensors(fused(x.float().to(CUDA)))
+        assert all(part.requires_grad == (mode is torch.enable_grad) for part in results)
+        assert_near({str(i): part.detach() for i, part in enumerate(results)}, expected)
+
+
+@both
+def test_two_streams(kind):
+    fused, reference = build(kind)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    inputs = [draw(T, B, I, seed=seed) for seed in range(6)]
+
+    def in_streams(layer, *inputs):
+        results = []
+        for index, x in enumerate(inputs):
+            stream = streams[index % 2] if layer is fused else torch.cuda.current_stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                results.append(layer(x)[0])
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        return torch.stack(results), results[0][-1]
+
+    assert_near(run(fused, in_streams, inputs), run(reference, in_streams, inputs))
+
+
+@both
+def test_one_process_of_ddp(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fused, reference = build(kind)
+        parallel = nn.parallel.DistributedDataParallel(fused)
+        x = [draw(T, B, I)]
+        for _ in range(2):
+            mine = run(fused, lambda layer, x: parallel(x), x)
+            assert_near(mine, run(reference, lambda layer, x: layer(x), x))
+    finally:
+        dist.destroy_process_group()
+
+
+@both
+def test_inside_another_recording(kind):
+    fused, reference = build(kind)
+    x = like(fused, draw(T, B, I))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            results = fused(x)
+            grads = torch.autograd.grad(loss_of(results), [x, *fused.parameters()])
+    torch.cuda.current_stream().wait_stream(side)
+    del results, grads  # autograd remembers the stream that the leaves were used on
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = fused(x)
+        grads = torch.autograd.grad(loss_of(results), [x, *fused.parameters()])
+    names = [f"gradient of {name}" for name in ("input 0", *(name for name, _ in fused.named_parameters()))]
+    for seed in (1, 2):
+        with torch.no_grad():
+            x.copy_(draw(T, B, I, seed=seed))
+            for weight, other in zip(fused.parameters(), reference.parameters(), strict=True):
+                weight.mul_(0.9)
+                other.copy_(weight)
+        graph.replay()
+        mine = {f"output {i}": part.detach() for i, part in enumerate(tensors(results))}
+        mine |= dict(zip(names, grads, strict=True))
+        assert_near(mine, run(reference, lambda layer, x: layer(x), [draw(T, B, I, seed=seed)]))
+
+
+def test_backends_say_why(monkeypatch):
+    x = torch.zeros(T, B, I, device=CUDA)
+
+    def choice(dtype=torch.float32, hidden=H, **options):
+        return RUM(I, hidden, device=CUDA, dtype=dtype, **options).explain_backend(x.to(dtype))
+
+    for lam in (0, 1):
+        assert choice(lam=lam) == ("fused", "it is the fastest and nothing stands against it")
+        assert choice(lam=lam, backend="torch") == ("torch", "it was asked for")
+        assert choice(lam=lam, dtype=torch.float64).backend == "torch"
+        assert "float64" in choice(lam=lam, dtype=torch.float64).reason
+    assert choice(activation=F.silu).backend == "reference"
+    assert "activation is a callable" in choice(activation=F.silu).reason
+    assert choice(lam=0.5).backend == "reference"
+    assert "lam is 0.5" in choice(lam=0.5).reason
+    assert choice(lam=1, hidden=512).backend == "torch"
+    assert "512" in choice(lam=1, hidden=512).reason
+    with pytest.raises(ValueError, match=r"backend='fused' cannot run: .*float64"):
+        RUM(I, H, backend="fused", device=CUDA, dtype=torch.float64)(x.double())
+
+    from torchrum.ops.rum_scan import fused
+
+    monkeypatch.setattr(fused, "triton_obstacle", lambda: "Triton is not installed")
+    assert choice() == ("torch", "fused cannot run: Triton is not installed")
+    layer = RUM(I, H, device=CUDA)
+    expected = RUM(I, H, device=CUDA, backend="torch")
+    expected.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x + 1)[0], expected(x + 1)[0])
+    with pytest.raises(ValueError, match=r"cannot run: Triton is not installed\. Pass backend='auto'"):
+        RUM(I, H, device=CUDA, backend="fused")(x)
+
+
+def test_hidden_sizes_beyond_the_kernels_still_run():
+    layer = RUM(I, 160, lam=1, device=CUDA)
+    assert layer(torch.ones(3, 2, I, device=CUDA))[0].shape == (3, 2, 160)
+
+
+@kinds
+def test_new_lengths_and_batches_compile_nothing(kind, monkeypatch):
+    import triton
+
+    from torchrum.ops.rum_scan.fused import nvrtc
+
+    count = {"triton": 0, "nvrtc": 0}
+
+    def after_triton(*args, **kwargs):
+        count["triton"] += 1
+
+    class Counting:
+        def __init__(self, library):
+            self.library = library
+
+        def __getattr__(self, name):
+            count["nvrtc"] += name == "nvrtcCompileProgram"
+            return getattr(self.library, name)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", after_triton)
+    library = Counting(nvrtc._nvrtc())
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: library)
+    monkeypatch.setitem(globals(), "H", 27)  # no other test has compiled for this size
+    fused, _ = build(kind, zoneout=0.1)
+    lengths = torch.tensor([3, 1, 2, 2, 3])
+
+    def every_form(time, batch):
+        run(fused, lambda layer, x: layer(x), [draw(time, batch, I)])
+        some = lengths.clamp(max=time).repeat(batch)[:batch]
+        run(fused, lambda layer, x: layer(x, lengths=some), [draw(time, batch, I)])
+
+    every_form(16, 16)
+    every_form(7, 5)
+    every_form(2, 3)  # too short for graphs, the other form of each kernel
+    first = sum(count.values())
+    assert first > 0, "nothing was counted"
+    for time, batch in ((3, 1), (1, 16), (16, 5), (33, 17), (130, 3), (64, 48), (5, 130)):
+        every_form(time, batch)
+    assert sum(count.values()) == first, count
+
+
+def test_repr():
+    layer = RUM(I, H, lam=1, eta=1.0, backend="fused", device=CUDA)
+    assert repr(layer) == f"RUM({I}, {H}, lam=1.0, eta=1.0, backend=fused)"
