@@ -69,10 +69,9 @@ def forward_rule(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...],
     folded = _folded(_FORWARD, size, dims, args)
     if folded is None:
         return _in_turn(op, size, dims, args)
-    out, R_n, gates, ends = op(*folded)
-    if R_n.dim() == 1:
-        return (_unfold(out, 1, size), R_n, _unfold(gates, 1, size), ends), (1, None, 1, None)
-    return (_unfold(out, 1, size), _unfold(R_n, 0, size), _unfold(gates, 1, size), _unfold(ends, 1, size)), (1, 0, 1, 1)
+    results = op(*folded)
+    dims = [None if part.dim() == 1 else at for part, at in zip(results, (1, 0, 1, 1), strict=True)]
+    return tuple(x if at is None else _unfold(x, at, size) for x, at in zip(results, dims, strict=True)), tuple(dims)
 
 
 def backward_rule(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], Dims]:

@@ -1,17 +1,19 @@
 """The RUM recurrence with a hand-written backward, in plain PyTorch on any device; lam is 0 or 1.
 
-The forward keeps the raw gates (and, with lam = 1, the turned states) beside the outputs. The backward recomputes
-everything else for a block of steps at once, so that only what depends on the gradient runs step by step. With lam = 1
-the memory R is walked back by undoing each rotation, and reloaded every ``SEGMENT`` steps so that rounding cannot
-build up. README.md beside this file derives the backward.
+The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars a row, with lam = 1, the turned
+states. The backward recomputes everything else for a block of steps at once, so that only what depends on the gradient
+runs step by step. With lam = 1 the memory R is walked back by undoing each rotation, and reloaded every ``SEGMENT``
+steps so that rounding cannot build up. README.md beside this file derives the backward.
 """
 
 import torch
 from torch import Tensor
 
+from ..rotation.reference import tiny_of
 from .options import RumOptions
 from .reference import ACTIVATIONS, working_dtype
-from .turn import Plane, RotateBackward, advance, advance_backward, find_plane, rotate, safe_inverse, unit_inputs
+from .rotate import Angle, TurnBackward, find_angle, length_of, safe_inverse, turn
+from .turn import advance, advance_backward, find_plane
 from .zoneout import keep_new
 
 SEGMENT = 128
@@ -33,18 +35,24 @@ class _Scan:
         self.going = None
         if lengths is not None:
             self.going = (torch.arange(self.T, device=xp.device).unsqueeze(1) < lengths).unsqueeze(-1)  # (T, B, 1)
-        self.e, self.inv_eps = unit_inputs(self.eps, self.going)
         self.ln = None
         if options.layer_norm:
             self.ln = (ln_weight.to(self.dtype).view(-1, self.H), ln_bias.to(self.dtype).view(-1, self.H))
+
+    def inverse_eps(self, at: slice = slice(None)) -> Tensor:
+        """1/|eps| ``(T, B, 1)``, and 0 where nothing shall turn."""
+        inverse = safe_inverse(length_of(self.eps[at]), tiny_of(self.dtype))
+        if self.going is not None:
+            inverse = inverse * self.going[at]
+        return torch.zeros_like(inverse) if self.H == 1 else inverse  # the only rotation of a line is 1
 
     def norm(self, x: Tensor, block: int) -> Tensor:
         if self.ln is None:
             return x
         return torch.native_layer_norm(x, [self.H], self.ln[0][block], self.ln[1][block], self.options.ln_eps)[0]
 
-    def plane(self, at: int | slice, gates: Tensor) -> Plane:
-        return find_plane(self.e[at], self.inv_eps[at], self.norm(gates[..., : self.H], 0))
+    def tau(self, gates: Tensor) -> Tensor:
+        return self.norm(gates[..., : self.H], 0)
 
     def gate(self, gates: Tensor) -> Tensor | None:
         if not self.options.update_gate:
@@ -64,7 +72,7 @@ class _Scan:
         """Mix, normalise, zone out and freeze: from the candidate to the new state."""
         new = candidate if u is None else torch.lerp(candidate, h, u)
         if self.options.eta is not None:
-            new = new * (self.options.eta * safe_inverse(torch.linalg.vector_norm(new, dim=-1, keepdim=True)))
+            new = new * (self.options.eta * safe_inverse(length_of(new)))
         if self.options.zoneout > 0:
             keep = self.keep(t)
             new = torch.where(keep, new, h) if keep is not None else torch.lerp(new, h, self.options.zoneout)
@@ -72,12 +80,13 @@ class _Scan:
 
 
 def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Room for what ``forward`` returns."""
+    """Room for what ``forward`` returns; the last part holds the angles of each step, or R at the ends of segments."""
     T, B = xp.shape[:2]
     out, saved = xp.new_empty(T, B, H), xp.new_empty(T, B, (options.num_gates + options.keeps_rotation) * H)
+    dtype = working_dtype(xp.dtype)
     if not options.keeps_rotation:
-        return out, None, saved, None
-    R = xp.new_empty(B, H, H, dtype=working_dtype(xp.dtype))
+        return out, None, saved, xp.new_empty(T, B, len(Angle._fields), dtype=dtype)
+    R = xp.new_empty(B, H, H, dtype=dtype)
     return out, R, saved, R.new_empty((T - 1) // SEGMENT, B, H, H)
 
 
@@ -92,27 +101,31 @@ def forward(
     seed: Tensor | None,
     options: RumOptions,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Run the scan: states ``(T, B, H)``, the last R, what the backward needs of each step, R at segment ends."""
+    """Run the scan: states ``(T, B, H)``, the last R, and what the backward needs."""
     scan = _Scan(xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
     T, H, G = scan.T, scan.H, options.num_gates * scan.H
-    out, R, saved, ends = empty_results(xp, H, options)
-    h = h0.to(scan.dtype)
+    out, R, saved, kept = empty_results(xp, H, options)
+    assert kept is not None
+    h, inv_eps, weight = h0.to(scan.dtype), scan.inverse_eps(), scan.weight.t()
+    product = xp.new_empty(scan.B, G)
     if R is not None:
         R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT)  # transposed
     for t in range(T):
-        raw = torch.addmm(xp[t, :, :G], h.to(xp.dtype), scan.weight.t(), out=saved[t, :, :G])
-        gates = raw.to(scan.dtype)
-        plane = scan.plane(t, gates)
-        if R is None or ends is None:
-            turned = rotate(plane, h)[0]
+        torch.mm(h.to(xp.dtype), weight, out=product)
+        gates = torch.add(product, xp[t, :, :G], out=saved[t, :, :G]).to(scan.dtype)
+        eps, tau = scan.eps[t], scan.tau(gates)
+        if R is None:
+            angle = find_angle(eps, inv_eps[t], tau, h)
+            torch.cat(angle, -1, out=kept[t])
+            turned = turn(angle, eps, tau, h)
         else:
-            turned = advance(plane, h, R)
+            turned = advance(find_plane(eps, inv_eps[t], tau), h, R)
             saved[t, :, G:] = turned
             if (t + 1) % SEGMENT == 0 and t + 1 < T:
-                ends[(t + 1) // SEGMENT - 1] = R
+                kept[(t + 1) // SEGMENT - 1] = R
         h = scan.finish(t, h, scan.gate(gates), scan.candidate(t, turned))
         out[t] = h
-    return out, None if R is None else R.mT.contiguous(), saved, ends
+    return out, None if R is None else R.mT.contiguous(), saved, kept
 
 
 def backward(
@@ -129,7 +142,7 @@ def backward(
     out: Tensor,
     saved: Tensor,
     R_n: Tensor | None,
-    ends: Tensor | None,
+    kept: Tensor,
     options: RumOptions,
     need_R0: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
@@ -139,21 +152,25 @@ def backward(
     grad_xp = torch.empty_like(xp, memory_format=torch.contiguous_format)
     sums = [torch.zeros_like(part) for part in scan.ln] if scan.ln is not None else []
     memory = None
-    if R_n is not None and ends is not None:
+    if R_n is not None:
         R = R_n.mT.clone(memory_format=torch.contiguous_format)
         adjoint = torch.zeros_like(R) if grad_R is None else torch.bmm(R, grad_R.to(R.dtype))  # R^T dL/dR
-        memory = (R, adjoint, ends)
+        memory = (R, adjoint)
 
-    previous = torch.cat([h0.to(xp.dtype).unsqueeze(0), out[:-1]])
     grad_h = torch.zeros_like(h0, dtype=scan.dtype)
     for start in reversed(range(0, scan.T, BLOCK)):
         at = slice(start, min(start + BLOCK, scan.T))
-        block = _Block(scan, at, saved[at].to(scan.dtype), previous[at].to(scan.dtype), memory, sums)
+        before = out[start - 1 : at.stop - 1] if start > 0 else torch.cat([h0.to(xp.dtype)[None], out[: at.stop - 1]])
+        block = _Block(scan, at, saved[at].to(scan.dtype), before.to(scan.dtype), memory, kept, sums)
         for t in reversed(range(at.start, at.stop)):
-            grad_h = block.step(t - at.start, grad_h + grad_out[t], grad_xp)
+            grad_h = block.step(t - at.start, grad_h.add_(grad_out[t]), grad_xp)
         block.finish(grad_xp)
 
-    grad_weight = grad_xp[..., :G].flatten(0, 1).t().mm(previous.flatten(0, 1)).to(weight_hh.dtype)
+    by_step = grad_xp[..., :G].transpose(1, 2)  # (T, G, B)
+    grad_weight = by_step[0] @ h0.to(xp.dtype)
+    if scan.T > 1:
+        grad_weight += by_step[1:].transpose(0, 1).flatten(1) @ out[:-1].flatten(0, 1)
+    grad_weight = grad_weight.to(weight_hh.dtype)
     grad_R0 = torch.bmm(memory[0].mT, memory[1]) if memory is not None and need_R0 else None
     grad_ln_weight, grad_ln_bias = (total.view(-1) for total in sums) if sums else (None, None)
     return grad_xp, grad_h.to(h0.dtype), grad_R0, grad_weight, grad_ln_weight, grad_ln_bias
@@ -162,26 +179,31 @@ def backward(
 class _Block:
     """A block of steps of the backward: recomputed at once, then walked backwards."""
 
-    def __init__(self, scan: _Scan, at: slice, saved: Tensor, h: Tensor, memory, sums: list[Tensor]) -> None:
-        self.scan, self.at, self.h, self.memory, self.sums = scan, at, h, memory, sums
+    def __init__(
+        self, scan: _Scan, at: slice, saved: Tensor, h: Tensor, memory, kept: Tensor, sums: list[Tensor]
+    ) -> None:
+        self.scan, self.at, self.h, self.memory, self.kept, self.sums = scan, at, h, memory, kept, sums
         self.gates = saved[..., : scan.options.num_gates * scan.H]
-        self.plane = scan.plane(at, self.gates)
-        self.rotation = None if memory is not None else RotateBackward(self.plane, h)
-        self.turned = saved[..., -scan.H :] if self.rotation is None else self.rotation.turned
+        eps, tau = scan.eps[at], scan.tau(self.gates)
+        self.rotation = None
+        if memory is None:
+            angle = Angle(*kept[at].split(1, -1))
+            self.rotation = TurnBackward(angle, eps, tau, h)
+            self.turned = turn(angle, eps, tau, h)
+        else:
+            self.inv_eps = scan.inverse_eps(at)
+            self.plane = find_plane(eps, self.inv_eps, tau)
+            self.turned = saved[..., -scan.H :]
         self.u = scan.gate(self.gates)
-        candidate = scan.candidate(at, self.turned)
-        self.to_candidate = activation_slope(str(scan.options.activation), candidate)
+        self.candidate = scan.candidate(at, self.turned)
         if self.u is not None:
-            closed = 1 - self.u
-            self.to_candidate = self.to_candidate * closed
-            self.to_gate = h - candidate
-            if scan.ln is None or scan.options.ln_order == "before":
-                self.to_gate = self.to_gate * (self.u * closed)
+            self.to_gate = h - self.candidate
         if scan.options.eta is not None:
-            mixed = candidate if self.u is None else torch.lerp(candidate, h, self.u)
-            self.scale = safe_inverse(torch.linalg.vector_norm(mixed, dim=-1, keepdim=True))
+            mixed = self.candidate if self.u is None else torch.lerp(self.candidate, h, self.u)
+            self.scale = safe_inverse(length_of(mixed))
             self.direction = mixed * self.scale
-        self.grad_turned, self.grad_e = torch.empty_like(h), torch.empty_like(h)
+        self.grad_turned = torch.empty_like(h)
+        self.grad_e = torch.empty_like(h) if memory is not None else None
 
     def norm_backward(self, grad: Tensor, x: Tensor, block: int) -> Tensor:
         """Gradient of ``norm``; the gradients of its weights are added to ``sums``."""
@@ -213,48 +235,52 @@ class _Block:
             along = (grad * direction).sum(-1, keepdim=True)
             grad = torch.addcmul(grad, along, direction, value=-1).mul_(options.eta * self.scale[i])
 
-        into = self.norm_backward(grad * self.to_candidate[i], scan.eps[t] + self.turned[i], options.num_gates)
+        into = grad if self.u is None else torch.addcmul(grad, grad, self.u[i], value=-1)
+        into = activation_backward(str(options.activation), into, self.candidate[i])
+        into = self.norm_backward(into, scan.eps[t] + self.turned[i] if scan.ln else into, options.num_gates)
         self.grad_turned[i] = into
+        grad_tau = torch.empty_like(h)
         if self.rotation is not None:
-            grad_h, grad_tau = self.rotation.step(i, into)
+            grad_h = self.rotation.step(i, into, grad_tau)
         else:
-            R, adjoint, ends = self.memory
+            R, adjoint = self.memory
             if (t + 1) % SEGMENT == 0 and t + 1 < scan.T:
-                R.copy_(ends[(t + 1) // SEGMENT - 1])
+                R.copy_(self.kept[(t + 1) // SEGMENT - 1])
             grad_h, grad_tau, self.grad_e[i] = advance_backward(self.plane.at(i), h, into, R, adjoint)
         grad_gates = grad_xp[t, :, :-H]
         grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
         if self.u is not None:
             grad_gates[:, H:] = self._gate_backward(i, grad * self.to_gate[i])
-            grad_h = torch.addcmul(grad_h, grad, self.u[i])
+            grad_h = grad_h.addcmul_(grad, self.u[i])
         if skipped is not None:
-            grad_h = grad_h + skipped
-        return grad_h + grad_gates.mm(scan.weight)
+            grad_h = grad_h.add_(skipped)
+        if grad_xp.dtype == grad_h.dtype:
+            return grad_h.addmm_(grad_gates, scan.weight)
+        return grad_h.add_(grad_gates.mm(scan.weight))
 
     def _gate_backward(self, i: int, grad: Tensor) -> Tensor:
-        if self.scan.ln is None:
-            return grad
-        raw = self.gates[i, :, self.scan.H :]
-        if self.scan.options.ln_order == "before":
-            return self.norm_backward(grad, raw, 1)
-        u = raw.sigmoid()
-        return self.norm_backward(grad, u, 1) * u * (1 - u)
+        if self.scan.ln is None or self.scan.options.ln_order == "before":
+            raw_grad = torch.ops.aten.sigmoid_backward(grad, self.u[i])
+            return self.norm_backward(raw_grad, self.gates[i, :, self.scan.H :], 1)
+        u = self.gates[i, :, self.scan.H :].sigmoid()
+        return torch.ops.aten.sigmoid_backward(self.norm_backward(grad, u, 1), u)
 
     def finish(self, grad_xp: Tensor) -> None:
         """Gradients of eps for the whole block: where it is added, and through its direction."""
-        grad_e = self.grad_e if self.rotation is None else self.rotation.directions(self.grad_turned)
-        e = self.scan.e[self.at]
-        grad_e = (grad_e - (e * grad_e).sum(-1, keepdim=True) * e) * self.scan.inv_eps[self.at]
-        grad_xp[self.at, :, -self.scan.H :] = self.grad_turned + grad_e
+        if self.rotation is not None:
+            grad_eps = self.rotation.eps_gradients(self.grad_turned)
+        else:
+            grad_eps = torch.addcmul(self.grad_turned, self.grad_e, self.inv_eps)
+        grad_xp[self.at, :, -self.scan.H :] = grad_eps
 
 
-def activation_slope(name: str, output: Tensor) -> Tensor:
-    """Derivative of a named activation, from its output alone."""
+def activation_backward(name: str, grad: Tensor, output: Tensor) -> Tensor:
+    """Gradient through a named activation, from its output alone."""
     if name == "relu":
-        return (output > 0).to(output.dtype)
+        return torch.ops.aten.threshold_backward(grad, output, 0)
     if name == "tanh":
-        return 1 - output * output
+        return torch.ops.aten.tanh_backward(grad, output)
     if name == "sigmoid":
-        return output * (1 - output)
+        return torch.ops.aten.sigmoid_backward(grad, output)
     assert name == "softsign"
-    return (1 - output.abs()).square()
+    return grad * (1 - output.abs()).square()

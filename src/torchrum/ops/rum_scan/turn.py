@@ -1,9 +1,8 @@
-"""Building blocks of the torch backend: the plane a step turns in, and the rotation with its gradients.
+"""The memory of lam = 1 for the torch backend: turning it, and the gradients.
 
-R(eps, tau) = H_m H_e with H_x = I - 2 x x^T, e and w the directions of eps and tau, m the bisector of e and w.
-Without a memory the rotated state is h + 2 (e.h) w - 2 (s.h / s.s) s with s = e + w. With one, n = H_e m writes the
-same rotation as H_e H_n, whose products with the memory from the right and from the left have one form.
-README.md has the derivations. Every function takes any leading dimensions: one step, or many at once.
+R(eps, tau) = H_m H_e with H_x = I - 2 x x^T, e and w the directions of eps and tau, m the bisector of e and w. With
+n = H_e m the same rotation is H_e H_n, whose products with the memory from the right and from the left have one form.
+README.md has the derivation.
 """
 
 from typing import NamedTuple
@@ -11,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..rotation.reference import dot, opposite_of, orthogonal_to, polar, tiny_of
+from ..rotation.reference import dot, opposite_of, orthogonal_to, tiny_of
+from .rotate import length_of, safe_inverse
 
 
 class Plane(NamedTuple):
@@ -34,84 +34,21 @@ class Plane(NamedTuple):
         return Plane(self.e[i], self.w[i], self.s[i], self.inv_tau[i], self.inv_square[i], opposite)
 
 
-def safe_inverse(length: Tensor, tiny: float = 0.0) -> Tensor:
-    """``1 / length``, and 0 where the length is not above ``tiny``."""
-    return torch.where(length > tiny, length.reciprocal(), 0.0)
-
-
-def unit_inputs(eps: Tensor, going: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Directions of all ``eps`` ``(T, B, H)`` and their inverse lengths ``(T, B, 1)``; zero where nothing turns."""
-    length = torch.linalg.vector_norm(eps, dim=-1, keepdim=True)
-    if eps.shape[-1] == 1:
-        return torch.zeros_like(eps), torch.zeros_like(length)  # the only rotation of a line is 1
-    ordinary = (
-        eps.device.type == "cpu" and length.numel() > 0 and float(length.min()) > 1e-12 and float(length.max()) < 1e18
-    )
-    if ordinary:
-        inverse = length.reciprocal()
-        e = eps * inverse
-    else:  # squares may have overflowed or vanished
-        e, length = polar(eps)
-        inverse = safe_inverse(length)
-    return (e, inverse) if going is None else (e * going, inverse * going)
-
-
-def find_plane(e: Tensor, inv_eps: Tensor, tau: Tensor) -> Plane:
-    """The plane that turns the direction ``e`` into that of ``tau``."""
-    inv_tau = safe_inverse(torch.linalg.vector_norm(tau, dim=-1, keepdim=True), tiny_of(tau.dtype))
+def find_plane(eps: Tensor, inv_eps: Tensor, tau: Tensor) -> Plane:
+    """The plane that turns ``eps`` into the direction of ``tau``; ``inv_eps`` is 1/|eps|, 0 where nothing turns."""
+    e = eps * inv_eps
+    inv_tau = safe_inverse(length_of(tau), tiny_of(tau.dtype))
     w = tau * inv_tau
     s = e + w
-    length = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
+    length = length_of(s)
     opposite = None
     # asking costs a synchronisation on a GPU, and the answer is nearly always no
     if e.device.type != "cpu" or bool((length <= opposite_of(tau.dtype)).any()):
         opposite = (length <= opposite_of(tau.dtype)) & (inv_eps > 0) & (inv_tau > 0)
         w, s = torch.where(opposite, -e, w), torch.where(opposite, orthogonal_to(e), s)
         length = torch.where(opposite, 1.0, length)
-    inv_square = torch.where(inv_tau * inv_eps > 0, length.pow(-2), 0.0)
+    inv_square = length.pow(-2).masked_fill_(inv_tau * inv_eps <= 0, 0.0)
     return Plane(e, w, s, inv_tau if opposite is None else inv_tau * ~opposite, inv_square, opposite)
-
-
-def rotate(plane: Plane, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """R h, and the scalars p = e.h and k = s.h / s.s."""
-    p, k = dot(plane.e, h), dot(plane.s, h) * plane.inv_square
-    return torch.addcmul(torch.addcmul(h, p, plane.w, value=2), k, plane.s, value=-2), p, k
-
-
-class RotateBackward:
-    """The gradient of ``rotate`` for a block of steps: what needs no gradient is done for all of them at once."""
-
-    def __init__(self, plane: Plane, h: Tensor) -> None:
-        e, w, s, inv_tau, inv_square, _ = plane
-        self.plane, self.h = plane, h
-        self.turned, self.p, self.k = rotate(plane, h)
-        self.basis = torch.stack([w, s], -2)  # (K, B, 2, H)
-        self.along = 2 * (self.p - self.k) * inv_tau
-        # w.s = s.s/2 and s.h = e.h + w.h leave -p as the coefficient of w
-        scale = 2 * inv_square * inv_tau
-        self.tau_s = torch.addcmul((2 * scale * self.k) * s, scale, h, value=-1).addcmul_(scale * self.p, w, value=-1)
-        self.h_w, self.h_s = 2 * e, -2 * inv_square * s
-        self.products: list[Tensor] = []
-
-    def step(self, t: int, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of h and tau in step ``t`` of the block, from that of the rotated state."""
-        products = (self.basis[t] * grad.unsqueeze(-2)).sum(-1)  # (B, 2)
-        self.products.append(products)
-        along_w, along_s = products[:, :1], products[:, 1:]
-        grad_tau = torch.addcmul(grad, along_w, self.plane.w[t], value=-1).mul_(self.along[t])
-        grad_tau.addcmul_(along_s, self.tau_s[t])
-        return torch.addcmul(grad, along_w, self.h_w[t]).addcmul_(along_s, self.h_s[t]), grad_tau
-
-    def directions(self, grad: Tensor) -> Tensor:
-        """Gradients of all e of the block, from those of the rotated states ``(K, B, H)``."""
-        _, _, s, _, inv_square, opposite = self.plane
-        along = torch.stack(self.products[::-1])  # the block was walked backwards
-        along_w, along_s = along[..., :1], along[..., 1:] * inv_square
-        k, along_h = self.k, along_s
-        if opposite is not None:  # s is a constant there, and w is -e
-            k, along_h = torch.where(opposite, self.p, k), along_s * ~opposite
-        grad_e = (2 * (along_w * (inv_square > 0) - along_h)) * self.h
-        return grad_e.addcmul_(k, grad, value=-2).addcmul_(along_s * k, s, value=4)
 
 
 def reflectors(plane: Plane) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,7 +75,7 @@ def advance(plane: Plane, h: Tensor, R: Tensor) -> Tensor:
 def advance_backward(
     plane: Plane, h: Tensor, grad: Tensor, R: Tensor, adjoint: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of ``h``, tau and the direction e from that of ``advance``'s result.
+    """Gradients of ``h``, tau and (but for the factor 1/|eps|) eps from that of ``advance``'s result.
 
     ``R`` (transposed) and ``adjoint`` = R^T dL/dR go back one step, in place: R <- R Q^T and A <- Q A Q^T with
     Q = H_e H_n; the first undoes the rotation exactly.
@@ -172,4 +109,5 @@ def advance_backward(
     if plane.opposite is not None:
         grad_s = grad_s * ~plane.opposite  # m is a constant there
     grad_tau = (grad_s - dot(plane.w, grad_s) * plane.w) * plane.inv_tau
-    return k, grad_tau, (grad_e + grad_s) * (plane.inv_square > 0)
+    grad_e = (grad_e + grad_s) * (plane.inv_square > 0)
+    return k, grad_tau, grad_e - dot(e, grad_e) * e

@@ -1,0 +1,124 @@
+"""The rotation of lam = 0 for the torch backend: R(eps, tau) h as a combination of h, eps and tau, and its gradients.
+
+With e = eps/|eps|, w = tau/|tau| and s = e + w,  R h = h + 2 p w - 2 k s,  p = e.h,  k = s.h / s.s.  A step therefore
+needs four inner products and two vector updates, and its backward two inner products with the gradient d: everything
+else is a combination of d, h, eps and tau whose coefficients are linear in those two. README.md has the derivation.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..rotation.reference import dot, opposite_of, orthogonal_to, tiny_of
+
+NARROW = 0.02
+"""s.s under which 2 + 2 e.w has lost too many digits, and the sum is taken anew from the vectors."""
+
+
+class Angle(NamedTuple):
+    """Scalars of the plane a state turns in, ``(..., B, 1)``; where nothing turns all but p and 1/|eps| are zero."""
+
+    p: Tensor
+    k: Tensor
+    inv_eps: Tensor
+    inv_tau: Tensor
+    inv_square: Tensor
+    """1/s.s"""
+    opposite: Tensor
+    """1 where tau points against eps and the turn is a half turn, else 0."""
+
+
+def safe_inverse(length: Tensor, tiny: float = 0.0) -> Tensor:
+    """``1 / length``, and 0 where the length is at most ``tiny``."""
+    return length.reciprocal().masked_fill_(length <= tiny, 0.0)
+
+
+def length_of(x: Tensor) -> Tensor:
+    """|x| over the last dimension, which stays; faster than the library's norm for short rows."""
+    return dot(x, x).sqrt_()
+
+
+def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor) -> Angle:
+    """The plane of the rotation from ``eps`` to ``tau`` and what it does to ``h``; ``inv_eps`` 0 means no turn."""
+    inv_tau = safe_inverse(length_of(tau), tiny_of(tau.dtype))
+    both = inv_eps * inv_tau
+    square = (dot(eps, tau) * both).mul_(2).add_(2)
+    p = dot(eps, h) * inv_eps
+    along = torch.addcmul(p, dot(tau, h), inv_tau)  # s.h
+    opposite = torch.zeros_like(p)
+    # asking costs a synchronisation on a GPU, and the answer is nearly always no
+    if h.device.type != "cpu" or bool((square < NARROW).any()):
+        s = eps * inv_eps + tau * inv_tau
+        square, along = dot(s, s), dot(s, h)
+        opposite = ((square <= opposite_of(tau.dtype) ** 2) & (both > 0)).to(p.dtype)
+        inv_tau = inv_tau * (1 - opposite)
+        both = inv_eps * inv_tau
+    inv_square = square.reciprocal().masked_fill_(both <= 0, 0.0)
+    return Angle(p, along * inv_square, inv_eps, inv_tau, inv_square, opposite)
+
+
+def half_turns(angle: Angle) -> bool:
+    """Whether rows with opposite vectors must be looked after; a GPU is not asked, and does so always."""
+    return angle.opposite.device.type != "cpu" or bool(angle.opposite.any())
+
+
+def turn(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> Tensor:
+    """R h."""
+    p, k, inv_eps, inv_tau, _, opposite = angle
+    state = torch.addcmul(h, k * inv_eps, eps, value=-2).addcmul_((p - k) * inv_tau, tau, value=2)
+    if half_turns(angle):
+        f = orthogonal_to(eps * inv_eps)
+        state = state - 2 * opposite * (p * inv_eps * eps + dot(f, h) * f)
+    return state
+
+
+class TurnBackward:
+    """The gradient of ``turn`` for a block of steps: what needs no gradient is done for all of them at once."""
+
+    def __init__(self, angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> None:
+        self.angle, self.eps, self.tau, self.h = angle, eps, tau, h
+        p, k, inv_eps, inv_tau, _, _ = angle
+        zero = torch.zeros_like(p)
+        self.by_eps = self._coefficients(zero, inv_eps, inv_eps)  # (K, B, 8), for each d.eps
+        self.by_tau = self._coefficients(inv_tau, zero, inv_tau)  # and for each d.tau
+        self.tau_d, self.eps_d = 2 * (p - k) * inv_tau, 1 - 2 * k * inv_eps
+        self.half_turns = half_turns(angle)
+        self.weights = torch.empty_like(self.by_eps)
+
+    def _coefficients(self, d_w: Tensor, d_e: Tensor, d_s: Tensor) -> Tensor:
+        """Of eps and tau in the gradient of h; of h, eps, tau in those of tau and of eps; from d.w, d.e and d.s."""
+        p, k, inv_eps, inv_tau, inv_square, _ = self.angle
+        scaled = inv_square * d_s
+        rest = d_w - scaled
+        to_h, cross = 2 * inv_eps * rest, 4 * inv_tau * inv_eps * k * scaled
+        to_tau = 2 * inv_tau.square() * ((2 * k - p) * scaled - (p - k) * d_w)
+        to_eps = inv_eps.square() * (4 * k * scaled - 2 * p * rest + 2 * k * (d_e - d_s))
+        minus = -2 * inv_tau * scaled
+        return torch.cat([to_h, minus, minus, cross, to_tau, to_h, to_eps, cross], -1)
+
+    def step(self, t: int, grad: Tensor, to_tau: Tensor) -> Tensor:
+        """Step ``t`` of the block, from the gradient of the turned state: tau's is written, h's returned."""
+        eps, tau, weights = self.eps[t], self.tau[t], self.weights[t]
+        torch.mul(self.by_eps[t], dot(grad, eps), out=weights).addcmul_(self.by_tau[t], dot(grad, tau))
+        h_eps, h_tau, tau_h, tau_eps, tau_tau = weights[:, :5].split(1, -1)
+        combined = (grad * self.tau_d[t]).addcmul_(tau_h, self.h[t]).addcmul_(tau_eps, eps)
+        torch.addcmul(combined, tau_tau, tau, out=to_tau)
+        to_h = torch.addcmul(grad, h_eps, eps).addcmul_(h_tau, tau)
+        return to_h - 2 * self.angle.opposite[t] * sum(self._reversed(t, grad)) if self.half_turns else to_h
+
+    def eps_gradients(self, grad: Tensor) -> Tensor:
+        """Gradients of all eps of the block, where they are added to the turned states and as directions."""
+        eps_h, eps_eps, eps_tau = self.weights[..., 5:].split(1, -1)
+        total = (grad * self.eps_d).addcmul_(eps_h, self.h).addcmul_(eps_eps, self.eps).addcmul_(eps_tau, self.tau)
+        if self.half_turns:
+            p, inv_eps = self.angle.p, self.angle.inv_eps
+            change = dot(grad, self.eps * inv_eps) * self.h + p * grad - 2 * p * sum(self._reversed(slice(None), grad))
+            total = total - 2 * self.angle.opposite * inv_eps * change
+        return total
+
+    def _reversed(self, at: int | slice, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts of ``grad`` along e and along the vector orthogonal to it that a half turn reverses."""
+        e = self.eps[at] * self.angle.inv_eps[at]
+        f = orthogonal_to(e)
+        return dot(grad, e) * e, dot(grad, f) * f
