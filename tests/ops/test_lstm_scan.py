@@ -22,8 +22,8 @@ from torchrum.ops.lstm_scan.fused.scan import (
     lstm_backward,
     lstm_forward,
 )
-from torchrum.ops.lstm_scan.fused.stage import CellWeights
 from torchrum.ops.lstm_scan.masks import keep_mask, stream_seeds
+from torchrum.ops.lstm_scan.options import CellWeights
 from torchrum.ops.lstm_scan.reference import STREAMS, lstm_scan_reference
 from torchrum.ops.rum_scan.fused.graphs import clear_graphs
 

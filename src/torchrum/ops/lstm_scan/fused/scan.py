@@ -10,8 +10,8 @@ from ...rum_scan.fused.graphs import aligned, can_graph, matmul_mode, plain_mode
 from ...rum_scan.fused.lam0_backward import aligned_rows
 from ...rum_scan.fused.lam0_forward import padded
 from ...rum_scan.fused.product import splits
-from ..options import LstmOptions
-from .stage import CellWeights, Chain, LstmBackward, LstmForward, Plan, Shared, saved_tensors
+from ..options import CellWeights, LstmOptions
+from .stage import Chain, LstmBackward, LstmForward, Plan, Shared, saved_tensors
 
 
 class Saved(NamedTuple):
@@ -102,7 +102,7 @@ def lstm_forward(
     with plain_mode(xp):
         plan = make_plan(H)
         gates, cells, stats = saved_tensors(xp, plan, T, options.layer_norm)
-        states, out = xp.new_zeros((T + 1, B, padded(H))), xp.new_empty((T, B, H))
+        states, out = xp.new_empty((T + 1, B, padded(H))), xp.new_empty((T, B, H))  # padding is never read
         saved = Saved(states, gates, cells, stats)
         if xp.numel() == 0:
             return out, h0.clone(), c0.clone(), saved

@@ -7,7 +7,7 @@ straight into the buffers of the cells that read them; going back they read grad
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -18,20 +18,10 @@ from ...rum_scan.fused.graphs import TABLE_SLOTS, fill_table
 from ...rum_scan.fused.lam0_forward import padded
 from ...rum_scan.fused.product import Product
 from ..masks import keep_threshold
-from ..options import LstmOptions
+from ..options import CellWeights, LstmOptions
 from .rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
 
 Given = Sequence[Tensor | None]
-
-
-class CellWeights(NamedTuple):
-    """Parameters of one cell; ``weight_ih`` and ``bias`` are None where the input is projected outside the scan."""
-
-    weight_ih: Tensor | None
-    weight_hh: Tensor
-    bias: Tensor | None
-    ln_weight: Tensor | None
-    ln_bias: Tensor | None
 
 
 @dataclass(frozen=True)

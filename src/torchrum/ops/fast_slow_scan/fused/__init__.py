@@ -1,0 +1,99 @@
+"""The fused GPU backend of the Fast-Slow scan. Triton is imported on first use."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...lstm_scan.fused import machine_obstacle, reference_gradients, size_obstacle
+from ...lstm_scan.masks import stream_seeds
+from ...lstm_scan.options import LstmOptions
+from ...rum_scan.fused import KERNEL_ACTIVATIONS
+from ...rum_scan.options import RumOptions
+from ..options import STREAMS_A_CELL, CellWeights, FastSlowOptions
+from ..reference import State, fast_slow_scan_reference
+
+NUM_WEIGHTS = len(CellWeights._fields)
+
+
+def obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str | None:
+    """Why the fused scan cannot run on such an input, in words, or None."""
+    return (
+        machine_obstacle(xp)
+        or size_obstacle(max(xp.shape[-1] // 4, slow_size))
+        or (rum_obstacle(options.slow) if isinstance(options.slow, RumOptions) else None)
+    )
+
+
+def rum_obstacle(options: RumOptions) -> str | None:
+    if options.lam != 0:
+        return f"the slow cell's lam is {options.lam}, and a slow RUM's kernels are written for lam 0"
+    if options.activation not in KERNEL_ACTIVATIONS:
+        return f"the slow cell's activation is {options.activation!r}, and the kernels know only " + ", ".join(
+            KERNEL_ACTIVATIONS
+        )
+    if options.target_activation is not None:
+        return "the slow cell has a target_activation, and the kernels have none"
+    return None
+
+
+def unflatten(tensors: Sequence[Tensor | None], options: FastSlowOptions) -> tuple[State, State, list[CellWeights]]:
+    """States of the fast cells, of the slow one, and the weights, from one flat list."""
+    slow_parts = 2 if isinstance(options.slow, LstmOptions) else 1
+    states, flat = tensors[: 2 + slow_parts], tensors[2 + slow_parts :]
+    weights = [CellWeights(*flat[i : i + NUM_WEIGHTS]) for i in range(0, len(flat), NUM_WEIGHTS)]  # type: ignore[arg-type]
+    return tuple(states[:2]), tuple(states[2:]), weights  # type: ignore[arg-type]
+
+
+class _FastSlowScan(torch.autograd.Function):
+    """Inputs: xp, the states' parts, the weights' parts; outputs: out, the last states' parts."""
+
+    @staticmethod
+    def forward(ctx: Any, options: FastSlowOptions, seed: Tensor | None, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        from .scan import fast_slow_forward
+
+        xp, *others = inputs
+        assert xp is not None
+        fast, slow, weights = unflatten(others, options)
+        seeds = None if seed is None else stream_seeds(seed, STREAMS_A_CELL * len(weights))
+        out, fast, slow, saved = fast_slow_forward(xp, fast, slow, weights, seeds, options)
+        ctx.options, ctx.count = options, len(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, seed, seeds, *(part for parts in saved for part in parts))
+        return out, *fast, *slow
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        from .scan import Saved, fast_slow_backward
+
+        options, inputs = ctx.options, ctx.saved_tensors[: ctx.count]
+        seed, seeds, *kept = ctx.saved_tensors[ctx.count :]
+        if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
+
+            def scan(xp: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+                fast, slow, weights = unflatten(others, options)
+                out, fast, slow = fast_slow_scan_reference(xp, fast, slow, weights, seed, options)
+                return out, *fast, *slow
+
+            return None, None, *reference_gradients(scan, inputs, grads, ctx.needs_input_grad[2:])
+        fast, slow, weights = unflatten(inputs[1:], options)
+        n = len(weights)
+        saved = Saved(*(tuple(kept[i : i + n]) for i in range(0, 4 * n, n)))
+        dxp, dstates, dweights = fast_slow_backward(grads[0], grads[1:], fast, slow, weights, seeds, saved, options)
+        return None, None, dxp, *dstates, *(part for cell in dweights for part in cell)
+
+
+@torch.compiler.disable  # graphs and kernels of its own: a compiler has nothing to add
+def fast_slow_scan_fused(
+    xp: Tensor,
+    fast: State,
+    slow: State,
+    weights: Sequence[CellWeights],
+    seed: Tensor | None,
+    options: FastSlowOptions,
+) -> tuple[Tensor, State, State]:
+    """The arguments and results of ``fast_slow_scan_reference``."""
+    flat = (part for cell in weights for part in cell)
+    out, *states = _FastSlowScan.apply(options, seed, xp, *fast, *slow, *flat)
+    return out, tuple(states[:2]), tuple(states[2:])

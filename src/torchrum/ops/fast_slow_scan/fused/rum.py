@@ -1,0 +1,179 @@
+"""The slow RUM of a Fast-Slow RNN: its row kernels and their place in the chain of cells.
+
+Unlike in a RUM by itself, the input is not known ahead: the product holds the input's share and the state's together.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...lstm_scan.fused.rows import gather_grad, hand_on, load_gate, zone
+from ...lstm_scan.fused.stage import BackwardStage, ForwardStage, Plan, Shared
+from ...rum_scan.fused.common import prefetch
+from ...rum_scan.fused.lam0_backward import STATS, rum_cell_backward, store_stats
+from ...rum_scan.fused.lam0_forward import launch_options, rum_cell
+from ...rum_scan.options import RumOptions
+
+
+@triton.jit(do_not_specialize=["t", "B"])
+def slow_rum_forward_kernel(
+    table, slots, raw, stats, plain, dropped,
+    product, bias, state, low_plain, low_dropped, ln_weight, ln_bias, seeds, t, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
+    ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
+    PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, STREAM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step for row b; ``raw`` keeps tau, u and eps before layer norm."""
+    dtype = low_plain.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if table is not None:
+        t = tl.load(table) + t
+        raw = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
+        stats = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(tl.float32)), 16)
+        plain = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(dtype)), 16)
+        dropped = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    G: tl.constexpr = 3 if GATE else 2
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    index = b * H + j
+    raw += row * (G * H)
+    h = tl.load(state + index, mask=mask, other=0.0)
+    tau_raw = load_gate(product, None, bias, raw, 0, b, B, j, mask, H, HP, G, PARTS)
+    u_raw = tau_raw
+    if GATE:
+        u_raw = load_gate(product, None, bias, raw, 1, b, B, j, mask, H, HP, G, PARTS)
+    e = load_gate(product, None, bias, raw, G - 1, b, B, j, mask, H, HP, G, PARTS)
+    new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = rum_cell(
+        tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
+    )
+    store_stats(
+        stats + row * STATS, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f,
+        mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c, GATE, LN, ETA,
+    )  # fmt: skip
+    if ETA is not None:
+        norm = tl.sqrt(tl.sum(new * new, 0))
+        new = new * tl.where(norm <= 1e-12, 0.0, ETA / norm)
+    new = zone(new, h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
+    tl.store(state + index, new, mask=mask)
+    hand_on(
+        new, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+        PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["t", "B"])
+def slow_rum_backward_kernel(
+    table, slots, raw, stats, before, draw,
+    product_plain, product_dropped, dstate, low, ln_grads, ln_weight, ln_bias, seeds, t, B,
+    PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
+    H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
+    ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
+    PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, STREAM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step back for row b; ``before`` holds the states before each step, PLAIN_WIDTH apart: it reads itself."""
+    dtype = low.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if table is not None:
+        t = tl.load(table) - t
+        raw = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
+        stats = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(tl.float32)), 16)
+        before = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(dtype)), 16)
+        draw = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    G: tl.constexpr = 3 if GATE else 2
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    index = b * H + j
+    raw += row * (G * H)
+    draw += row * (G * H)
+    low += b * (G * HP)
+    if LN != "none":
+        ln_grads += b * (2 * G * H)
+    tau_raw = tl.load(raw + j, mask=mask, other=0.0).to(tl.float32)
+    u_raw = tau_raw
+    if GATE:
+        u_raw = tl.load(raw + H + j, mask=mask, other=0.0).to(tl.float32)
+    e = tl.load(raw + (G - 1) * H + j, mask=mask, other=0.0).to(tl.float32)
+    h = tl.load(before + row * PLAIN_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+    dh = gather_grad(
+        dstate, product_plain, product_dropped, None, seeds, t, b, B, row, index, j, mask, H,
+        PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
+    )  # fmt: skip
+    if t > 0:  # what the next step back begins with
+        BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
+        prefetch(raw - B.to(tl.int64) * (G * H), G * BYTES)
+        prefetch(before + (row - B) * PLAIN_WIDTH, BYTES)
+
+    seed = None
+    if ZONEOUT == "train":
+        seed = seeds + STREAM
+    dtau, dgate, deps, dprev = rum_cell_backward(
+        dh, tau_raw, u_raw, e, h, stats + row * STATS, ln_grads, ln_weight, ln_bias, None, seed, t, b, j, mask,
+        H, BLOCK, GATE, LN, ACTIVATION, ETA, ZONEOUT, KEEP_BELOW,
+    )  # fmt: skip
+    tl.store(low + j, dtau.to(dtype), mask=mask)
+    if GATE:
+        tl.store(low + HP + j, dgate.to(dtype), mask=mask)
+        tl.store(draw + H + j, dgate.to(dtype), mask=mask)
+    tl.store(low + (G - 1) * HP + j, deps.to(dtype), mask=mask)
+    tl.store(dstate + index, dprev, mask=mask)
+    tl.store(draw + j, dtau.to(dtype), mask=mask)
+    tl.store(draw + (G - 1) * H + j, deps.to(dtype), mask=mask)
+
+
+FLAGS = ("GATE", "LN", "ACTIVATION", "ETA", "ZONEOUT", "KEEP_BELOW")
+
+
+def rum_flags(like: Tensor, H: int, options: RumOptions, direction: str) -> dict[str, Any]:
+    flags = launch_options(like, H, options, direction)
+    return {name: flags[name] for name in (*FLAGS, *(["LN_EPS"] if direction == "forward" else []))}
+
+
+class RumForward(ForwardStage):
+    """A RUM's step; ``h`` is its running state in float32."""
+
+    def __init__(self, like: Tensor, B: int, plan: Plan, options: RumOptions, shared: Shared, h: Tensor) -> None:
+        super().__init__(like, B, plan, options.layer_norm, options.num_inputs, shared)
+        self.h = h
+        self.flags.update(rum_flags(like, plan.hidden, options, "forward"))
+
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
+        slow_rum_forward_kernel[(self.B,)](
+            table, slots, *self.tensors(table),
+            self.product.out, self.bias, self.h, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
+            self.shared.seeds, t, self.B, PARTS=self.product.parts, **self.flags,
+        )  # fmt: skip
+
+
+class RumBackward(BackwardStage):
+    """A RUM's step back; ``dh`` carries the gradient from step to step in float32."""
+
+    def __init__(self, like: Tensor, B: int, plan: Plan, options: RumOptions, shared: Shared, dh: Tensor) -> None:
+        super().__init__(like, B, plan, options.layer_norm, options.num_inputs, shared)
+        self.dh = dh
+        self.flags.update(rum_flags(like, plan.hidden, options, "backward"))
+        shape = (B, 2, options.num_inputs * plan.hidden)
+        self.ln_grads = torch.zeros(shape, device=like.device) if options.layer_norm else None
+
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
+        flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
+        slow_rum_backward_kernel[(self.B,)](
+            table, slots, *self.tensors(table), self.product_plain, self.product_dropped, self.dh,
+            self.low, self.ln_grads, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,
+        )  # fmt: skip
+
+    def norm_grads(self) -> Tensor | None:
+        """``(2, blocks*H)`` in float32: gradients of layer norm's gains and shifts, after the last step."""
+        return None if self.ln_grads is None else self.ln_grads.sum(0)

@@ -1,0 +1,287 @@
+"""A whole Fast-Slow sequence: each step is one matrix product and one row kernel for each of its cells."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...lstm_scan.fused.scan import empty_shared, scan_key, weight_grad
+from ...lstm_scan.fused.stage import Chain, Given, LstmBackward, LstmForward, Plan, Shared, saved_tensors
+from ...lstm_scan.options import LstmOptions
+from ...rum_scan.fused.graphs import aligned, can_graph, plain_mode, run_graphed
+from ...rum_scan.fused.lam0_backward import STATS
+from ..options import STREAMS_A_CELL, CellWeights, FastSlowOptions
+from .rum import RumBackward, RumForward
+
+State = tuple[Tensor, ...]
+
+
+class Saved(NamedTuple):
+    """What the backward needs of the forward, one entry a cell."""
+
+    inputs: tuple[Tensor, ...]
+    """What each cell's product multiplied, ``(T or T + 1, B, width)``."""
+    gates: tuple[Tensor, ...]
+    cells: tuple[Tensor | None, ...]
+    stats: tuple[Tensor | None, ...]
+
+
+class Sizes(NamedTuple):
+    """Hidden sizes of the fast cells and of the slow one."""
+
+    fast: int
+    slow: int
+
+
+def make_plans(options: FastSlowOptions, sizes: Sizes) -> list[Plan]:
+    """One for each cell of a step: F1, S, F2, F3, ..."""
+    H, S = sizes
+    slow_blocks = 4 if isinstance(options.slow, LstmOptions) else options.slow.num_inputs
+    inputs = [(H,), (H, S), (S, H), *[(H,)] * (len(options.fast) - 2)]
+    return [
+        Plan(
+            hidden=S if number == 1 else H,
+            inputs=read,
+            blocks=slow_blocks if number == 1 else 4,
+            projected=number == 0,
+            stream=STREAMS_A_CELL * number,
+            dropout=options.drops[number],
+        )
+        for number, read in enumerate(inputs)
+    ]
+
+
+def connect(stages: Sequence[Any]) -> None:
+    """Tell each cell who reads its state: itself or another, plain, and another or the caller, through dropout."""
+    first, slow, second, *others = stages
+    first.connect((second, 1), (slow, 0), False)
+    slow.connect((slow, 1), (second, 0), False)
+    chain = [second, *others, first]
+    for cell, following in pairwise(chain):
+        cell.connect((following, 0), None, following is first)
+
+
+class ForwardScan(Chain):
+    """The chain F1, S, F2, ... going forward."""
+
+    def __init__(
+        self, like: Tensor, B: int, options: FastSlowOptions, sizes: Sizes, shared: Shared, graphed: bool
+    ) -> None:
+        self.fast, self.slow = make_states(like, B, options, sizes)
+        stages: list[Any] = []
+        for plan, cell, state in zip_cells(options, sizes, self.fast, self.slow):
+            make = LstmForward if isinstance(cell, LstmOptions) else RumForward
+            stages.append(make(like, B, plan, cell, shared, *state))  # type: ignore[arg-type]
+        connect(stages)
+        super().__init__(like, stages, shared, graphed)
+
+    def start(self, fast: State, slow: State, inputs: Sequence[Tensor]) -> None:
+        for mine, given in zip((*self.fast, *self.slow), (*fast, *slow), strict=True):
+            mine.copy_(given)
+        for number, state in ((0, fast[0]), (1, slow[0])):
+            stage, begin = self.stages[number], self.stages[number].plan.offset(number)
+            columns = slice(begin, begin + state.shape[1])
+            stage.low[:, columns].copy_(state)
+            inputs[number][0, :, columns].copy_(state)
+
+    def cells(self) -> tuple[Tensor, ...]:
+        """The last c of every LSTM, in float32."""
+        return tuple(part.clone() for part in (*self.fast[1:], *self.slow[1:]))
+
+
+class BackwardScan(Chain):
+    """The same chain going back, so in the opposite order."""
+
+    def __init__(
+        self, like: Tensor, B: int, options: FastSlowOptions, sizes: Sizes, shared: Shared, graphed: bool
+    ) -> None:
+        self.fast, self.slow = make_states(like, B, options, sizes)
+        self.in_order: list[Any] = []
+        for plan, cell, state in zip_cells(options, sizes, self.fast, self.slow):
+            make = LstmBackward if isinstance(cell, LstmOptions) else RumBackward
+            self.in_order.append(make(like, B, plan, cell, shared, *state))  # type: ignore[arg-type]
+        connect(self.in_order)
+        super().__init__(like, self.in_order[::-1], shared, graphed)
+
+    def start(self, grads: Sequence[Tensor | None]) -> None:
+        """Begin with the gradients of the last states; nothing comes from steps after the last."""
+        for carry, grad in zip((*self.fast, *self.slow), grads, strict=True):
+            carry.zero_() if grad is None else carry.copy_(grad)
+        for stage in self.in_order[:2]:
+            stage.product.out.zero_()
+        if isinstance(self.in_order[1], RumBackward) and self.in_order[1].ln_grads is not None:
+            self.in_order[1].ln_grads.zero_()
+
+    def finish(self) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Gradients of the first states and of each cell's layer norm, in float32."""
+        carries = []
+        for number, state in enumerate((self.fast, self.slow)):
+            stage, begin = self.in_order[number], self.in_order[number].plan.offset(number)
+            told = stage.product.out[:, :, begin : begin + stage.plan.hidden].float().sum(0)
+            carries += [state[0] + told, *(part.clone() for part in state[1:])]
+        return carries, [stage.norm_grads() for stage in self.in_order]
+
+
+def make_states(like: Tensor, B: int, options: FastSlowOptions, sizes: Sizes) -> tuple[State, State]:
+    """Float32 buffers for the running states, or for their gradients."""
+
+    def empty(H: int, count: int) -> State:
+        return tuple(torch.empty((B, H), dtype=torch.float32, device=like.device) for _ in range(count))
+
+    return empty(sizes.fast, 2), empty(sizes.slow, 2 if isinstance(options.slow, LstmOptions) else 1)
+
+
+def zip_cells(options: FastSlowOptions, sizes: Sizes, fast: State, slow: State) -> list[tuple[Plan, Any, State]]:
+    states = [slow if number == 1 else fast for number in range(len(options.cells))]
+    return list(zip(make_plans(options, sizes), options.cells, states, strict=True))
+
+
+def run(
+    direction: str, like: Tensor, T: int, options: FastSlowOptions, sizes: Sizes, build: Any, begin: Any, finish: Any
+) -> Any:
+    """Build or find the scan, load it, take all its steps and return what ``finish`` makes of it."""
+    if can_graph(like, T):
+        key = scan_key("fast_slow", direction, like, options, sizes)
+        return run_graphed(key, build, begin, T, finish)
+    scan = build(graphed=False)
+    begin(scan)
+    scan.run()
+    return finish(scan)
+
+
+def fast_slow_forward(
+    xp: Tensor,
+    fast: State,
+    slow: State,
+    weights: Sequence[CellWeights],
+    seeds: Tensor | None,
+    options: FastSlowOptions,
+) -> tuple[Tensor, State, State, Saved]:
+    """Projected input ``(T, B, 4H)`` -> outputs, last states, and what the backward needs."""
+    T, B, sizes = xp.shape[0], xp.shape[1], Sizes(fast[0].shape[1], slow[0].shape[1])
+    with plain_mode(xp):
+        plans = make_plans(options, sizes)
+        out = xp.new_empty((T, B, sizes.fast))
+        # the first two hold states from before the first step to after the last; padding is never read
+        inputs = tuple(xp.new_empty((T + (number < 2), B, plan.width)) for number, plan in enumerate(plans))
+        saved = keep_tensors(xp, plans, options, inputs)
+        if xp.numel() == 0:
+            return out, tuple(x.clone() for x in fast), tuple(x.clone() for x in slow), saved
+        xp = aligned(xp)
+        given = forward_tensors(xp, out, plans, saved)
+
+        def build(graphed: bool = True) -> ForwardScan:
+            return ForwardScan(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed)
+
+        def begin(scan: ForwardScan) -> None:
+            scan.begin(T, weights, given, seeds, None)  # type: ignore[arg-type]
+            scan.start(fast, slow, inputs)
+
+        c = run("forward", xp, T, options, sizes, build, begin, lambda scan: scan.cells())
+        fast_h = inputs[0][-1, :, : sizes.fast].to(fast[0].dtype)
+        begin_slow = plans[1].offset(1)
+        slow_h = inputs[1][-1, :, begin_slow : begin_slow + sizes.slow].to(slow[0].dtype)
+        slow_rest = tuple(part.to(slow[1].dtype) for part in c[1:])
+        return out, (fast_h, c[0].to(fast[1].dtype)), (slow_h, *slow_rest), saved
+
+
+def keep_tensors(xp: Tensor, plans: Sequence[Plan], options: FastSlowOptions, inputs: tuple[Tensor, ...]) -> Saved:
+    T, B = xp.shape[:2]
+    kept: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+    for plan, cell in zip(plans, options.cells, strict=True):
+        if isinstance(cell, LstmOptions):
+            kept.append(saved_tensors(xp, plan, T, cell.layer_norm))
+        else:
+            stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
+            kept.append((xp.new_empty((T, B, plan.blocks * plan.hidden)), None, stats))
+    gates, cells, stats_of = zip(*kept, strict=True)
+    return Saved(inputs, gates, cells, stats_of)
+
+
+def forward_tensors(xp: Tensor, out: Tensor, plans: Sequence[Plan], saved: Saved) -> list[Given]:
+    """What each cell's row kernel reads and writes over all steps."""
+    first, slow, second, *others = saved.inputs
+    plain = [second[..., plans[2].offset(1) :], slow[1:, :, plans[1].offset(1) :], *others, first[1:]]
+    dropped = [slow, second, *[None] * len(others), out]
+    given: list[Given] = []
+    for number, gates in enumerate(saved.gates):
+        cells, stats, readers = saved.cells[number], saved.stats[number], (plain[number], dropped[number])
+        is_lstm = cells is not None
+        given.append(
+            (xp if number == 0 else None, gates, cells, stats, *readers) if is_lstm else (gates, stats, *readers)
+        )
+    return given
+
+
+def fast_slow_backward(
+    grad_out: Tensor | None,
+    grad_states: Sequence[Tensor | None],
+    fast: State,
+    slow: State,
+    weights: Sequence[CellWeights],
+    seeds: Tensor | None,
+    saved: Saved,
+    options: FastSlowOptions,
+) -> tuple[Tensor, list[Tensor], list[CellWeights]]:
+    """Gradients of xp, of the first states and of the weights, each in the dtype of its tensor."""
+    like, sizes = saved.gates[0], Sizes(fast[0].shape[1], slow[0].shape[1])
+    T, B = like.shape[:2]
+    states = (*fast, *slow)
+    with plain_mode(like):
+        dgates = [torch.empty_like(gates) for gates in saved.gates]
+        if like.numel() == 0:
+            carried = [torch.zeros_like(x) if g is None else g for x, g in zip(states, grad_states, strict=True)]
+            return dgates[0], carried, [CellWeights(*(zeros_like(x) for x in cell)) for cell in weights]
+        grad_out = like.new_zeros((T, B, sizes.fast)) if grad_out is None else aligned(grad_out.to(like.dtype))
+        given = backward_tensors(grad_out, dgates, make_plans(options, sizes), saved, options)
+
+        def build(graphed: bool = True) -> BackwardScan:
+            return BackwardScan(like, B, options, sizes, empty_shared(like, B, seeds, None), graphed)
+
+        def begin(scan: BackwardScan) -> None:
+            scan.begin(T, weights[::-1], given[::-1], seeds, None)  # type: ignore[arg-type]
+            scan.start(grad_states)
+
+        carries, norms = run("backward", like, T, options, sizes, build, begin, lambda scan: scan.finish())
+        grads = [
+            cell_grads(cell, plan, dgate, inputs[:T], norm)
+            for cell, plan, dgate, inputs, norm in zip(
+                weights, make_plans(options, sizes), dgates, saved.inputs, norms, strict=True
+            )
+        ]
+        return dgates[0], [grad.to(x.dtype) for grad, x in zip(carries, states, strict=True)], grads
+
+
+def backward_tensors(
+    grad_out: Tensor, dgates: Sequence[Tensor], plans: Sequence[Plan], saved: Saved, options: FastSlowOptions
+) -> list[Given]:
+    given: list[Given] = []
+    for number, (plan, cell) in enumerate(zip(plans, options.cells, strict=True)):
+        gates, cells, stats = saved.gates[number], saved.cells[number], saved.stats[number]
+        if isinstance(cell, LstmOptions):
+            told = grad_out if number == len(plans) - 1 else None
+            dnormed = gates.new_empty((*gates.shape[:2], 5 * plan.hidden)) if cell.layer_norm else None
+            given.append((gates, cells, stats, told, dgates[number], dnormed))
+        else:
+            given.append((gates, stats, saved.inputs[1][..., plan.offset(1) :], dgates[number]))
+    return given
+
+
+def cell_grads(weights: CellWeights, plan: Plan, dgates: Tensor, inputs: Tensor, norms: Tensor | None) -> CellWeights:
+    """Gradients of one cell's parameters: matrix products over all steps."""
+    whole = weight_grad(dgates, inputs)  # (blocks*H, width)
+    columns = [whole[:, plan.offset(n) : plan.offset(n) + size] for n, size in enumerate(plan.inputs)]
+    weight_ih = None if weights.weight_ih is None else columns[0].to(weights.weight_ih.dtype)
+    weight_hh = columns[-1][: weights.weight_hh.shape[0]].to(weights.weight_hh.dtype)
+    bias = ln_weight = ln_bias = None
+    if weights.bias is not None:
+        bias = dgates.sum((0, 1), dtype=torch.float32).to(weights.bias.dtype)
+    if norms is not None and weights.ln_weight is not None and weights.ln_bias is not None:
+        ln_weight, ln_bias = norms[0].to(weights.ln_weight.dtype), norms[1].to(weights.ln_bias.dtype)
+    return CellWeights(weight_ih, weight_hh, bias, ln_weight, ln_bias)
+
+
+def zeros_like(x: Tensor | None) -> Tensor | None:
+    return None if x is None else torch.zeros_like(x)

@@ -1,0 +1,42 @@
+"""What a Fast-Slow step can vary."""
+
+from dataclasses import dataclass
+
+from ..lstm_scan.options import CellWeights, LstmOptions
+from ..rum_scan.options import RumOptions
+
+__all__ = ["STREAMS_A_CELL", "CellWeights", "FastSlowOptions"]
+
+STREAMS_A_CELL = 3  # of masks: h, c, dropout behind it; cells count F1, S, F2, F3, ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastSlowOptions:
+    """Hyper-parameters of one Fast-Slow scan."""
+
+    fast: tuple[LstmOptions, ...]
+    """Two or more."""
+    slow: LstmOptions | RumOptions
+    """A RUM with lam 0, or an LSTM."""
+    dropout: float = 0.0
+    """Chance that a number is zeroed: behind F1 on the way to S, behind S, and behind the last fast cell."""
+    training: bool = False
+    """Whether dropout acts."""
+
+    @property
+    def cells(self) -> tuple[LstmOptions | RumOptions, ...]:
+        """In the order of a step: F1, S, F2, F3, ..."""
+        return self.fast[0], self.slow, *self.fast[1:]
+
+    @property
+    def drops(self) -> tuple[float, ...]:
+        """Dropout behind each of them, now."""
+        p = self.dropout if self.training else 0.0
+        return p, p, *[0.0] * (len(self.fast) - 2), p
+
+    @property
+    def draws(self) -> bool:
+        """Whether a scan needs a seed."""
+        slow = self.slow
+        slow_draws = slow.draws if isinstance(slow, LstmOptions) else slow.training and slow.zoneout > 0
+        return slow_draws or any(fast.draws for fast in self.fast) or any(self.drops)

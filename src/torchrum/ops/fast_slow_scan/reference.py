@@ -1,0 +1,84 @@
+"""The Fast-Slow recurrence as its equations, step by step; the fused backend is tested against this file."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..lstm_scan.masks import keep_mask, stream_seeds
+from ..lstm_scan.options import LstmOptions
+from ..lstm_scan.reference import lstm_step_reference, zoneout_masks
+from ..rum_scan.options import RumOptions
+from ..rum_scan.reference import rum_step_reference, working_dtype
+from ..rum_scan.zoneout import keep_new
+from .options import STREAMS_A_CELL, CellWeights, FastSlowOptions
+
+State = tuple[Tensor, ...]
+
+
+def cell_step(
+    x: Tensor,
+    state: State,
+    weights: CellWeights,
+    seeds: Tensor | None,
+    t: int,
+    options: LstmOptions | RumOptions,
+) -> State:
+    """One step of an LSTM or a RUM on the projected input ``x`` -> the new state, whose first part is the output."""
+    B, H = state[0].shape
+    parameters = (weights.weight_hh, weights.ln_weight, weights.ln_bias)
+    if isinstance(options, LstmOptions):
+        masks = zoneout_masks(None if seeds is None else seeds[:2], t, B, H, options)
+        return lstm_step_reference(x, *state, *parameters, masks, options)
+    keep = (
+        keep_new(seeds[0], t, B, H, options) if seeds is not None and options.zoneout > 0 and options.training else None
+    )
+    return (rum_step_reference(x, state[0], None, *parameters, keep, options)[0],)
+
+
+def fast_slow_scan_reference(
+    xp: Tensor,
+    fast: State,
+    slow: State,
+    weights: Sequence[CellWeights],
+    seed: Tensor | None,
+    options: FastSlowOptions,
+) -> tuple[Tensor, State, State]:
+    """A whole sequence ``xp`` ``(T, B, 4H)`` -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
+    dtype, B = working_dtype(xp.dtype), xp.shape[1]
+    kinds = [part.dtype for part in (*fast, *slow)]
+    fast, slow = tuple(part.to(dtype) for part in fast), tuple(part.to(dtype) for part in slow)
+    count = STREAMS_A_CELL * len(weights)
+    seeds = None if seed is None else stream_seeds(seed, count).view(-1, STREAMS_A_CELL)
+
+    def drop(x: Tensor, number: int, t: int) -> Tensor:
+        p = options.drops[number]
+        if p == 0:
+            return x
+        assert seeds is not None
+        keep = keep_mask(seeds[number, 2], t, B, x.shape[-1], p)
+        return torch.where(keep, x / (1 - p) if p < 1 else x, 0)
+
+    def step(number: int, x: Tensor, state: State, t: int) -> State:
+        streams = None if seeds is None else seeds[number]
+        return cell_step(x, state, weights[number], streams, t, options.cells[number])
+
+    def project(number: int, x: Tensor) -> Tensor:
+        weight_ih, _, bias, *_ = weights[number]
+        if weight_ih is None:
+            assert bias is not None
+            return bias.to(xp.dtype).expand(B, -1)
+        return F.linear(x.to(xp.dtype), weight_ih, None if bias is None else bias.to(xp.dtype))
+
+    outputs = []
+    for t, x in enumerate(xp.unbind(0)):
+        fast = step(0, x, fast, t)
+        slow = step(1, project(1, drop(fast[0], 0, t)), slow, t)
+        fast = step(2, project(2, drop(slow[0], 1, t)), fast, t)
+        for number in range(3, len(weights)):
+            fast = step(number, project(number, fast[0]), fast, t)
+        outputs.append(drop(fast[0], len(weights) - 1, t))
+    out = torch.stack(outputs).to(xp.dtype) if outputs else xp.new_empty(0, *fast[0].shape)
+    last = tuple(part.to(kind) for part, kind in zip((*fast, *slow), kinds, strict=True))
+    return out, last[: len(fast)], last[len(fast) :]

@@ -1,0 +1,383 @@
+"""The Fast-Slow scan: its reference against the cells, its kernels against the reference in float64."""
+
+import itertools
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+from torchrum.cells.fast_slow import fast_slow
+from torchrum.ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice, fused
+from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
+from torchrum.ops.fast_slow_scan.fused.scan import (
+    BackwardScan,
+    ForwardScan,
+    Sizes,
+    backward_tensors,
+    fast_slow_backward,
+    fast_slow_forward,
+    forward_tensors,
+    make_plans,
+)
+from torchrum.ops.fast_slow_scan.options import STREAMS_A_CELL
+from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
+from torchrum.ops.lstm_scan import LstmOptions
+from torchrum.ops.lstm_scan.fused.scan import empty_shared
+from torchrum.ops.lstm_scan.masks import keep_mask, stream_seeds
+from torchrum.ops.rum_scan.fused import product
+from torchrum.ops.rum_scan.fused.graphs import clear_graphs
+from torchrum.ops.rum_scan.options import RumOptions
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # of the norm, against float64
+
+
+def make_options(
+    *,
+    slow: str = "rum",
+    k: int = 2,
+    layer_norm: bool = True,
+    zoneout: float = 0.0,
+    dropout: float = 0.0,
+    training: bool = False,
+    **rum: object,
+) -> FastSlowOptions:
+    shared = {"layer_norm": layer_norm, "zoneout": zoneout, "training": training}
+    lstm = LstmOptions(**shared, zoneout_cell=min(1.5 * zoneout, 0.9))
+    cell = lstm if slow == "lstm" else RumOptions(**shared, **{"eta": 1.0, **rum})
+    return FastSlowOptions(fast=(lstm,) * k, slow=cell, dropout=dropout, training=training)
+
+
+PENN = make_options(zoneout=0.1, dropout=0.35, training=True)  # near the Penn Treebank recipe
+GRID = [
+    make_options(slow=slow, k=k, layer_norm=norm, zoneout=zoneout, dropout=dropout, training=training)
+    for slow, k, norm, (zoneout, dropout, training) in itertools.product(
+        ("rum", "lstm"), (2, 3), (True, False), ((0.0, 0.0, True), (0.3, 0.35, True), (0.3, 0.35, False))
+    )
+]
+GRID += [make_options(ln_order="authors"), make_options(update_gate=False, eta=None, activation="tanh")]
+
+
+class Case:
+    """Random inputs of a scan, as one flat list of tensors with names."""
+
+    def __init__(self, T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32):
+        def normal(*shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
+            return (mean + std * torch.randn(shape, device=DEVICE)).to(dtype)
+
+        self.options = options
+        self.tensors: dict[str, Tensor] = {"xp": normal(T, B, 4 * H), "fast_h": normal(B, H), "fast_c": normal(B, H)}
+        self.tensors["slow_h"] = normal(B, S)
+        if isinstance(options.slow, LstmOptions):
+            self.tensors["slow_c"] = normal(B, S)
+        for number, cell in enumerate(options.cells):
+            N, reads = (S, H) if number == 1 else (H, S if number == 2 else 0)
+            if isinstance(cell, LstmOptions):
+                blocks, gates, norms = 4, 4, 5
+            else:
+                blocks, gates, norms = cell.num_inputs, cell.num_gates, cell.num_inputs
+            if reads:
+                self.tensors[f"weight_ih{number}"] = normal(blocks * N, reads, std=reads**-0.5)
+            self.tensors[f"weight_hh{number}"] = normal(gates * N, N, std=N**-0.5)
+            if number:
+                self.tensors[f"bias{number}"] = normal(blocks * N, std=0.5)
+            if cell.layer_norm:
+                self.tensors[f"ln_weight{number}"] = normal(norms * N, mean=1.0, std=0.2)
+                self.tensors[f"ln_bias{number}"] = normal(norms * N, std=0.2)
+        self.grads = [normal(T, B, H), *(torch.randn_like(v) for n, v in self.tensors.items() if n[4:] in ("_h", "_c"))]
+        self.seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
+
+    def arguments(self, x: dict[str, Tensor]) -> tuple:
+        slow = tuple(x[name] for name in ("slow_h", "slow_c") if name in x)
+        weights = [
+            CellWeights(*(x.get(f"{name}{number}") for name in CellWeights._fields))
+            for number in range(len(self.options.cells))
+        ]
+        return x["xp"], (x["fast_h"], x["fast_c"]), slow, weights
+
+    def gradients(self, scan, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Results and gradients of ``scan`` computed in ``dtype``."""
+        x = {name: v.detach().to(dtype).requires_grad_() for name, v in self.tensors.items()}
+        out, fast, slow = scan(*self.arguments(x), self.seed, self.options)
+        results = [out, *fast, *slow]
+        grads = torch.autograd.grad(results, list(x.values()), [g.to(dtype) for g in self.grads])
+        found = {f"result{number}": part.detach() for number, part in enumerate(results)}
+        return {**found, **{f"d{name}": grad for name, grad in zip(x, grads, strict=True)}}
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], error: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        assert found[name].shape == want.shape, name
+        difference = (found[name].double() - want).norm().item()
+        size = max(want.norm().item(), 0.05)  # a gradient that cancels to zero is zero up to roundings of its terms
+        assert difference <= error * size, f"{name}: {difference} of {want.norm().item()}"
+
+
+def check(T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32) -> None:
+    case = Case(T, B, H, S, options, dtype)
+    wanted = case.gradients(fast_slow_scan_reference, torch.float64)
+    assert_close(case.gradients(fast_slow_scan_fused, dtype), wanted, ERROR[dtype])
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20)
+    torch.set_float32_matmul_precision("highest")
+
+
+# ---- the reference
+
+
+@pytest.mark.parametrize("slow", ["rum", "lstm"])
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("training", [False, True])
+def test_reference_is_the_cell_step_by_step(slow, k, training):
+    """With all randomness off: in training without zoneout, in evaluation with its expectation."""
+    T, B, H, S = 3, 2, 5, 4
+    p = 0.0 if training else 0.2
+    words = {"eta": 0.7} if slow == "rum" else {}
+    cell = fast_slow(
+        3,
+        H,
+        slow_size=S,
+        num_fast=k,
+        slow=slow,
+        zoneout=p,
+        zoneout_cell=p,
+        cell_dropout=p,
+        dtype=torch.float64,
+        **words,
+    ).train(training)
+    for parameter in cell.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(T, B, 3).double()
+    state = cell.initial_state(B, device="cpu", dtype=torch.float64)
+    expected, last = torch.zeros(T, B, H).double(), state
+    for t in range(T):
+        expected[t], last = cell(x[t], last)
+    xp, fast, slow_state, weights, options = cell.scan_arguments(x, state)
+    out, fast, slow_state = fast_slow_scan_reference(xp, fast, slow_state, weights, None, options)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close((*fast, *slow_state), last, rtol=1e-11, atol=1e-11)
+
+
+def test_reference_masks_are_those_of_their_streams():
+    """Dropout zeroes where its stream says, and zoneout keeps where its own does."""
+    T, B, H, S = 2, 3, 20, 12
+    options = make_options(zoneout=0.3, dropout=0.4, training=True)
+    case = Case(T, B, H, S, options)
+    out, fast, _ = fast_slow_scan_reference(*case.arguments(case.tensors), case.seed, options)
+    seeds = stream_seeds(case.seed, 3 * STREAMS_A_CELL)
+    for t in range(T):
+        assert torch.equal(out[t] == 0, ~keep_mask(seeds[8], t, B, H, 0.4))
+    kept = keep_mask(seeds[8], T - 1, B, H, 0.4)
+    torch.testing.assert_close(out[-1][kept], fast[0][kept] / 0.6)
+
+
+# ---- the kernels
+
+
+@pytest.mark.parametrize("number", range(len(GRID)))
+def test_options_match_reference(number):
+    check(3, 2, 9, 7, GRID[number])
+
+
+@pytest.mark.parametrize("T, B, H, S", [(1, 1, 1, 2), (3, 1, 2, 1), (1, 3, 5, 70), (2, 2, 65, 3), (5, 1, 40, 33)])
+@pytest.mark.parametrize("slow", ["rum", "lstm"])
+def test_shapes_match_reference(T, B, H, S, slow):
+    check(T, B, H, S, make_options(slow=slow, zoneout=0.1, dropout=0.35, training=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [PENN, make_options(slow="lstm")], ids=["rum", "lstm"])
+def test_half_types_match_reference(dtype, options):
+    check(3, 3, 48, 40, options, dtype)
+
+
+def test_split_products_match_reference(monkeypatch):
+    monkeypatch.setattr(product, "SPLIT", {"forward": True, "backward": True})
+    monkeypatch.setattr(product, "multiprocessors", lambda x: 12)  # few tiles: the interpreter is slow
+    check(2, 3, 40, 70, PENN, torch.bfloat16)
+
+
+def test_second_derivatives_go_through_the_reference():
+    case = Case(2, 2, 4, 3, PENN)
+
+    def penalty(scan, dtype) -> dict[str, Tensor]:
+        x = {name: v.to(dtype).requires_grad_() for name, v in case.tensors.items()}
+        out, fast, _ = scan(*case.arguments(x), case.seed, PENN)
+        loss = out.square().sum() + fast[1].sum()
+        first = torch.autograd.grad(loss, list(x.values()), create_graph=True)
+        seconds = torch.autograd.grad(sum(g.square().sum() for g in first), list(x.values()))
+        return dict(zip(x, seconds, strict=True))
+
+    assert_close(penalty(fast_slow_scan_fused, torch.float32), penalty(fast_slow_scan_reference, torch.float64), 2e-4)
+
+
+@pytest.mark.parametrize("T, B", [(0, 2), (3, 0)])
+def test_empty_input(T, B):
+    case = Case(T, B, 5, 4, PENN)
+    found = case.gradients(fast_slow_scan_fused, torch.float32)
+    assert found["result0"].shape == (T, B, 5)
+    assert torch.equal(found["result1"], case.tensors["fast_h"])
+    assert all(value.count_nonzero() == 0 for name, value in found.items() if name.startswith("dweight"))
+
+
+@pytest.mark.parametrize("slow", ["rum", "lstm"])
+def test_steps_through_the_table_match_direct_ones(slow):
+    """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
+    options = make_options(slow=slow, k=3, zoneout=0.2, dropout=0.3, training=True)
+    T, B, sizes = 5, 2, Sizes(6, 5)
+    case = Case(T, B, *sizes, options)
+    wanted = case.gradients(fast_slow_scan_reference, torch.float64)
+    xp, fast, slow_state, weights = case.arguments(case.tensors)
+    seeds = stream_seeds(case.seed, STREAMS_A_CELL * len(weights))
+    _, _, _, saved = fast_slow_forward(xp, fast, slow_state, weights, seeds, options)  # for the shapes
+    for parts in saved:
+        for part in parts:
+            if part is not None:
+                part.fill_(float("nan"))
+    plans, out = make_plans(options, sizes), torch.empty(T, B, sizes.fast, device=DEVICE)
+
+    def run(scan: ForwardScan | BackwardScan) -> None:
+        for chunk in (4, 1):
+            for t in range(chunk):
+                scan.step(t)
+            scan.table[:1].add_(scan.stride * chunk)
+
+    forward = ForwardScan(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed=True)
+    forward.begin(T, weights, forward_tensors(xp, out, plans, saved), seeds, None)
+    forward.start(fast, slow_state, saved.inputs)
+    run(forward)
+    dgates = [torch.empty_like(gates) for gates in saved.gates]
+    backward = BackwardScan(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed=True)
+    given = backward_tensors(case.grads[0], dgates, plans, saved, options)
+    backward.begin(T, weights[::-1], given[::-1], seeds, None)
+    backward.start(case.grads[1:])
+    run(backward)
+    carries, norms = backward.finish()
+    found = {"result0": out, "result2": forward.cells()[0], "dxp": dgates[0], "dfast_h": carries[0]}
+    found |= {"dfast_c": carries[1], "dslow_h": carries[2]}
+    for number, norm in enumerate(norms):
+        found |= {f"dln_weight{number}": norm[0], f"dln_bias{number}": norm[1]}
+    assert_close(found, {name: wanted[name] for name in found}, ERROR[torch.float32])
+
+
+# ---- the choice
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the choice on a machine without a GPU")
+def test_choice_says_why():
+    choice = fast_slow_scan_choice(torch.empty(2, 2, 12), 4, PENN)
+    assert choice.backend == "torch"
+    assert "cpu" in choice.reason
+    with pytest.raises(ValueError, match="the input is on cpu"):
+        fast_slow_scan_choice(torch.empty(2, 2, 12), 4, PENN, backend="fused")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ({"lam": 1.0}, "lam is 1.0"),
+        ({"activation": torch.relu}, "activation"),
+        ({"target_activation": "tanh"}, "target_activation"),
+    ],
+)
+def test_obstacles_of_the_slow_cell(words, message):
+    x = torch.empty(2, 2, 12, device=DEVICE)
+    assert message in fused.obstacle(x, 4, make_options(**words))
+
+
+def test_obstacles():
+    x = torch.empty(2, 2, 12, device=DEVICE)
+    assert fused.obstacle(x, 4, PENN) is None
+    assert "float64" in fused.obstacle(x.double(), 4, PENN)
+    assert "8193" in fused.obstacle(x, 8193, PENN)
+
+
+def test_wrong_number_of_cells_is_refused():
+    case = Case(1, 1, 2, 2, PENN)
+    xp, fast, slow, weights = case.arguments(case.tensors)
+    with pytest.raises(ValueError, match="2 cells of weights and 2 fast cells"):
+        fast_slow_scan(xp, fast, slow, weights[:2], options=PENN)
+
+
+# ---- on the GPU: compiled kernels, own graphs and captures
+
+
+gpu = pytest.mark.gpu
+
+
+@gpu
+@pytest.mark.parametrize("number", range(len(GRID)))
+def test_gpu_options(number):
+    check(7, 5, 72, 40, GRID[number], list(ERROR)[number % 3])
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "T, B, H, S",
+    [(1, 1, 1, 1), (9, 1, 3, 2), (6, 3, 65, 130), (130, 3, 33, 20), (20, 128, 256, 320), (5, 128, 700, 1000)],
+)
+def test_gpu_shapes(T, B, H, S, dtype):
+    check(T, B, H, S, PENN, dtype)
+
+
+@gpu
+@pytest.mark.parametrize("split", [False, True])
+def test_gpu_split_products(monkeypatch, split):
+    monkeypatch.setattr(product, "SPLIT", {"forward": split, "backward": split})
+    check(5, 128, 200, 300, PENN, torch.bfloat16)
+
+
+@gpu
+def test_gpu_outer_capture_gives_the_same():
+    case = Case(20, 4, 96, 80, PENN)
+    xp, fast, slow, weights = case.arguments(case.tensors)
+    seeds = stream_seeds(case.seed, STREAMS_A_CELL * len(weights))
+
+    def both(T: int = 20) -> list[Tensor]:
+        out, _, _, saved = fast_slow_forward(xp[:T], fast, slow, weights, seeds, PENN)
+        grads = fast_slow_backward(case.grads[0][:T], case.grads[1:], fast, slow, weights, seeds, saved, PENN)
+        return [out, grads[0], *grads[1], *(part for cell in grads[2] for part in cell if part is not None)]
+
+    wanted = [part.clone() for part in both()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        both(2)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both()
+    xp.mul_(2.0)
+    graph.replay()
+    xp.div_(2.0)
+    graph.replay()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@gpu
+def test_gpu_cell_takes_the_kernels():
+    """From the layer's cell down, with every parameter's gradient, against the plain loop in float64."""
+    words = {"slow_size": 80, "slow": "rum", "eta": 1.0, "device": "cuda"}
+    cell = fast_slow(12, 96, **words).eval()
+    exact = fast_slow(12, 96, **words, backend="reference").double().eval()
+    exact.load_state_dict(cell.state_dict())
+    x = torch.randn(20, 4, 12, device="cuda")
+    clear_graphs()
+    for part, dtype in ((cell, torch.float32), (exact, torch.float64)):
+        state = part.initial_state(4, device="cuda", dtype=dtype)
+        out, last = part.scan(x.to(dtype), state)
+        (out.square().sum() + last[1].sum()).backward()
+    assert cell.choice(x, None).backend == "fused"
+    found = {name: parameter.grad for name, parameter in cell.named_parameters()}
+    assert_close(found, {name: parameter.grad for name, parameter in exact.named_parameters()}, 1e-4)
