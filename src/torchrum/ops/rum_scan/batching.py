@@ -70,8 +70,8 @@ def forward_rule(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...],
     if folded is None:
         return _in_turn(op, size, dims, args)
     results = op(*folded)
-    dims = [None if part.dim() == 1 else at for part, at in zip(results, (1, 0, 1, 1), strict=True)]
-    return tuple(x if at is None else _unfold(x, at, size) for x, at in zip(results, dims, strict=True)), tuple(dims)
+    places = tuple(None if part.dim() == 1 else at for part, at in zip(results, (1, 0, 1, 1), strict=True))
+    return tuple(x if at is None else _unfold(x, at, size) for x, at in zip(results, places, strict=True)), places
 
 
 def backward_rule(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], Dims]:

@@ -203,7 +203,7 @@ class _Block:
             self.scale = safe_inverse(length_of(mixed))
             self.direction = mixed * self.scale
         self.grad_turned = torch.empty_like(h)
-        self.grad_e = torch.empty_like(h) if memory is not None else None
+        self.grad_e = torch.empty_like(h if memory is not None else h[:0])
 
     def norm_backward(self, grad: Tensor, x: Tensor, block: int) -> Tensor:
         """Gradient of ``norm``; the gradients of its weights are added to ``sums``."""
@@ -250,7 +250,7 @@ class _Block:
         grad_gates = grad_xp[t, :, :-H]
         grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
         if self.u is not None:
-            grad_gates[:, H:] = self._gate_backward(i, grad * self.to_gate[i])
+            grad_gates[:, H:] = self._gate_backward(i, grad * self.to_gate[i], self.u[i])
             grad_h = grad_h.addcmul_(grad, self.u[i])
         if skipped is not None:
             grad_h = grad_h.add_(skipped)
@@ -258,11 +258,11 @@ class _Block:
             return grad_h.addmm_(grad_gates, scan.weight)
         return grad_h.add_(grad_gates.mm(scan.weight))
 
-    def _gate_backward(self, i: int, grad: Tensor) -> Tensor:
+    def _gate_backward(self, i: int, grad: Tensor, u: Tensor) -> Tensor:
+        raw = self.gates[i, :, self.scan.H :]
         if self.scan.ln is None or self.scan.options.ln_order == "before":
-            raw_grad = torch.ops.aten.sigmoid_backward(grad, self.u[i])
-            return self.norm_backward(raw_grad, self.gates[i, :, self.scan.H :], 1)
-        u = self.gates[i, :, self.scan.H :].sigmoid()
+            return self.norm_backward(torch.ops.aten.sigmoid_backward(grad, u), raw, 1)
+        u = raw.sigmoid()
         return torch.ops.aten.sigmoid_backward(self.norm_backward(grad, u, 1), u)
 
     def finish(self, grad_xp: Tensor) -> None:
