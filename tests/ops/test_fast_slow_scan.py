@@ -11,7 +11,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-from torchrum.cells.fast_slow import fast_slow
+from torchrum.cells.fast_slow import FastSlowCell, fast_slow
+from torchrum.cells.gru import GRUCell
+from torchrum.cells.lstm import LSTMCell
+from torchrum.cells.rum import RUMCell
+from torchrum.ops import fast_slow_scan as fast_slow_scan_module
 from torchrum.ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice, fused
 from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.fused.scan import (
@@ -308,6 +312,59 @@ def test_wrong_number_of_cells_is_refused():
         fast_slow_scan(xp, fast, slow, weights[:2], options=PENN)
 
 
+# ---- the cell
+
+
+@pytest.mark.parametrize("slow, num_fast", [("rum", 2), ("rum", 3), ("lstm", 2)])
+def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, slow, num_fast):
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)  # which lets the interpreter run
+    words = {"slow_size": 7, "slow": slow, "num_fast": num_fast, "zoneout": 0.1, "cell_dropout": 0.3, "device": DEVICE}
+    cell, exact = fast_slow(4, 6, **words).eval(), fast_slow(4, 6, **words, backend="reference").double().eval()
+    exact.load_state_dict(cell.state_dict())
+    x = torch.randn(3, 2, 4, device=DEVICE)
+    assert cell.explain_backend(x).backend == "fused"
+    for part, dtype in ((cell, torch.float32), (exact, torch.float64)):
+        out, last = part.scan(x.to(dtype), part.initial_state(2, device=DEVICE, dtype=dtype))
+        (out.square().sum() + last[1].sum() + last[2].square().sum()).backward()
+    found = {name: parameter.grad for name, parameter in cell.named_parameters()}
+    assert_close(found, {name: parameter.grad for name, parameter in exact.named_parameters()}, ERROR[torch.float32])
+
+
+def test_cell_in_training_draws_anew(monkeypatch):
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)
+    cell = fast_slow(4, 30, slow="rum", cell_dropout=0.4, device=DEVICE)
+    x, state = torch.randn(1, 2, 4, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
+    one, other = (cell.scan(x, state)[0] for _ in range(2))
+    assert not torch.equal(one == 0, other == 0)
+
+
+def test_cell_without_bias_on_eps_and_without_any(monkeypatch):
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)
+    for words in ({"bias": False}, {"embed_bias": False}):
+        slow = RUMCell(5, 4, **words, device=DEVICE)
+        cell = FastSlowCell([LSTMCell(3, 5, device=DEVICE), LSTMCell(4, 5, device=DEVICE)], slow)
+        x, state = torch.randn(3, 2, 3, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
+        out, _ = cell.scan(x, state)
+        cell.backend = "reference"
+        torch.testing.assert_close(out, cell.scan(x, state)[0])
+
+
+def test_cell_explains_its_backend():
+    x, lengths = torch.zeros(2, 1, 3), torch.tensor([2])
+    cell = fast_slow(3, 4)
+    assert cell.explain_backend(x) == ("torch", "fused cannot run: the input is on cpu")
+    assert "lengths" in cell.explain_backend(x, lengths).reason
+    gru = FastSlowCell([GRUCell(3, 4), GRUCell(4, 4)], LSTMCell(4, 4))
+    assert "not all LSTMs" in gru.explain_backend(x).reason
+    slow = FastSlowCell([LSTMCell(3, 4), LSTMCell(4, 4)], GRUCell(4, 4))
+    assert "slow cell is a GRUCell" in slow.explain_backend(x).reason
+    learnt = FastSlowCell([LSTMCell(3, 4), LSTMCell(4, 4)], RUMCell(4, 4, learn_lam=True))
+    assert "learnable" in learnt.explain_backend(x).reason
+    state = cell.initial_state(1, device="cpu", dtype=torch.float32)
+    with pytest.raises(ValueError, match="lengths"):
+        fast_slow(3, 4, backend="fused").scan(x, state, lengths)
+
+
 # ---- on the GPU: compiled kernels, own graphs and captures
 
 
@@ -378,6 +435,6 @@ def test_gpu_cell_takes_the_kernels():
         state = part.initial_state(4, device="cuda", dtype=dtype)
         out, last = part.scan(x.to(dtype), state)
         (out.square().sum() + last[1].sum()).backward()
-    assert cell.choice(x, None).backend == "fused"
+    assert cell.explain_backend(x).backend == "fused"
     found = {name: parameter.grad for name, parameter in cell.named_parameters()}
     assert_close(found, {name: parameter.grad for name, parameter in exact.named_parameters()}, 1e-4)

@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from torchrum.cells.lstm import LSTMCell
+from torchrum.ops import lstm_scan as lstm_scan_module
 from torchrum.ops.lstm_scan import LstmOptions, fused, lstm_scan, lstm_scan_choice
 from torchrum.ops.lstm_scan.fused import lstm_scan_fused
 from torchrum.ops.lstm_scan.fused.scan import (
@@ -269,6 +270,48 @@ def test_obstacles():
         torch.empty(2, 1, 1, 4, device=DEVICE)
     )
     assert seen.all()
+
+
+# ---- the cell
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 2, 0]])
+def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, lengths):
+    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", fused.obstacle)  # which lets the interpreter run
+    words = {"layer_norm": True, "zoneout": 0.1, "zoneout_cell": 0.5}
+    cell = LSTMCell(4, 6, **words, device=DEVICE).eval()
+    exact = LSTMCell(4, 6, **words, device=DEVICE, dtype=torch.float64, backend="reference").eval()
+    exact.load_state_dict(cell.state_dict())
+    x = torch.randn(4, 3, 4, device=DEVICE)
+    rows = None if lengths is None else torch.tensor(lengths, device=DEVICE)
+    assert cell.explain_backend(x).backend == "fused"
+    assert exact.explain_backend(x.double()).backend == "reference"
+    for part, dtype in ((cell, torch.float32), (exact, torch.float64)):
+        _, (h, c) = part.scan(x.to(dtype), part.initial_state(3, device=DEVICE, dtype=dtype), rows)
+        (h.square().sum() + c.sum()).backward()
+    found = {name: parameter.grad for name, parameter in cell.named_parameters()}
+    assert_close(found, {name: parameter.grad for name, parameter in exact.named_parameters()}, ERROR[torch.float32])
+
+
+def test_cell_draws_new_masks_for_each_sequence(monkeypatch):
+    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", fused.obstacle)
+    cell = LSTMCell(2, 30, zoneout=0.5, device=DEVICE)
+    x, state = torch.randn(1, 2, 2, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
+    one, other = (cell.scan(x, state)[0] for _ in range(2))
+    assert not torch.equal(one == 0, other == 0)
+    torch.manual_seed(3)
+    one, _ = cell.scan(x, state)
+    torch.manual_seed(3)
+    assert torch.equal(one, cell.scan(x, state)[0])
+
+
+def test_cell_explains_its_backend():
+    x = torch.zeros(2, 1, 3)
+    assert LSTMCell(3, 4).explain_backend(x) == ("torch", "fused cannot run: the input is on cpu")
+    with pytest.raises(ValueError, match="the input is on cpu"):
+        LSTMCell(3, 4, backend="fused").scan(x, (torch.zeros(1, 4),) * 2)
+    with pytest.raises(ValueError, match="Did you mean 'fused'"):
+        LSTMCell(3, 4, backend="fuse")
 
 
 # ---- on the GPU: compiled kernels, own graphs and captures

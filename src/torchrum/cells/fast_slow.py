@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_positive_int, check_probability
-from ..ops.rum_scan.options import LNOrder
+from ..ops._dispatch import Backend, Choice, choose_backend
+from ..ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice
+from ..ops.rum_scan.options import LNOrder, RumOptions
 from .base import Cell, State
-from .lstm import LSTMCell
+from .lstm import LSTMCell, projected_like
+from .rum import RUMCell
 from .unitary import matrices_fixed
 
 SLOW = ("lstm", "rum")
@@ -29,13 +32,16 @@ class FastSlowCell(Cell):
             slow cell's output; from the third on they read nothing: ``input_size=0``.
         slow: reads the output of the first fast cell.
         dropout: chance that a number is zeroed, drawn afresh in each step, at the four places above.
+        backend: of ``scan``: "auto", or "fused" to insist on the kernels for fast LSTMs with a slow LSTM or a slow RUM
+            of lam 0, "torch" or "reference" on the plain loop.
     """
 
-    def __init__(self, fast: Sequence[Cell], slow: Cell, *, dropout: float = 0.0) -> None:
+    def __init__(self, fast: Sequence[Cell], slow: Cell, *, dropout: float = 0.0, backend: Backend = "auto") -> None:
         if len(fast) < 2:
             raise ValueError(f"FastSlowCell: fast has {len(fast)} cells; it needs two or more.")
         super().__init__(fast[0].input_size, fast[0].hidden_size)
         check_probability("FastSlowCell", dropout=dropout)
+        check_choice("FastSlowCell", "backend", backend, ("auto", "fused", "torch", "reference"))
         reads = [fast[0].input_size, slow.hidden_size, *[0] * (len(fast) - 2)]
         for number, (cell, size) in enumerate(zip(fast, reads, strict=True), start=1):
             if cell.input_size != size:
@@ -54,6 +60,7 @@ class FastSlowCell(Cell):
         self.fast = cast(Sequence[Cell], nn.ModuleList(fast))
         self.slow = slow
         self.dropout = dropout
+        self.backend: Backend = backend
         self.state_names = tuple(
             f"{part}_{name}" for part, cell in (("fast", fast[0]), ("slow", slow)) for name in cell.state_names
         )
@@ -81,14 +88,75 @@ class FastSlowCell(Cell):
         return self._drop(output), (*fast, *slow)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+        if self.explain_backend(x, lengths).backend == "fused":
+            xp, fast, slow, weights, options = self.scan_arguments(x, state)
+            output, fast, slow = fast_slow_scan(xp, fast, slow, weights, options=options, backend="fused")
+            return output, (*fast, *slow)
         with matrices_fixed(self, state[0].dtype):
             return super().scan(x, state, lengths)
+
+    def explain_backend(self, x: Tensor, lengths: Tensor | None = None) -> Choice:
+        """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""
+        obstacle = self._obstacle(lengths)
+        if obstacle is not None:
+            return choose_backend(self.backend, fused=obstacle, torch=None)
+        xp = projected_like(x, 4 * self.hidden_size)
+        return fast_slow_scan_choice(xp, self.slow.hidden_size, self.scan_options(), backend=self.backend)
+
+    def _obstacle(self, lengths: Tensor | None) -> str | None:
+        """What in the cells stands against the kernels, in words, or None."""
+        if not all(isinstance(cell, LSTMCell) for cell in self.fast):
+            return "the fast cells are not all LSTMs, and the kernels know only them"
+        if not isinstance(self.slow, LSTMCell | RUMCell):
+            return f"the slow cell is a {type(self.slow).__name__}, and the kernels know LSTM and RUM"
+        if isinstance(self.slow, RUMCell) and self.slow.lam is not None:
+            return "the slow cell's lam is learnable, and the kernels are written for lam 0"
+        if lengths is not None:
+            return "the rows have lengths of their own, and the kernels take whole sequences"
+        return None
+
+    def scan_options(self) -> FastSlowOptions:
+        """The hyper-parameters as the kernels take them; only for cells that they know."""
+        fast = tuple(cell.scan_options() for cell in self.fast if isinstance(cell, LSTMCell))
+        slow = self.slow.scan_options() if isinstance(self.slow, LSTMCell) else rum_scan_options(self.slow)
+        return FastSlowOptions(fast=fast, slow=slow, dropout=self.dropout, training=self.training)
+
+    def scan_arguments(
+        self, x: Tensor, state: State
+    ) -> tuple[Tensor, State, State, list[CellWeights], FastSlowOptions]:
+        """Arguments of ``fast_slow_scan``: projected input, states, weights in the order of a step, options."""
+        first, second, *others = (cell.scan_weights() for cell in self.fast if isinstance(cell, LSTMCell))
+        slow = self.slow.scan_weights() if isinstance(self.slow, LSTMCell) else rum_weights(self.slow)
+        weights = [first._replace(weight_ih=None, bias=None), slow, second]
+        # an empty weight_ih adds nothing, but the caller's parameter is to have a gradient
+        weights += [
+            cell._replace(weight_ih=None, bias=cell.bias + cell.weight_ih.sum(1))
+            for cell in others
+            if cell.bias is not None and cell.weight_ih is not None
+        ]
+        return self.project(x), state[:2], state[2:], weights, self.scan_options()
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout > 0 else x
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, dropout={self.dropout}"
+
+
+def rum_scan_options(cell: Cell) -> RumOptions:
+    """A RUM's hyper-parameters as the kernels take them."""
+    assert isinstance(cell, RUMCell)
+    return RumOptions(**{**vars(cell.options), "training": cell.training})
+
+
+def rum_weights(cell: Cell) -> CellWeights:
+    """A RUM's parameters as the kernels take them."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias")
+    weights = CellWeights(*(getattr(cell, name) for name in names))
+    rows = weights.weight_ih.shape[0] if weights.weight_ih is not None else 0
+    if weights.bias is not None and weights.bias.shape[0] < rows:
+        return weights._replace(bias=F.pad(weights.bias, (0, rows - weights.bias.shape[0])))  # no bias for eps
+    return weights
 
 
 def fast_slow(
@@ -106,6 +174,7 @@ def fast_slow(
     ln_order: LNOrder = "before",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    backend: Backend = "auto",
 ) -> FastSlowCell:
     """FS-LSTM-k or FS-RUM-k as in the Penn Treebank experiments: fast LSTMs and one slow LSTM or RUM.
 
@@ -119,6 +188,7 @@ def fast_slow(
         zoneout_cell: of the LSTMs' c.
         eta, ln_order: of the slow RUM.
         device, dtype: of the parameters.
+        backend: see :class:`FastSlowCell`.
     """
     check_choice("fast_slow", "slow", slow, SLOW)
     check_positive_int("fast_slow", num_fast=num_fast)
@@ -142,9 +212,7 @@ def fast_slow(
 
     fast = [lstm(inputs, hidden_size) for inputs in (input_size, size, *[0] * (num_fast - 2))[:num_fast]]
     if slow == "lstm":
-        return FastSlowCell(fast, lstm(hidden_size, size), dropout=cell_dropout)
-    from .rum import RUMCell
-
+        return FastSlowCell(fast, lstm(hidden_size, size), dropout=cell_dropout, backend=backend)
     rum = RUMCell(
         hidden_size,
         size,
@@ -155,4 +223,4 @@ def fast_slow(
         device=device,
         dtype=dtype,
     )
-    return FastSlowCell(fast, rum, dropout=cell_dropout)
+    return FastSlowCell(fast, rum, dropout=cell_dropout, backend=backend)

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
+from ..ops._dispatch import Backend, Choice
+from ..ops.lstm_scan import CellWeights, LstmOptions, lstm_scan, lstm_scan_choice
 from .base import Cell, State
 
 INITS = ("glorot", "orthogonal")
@@ -28,6 +30,7 @@ class LSTMCell(Cell):
         zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value.
         init: ``"glorot"`` as TensorFlow does it, or ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows.
         device, dtype: of the parameters.
+        backend: of ``scan``: "auto", or "fused" to insist on the kernels, "torch" or "reference" on the plain loop.
     """
 
     state_names = ("h", "c")
@@ -45,6 +48,7 @@ class LSTMCell(Cell):
         init: str = "glorot",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size)
         if input_size != 0:
@@ -53,12 +57,14 @@ class LSTMCell(Cell):
         check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell)
         check_finite("LSTMCell", forget_bias=forget_bias, ln_eps=ln_eps)
         check_choice("LSTMCell", "init", init, INITS)
+        check_choice("LSTMCell", "backend", backend, ("auto", "fused", "torch", "reference"))
         self.layer_norm = layer_norm
         self.ln_eps = ln_eps
         self.forget_bias = forget_bias
         self.zoneout = zoneout
         self.zoneout_cell = zoneout_cell
         self.init = init
+        self.backend: Backend = backend
 
         def empty(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
@@ -109,9 +115,49 @@ class LSTMCell(Cell):
         new_c = zoneout(new_c, c, self.zoneout_cell, self.training)
         return new_h, (new_h, new_c)
 
+    def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+        if self.explain_backend(x).backend != "fused":
+            return super().scan(x, state, lengths)
+        h, c = state
+        weights = self.scan_weights()
+        output, h, c = lstm_scan(
+            self.project(x),
+            h,
+            c,
+            weights.weight_hh,
+            weights.ln_weight,
+            weights.ln_bias,
+            options=self.scan_options(),
+            lengths=lengths,
+            backend="fused",
+        )
+        return output, (h, c)
+
+    def explain_backend(self, x: Tensor) -> Choice:
+        """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""
+        return lstm_scan_choice(projected_like(x, 4 * self.hidden_size), backend=self.backend)
+
+    def scan_options(self) -> LstmOptions:
+        """The cell's hyper-parameters as the kernels take them."""
+        names = ("layer_norm", "ln_eps", "forget_bias", "zoneout", "zoneout_cell", "training")
+        return LstmOptions(**{name: getattr(self, name) for name in names})
+
+    def scan_weights(self) -> CellWeights:
+        """The cell's parameters as the kernels take them; layer norm's are i, j, f, o, c."""
+        gains = torch.cat((self.ln_weight, self.ln_weight_c)) if self.layer_norm else None
+        shifts = torch.cat((self.ln_bias, self.ln_bias_c)) if self.layer_norm else None
+        return CellWeights(self.weight_ih, self.weight_hh, self.bias, gains, shifts)
+
     def extra_repr(self) -> str:
         words = f"{self.input_size}, {self.hidden_size}, layer_norm={self.layer_norm}, forget_bias={self.forget_bias}"
         return f"{words}, zoneout={self.zoneout}, zoneout_cell={self.zoneout_cell}, init={self.init!r}"
+
+
+def projected_like(x: Tensor, width: int) -> Tensor:
+    """An empty tensor of the device and dtype that a projection of ``x`` has, under autocast too."""
+    kind = x.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return x.new_empty((0, 0, width), dtype=torch.get_autocast_dtype(kind) if autocast else x.dtype)
 
 
 def zoneout(new: Tensor, old: Tensor, chance: float, training: bool) -> Tensor:

@@ -30,7 +30,7 @@ def cell_step(
     parameters = (weights.weight_hh, weights.ln_weight, weights.ln_bias)
     if isinstance(options, LstmOptions):
         masks = zoneout_masks(None if seeds is None else seeds[:2], t, B, H, options)
-        return lstm_step_reference(x, *state, *parameters, masks, options)
+        return lstm_step_reference(x, state[0], state[1], *parameters, masks, options)
     keep = (
         keep_new(seeds[0], t, B, H, options) if seeds is not None and options.zoneout > 0 and options.training else None
     )

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from .._dispatch import Backend, Choice, choose_backend
-from .options import LstmOptions
+from .options import CellWeights, LstmOptions
 from .reference import lstm_scan_reference
 
-__all__ = ["LstmOptions", "lstm_scan", "lstm_scan_choice"]
+__all__ = ["CellWeights", "LstmOptions", "lstm_scan", "lstm_scan_choice"]
 
 
 def lstm_scan_choice(xp: Tensor, *, backend: Backend = "auto") -> Choice:

@@ -73,7 +73,7 @@ class ForwardScan(Chain):
         stages: list[Any] = []
         for plan, cell, state in zip_cells(options, sizes, self.fast, self.slow):
             make = LstmForward if isinstance(cell, LstmOptions) else RumForward
-            stages.append(make(like, B, plan, cell, shared, *state))  # type: ignore[arg-type]
+            stages.append(make(like, B, plan, cell, shared, *state))
         connect(stages)
         super().__init__(like, stages, shared, graphed)
 
@@ -101,7 +101,7 @@ class BackwardScan(Chain):
         self.in_order: list[Any] = []
         for plan, cell, state in zip_cells(options, sizes, self.fast, self.slow):
             make = LstmBackward if isinstance(cell, LstmOptions) else RumBackward
-            self.in_order.append(make(like, B, plan, cell, shared, *state))  # type: ignore[arg-type]
+            self.in_order.append(make(like, B, plan, cell, shared, *state))
         connect(self.in_order)
         super().__init__(like, self.in_order[::-1], shared, graphed)
 
@@ -176,7 +176,7 @@ def fast_slow_forward(
             return ForwardScan(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed)
 
         def begin(scan: ForwardScan) -> None:
-            scan.begin(T, weights, given, seeds, None)  # type: ignore[arg-type]
+            scan.begin(T, weights, given, seeds, None)
             scan.start(fast, slow, inputs)
 
         c = run("forward", xp, T, options, sizes, build, begin, lambda scan: scan.cells())
@@ -233,7 +233,7 @@ def fast_slow_backward(
         dgates = [torch.empty_like(gates) for gates in saved.gates]
         if like.numel() == 0:
             carried = [torch.zeros_like(x) if g is None else g for x, g in zip(states, grad_states, strict=True)]
-            return dgates[0], carried, [CellWeights(*(zeros_like(x) for x in cell)) for cell in weights]
+            return dgates[0], carried, [CellWeights(*map(zeros_like, cell)) for cell in weights]
         grad_out = like.new_zeros((T, B, sizes.fast)) if grad_out is None else aligned(grad_out.to(like.dtype))
         given = backward_tensors(grad_out, dgates, make_plans(options, sizes), saved, options)
 
@@ -241,7 +241,7 @@ def fast_slow_backward(
             return BackwardScan(like, B, options, sizes, empty_shared(like, B, seeds, None), graphed)
 
         def begin(scan: BackwardScan) -> None:
-            scan.begin(T, weights[::-1], given[::-1], seeds, None)  # type: ignore[arg-type]
+            scan.begin(T, weights[::-1], given[::-1], seeds, None)
             scan.start(grad_states)
 
         carries, norms = run("backward", like, T, options, sizes, build, begin, lambda scan: scan.finish())
@@ -283,5 +283,5 @@ def cell_grads(weights: CellWeights, plan: Plan, dgates: Tensor, inputs: Tensor,
     return CellWeights(weight_ih, weight_hh, bias, ln_weight, ln_bias)
 
 
-def zeros_like(x: Tensor | None) -> Tensor | None:
+def zeros_like(x: Any) -> Any:
     return None if x is None else torch.zeros_like(x)

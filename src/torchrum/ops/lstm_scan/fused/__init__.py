@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ...rum_scan.fused import KERNEL_DTYPES, LARGEST_HIDDEN, device_obstacle, interpreted, triton_obstacle
 from ..masks import stream_seeds
@@ -16,6 +17,8 @@ def machine_obstacle(x: Tensor) -> str | None:
     """Why no kernel can run on a tensor like ``x``, in words, or None."""
     if x.dtype not in KERNEL_DTYPES:
         return f"the dtype is {x.dtype}, and the kernels take float32, bfloat16 and float16"
+    if isinstance(x, FakeTensor) or torch.compiler.is_exporting():
+        return "the tensors have no data, and the kernels cannot be traced"
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is at work, and the kernels take plain tensors"
     if interpreted():
@@ -45,7 +48,7 @@ class _LstmScan(torch.autograd.Function):
         seeds = None if seed is None else stream_seeds(seed, STREAMS)
         arguments = (xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seeds, options)
         out, h_n, c_n, saved = lstm_forward(*arguments)  # type: ignore[arg-type]
-        ctx.options, ctx.num_inputs = options, len(inputs)
+        ctx.options = options
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, lengths, seed, seeds, *saved)
         return out, h_n, c_n
@@ -54,21 +57,21 @@ class _LstmScan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         from .scan import Saved, lstm_backward
 
-        inputs, (lengths, seed, seeds, *saved) = (
-            ctx.saved_tensors[: ctx.num_inputs],
-            ctx.saved_tensors[ctx.num_inputs :],
-        )
+        inputs: tuple[Any, ...] = ctx.saved_tensors[:6]
+        lengths, seed, seeds, states, gates, cells, stats = ctx.saved_tensors[6:]
         if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
-            found = reference_gradients(
-                lambda *x: lstm_scan_reference(*x, lengths, seed, ctx.options), inputs, grads, ctx.needs_input_grad[3:]
-            )
-        else:
-            found = lstm_backward(*grads, *inputs[1:], lengths, seeds, Saved(*saved), ctx.options)  # type: ignore[arg-type]
+
+            def scan(*x: Any) -> tuple[Tensor, ...]:
+                return lstm_scan_reference(*x, lengths, seed, ctx.options)  # type: ignore[call-arg]
+
+            return None, None, None, *reference_gradients(scan, inputs, grads, ctx.needs_input_grad[3:])
+        saved = Saved(states, gates, cells, stats)
+        found = lstm_backward(*grads, *inputs[1:], lengths, seeds, saved, ctx.options)  # type: ignore[call-arg, arg-type]
         return None, None, None, *found
 
 
 def reference_gradients(
-    scan: Any, inputs: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...], wanted: tuple[bool, ...]
+    scan: Any, inputs: tuple[Any, ...], grads: tuple[Tensor | None, ...], wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of ``scan(*inputs)`` with a graph of their own; None for inputs that need none."""
     pairs = [(out, grad) for out, grad in zip(scan(*inputs), grads, strict=True) if grad is not None]

@@ -265,7 +265,7 @@ class Chain:
             stage.given = tensors
             slots = self.slots(number)
             if slots is not None:
-                fill_table(slots, 0, T, *tensors)
+                fill_table(slots, 0, T, *tensors)  # type: ignore[arg-type]
         if self.table is not None:
             self.table[:1].fill_(0 if self.stride == 1 else T - 1)
 
