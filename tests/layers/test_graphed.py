@@ -11,6 +11,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
@@ -317,6 +318,24 @@ def test_backward_twice_and_outputs_one_by_one(place):
     assert_graphed(wrapped)
 
 
+def test_gradients_of_some_inputs_only(place):
+    layer = build()
+    wrapped = graphed(layer)
+    x, weights = draw(T, B, I).requires_grad_(), list(layer.parameters())
+    for chosen in ([x], [weights[-1]], [weights[0], x]):
+        for _ in range(2):
+            mine = torch.autograd.grad(loss_of(wrapped(x)), chosen)
+            assert_same(mine, torch.autograd.grad(loss_of(layer(x)), chosen))
+    weights[0].requires_grad_(False)
+    loss_of(wrapped(x)).backward()
+    assert_graphed(wrapped)
+    assert weights[0].grad is None
+    mine = [weight.grad.clone() for weight in weights[1:]]
+    layer.zero_grad()
+    loss_of(layer(x)).backward()
+    assert_same(mine, [weight.grad for weight in weights[1:]])
+
+
 def test_wrong_numbers_are_errors(place, monkeypatch):
     layer = build()
     wrapped = graphed(layer)
@@ -489,6 +508,34 @@ def test_reasons(place):
         gradients(wrapped)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_from_the_first_call(place, reentrant):
+    layer = build()
+    wrapped = graphed(layer)
+    expected = gradients(layer)[2:]
+    for _ in range(2):
+        layer.zero_grad()
+        x = draw(T, B, I).requires_grad_()
+        loss_of(checkpoint(wrapped, x, use_reentrant=reentrant)).backward()
+        assert_same([x.grad, *(p.grad for p in layer.parameters())], expected)
+        assert_graphed(wrapped)
+
+
+def test_one_process_of_ddp(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        layer = build()
+        wrapped = graphed(layer)
+        parallel = nn.parallel.DistributedDataParallel(wrapped)
+        expected = gradients(layer)
+        for _ in range(3):
+            assert_same(gradients(parallel), expected)
+            assert_graphed(wrapped)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_weights_out_of_sight_are_refused(place):
     class Hoard(nn.Module):
         def __init__(self):
@@ -639,7 +686,7 @@ def test_what_cannot_be_recorded_runs_and_says_why():
 
 
 @pytest.mark.gpu
-def test_inside_another_recording_and_checkpointed():
+def test_inside_another_recording():
     layer = on_gpu()
     wrapped = graphed(layer)
     x = draw(T, B, I, device="cuda", dtype=torch.float32)
@@ -651,12 +698,30 @@ def test_inside_another_recording_and_checkpointed():
         assert wrapped.explain().reason == "the stream is being recorded already"
         graph.replay()
     assert_same(out, expected, torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed(reentrant):
+    layer = on_gpu()
+    wrapped = graphed(layer, strict=True)
     expected = gradients(layer)[2:]
-    for reentrant in (True, False, True):
-        wrapped.zero_grad()
+    for _ in range(2):  # the first records, with the re-entrant form in autograd's thread
+        layer.zero_grad()
         x = draw(T, B, I, device="cuda", dtype=torch.float32).requires_grad_()
         loss_of(checkpoint(wrapped, x, use_reentrant=reentrant)).backward()
-        assert_same([x.grad, *(p.grad for p in wrapped.parameters())], expected, torch.float32)
+        assert_same([x.grad, *(p.grad for p in layer.parameters())], expected, torch.float32)
+
+
+@pytest.mark.gpu
+def test_lengths_on_the_cpu_are_checked():
+    wrapped = graphed(on_gpu())
+    x = draw(T, B, I, device="cuda", dtype=torch.float32)
+    for _ in range(2):
+        wrapped(x, lengths=torch.tensor([1, 5, 2, 3]))
+        assert_graphed(wrapped)
+        with pytest.raises(ValueError, match="lengths run from 0 to 6"):
+            wrapped(x, lengths=torch.tensor([0, 6, 1, 1]))
 
 
 @pytest.mark.gpu

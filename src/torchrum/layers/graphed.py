@@ -30,6 +30,7 @@ def graphed(layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> "
     What a recording bakes in: Python values and tensors that are neither parameters nor buffers. Call ``clear()`` after
     changing one of them, such as a dropout rate. Weights and buffers are read at each replay; update them in place.
     Random numbers of the CUDA generator are drawn anew at each replay. The gradient cannot be differentiated again.
+    While a call records, the layer's weights are swapped for aliases: call it from one thread at a time.
 
     Args:
         layer: any module called as ``layer(input, hx=None)`` or ``layer(input, hx, lengths=lengths)``, such as those of
@@ -237,10 +238,11 @@ class _Replay(torch.autograd.Function):
                 "graphed: a later call has overwritten what this second backward needs; "
                 "call the module inside, `.layer`, where one forward has several backwards."
             )
-        grads = iter(ctx.lease.recording.run_backward(list(grad_outputs)))
+        recording = ctx.lease.recording
+        grads = iter(recording.run_backward(list(grad_outputs)))
         if not _graph_is_kept():
             ctx.lease.end()
-        return None, None, *(next(grads) if wanted else None for wanted in ctx.needs_input_grad[2:])
+        return None, None, *(next(grads) if wanted else None for wanted in recording.wanted)
 
 
 def _graph_is_kept() -> bool:

@@ -74,7 +74,7 @@ class Place:
         except Exception as error:  # whatever a module does that cannot be recorded; none of it was run
             torch.cuda.set_stream(current)  # a recording that breaks off does not leave its stream,
             end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-            with contextlib.suppress(RuntimeError):  # nor always its memory
+            with contextlib.suppress(Exception):  # nor always its memory
                 if end is not None:
                     end(self.device.index, pool)
             self._mend_generator(state)
@@ -160,13 +160,13 @@ class Recording:
         with torch.inference_mode(False), torch.set_grad_enabled(needs_grad):  # buffers outlive the mode of this call
             self.inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs]
             self._load(inputs)
-            self._warm_up(module)
-            if needs_grad and not self.grad_outputs:
-                raise UnrecordableError("no output depends on what requires a gradient")
-            self._renew_leaves()
-            torch.clear_autocast_cache()  # a weight cast before the recording would not follow the weight
-            # other hooks than these would see, and keep, what is saved while recording
+            # the innermost hooks: those of checkpointing around this call would take what is saved here for theirs
             with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved):
+                self._warm_up(module)
+                if needs_grad and not self.grad_outputs:
+                    raise UnrecordableError("no output depends on what requires a gradient")
+                self._renew_leaves()
+                torch.clear_autocast_cache()  # a weight cast before the recording would not follow the weight
                 records = place.capture([self._forward, self._backward] if needs_grad else [self._forward])
             torch.clear_autocast_cache()
             self._live = []
@@ -187,7 +187,9 @@ class Recording:
             x.detach().requires_grad_(wants) for x, wants in zip(self.inputs, self._wants_grad, strict=True)
         ]
         self._aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in self._weights.items()}
-        self._sources = [x for x in [*self._leaves, *self._aliases.values()] if x.requires_grad]
+        leaves = [*self._leaves, *self._aliases.values()]
+        self.wanted = [x.requires_grad for x in leaves]  # gradients, of the inputs and then the weights
+        self._sources = [x for x in leaves if x.requires_grad]
 
     def _forward(self) -> list[Tensor]:
         self._live = []
