@@ -146,6 +146,16 @@ def test_half_types_match_reference(dtype, layer_norm):
     check(4, 3, 48, LstmOptions(layer_norm=layer_norm, zoneout=0.1, zoneout_cell=0.5, training=True), dtype)
 
 
+@pytest.mark.parametrize("gate", range(4))
+def test_layer_norm_of_a_large_mean_keeps_its_digits(gate):
+    options = LstmOptions(layer_norm=True)
+    case, grads = draw(1, 2, 16, options), draw_grads(1, 2, 16)
+    case["xp"].unflatten(-1, (4, 16))[:, :, gate] += 64.0  # a difference of squares would lose four digits
+    wanted = gradients(lambda *x: lstm_scan_reference(*x, None, None, options), case, grads, torch.float64)
+    found = gradients(lambda *x: lstm_scan_fused(*x, None, None, options), case, grads, torch.float32)
+    assert_close(found, wanted, ERROR[torch.float32])
+
+
 def test_zoneout_takes_the_reference_masks():
     options = LstmOptions(zoneout=0.4, zoneout_cell=0.6, training=True)
     case, seed = draw(3, 2, 20, options), torch.tensor(2**31 - 5, device=DEVICE)

@@ -8,7 +8,7 @@ next matrix product multiplies (``low``) and a tensor over all steps (``plain``,
 import triton
 import triton.language as tl
 
-from ...rum_scan.fused.common import INTERPRET, moments, prefetch, sigmoid, sum2, tanh, zoneout_keep_new
+from ...rum_scan.fused.common import INTERPRET, moments, prefetch, sigmoid, sum2, sum4, tanh, zoneout_keep_new
 from ...rum_scan.fused.lam0_backward import ln_backward
 from ...rum_scan.fused.lam0_forward import load_ln
 from ...rum_scan.fused.product import load_parts
@@ -113,6 +113,34 @@ def load_gate(product, xp, bias, gates, block: tl.constexpr, b, B, j, mask, H: t
 
 
 @triton.jit
+def cancels(mean, var, LN_EPS: tl.constexpr):
+    """Whether a variance taken as a difference of squares has lost too many digits."""
+    return mean * mean > 8.0 * (var + LN_EPS)
+
+
+@triton.jit
+def gate_moments(i, g, f, o, mask, LN_EPS: tl.constexpr, H: tl.constexpr):
+    """Means and 1 / sqrt(var + LN_EPS) of the four gates: one reduction, and a second where digits would be lost."""
+    si, qi, sg, qg, sf, qf, so, qo = sum8(i, i * i, g, g * g, f, f * f, o, o * o)
+    mi, mg, mf, mo = si / H, sg / H, sf / H, so / H
+    vi = tl.maximum(qi / H - mi * mi, 0.0)
+    vg = tl.maximum(qg / H - mg * mg, 0.0)
+    vf = tl.maximum(qf / H - mf * mf, 0.0)
+    vo = tl.maximum(qo / H - mo * mo, 0.0)
+    if cancels(mi, vi, LN_EPS) | cancels(mg, vg, LN_EPS) | cancels(mf, vf, LN_EPS) | cancels(mo, vo, LN_EPS):
+        di = tl.where(mask, i - mi, 0.0)
+        dg = tl.where(mask, g - mg, 0.0)
+        df = tl.where(mask, f - mf, 0.0)
+        do = tl.where(mask, o - mo, 0.0)
+        qi, qg, qf, qo = sum4(di * di, dg * dg, df * df, do * do)
+        vi, vg, vf, vo = qi / H, qg / H, qf / H, qo / H
+    return (
+        mi, mg, mf, mo,
+        1.0 / tl.sqrt(vi + LN_EPS), 1.0 / tl.sqrt(vg + LN_EPS), 1.0 / tl.sqrt(vf + LN_EPS), 1.0 / tl.sqrt(vo + LN_EPS),
+    )  # fmt: skip
+
+
+@triton.jit
 def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mask, H: tl.constexpr):
     """A gate's normalised value, without and with layer norm's gain and shift."""
     weight, bias = load_ln(ln_weight, ln_bias, block, j, mask, H)
@@ -170,11 +198,7 @@ def lstm_forward_kernel(
 
     if LN:
         stats += row * STATS
-        si, qi, sg, qg, sf, qf, so, qo = sum8(i, i * i, g, g * g, f, f * f, o, o * o)
-        mean_i, rstd_i = moments(i, mask, si, qi, LN_EPS, H)
-        mean_g, rstd_g = moments(g, mask, sg, qg, LN_EPS, H)
-        mean_f, rstd_f = moments(f, mask, sf, qf, LN_EPS, H)
-        mean_o, rstd_o = moments(o, mask, so, qo, LN_EPS, H)
+        mean_i, mean_g, mean_f, mean_o, rstd_i, rstd_g, rstd_f, rstd_o = gate_moments(i, g, f, o, mask, LN_EPS, H)
         _, i, _ = normed_gate(i, mean_i, rstd_i, ln_weight, ln_bias, 0, j, mask, H)
         _, g, _ = normed_gate(g, mean_g, rstd_g, ln_weight, ln_bias, 1, j, mask, H)
         _, f, _ = normed_gate(f, mean_f, rstd_f, ln_weight, ln_bias, 2, j, mask, H)
