@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
@@ -313,6 +314,27 @@ def test_cell_draws_new_masks_for_each_sequence(monkeypatch):
     one, _ = cell.scan(x, state)
     torch.manual_seed(3)
     assert torch.equal(one, cell.scan(x, state)[0])
+
+
+def test_cell_can_be_compiled_around_checkpointed_and_differentiated_by_func(monkeypatch):
+    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", fused.obstacle)
+    cell = LSTMCell(3, 6, layer_norm=True, zoneout=0.3, device=DEVICE)
+    x, state = torch.randn(2, 2, 3, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
+
+    def gradient(run) -> Tensor:
+        torch.manual_seed(4)
+        leaf = x.clone().requires_grad_()
+        (2 * run(leaf)).sum().backward()
+        return leaf.grad
+
+    wanted = gradient(lambda x: cell.scan(x, state)[0])
+    compiled = torch.compile(lambda x: cell.scan(x, state)[0], backend="eager")
+    torch.testing.assert_close(gradient(compiled), wanted)
+    kept = gradient(lambda x: checkpoint(lambda x: cell.scan(x, state)[0], x, use_reentrant=False))
+    torch.testing.assert_close(kept, wanted)
+    cell.eval()
+    plain = gradient(lambda x: cell.scan(x, state)[0])
+    torch.testing.assert_close(torch.func.grad(lambda x: 2 * cell.scan(x, state)[0].sum())(x), plain)
 
 
 def test_cell_explains_its_backend():

@@ -67,8 +67,8 @@ class _FastSlowScan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         from .scan import Saved, fast_slow_backward
 
-        options, inputs = ctx.options, ctx.saved_tensors[: ctx.count]
-        seed, seeds, *kept = ctx.saved_tensors[ctx.count :]
+        options, tensors = ctx.options, ctx.saved_tensors  # once: checkpointing unpacks them only once
+        inputs, (seed, seeds, *kept) = tensors[: ctx.count], tensors[ctx.count :]
         if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
 
             def scan(xp: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:

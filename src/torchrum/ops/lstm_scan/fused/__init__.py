@@ -57,8 +57,8 @@ class _LstmScan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         from .scan import Saved, lstm_backward
 
-        inputs: tuple[Any, ...] = ctx.saved_tensors[:6]
-        lengths, seed, seeds, states, gates, cells, stats = ctx.saved_tensors[6:]
+        tensors: tuple[Any, ...] = ctx.saved_tensors  # once: checkpointing unpacks them only once
+        inputs, (lengths, seed, seeds, states, gates, cells, stats) = tensors[:6], tensors[6:]
         if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
 
             def scan(*x: Any) -> tuple[Tensor, ...]:
