@@ -87,7 +87,7 @@ def gpu_cases() -> list[Case]:
 
 def quick_cases() -> list[Case]:
     """The same kinds of case at tiny sizes."""
-    small = Shape(N=16, T=6, B=4, dtype="float32", device="cuda")
+    small = Shape(N=16, T=7, B=4, dtype="float32", device="cuda")
     tiny: dict[str, Any] = {"shape": small, "modes": ("forward", "forward_backward")}
     return [
         Case("quick-eta", options=FEATURES["eta"], contestants=(*PROMISED, "authors"), check_error=True, **tiny),

@@ -84,8 +84,7 @@ class NTMCell(Cell):
         h, c = self.controller.initial_state(batch_size, device=device, dtype=dtype)
         read = h.new_zeros(batch_size, self.num_read_heads, self.slot_size)
         memory = widen(h).new_full((batch_size, self.num_slots, self.slot_size), self.memory_start)
-        on_first = memory.new_zeros(self.num_slots)
-        on_first[0] = 1
+        on_first = (torch.arange(self.num_slots, device=device) == 0).to(memory.dtype)
         weights = (on_first.repeat(batch_size, heads, 1) for heads in (self.num_read_heads, self.num_write_heads))
         return (h, c, read, memory, *weights)
 

@@ -135,8 +135,15 @@ class RUM(Recurrent):
             >>> RUM(10, 20).explain_backend(torch.randn(5, 3, 10))
             Choice(backend='torch', reason='fused cannot run: the input is on cpu')
         """
+        dtype, kind = input.dtype, input.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        # what the scan will see, without taking its memory
+        projected = input.new_empty(1, dtype=dtype).expand(
+            *input.shape[:-1], self.options.num_inputs * self.hidden_size
+        )
         learnable = "lam_l0" in self._parameters
-        return rum_scan_choice(input, self.options, learnable_lam=learnable, backend=self.backend)
+        return rum_scan_choice(projected, self.options, learnable_lam=learnable, backend=self.backend)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + describe_options(self.options, self._weights(0)["lam"], self.backend)

@@ -65,12 +65,29 @@ def obstacle(xp: Tensor, options: RumOptions) -> str | None:
     return triton_obstacle() or device_obstacle(xp.device)
 
 
+def runs_persistent(xp: Tensor, H: int, options: RumOptions) -> bool:
+    """Whether one launch takes the whole lam=0 scan; else each step is a product and a row kernel."""
+    if interpreted() or xp.device.type != "cuda" or options.layer_norm:
+        return False
+    from .persistent import make_plan, persistent_obstacle, resident_blocks
+
+    if persistent_obstacle(xp, options) is not None:
+        return False
+    # a batch that does not fit at once would go through the whole sequence again and again
+    return make_plan(xp.shape[1], H, xp.dtype, options, False, resident_blocks(xp.device)).waves == 1
+
+
 def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Room for what ``forward`` returns."""
     T, B = xp.shape[:2]
     out = xp.new_empty(T, B, H)
     if options.lam == 0:
-        return out, None, xp.new_empty(T, B, options.num_gates * H), None
+        gates = xp.new_empty(T, B, options.num_gates * H)
+        if not runs_persistent(xp, H, options):
+            return out, None, gates, None
+        from .persistent import STATS
+
+        return out, None, gates, xp.new_empty(T, B, STATS, dtype=torch.float32)
     from .lam1 import CHECKPOINT_EVERY
 
     R = xp.new_empty(B, H, H, dtype=torch.float32)
@@ -93,9 +110,15 @@ def forward(
         from .lam1 import lam1_forward
 
         return lam1_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+    inputs = (xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
+    if runs_persistent(xp, weight_hh.shape[1], options):
+        from .persistent import persistent_forward
+
+        out, gates, stats = persistent_forward(*inputs, options)
+        return out, None, gates, stats
     from .lam0_forward import lam0_forward
 
-    out, gates = lam0_forward(xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+    out, gates = lam0_forward(*inputs, options)
     return out, None, gates, None
 
 
@@ -123,12 +146,16 @@ def backward(
 
         assert R_n is not None
         assert ends is not None
-        inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-        grads = lam1_backward(grad_out, grad_R, *inputs, out, gates, R_n, ends, options, need_R0=need_R0)
+        args = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
+        grads = lam1_backward(grad_out, grad_R, *args, out, gates, R_n, ends, options, need_R0=need_R0)
         return *grads[:2], grads[2] if need_R0 else None, *grads[3:]
+    inputs = (xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
+    if ends is not None:
+        from .persistent import persistent_backward
+
+        dxp, dh0, dweight, _, _ = persistent_backward(grad_out, *inputs, out, gates, ends, options)
+        return dxp, dh0, None, dweight, None, None
     from .lam0_backward import lam0_backward
 
-    dxp, dh0, dweight, dln_weight, dln_bias = lam0_backward(
-        grad_out, xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, options
-    )
+    dxp, dh0, dweight, dln_weight, dln_bias = lam0_backward(grad_out, *inputs, out, gates, options)
     return dxp, dh0, None, dweight, dln_weight, dln_bias

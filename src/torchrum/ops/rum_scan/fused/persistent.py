@@ -121,7 +121,7 @@ class Gpu:
     """Compiles with the NVRTC that torch ships and launches so that all blocks are resident, or none."""
 
     def blocks(self, device: torch.device) -> int:
-        return torch.cuda.get_device_properties(device).multi_processor_count
+        return resident_blocks(device)
 
     def launch(self, name: str, plan: Plan, args: bytes, shared: int, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -135,6 +135,11 @@ class Gpu:
             size = (grid, 1, 1, THREADS, 1, 1)
             result = driver.cuLaunchCooperativeKernel(function, *size, shared, stream, params)
         nvrtc._check_driver(result, f"launching rum_persistent_{name} on {grid} blocks with {shared} bytes each")
+
+
+def resident_blocks(device: torch.device) -> int:
+    """Blocks that are on the device at once: one a multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 machine = Gpu()
