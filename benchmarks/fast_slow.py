@@ -5,6 +5,7 @@
     python benchmarks/fast_slow.py --plain           beside it the plain loop, eager
     python benchmarks/fast_slow.py --pieces          what each product and row kernel costs by itself
     python benchmarks/fast_slow.py --sweep           split products and dependent launch, forward and backward
+    python benchmarks/fast_slow.py --lstm 1000       an LN-LSTM by itself beside cuDNN's LSTM without layer norm
 
 tests/ops/test_fast_slow_scan.py must be green first. An update is embedding 128, dropout .35 at four places, zoneout
 .1 (h) and .5 (c), softmax 50, loss summed over time, clip 1.0, Adam 2e-3; matrix products in bfloat16, master weights
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
+from torchrum.cells.lstm import LSTMCell
 from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.fused import scan as fused_scan
 from torchrum.ops.fast_slow_scan.options import STREAMS_A_CELL
@@ -223,6 +225,28 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
     )
 
 
+def lstm(N: int, T: int, B: int, dtype: torch.dtype) -> None:
+    """Forward + backward of one layer with N inputs, captured whole; microseconds a step."""
+    ours = LSTMCell(N, N, layer_norm=True, zoneout=0.1, zoneout_cell=0.5, init="orthogonal", device="cuda", dtype=dtype)
+    cudnn = nn.LSTM(N, N, device="cuda", dtype=dtype)
+    x = torch.randn(T, B, N, device="cuda").to(dtype).requires_grad_()
+    grad = torch.randn(T, B, N, device="cuda").to(dtype)
+    state = ours.initial_state(B, device=torch.device("cuda"), dtype=dtype)
+    print(f"N={N}: {ours.explain_backend(x)}")
+
+    def both(layer: nn.Module, run: Callable[[], Tensor]) -> Callable[[], None]:
+        def step() -> None:
+            layer.zero_grad(set_to_none=True)
+            x.grad = None
+            run().backward(grad)
+
+        return step
+
+    runs = {"LN-LSTM fused": both(ours, lambda: ours.scan(x, state)[0]), "cuDNN LSTM": both(cudnn, lambda: cudnn(x)[0])}
+    for name, run in runs.items():
+        print(f"{name:14} {1e3 * milliseconds(captured(run)) / T:8.2f} us a step", flush=True)
+
+
 def sweep(slow: str, T: int, B: int, dtype: torch.dtype) -> None:
     for forward, backward, pdl in itertools.product((False, True), repeat=3):
         set_tuning(forward, backward, pdl)
@@ -247,6 +271,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--pieces", action="store_true")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--lstm", type=int)
     parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--split-forward", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--split-backward", action=argparse.BooleanOptionalAction, default=None)
@@ -256,6 +281,9 @@ def main() -> None:
     dtype = DTYPES[args.dtype]
     set_tuning(args.split_forward, args.split_backward, args.pdl)
     print(f"FS-{args.slow.upper()}-2, T={args.T} B={args.B} {dtype}, split {product.SPLIT}, PDL {lam0_forward.PDL}")
+    if args.lstm:
+        lstm(args.lstm, args.T, args.B, dtype)
+        return
     if args.pieces:
         pieces(make_cell(args.slow), args.T, args.B, dtype)
         return

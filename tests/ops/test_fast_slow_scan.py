@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,10 +125,19 @@ def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], error: flo
         assert difference <= error * size, f"{name}: {difference} of {want.norm().item()}"
 
 
-def check(T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32) -> None:
+def check(
+    T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32, error: float = 0.0
+) -> None:
     case = Case(T, B, H, S, options, dtype)
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
-    assert_close(case.gradients(fast_slow_scan_fused, dtype), wanted, ERROR[dtype])
+    assert_close(case.gradients(fast_slow_scan_fused, dtype), wanted, error or ERROR[dtype])
+
+
+def smooth(options: FastSlowOptions) -> FastSlowOptions:
+    """With tanh for relu: rounding to a half type sends some of relu's units to its other side, see below."""
+    if isinstance(options.slow, RumOptions):
+        return replace(options, slow=replace(options.slow, activation="tanh"))
+    return options
 
 
 @pytest.fixture(autouse=True)
@@ -396,24 +406,38 @@ gpu = pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("number", range(len(GRID)))
 def test_gpu_options(number):
-    check(7, 5, 72, 40, GRID[number], list(ERROR)[number % 3])
+    check(7, 5, 72, 40, GRID[number])
 
 
 @gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("number", range(24))
+def test_gpu_options_in_half_types(number):
+    check(7, 5, 72, 40, smooth(GRID[number]), (torch.bfloat16, torch.float16)[number // 2 % 2])
+
+
+@gpu
+def test_gpu_relu_in_bfloat16():
+    """Of relu's arguments about 4e-4 change sign when its operands are rounded to 8 bits, and their slopes are lost or
+    gained whole: sqrt(2 * 4e-4) = 3e-2 of the gradient, in any implementation (tanh is checked at 2e-2)."""
+    check(5, 128, 700, 1000, PENN, torch.bfloat16, error=6e-2)
+
+
+@gpu
 @pytest.mark.parametrize(
     "T, B, H, S",
-    [(1, 1, 1, 1), (9, 1, 3, 2), (6, 3, 65, 130), (130, 3, 33, 20), (20, 128, 256, 320), (5, 128, 700, 1000)],
+    [(1, 1, 2, 1), (9, 1, 3, 2), (6, 3, 65, 130), (130, 3, 33, 20), (20, 128, 256, 320), (5, 128, 700, 1000)],
 )
-def test_gpu_shapes(T, B, H, S, dtype):
-    check(T, B, H, S, PENN, dtype)
+def test_gpu_shapes(T, B, H, S):
+    check(T, B, H, S, PENN)
+    if min(H, S) > 32:
+        check(T, B, H, S, smooth(PENN), torch.bfloat16)
 
 
 @gpu
 @pytest.mark.parametrize("split", [False, True])
 def test_gpu_split_products(monkeypatch, split):
     monkeypatch.setattr(product, "SPLIT", {"forward": split, "backward": split})
-    check(5, 128, 200, 300, PENN, torch.bfloat16)
+    check(5, 128, 200, 300, smooth(PENN), torch.bfloat16)
 
 
 @gpu

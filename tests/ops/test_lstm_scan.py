@@ -360,13 +360,14 @@ def test_gpu_options(number):
 
 
 @gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "T, B, H",
     [(1, 1, 1), (9, 1, 3), (6, 3, 65), (130, 3, 33), (40, 128, 256), (5, 128, 700), (5, 3, 1000), (4, 2, 2048)],
 )
-def test_gpu_shapes(T, B, H, dtype):
-    check(T, B, H, FULL, dtype, lengths=H % 2 == 0)
+def test_gpu_shapes(T, B, H):
+    check(T, B, H, FULL, lengths=H % 2 == 0)
+    if H > 3:  # layer norm over a few units magnifies the roundings of a half type
+        check(T, B, H, FULL, torch.bfloat16, lengths=H % 2 == 0)
 
 
 @gpu
