@@ -391,14 +391,14 @@ def test_gpu_training_step_can_be_captured(name, options):
 
     def run():
         output = layer(x)[0]
-        return output, torch.autograd.grad(output.square().sum(), [p for p in layer.parameters() if p.numel()])
+        weights = [p for p in layer.parameters() if p.numel()]
+        return output.detach(), torch.autograd.grad(output.square().sum(), weights)
 
-    expected = run()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side):  # what the default stream has touched cannot be captured
         for _ in range(3):
-            run()
+            expected = run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

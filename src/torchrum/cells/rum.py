@@ -255,8 +255,7 @@ def scan_rum(
     backend: Backend,
 ) -> tuple[Tensor, State]:
     """Run one recurrence over projected inputs ``(T, B, ...)`` -> outputs and the last state."""
-    if training != options.training:
-        options = RumOptions(**{**vars(options), "training": training})
+    options = options.with_training(training)
     weight_hh = weights["weight_hh"]
     assert weight_hh is not None
     output, R = rum_scan(

@@ -36,6 +36,21 @@ class RumOptions:
     training: bool = False
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
+    def with_training(self, training: bool) -> "RumOptions":
+        """The same options in training or in evaluation; written out, since older compilers trace no more than that."""
+        return RumOptions(
+            lam=self.lam,
+            eta=self.eta,
+            activation=self.activation,
+            target_activation=self.target_activation,
+            update_gate=self.update_gate,
+            layer_norm=self.layer_norm,
+            ln_order=self.ln_order,
+            ln_eps=self.ln_eps,
+            zoneout=self.zoneout,
+            training=training,
+        )
+
     @property
     def num_gates(self) -> int:
         """Row blocks of ``weight_hh``: tau, and u with the update gate."""
