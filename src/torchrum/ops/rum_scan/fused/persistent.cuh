@@ -43,9 +43,12 @@ struct Quad {
 
 extern __shared__ __align__(128) char shared_bytes[];
 DEVICE char* shared_memory() { return shared_bytes; }
-DEVICE void block_sync() { __syncthreads(); }
+DEVICE void block_sync() {
+    __syncwarp();  // polling parts the lanes, and a barrier wants whole warps
+    __syncthreads();
+}
 DEVICE void warpgroup_sync(int g) {
-    __syncwarp();  // polling parts the lanes, and the barrier wants whole warps
+    __syncwarp();
     asm volatile("bar.sync %0, 128;" ::"r"(g + 1) : "memory");
 }
 DEVICE void spin_once(int& spins) {
@@ -106,6 +109,7 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 typedef u32 Cores;
 DEVICE Cores cores_at(const char* p) {
     const int lane = THREAD & 31;
+    __syncwarp();  // the matrix instructions want whole warps too
     return shared_address(p) + (lane & 7) * 16 + (lane & 8 ? ROWS * 16 : 0) + (lane & 16 ? 128 : 0);
 }
 DEVICE void load_cores4(u32 (&r)[4], Cores at, int offset) {
