@@ -115,6 +115,7 @@ def slow_rum_backward_kernel(
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
         prefetch(raw - B.to(tl.int64) * (G * H), G * BYTES)
         prefetch(before + (row - B) * PLAIN_WIDTH, BYTES)
+        prefetch(stats + (row - B) * STATS, 4 * STATS)
 
     seed = None
     if ZONEOUT == "train":

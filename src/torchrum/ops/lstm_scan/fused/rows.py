@@ -281,6 +281,8 @@ def lstm_backward_kernel(
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
         prefetch(gates - B.to(tl.int64) * (4 * H), 4 * BYTES)
         prefetch(cells + (row - B) * H, 4 * H)
+        if LN:
+            prefetch(stats + (row - B) * STATS, 4 * STATS)
         if FROM_OUT:
             prefetch(grad_out + (row - B) * H, BYTES)
 

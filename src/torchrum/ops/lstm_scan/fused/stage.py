@@ -69,7 +69,8 @@ def row_flags(like: Tensor, plan: Plan, direction: str) -> dict[str, Any]:
         "DROP_BELOW": keep_threshold(plan.dropout) if plan.dropout > 0 else 0,
         "STREAM": plan.stream,
         "PDL": pdl,
-        "num_warps": min(8, max(1, block // lam0_forward.LANES_PER_WARP[direction])),
+        # four gates in registers: a long row needs more threads
+        "num_warps": min(16 if block > 2048 else 8, max(1, block // lam0_forward.LANES_PER_WARP[direction])),
     }
     if pdl:
         flags["launch_pdl"] = True
