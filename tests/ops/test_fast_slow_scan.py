@@ -235,6 +235,17 @@ def test_second_derivatives_go_through_the_reference():
     assert_close(penalty(fast_slow_scan_fused, torch.float32), penalty(fast_slow_scan_reference, torch.float64), 2e-4)
 
 
+def test_buffers_forget_the_bias_of_another_model():
+    case = Case(1, 2, 3, 4, PENN)
+    xp, _, _, weights = case.arguments(case.tensors)
+    scan = ForwardScan(xp, 2, PENN, Sizes(3, 4), empty_shared(xp, 2, stream_seeds(case.seed, 9), None), graphed=False)
+    slow = scan.stages[1]
+    slow.load(weights[1])
+    assert torch.equal(slow.bias, weights[1].bias)
+    slow.load(weights[1]._replace(bias=None))
+    assert not slow.bias.any()
+
+
 @pytest.mark.parametrize("T, B", [(0, 2), (3, 0)])
 def test_empty_input(T, B):
     case = Case(T, B, 5, 4, PENN)

@@ -132,8 +132,8 @@ class Stage:
             (self.ln_weight, weights.ln_weight),
             (self.ln_bias, weights.ln_bias),
         ):
-            if mine is not None and given is not None:
-                mine.copy_(given)
+            if mine is not None:  # the buffers outlive the model: no bias must not be the last model's bias
+                mine.zero_() if given is None else mine.copy_(given)
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
         """Enqueue the row kernel, on the tensors in the slots or on those given."""
