@@ -1,0 +1,94 @@
+"""The README keeps its word: its code runs, its links lead somewhere, its commands parse."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from torchrum.cli import COMMANDS
+from torchrum.cli.train import EPILOG
+from torchrum.recipes import load_recipe
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "results" / "README.md",
+    *sorted((ROOT / "src" / "torchrum" / "ops").glob("*/README.md")),
+]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def python_blocks() -> list[tuple[int, str]]:
+    """First line and text of every Python block."""
+    found = re.finditer(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [(README[: match.start(1)].count("\n") + 1, match[1]) for match in found]
+
+
+def commands() -> list[list[str]]:
+    """Words of every line that calls ``torchrum``, comments left out."""
+    lines = re.findall(r"^    (?:torchrun .*-m |srun .*?)?(torchrum .*)$", README, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("line, code", python_blocks(), ids=lambda part: str(part) if isinstance(part, int) else "")
+def test_python_block_runs(line: int, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = compile("\n" * (line - 1) + code, "README.md", "exec")  # errors show the README's line
+    exec(program, {"__name__": "readme"})
+
+
+def test_the_swap_comes_first_and_is_short() -> None:
+    _, first = python_blocks()[0]
+    assert "nn.GRU(" in first
+    assert "RUM(" in first
+    assert len([line for line in first.splitlines() if line.strip()]) <= 10
+
+
+def test_commands_exist_and_their_recipes_load() -> None:
+    called = commands()
+    assert {words[1] for words in called} >= set(COMMANDS) - {"demo"}  # make demo runs that one
+    for words in called:
+        assert words[1] in COMMANDS
+        if words[1] in ("train", "sweep") and words[2] not in ("RECIPE", "--resume"):
+            load_recipe(words[2])
+
+
+def test_launchers_are_called_as_the_help_says() -> None:
+    lines = [line.strip() for line in EPILOG.splitlines() if line.strip().startswith(("torchrun", "srun"))]
+    assert len(lines) == 2
+    for line in lines:
+        assert f"\n    {line}\n" in README
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    here = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
+    missing = [link for link in here if link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_readme_has_a_place_for_every_table() -> None:
+    for place in ("table copying", "table recall", "bench gpu", "bench cpu"):
+        kind = place.split()[0]
+        assert re.search(rf"<!-- torchrum:{place} -->\n.*?<!-- /torchrum:{kind} -->", README, re.DOTALL), place
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"^    make (\w+)", README, re.MULTILINE)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_citation_has_its_fields() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for field in ("cff-version", "message", "title", "authors", "license"):
+        assert re.search(rf"^{field}: *\S*", text, re.MULTILINE), field
+    title = re.search(r'^  title: "(.+)"', text, re.MULTILINE)
+    assert title is not None
+    assert title[1] in README.replace("{", "").replace("}", "")
+    assert re.search(r"^  year: 2019$", text, re.MULTILINE)
