@@ -1,5 +1,6 @@
 """The GPU suite end to end at tiny sizes; every contestant must come out with a time."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -34,6 +35,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(gpu, "captured", lambda run: run)
     monkeypatch.setattr(gpu, "_free", lambda: None)
     monkeypatch.setattr(gpu, "_start_cuda", lambda: None)
+    monkeypatch.setattr(gpu, "_own_stream", contextlib.nullcontext)
     monkeypatch.setattr(gpu, "peak_cuda_bytes", lambda run, before: before + 1)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 6)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
