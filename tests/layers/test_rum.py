@@ -234,7 +234,7 @@ def test_no_memory_means_the_identity():
         dict(target_bias_init=0.0),
         dict(update_bias_init=-1.0),
     ],
-    ids=str,
+    ids=lambda change: "-".join(f"{name}={getattr(value, '__name__', value)}" for name, value in change.items()),
 )
 def test_every_option_changes_the_output(change):
     def output(**options):

@@ -39,23 +39,26 @@ def length_of(x: Tensor) -> Tensor:
     return dot(x, x).sqrt_()
 
 
-def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor) -> Angle:
-    """The plane of the rotation from ``eps`` to ``tau`` and what it does to ``h``; ``inv_eps`` 0 means no turn."""
-    inv_tau = safe_inverse(length_of(tau), tiny_of(tau.dtype))
-    both = inv_eps * inv_tau
-    square = (dot(eps, tau) * both).mul_(2).add_(2)
+def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor, none: Tensor | None) -> Angle:
+    """The plane of the rotation from ``eps`` to ``tau`` and what it does to ``h``; ``inv_eps`` 0 means no turn.
+
+    ``none`` ``(B, 1)`` is zero, and given where every ``inv_eps`` is above 0: then the ordinary case is tried first.
+    """
     p = dot(eps, h) * inv_eps
-    along = torch.addcmul(p, dot(tau, h), inv_tau)  # s.h
-    opposite = torch.zeros_like(p)
-    # asking costs a synchronisation on a GPU, and the answer is nearly always no
-    if h.device.type != "cpu" or bool((square < NARROW).any()):
-        s = eps * inv_eps + tau * inv_tau
-        square, along = dot(s, s), dot(s, h)
-        opposite = ((square <= opposite_of(tau.dtype) ** 2) & (both > 0)).to(p.dtype)
-        inv_tau = inv_tau * (1 - opposite)
-        both = inv_eps * inv_tau
-    inv_square = square.reciprocal().masked_fill_(both <= 0, 0.0)
-    return Angle(p, along * inv_square, inv_eps, inv_tau, inv_square, opposite)
+    if none is not None:
+        inv_tau = length_of(tau).reciprocal_()
+        square = (dot(eps, tau) * (inv_eps * inv_tau)).mul_(2).add_(2)
+        if bool((square >= NARROW).all()):  # not where tau is zero either: then it is NaN
+            inv_square = square.reciprocal_()
+            k = torch.addcmul(p, dot(tau, h), inv_tau).mul_(inv_square)  # s.h / s.s
+            return Angle(p, k, inv_eps, inv_tau, inv_square, none)
+    inv_tau = safe_inverse(length_of(tau), tiny_of(tau.dtype))
+    s = eps * inv_eps + tau * inv_tau
+    square = dot(s, s)
+    opposite = ((square <= opposite_of(tau.dtype) ** 2) & (inv_eps * inv_tau > 0)).to(p.dtype)
+    inv_tau = inv_tau * (1 - opposite)
+    inv_square = square.reciprocal().masked_fill_(inv_eps * inv_tau <= 0, 0.0)
+    return Angle(p, dot(s, h) * inv_square, inv_eps, inv_tau, inv_square, opposite)
 
 
 def half_turns(angle: Angle) -> bool:
@@ -63,24 +66,24 @@ def half_turns(angle: Angle) -> bool:
     return angle.opposite.device.type != "cpu" or bool(angle.opposite.any())
 
 
-def turn(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> Tensor:
-    """R h."""
+def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bool) -> Tensor:
+    """eps + R h."""
     p, k, inv_eps, inv_tau, _, opposite = angle
-    state = torch.addcmul(h, k * inv_eps, eps, value=-2).addcmul_((p - k) * inv_tau, tau, value=2)
-    if half_turns(angle):
+    total = torch.addcmul(h, 1 - 2 * k * inv_eps, eps).addcmul_((p - k) * inv_tau, tau, value=2)
+    if half_turns:
         f = orthogonal_to(eps * inv_eps)
-        state = state - 2 * opposite * (p * inv_eps * eps + dot(f, h) * f)
-    return state
+        total = total - 2 * opposite * (p * inv_eps * eps + dot(f, h) * f)
+    return total
 
 
 class TurnBackward:
-    """The gradient of ``turn`` for a block of steps: what needs no gradient is done for all of them at once."""
+    """The gradient of ``add_turned`` for a block of steps: what needs no gradient is done for all of them at once."""
 
     def __init__(self, angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> None:
         self.angle, self.eps, self.tau, self.h = angle, eps, tau, h
         p, k, inv_eps, inv_tau, _, _ = angle
         zero = torch.zeros_like(p)
-        self.by_eps = self._coefficients(zero, inv_eps, inv_eps)  # (K, B, 8), for each d.eps
+        self.by_eps = self._coefficients(zero, inv_eps, inv_eps)  # (K, 8, B, 1), for each d.eps
         self.by_tau = self._coefficients(inv_tau, zero, inv_tau)  # and for each d.tau
         self.tau_d, self.eps_d = 2 * (p - k) * inv_tau, 1 - 2 * k * inv_eps
         self.half_turns = half_turns(angle)
@@ -95,21 +98,21 @@ class TurnBackward:
         to_tau = 2 * inv_tau.square() * ((2 * k - p) * scaled - (p - k) * d_w)
         to_eps = inv_eps.square() * (4 * k * scaled - 2 * p * rest + 2 * k * (d_e - d_s))
         minus = -2 * inv_tau * scaled
-        return torch.cat([to_h, minus, minus, cross, to_tau, to_h, to_eps, cross], -1)
+        return torch.stack([to_h, minus, minus, cross, to_tau, to_h, to_eps, cross], -3)
 
     def step(self, t: int, grad: Tensor, to_tau: Tensor) -> Tensor:
-        """Step ``t`` of the block, from the gradient of the turned state: tau's is written, h's returned."""
+        """Step ``t`` of the block, from the gradient of the sum: tau's is written, h's returned."""
         eps, tau, weights = self.eps[t], self.tau[t], self.weights[t]
         torch.mul(self.by_eps[t], dot(grad, eps), out=weights).addcmul_(self.by_tau[t], dot(grad, tau))
-        h_eps, h_tau, tau_h, tau_eps, tau_tau = weights[:, :5].split(1, -1)
+        h_eps, h_tau, tau_h, tau_eps, tau_tau, *_ = weights.unbind(0)
         combined = (grad * self.tau_d[t]).addcmul_(tau_h, self.h[t]).addcmul_(tau_eps, eps)
         torch.addcmul(combined, tau_tau, tau, out=to_tau)
         to_h = torch.addcmul(grad, h_eps, eps).addcmul_(h_tau, tau)
         return to_h - 2 * self.angle.opposite[t] * sum(self._reversed(t, grad)) if self.half_turns else to_h
 
     def eps_gradients(self, grad: Tensor) -> Tensor:
-        """Gradients of all eps of the block, where they are added to the turned states and as directions."""
-        eps_h, eps_eps, eps_tau = self.weights[..., 5:].split(1, -1)
+        """Gradients of all eps of the block, as summands and as directions."""
+        eps_h, eps_eps, eps_tau = self.weights[:, 5:].unbind(1)
         total = (grad * self.eps_d).addcmul_(eps_h, self.h).addcmul_(eps_eps, self.eps).addcmul_(eps_tau, self.tau)
         if self.half_turns:
             p, inv_eps = self.angle.p, self.angle.inv_eps

@@ -1,8 +1,8 @@
 """The RUM recurrence with a hand-written backward, in plain PyTorch on any device; lam is 0 or 1.
 
-The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars a row, with lam = 1, the turned
-states. The backward recomputes everything else for a block of steps at once, so that only what depends on the gradient
-runs step by step. With lam = 1 the memory R is walked back by undoing each rotation, and reloaded every ``SEGMENT``
+The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars a row, with lam = 1, the sums
+eps + R h. The backward recomputes everything else for a block of steps at once, so that only what depends on the
+gradient runs step by step. With lam = 1 the memory R is walked back by undoing each rotation, and reloaded every ``SEGMENT``
 steps so that rounding cannot build up. README.md beside this file derives the backward.
 """
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from ..rotation.reference import tiny_of
 from .options import RumOptions
 from .reference import ACTIVATIONS, working_dtype
-from .rotate import Angle, TurnBackward, find_angle, length_of, safe_inverse, turn
+from .rotate import Angle, TurnBackward, add_turned, find_angle, half_turns, length_of, safe_inverse
 from .turn import advance, advance_backward, find_plane
 from .zoneout import keep_new
 
 SEGMENT = 128
 """Steps of lam = 1 between two stored copies of R."""
-BLOCK = 16
+BLOCK = 8
 """Steps that the backward recomputes at once: enough to hide the cost of a call, few enough to stay in the cache."""
 
 
@@ -60,8 +60,9 @@ class _Scan:
         raw = gates[..., self.H : 2 * self.H]
         return self.norm(raw.sigmoid(), 1) if self.options.ln_order == "authors" else self.norm(raw, 1).sigmoid()
 
-    def candidate(self, at: int | slice, turned: Tensor) -> Tensor:
-        return ACTIVATIONS[str(self.options.activation)](self.norm(self.eps[at] + turned, self.options.num_gates))
+    def candidate(self, total: Tensor) -> Tensor:
+        """From ``eps + R h``."""
+        return ACTIVATIONS[str(self.options.activation)](self.norm(total, self.options.num_gates))
 
     def keep(self, t: int) -> Tensor | None:
         if self.options.zoneout > 0 and self.options.training:
@@ -108,6 +109,8 @@ def forward(
     assert kept is not None
     h, inv_eps, weight = h0.to(scan.dtype), scan.inverse_eps(), scan.weight.t()
     product = xp.new_empty(scan.B, G)
+    ordinary = h.device.type == "cpu" and bool((inv_eps > 0).all())
+    none = torch.zeros_like(inv_eps[0]) if ordinary else None
     if R is not None:
         R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT)  # transposed
     for t in range(T):
@@ -115,15 +118,15 @@ def forward(
         gates = torch.add(product, xp[t, :, :G], out=saved[t, :, :G]).to(scan.dtype)
         eps, tau = scan.eps[t], scan.tau(gates)
         if R is None:
-            angle = find_angle(eps, inv_eps[t], tau, h)
+            angle = find_angle(eps, inv_eps[t], tau, h, none)
             torch.cat(angle, -1, out=kept[t])
-            turned = turn(angle, eps, tau, h)
+            total = add_turned(angle, eps, tau, h, angle.opposite is not none and half_turns(angle))
         else:
-            turned = advance(find_plane(eps, inv_eps[t], tau), h, R)
-            saved[t, :, G:] = turned
+            total = eps + advance(find_plane(eps, inv_eps[t], tau), h, R)
+            saved[t, :, G:] = total
             if (t + 1) % SEGMENT == 0 and t + 1 < T:
                 kept[(t + 1) // SEGMENT - 1] = R
-        h = scan.finish(t, h, scan.gate(gates), scan.candidate(t, turned))
+        h = scan.finish(t, h, scan.gate(gates), scan.candidate(total))
         out[t] = h
     return out, None if R is None else R.mT.contiguous(), saved, kept
 
@@ -189,20 +192,20 @@ class _Block:
         if memory is None:
             angle = Angle(*kept[at].split(1, -1))
             self.rotation = TurnBackward(angle, eps, tau, h)
-            self.turned = turn(angle, eps, tau, h)
+            self.total = add_turned(angle, eps, tau, h, self.rotation.half_turns)
         else:
             self.inv_eps = scan.inverse_eps(at)
             self.plane = find_plane(eps, self.inv_eps, tau)
-            self.turned = saved[..., -scan.H :]
+            self.total = saved[..., -scan.H :]
         self.u = scan.gate(self.gates)
-        self.candidate = scan.candidate(at, self.turned)
+        self.candidate = scan.candidate(self.total)
         if self.u is not None:
             self.to_gate = h - self.candidate
         if scan.options.eta is not None:
             mixed = self.candidate if self.u is None else torch.lerp(self.candidate, h, self.u)
             self.scale = safe_inverse(length_of(mixed))
             self.direction = mixed * self.scale
-        self.grad_turned = torch.empty_like(h)
+        self.grad_total = torch.empty_like(h)
         self.grad_e = torch.empty_like(h if memory is not None else h[:0])
 
     def norm_backward(self, grad: Tensor, x: Tensor, block: int) -> Tensor:
@@ -237,9 +240,11 @@ class _Block:
 
         into = grad if self.u is None else torch.addcmul(grad, grad, self.u[i], value=-1)
         into = activation_backward(str(options.activation), into, self.candidate[i])
-        into = self.norm_backward(into, scan.eps[t] + self.turned[i] if scan.ln else into, options.num_gates)
-        self.grad_turned[i] = into
-        grad_tau = torch.empty_like(h)
+        into = self.norm_backward(into, self.total[i], options.num_gates)
+        self.grad_total[i] = into
+        grad_gates = grad_xp[t, :, :-H]
+        direct = scan.ln is None and grad_xp.dtype == scan.dtype  # then gradients are written where they belong
+        grad_tau = grad_gates[:, :H] if direct else torch.empty_like(h)
         if self.rotation is not None:
             grad_h = self.rotation.step(i, into, grad_tau)
         else:
@@ -247,11 +252,15 @@ class _Block:
             if (t + 1) % SEGMENT == 0 and t + 1 < scan.T:
                 R.copy_(self.kept[(t + 1) // SEGMENT - 1])
             grad_h, grad_tau, self.grad_e[i] = advance_backward(self.plane.at(i), h, into, R, adjoint)
-        grad_gates = grad_xp[t, :, :-H]
-        grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
+        if not direct or self.rotation is None:
+            grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
         if self.u is not None:
-            grad_gates[:, H:] = self._gate_backward(i, grad * self.to_gate[i], self.u[i])
-            grad_h = grad_h.addcmul_(grad, self.u[i])
+            u = self.u[i]
+            if direct:
+                torch.ops.aten.sigmoid_backward.grad_input(grad * self.to_gate[i], u, grad_input=grad_gates[:, H:])
+            else:
+                grad_gates[:, H:] = self._gate_backward(i, grad * self.to_gate[i], u)
+            grad_h = grad_h.addcmul_(grad, u)
         if skipped is not None:
             grad_h = grad_h.add_(skipped)
         if grad_xp.dtype == grad_h.dtype:
@@ -268,9 +277,9 @@ class _Block:
     def finish(self, grad_xp: Tensor) -> None:
         """Gradients of eps for the whole block: where it is added, and through its direction."""
         if self.rotation is not None:
-            grad_eps = self.rotation.eps_gradients(self.grad_turned)
+            grad_eps = self.rotation.eps_gradients(self.grad_total)
         else:
-            grad_eps = torch.addcmul(self.grad_turned, self.grad_e, self.inv_eps)
+            grad_eps = torch.addcmul(self.grad_total, self.grad_e, self.inv_eps)
         grad_xp[self.at, :, -self.scan.H :] = grad_eps
 
 
