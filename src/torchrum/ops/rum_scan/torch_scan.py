@@ -2,8 +2,8 @@
 
 The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars a row, with lam = 1, the sums
 eps + R h. The backward recomputes everything else for a block of steps at once, so that only what depends on the
-gradient runs step by step. With lam = 1 the memory R is walked back by undoing each rotation, and reloaded every ``SEGMENT``
-steps so that rounding cannot build up. README.md beside this file derives the backward.
+gradient runs step by step. With lam = 1 the memory R is walked back by undoing each rotation, and reloaded every
+``SEGMENT`` steps so that rounding cannot build up. README.md beside this file derives the backward.
 """
 
 import torch
