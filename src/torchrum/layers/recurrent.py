@@ -174,7 +174,8 @@ class Recurrent(nn.Module, ABC):
             raise ValueError(f"{name}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
         if input.shape[-1] != self.input_size:
             raise ValueError(
-                f"{name}: input.size(-1) must be input_size. Expected {self.input_size}, got {input.shape[-1]}."
+                f"{name}: input.size(-1) must be equal to input_size. "
+                f"Expected {self.input_size}, got {input.shape[-1]}."
             )
         if not input.is_floating_point():
             raise ValueError(f"{name}: input is {input.dtype}; it must be floating. Embed or one-hot encode it first.")
