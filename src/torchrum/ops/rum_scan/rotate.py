@@ -88,6 +88,8 @@ class TurnBackward:
         self.tau_d, self.eps_d = 2 * (p - k) * inv_tau, 1 - 2 * k * inv_eps
         self.half_turns = half_turns(angle)
         self.weights = torch.empty_like(self.by_eps)
+        parts = (eps, tau, h, self.weights, self.by_eps, self.by_tau, self.tau_d)
+        self.steps = list(zip(*(part.unbind(0) for part in parts), strict=True))
 
     def _coefficients(self, d_w: Tensor, d_e: Tensor, d_s: Tensor) -> Tensor:
         """Of eps and tau in the gradient of h; of h, eps, tau in those of tau and of eps; from d.w, d.e and d.s."""
@@ -102,10 +104,10 @@ class TurnBackward:
 
     def step(self, t: int, grad: Tensor, to_tau: Tensor) -> Tensor:
         """Step ``t`` of the block, from the gradient of the sum: tau's is written, h's returned."""
-        eps, tau, weights = self.eps[t], self.tau[t], self.weights[t]
-        torch.mul(self.by_eps[t], dot(grad, eps), out=weights).addcmul_(self.by_tau[t], dot(grad, tau))
+        eps, tau, h, weights, by_eps, by_tau, tau_d = self.steps[t]
+        torch.mul(by_eps, dot(grad, eps), out=weights).addcmul_(by_tau, dot(grad, tau))
         h_eps, h_tau, tau_h, tau_eps, tau_tau, *_ = weights.unbind(0)
-        combined = (grad * self.tau_d[t]).addcmul_(tau_h, self.h[t]).addcmul_(tau_eps, eps)
+        combined = (grad * tau_d).addcmul_(tau_h, h).addcmul_(tau_eps, eps)
         torch.addcmul(combined, tau_tau, tau, out=to_tau)
         to_h = torch.addcmul(grad, h_eps, eps).addcmul_(h_tau, tau)
         return to_h - 2 * self.angle.opposite[t] * sum(self._reversed(t, grad)) if self.half_turns else to_h

@@ -18,7 +18,7 @@ from .zoneout import keep_new
 
 SEGMENT = 128
 """Steps of lam = 1 between two stored copies of R."""
-BLOCK = 8
+BLOCK = 32
 """Steps that the backward recomputes at once: enough to hide the cost of a call, few enough to stay in the cache."""
 
 
@@ -113,16 +113,18 @@ def forward(
     none = torch.zeros_like(inv_eps[0]) if ordinary else None
     if R is not None:
         R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT)  # transposed
-    for t in range(T):
+    # one view of each step, taken at once: a slice a step costs as much as a small operation
+    steps = [part.unbind(0) for part in (xp[..., :G], saved[..., :G], scan.eps, inv_eps)]
+    for t, (x, raw, eps, inverse) in enumerate(zip(*steps, strict=True)):
         torch.mm(h.to(xp.dtype), weight, out=product)
-        gates = torch.add(product, xp[t, :, :G], out=saved[t, :, :G]).to(scan.dtype)
-        eps, tau = scan.eps[t], scan.tau(gates)
+        gates = torch.add(product, x, out=raw).to(scan.dtype)
+        tau = scan.tau(gates)
         if R is None:
-            angle = find_angle(eps, inv_eps[t], tau, h, none)
+            angle = find_angle(eps, inverse, tau, h, none)
             torch.cat(angle, -1, out=kept[t])
             total = add_turned(angle, eps, tau, h, angle.opposite is not none and half_turns(angle))
         else:
-            total = eps + advance(find_plane(eps, inv_eps[t], tau), h, R)
+            total = eps + advance(find_plane(eps, inverse, tau), h, R)
             saved[t, :, G:] = total
             if (t + 1) % SEGMENT == 0 and t + 1 < T:
                 kept[(t + 1) // SEGMENT - 1] = R
@@ -200,7 +202,7 @@ class _Block:
         self.u = scan.gate(self.gates)
         self.candidate = scan.candidate(self.total)
         if self.u is not None:
-            self.to_gate = h - self.candidate
+            self.steps = list(zip(self.u.unbind(0), (h - self.candidate).unbind(0), strict=True))
         if scan.options.eta is not None:
             mixed = self.candidate if self.u is None else torch.lerp(self.candidate, h, self.u)
             self.scale = safe_inverse(length_of(mixed))
@@ -238,7 +240,8 @@ class _Block:
             along = (grad * direction).sum(-1, keepdim=True)
             grad = torch.addcmul(grad, along, direction, value=-1).mul_(options.eta * self.scale[i])
 
-        into = grad if self.u is None else torch.addcmul(grad, grad, self.u[i], value=-1)
+        u, to_gate = (None, None) if self.u is None else self.steps[i]
+        into = grad if u is None else torch.addcmul(grad, grad, u, value=-1)
         into = activation_backward(str(options.activation), into, self.candidate[i])
         into = self.norm_backward(into, self.total[i], options.num_gates)
         self.grad_total[i] = into
@@ -254,12 +257,11 @@ class _Block:
             grad_h, grad_tau, self.grad_e[i] = advance_backward(self.plane.at(i), h, into, R, adjoint)
         if not direct or self.rotation is None:
             grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
-        if self.u is not None:
-            u = self.u[i]
+        if u is not None and to_gate is not None:
             if direct:
-                torch.ops.aten.sigmoid_backward.grad_input(grad * self.to_gate[i], u, grad_input=grad_gates[:, H:])
+                torch.ops.aten.sigmoid_backward.grad_input(grad * to_gate, u, grad_input=grad_gates[:, H:])
             else:
-                grad_gates[:, H:] = self._gate_backward(i, grad * self.to_gate[i], u)
+                grad_gates[:, H:] = self._gate_backward(i, grad * to_gate, u)
             grad_h = grad_h.addcmul_(grad, u)
         if skipped is not None:
             grad_h = grad_h.add_(skipped)
