@@ -11,15 +11,18 @@ from .work import MODES, Shape, Work, make_layer
 CONTESTANTS = ("authors", "reference", "torch", "gru", "lstm")
 RUMS = ("authors", "reference", "torch")
 
+# the copying task's ten inputs, and a layer in the middle of a stack
 CASES: dict[str, tuple[int, Shape]] = {
-    "lam0-n100-t100": (0, Shape(N=100, T=100)),
-    "lam1-n100-t100": (1, Shape(N=100, T=100)),
+    "lam0-n100-t100": (0, Shape(N=100, T=100, I=10)),
+    "lam1-n100-t100": (1, Shape(N=100, T=100, I=10)),
+    "lam0-n100-t100-wide": (0, Shape(N=100, T=100)),
+    "lam1-n100-t100-wide": (1, Shape(N=100, T=100)),
 }
 QUICK: dict[str, tuple[int, Shape]] = {
     "lam0-quick": (0, Shape(N=8, T=5, B=4)),
     "lam1-quick": (1, Shape(N=8, T=5, B=4)),
 }
-LONG = ("lam1-n100-t1000-memory", 1, Shape(N=100, T=1000))
+LONG = ("lam1-n100-t1000-memory", 1, Shape(N=100, T=1000, I=10))
 """The authors' way needs about 11 GB here."""
 
 

@@ -20,13 +20,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one case; the input has as many features as there are units, and its projection is timed too."""
+    """Sizes of one case; the projection of the input is timed too."""
 
     N: int
     T: int
     B: int = 128
     dtype: str = "float32"
     device: str = "cpu"
+    I: int | None = None
+    """Features of the input; as many as there are units if None."""
+
+    @property
+    def input_size(self) -> int:
+        return self.N if self.I is None else self.I
 
 
 class Work:
@@ -41,7 +47,7 @@ class Work:
         torch.manual_seed(0)
         self.layer = make()
         options: dict[str, Any] = {"device": shape.device, "dtype": DTYPES[shape.dtype]}
-        self.x = torch.randn(shape.T, shape.B, shape.N, **options).requires_grad_()
+        self.x = torch.randn(shape.T, shape.B, shape.input_size, **options).requires_grad_()
         self.grad = torch.randn(shape.T, shape.B, cast(int, self.layer.hidden_size), **options)
 
     @property
@@ -79,14 +85,14 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
         shape: sizes, dtype and device.
         options: of the RUM.
     """
-    N = shape.N
+    N, inputs = shape.N, shape.input_size
     where: dict[str, Any] = {"device": shape.device, "dtype": DTYPES[shape.dtype]}
     if name == "authors":
-        return AuthorsRUM(N, N, **options, **where)
+        return AuthorsRUM(inputs, N, **options, **where)
     if name in ("reference", "torch", "fused"):
-        return RUM(N, N, backend=name, **options, **where)  # type: ignore[arg-type]
+        return RUM(inputs, N, backend=name, **options, **where)  # type: ignore[arg-type]
     if name == "ln_lstm":
-        return CellLayer(lambda inputs: LSTMCell(inputs, N, layer_norm=True, **where), N, N)
+        return CellLayer(lambda size: LSTMCell(size, N, layer_norm=True, **where), inputs, N)
     rivals: dict[str, tuple[Callable[..., nn.Module], int]] = {
         "gru": (nn.GRU, N),
         "lstm": (nn.LSTM, N),
@@ -96,4 +102,4 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     if name not in rivals:
         raise ValueError(f"make_layer: there is no contestant {name!r}.")
     kind, units = rivals[name]
-    return kind(N, units, **where)
+    return kind(inputs, units, **where)
