@@ -106,6 +106,8 @@ def read_ledger(folder: Path, task: str | None = None) -> list[Entry]:
     """Every entry below ``folder``, sorted by name, of one task or of all; a file in the wrong place is an error."""
     entries = []
     for path in sorted(folder.glob(f"{task or '*'}/*.json")):
+        if path.parent.name == "bench":  # timings, which have a form of their own
+            continue
         entry = from_json(path.read_text(encoding="utf-8"), str(path))
         if (path.parent.name, path.name) != (entry.task, entry.file_name):
             raise LedgerError(f"{path}: this entry belongs into {entry.task}/{entry.file_name}.")
