@@ -1,13 +1,14 @@
 """Time the persistent lam=0 kernels beside cuDNN's GRU on one GPU.
 
-First green: pytest -m gpu tests/ops/test_fused_persistent.py. Then: python benchmarks/fused_persistent.py [out.json]
+First green: pytest -m gpu tests/ops/test_fused_persistent.py. Then:
+    python benchmarks/fused_persistent.py [--out out.json] [--sizes 256 1000] [--profile]
 Microseconds a step at B=128, T=150, bfloat16, eta=1: kernels alone, and whole (input projection of width N, its
 gradients and the weights' included), median of repeated graph replays. Errors are against float64 over 20 steps.
 """
 
+import argparse
 import json
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -23,21 +24,18 @@ from torchrum.ops.rum_scan.reference import rum_scan_reference
 B, T = 128, 150
 OPTIONS = RumOptions(eta=1.0)
 SEED = None
-VARIANTS = [  # hidden size, row blocks of a tile, wgmma, patient; mma.sync first: a fault ends the process
-    (256, 1, False, False),
-    (704, 3, False, False),
-    (1024, 4, False, False),
-    (1000, 4, False, False),
-    (512, 2, False, False),
-    (1024, 4, False, True),
-    (704, 3, False, True),
-    (704, 4, False, False),
-    (256, 2, False, False),
-    (1024, 4, True, False),
-    (1024, 4, True, True),
-    (704, 3, True, False),
-    (512, 2, True, False),
-    (256, 1, True, False),
+VARIANTS = [  # hidden size, row blocks of a tile, wgmma; mma.sync first: a fault ends the process
+    (256, 1, False),
+    (704, 3, False),
+    (1024, 4, False),
+    (1000, 4, False),
+    (512, 2, False),
+    (704, 4, False),
+    (256, 2, False),
+    (1024, 4, True),
+    (704, 3, True),
+    (512, 2, True),
+    (256, 1, True),
 ]
 FORWARD_MARKS = ("state", "product", "partials", "sums", "wait", "turn", "late", "")
 BACKWARD_MARKS = ("grads", "product", "partials", "sums", "wait", "turn", "store", "")
@@ -145,26 +143,32 @@ def cycles(N: int) -> None:
         persistent.PROFILE = False
 
 
-def choose(N: int, row_blocks: int, wgmma: bool, patient: bool, profile: bool = False) -> persistent.Plan:
-    persistent.USE_WGMMA, persistent.PATIENT, persistent.PROFILE = wgmma, patient, profile
+def choose(N: int, row_blocks: int, wgmma: bool, profile: bool = False) -> persistent.Plan:
+    persistent.USE_WGMMA, persistent.PROFILE = wgmma, profile
     persistent.ROW_BLOCKS = (row_blocks,)
     blocks = persistent.machine.blocks(torch.device("cuda"))
     return persistent.make_plan(B, N, torch.bfloat16, OPTIONS, False, blocks)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", help="JSON file for the records")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[256, 512, 704, 1000, 1024])
+    parser.add_argument("--profile", action="store_true", help="count cycles between the kernels' marks")
+    args = parser.parse_args()
+    variants = [variant for variant in VARIANTS if variant[0] in args.sizes]
     print(torch.cuda.get_device_name(), torch.__version__, "B", B, "T", T)
     start = time.perf_counter()
-    persistent.compile_ahead([choose(*variant, profile) for variant in VARIANTS for profile in (False, True)])
-    print(f"compiled {4 * len(VARIANTS)} kernels in {time.perf_counter() - start:.1f} s")
+    persistent.compile_ahead([choose(*v, profile) for v in variants for profile in {False, args.profile}])
+    print(f"compiled in {time.perf_counter() - start:.1f} s")
     records: list[dict[str, object]] = []
-    gru = {N: gru_time(N) for N in sorted({variant[0] for variant in VARIANTS})}
+    gru = {N: gru_time(N) for N in sorted({variant[0] for variant in variants})}
     try:
-        for variant in VARIANTS:
+        for variant in variants:
             N = variant[0]
             plan = choose(*variant)
             record: dict[str, object] = {"N": N, "rows": plan.rows, "blocks": plan.group * plan.groups}
-            record |= {"wgmma": variant[2], "patient": variant[3], "gru": gru[N]}
+            record |= {"wgmma": variant[2], "gru": gru[N]}
             try:
                 record |= errors(N)
                 record |= (timed := times(N))
@@ -173,11 +177,11 @@ def main() -> None:
                 record["failed"] = traceback.format_exc()
             records.append(record)
             print({k: round(v, 4) if isinstance(v, float) else v for k, v in record.items()}, flush=True)
-            if "failed" not in record:
+            if args.profile and "failed" not in record:
                 cycles(N)
     finally:
-        if len(sys.argv) > 1:
-            with open(sys.argv[1], "w") as file:
+        if args.out:
+            with open(args.out, "w") as file:
                 json.dump(records, file, indent=1)
 
 

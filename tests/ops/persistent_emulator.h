@@ -103,6 +103,7 @@ static void spin_once(int& spins) {
     if (++spins > 20000) fprintf(stderr, "block %d thread %d waits for a word that never comes\n", BLOCK, THREAD), abort();
     emulator::yield();
 }
+static bool whole_warp(bool done) { return done; }  // each thread polls for itself here
 static float as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 static unsigned as_bits(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 static float shuffle_xor(float x, int mask) {

@@ -130,11 +130,11 @@ def test_emulated_weights_in_shared_memory(builds: Path, monkeypatch: pytest.Mon
     assert_close(draw(2, 4, 128, options, torch.bfloat16), None, options)
 
 
-def test_emulated_patient_gather(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistent, "PATIENT", True)
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 2))
-    options = RumOptions(eta=1.0)
-    assert_close(draw(2, 30, 64, options, torch.bfloat16), None, options)
+def test_emulated_wide_group(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eighteen blocks: the gathered state comes in two stages, and a warpgroup reads the boards in two passes."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 18))
+    options = RumOptions(eta=1.0, activation="tanh")
+    assert_close(draw(2, 8, 576, options, torch.bfloat16), None, options)
 
 
 def test_emulated_float16(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,9 @@ DEVICE void warpgroup_sync(int g) {
 DEVICE void spin_once(int& spins) {
     if (++spins > SPINS) __trap();
 }
+// Whether all lanes have what they wait for. A warp polls as a whole: lanes that leave a loop one by one may take
+// different copies of the code behind it, and barriers and matrix instructions count on whole warps.
+DEVICE bool whole_warp(bool done) { return __all_sync(0xFFFFFFFFu, done); }
 DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
@@ -159,40 +162,26 @@ DEVICE void store_pair(u16* at, int count, u32 x) {
 // finish_stage waits until each has arrived and puts it into shared memory.
 #define STAGE_STEPS 8
 #define STAGE_BYTES (STAGE_STEPS * 32 * ROWS)
-// PATIENT: the first stage is awaited by one piece a thread and the others are asked for when it has come. That costs
-// one more trip to the L2 but keeps it free for the writers while everyone polls.
 #define STAGE_PIECES(left) ((left < STAGE_STEPS ? left : STAGE_STEPS) * 2 * ROWS)
 template <int STEPS_LEFT>
-DEVICE void peek_stage(Quad (&v)[NT], const u32* from, int thread, bool first = false) {
+DEVICE void peek_stage(Quad (&v)[NT], const u32* from, int thread) {
 #pragma unroll
     for (int j = 0; j < NT; j++)
-        if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT) && (j == 0 || !(PATIENT && first)))
-            v[j] = peek(from + (j * 128 + thread) * 4);
+        if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) v[j] = peek(from + (j * 128 + thread) * 4);
 }
 template <int STEPS_LEFT>
-DEVICE void finish_stage(Quad (&v)[NT], char* to, const u32* from, int thread, bool first) {
+DEVICE void finish_stage(Quad (&v)[NT], char* to, const u32* from, int thread) {
     int spins = 0;
-    if (PATIENT && first && NT > 1) {
-        if (thread < STAGE_PIECES(STEPS_LEFT))
-            while (!arrived(v[0])) {
-                spin_once(spins);
-                v[0] = peek(from + thread * 4);
-            }
+    while (true) {
+        bool all = true;
 #pragma unroll
-        for (int j = 1; j < NT; j++)
-            if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) v[j] = peek(from + (j * 128 + thread) * 4);
-    }
-    bool all;
-    do {
-        all = true;
+        for (int j = 0; j < NT; j++) all = all && (j * 128 + thread >= STAGE_PIECES(STEPS_LEFT) || arrived(v[j]));
+        if (whole_warp(all)) break;
+        spin_once(spins);
 #pragma unroll
         for (int j = 0; j < NT; j++)
-            if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT) && !arrived(v[j])) {
-                all = false;
-                v[j] = peek(from + (j * 128 + thread) * 4);
-            }
-        if (!all) spin_once(spins);
-    } while (!all);
+            if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT) && !arrived(v[j])) v[j] = peek(from + (j * 128 + thread) * 4);
+    }
 #pragma unroll
     for (int j = 0; j < NT; j++)
         if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) *(Quad*)(to + (j * 128 + thread) * 16) = v[j];
@@ -267,14 +256,14 @@ DEVICE void add_sums(Quad (&v)[PASSES], float* total, const float* board, int th
     int lane = thread & 31, spins = 0;
     float s[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int j = 0; j < PASSES; j++)
-        if (j * 128 + thread < GROUP * 8) {
-            while (!arrived(v[j])) {
-                spin_once(spins);
-                v[j] = peek((const u32*)board + (j * 128 + thread) * 4);
-            }
-            s[0] += as_float(v[j].x), s[1] += as_float(v[j].y), s[2] += as_float(v[j].z), s[3] += as_float(v[j].w);
+    for (int j = 0; j < PASSES; j++) {
+        const bool mine = j * 128 + thread < GROUP * 8;
+        while (!whole_warp(!mine || arrived(v[j]))) {
+            spin_once(spins);
+            if (mine) v[j] = peek((const u32*)board + (j * 128 + thread) * 4);
         }
+        if (mine) s[0] += as_float(v[j].x), s[1] += as_float(v[j].y), s[2] += as_float(v[j].z), s[3] += as_float(v[j].w);
+    }
 #pragma unroll
     for (int k = 0; k < 2; k++) {
         float give = (lane & 16) ? s[k] : s[k + 2];

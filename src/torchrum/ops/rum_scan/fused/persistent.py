@@ -29,8 +29,6 @@ RESIDENT = {"forward": 12, "backward": 11}
 """Steps of 16 in the product whose weights a thread keeps in registers; more than this and the compiler spills."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
 """Heights of a batch tile to choose from, in eights."""
-PATIENT = False
-"""Poll one piece a thread before asking for the rest: slower by one trip, kinder to the L2."""
 PROFILE = False
 """Count each block's cycles between the marks in the kernels, left in ``profiles``; the benchmark asks for it."""
 profiles: dict[str, Tensor] = {}
@@ -93,7 +91,6 @@ def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_leng
         "LENGTHS": int(with_lengths),
         "EVEN": int(N % 2 == 0),
         "WGMMA": int(USE_WGMMA),
-        "PATIENT": int(PATIENT),
         "PROFILE": int(PROFILE),
     }
     return Plan(tuple(defines.items()), padded, row_blocks, group, tiles, groups)

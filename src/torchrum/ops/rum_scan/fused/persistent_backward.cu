@@ -27,7 +27,7 @@ template <int FIRST>
 DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* grads, const u32* from, int g, int thread, Profile& profile) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS / 2 < STEPS ? FIRST + STAGE_STEPS / 2 : STEPS, at = 2 * FIRST / STAGE_STEPS * STAGE_BYTES;
-        finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread, FIRST == 0);
+        finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread);
         warpgroup_sync(g);
         if (FIRST == 0) profile.mark(0);
         if constexpr (LAST < STEPS) peek_stage<2 * (STEPS - LAST)>(v, from + (at + STAGE_BYTES) / 4, thread);
@@ -205,7 +205,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
 
             Quad v_grads[NT];
             const u32* from = grads + g * (QUARTER_BYTES / 4);
-            peek_stage<2 * STEPS>(v_grads, from, thread, true);
+            peek_stage<2 * STEPS>(v_grads, from, thread);
             float c[NT][4];
 #pragma unroll
             for (int j = 0; j < NT; j++)

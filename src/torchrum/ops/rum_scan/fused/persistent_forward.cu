@@ -1,5 +1,5 @@
 // The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, ETA, ZONEOUT, LENGTHS, EVEN,
-// WGMMA, PATIENT, PROFILE.
+// WGMMA, PROFILE.
 //
 // Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; turn, mix, publish
 // h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
@@ -64,7 +64,7 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
                             const Ask& ask, Profile& profile) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS < STEPS ? FIRST + STAGE_STEPS : STEPS, at = FIRST / STAGE_STEPS * STAGE_BYTES;
-        finish_stage<STEPS - FIRST>(v, h + at, from + at / 4, thread, FIRST == 0);
+        finish_stage<STEPS - FIRST>(v, h + at, from + at / 4, thread);
 #if WGMMA && !defined(EMULATE)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -153,7 +153,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         for (int t = 0; t < T; t++) {
             Quad v_h[NT];
             const u32* from = states(t) + g * (QUARTER_BYTES / 4);
-            peek_stage<STEPS>(v_h, from, thread, true);
+            peek_stage<STEPS>(v_h, from, thread);
             const bool late_here = pointwise && !(ETA && !DEFER);
             float c[NT][4];
 #pragma unroll
