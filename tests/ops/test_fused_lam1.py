@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.rotation import rotation_matrix
+from torchrum.ops.rum_scan import fused as fused_backend
 from torchrum.ops.rum_scan.fused import lam1
 from torchrum.ops.rum_scan.fused.nvrtc import Argument, load_kernel, pack
 from torchrum.ops.rum_scan.options import RumOptions
@@ -35,9 +36,13 @@ class EmulatedKernel:
 
     def launch(self, blocks: int, threads: int, shared_bytes: int, args: Sequence[Argument]) -> None:
         values, pointers = pack(args)
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        given = [arg.clone() for arg in tensors]  # some are read and written over
         for backwards in (0, 1):  # both schedules must write the same; the second one's results stay
+            for arg, before in zip(tensors, given, strict=True):
+                arg.copy_(before)
             assert self._emulate(blocks, threads, shared_bytes, pointers, backwards) == 0, "threads wait for ever"
-            written = [arg.clone() for arg in args if isinstance(arg, Tensor)]
+            written = [arg.clone() for arg in tensors]
             if backwards == 0:
                 first = written
         for a, b in zip(first, written, strict=True):
@@ -63,6 +68,7 @@ def emulated_loader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., E
 def emulated(monkeypatch: pytest.MonkeyPatch, emulated_loader: Callable[..., EmulatedKernel]) -> None:
     monkeypatch.setattr(lam1, "load_kernel", emulated_loader)
     monkeypatch.setattr(lam1, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(lam1, "GATE_BLOCKS", 3)  # so that a block has several rows
 
 
 @dataclass
@@ -128,8 +134,8 @@ def fused(case: Case, given: dict[str, Tensor | None], device: str) -> list[Tens
     inputs = [given[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")]
     inputs += [lengths, torch.tensor(1234, device=device)]
     options = case.rum_options()
-    out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
-    grads = lam1.lam1_backward(given["grad_out"], given["grad_R_n"], *inputs, out, gates, R_n, ckpt, options)
+    out, R_n, ckpt = lam1.lam1_forward(*inputs, options)
+    grads = lam1.lam1_backward(given["grad_out"], given["grad_R_n"], *inputs, out, R_n, ckpt, options)
     return [out, R_n, *grads]
 
 
@@ -179,6 +185,60 @@ def test_emulated_kernel_matches_reference(case: Case) -> None:
     assert_matches(case)
 
 
+def gates_case(device: str, case: Case) -> None:
+    """The recomputed raw gates are what the formula says, row by row, and what else stands in grad_xp is left alone."""
+    given, options = draw(case), case.rum_options()
+    xp, h0, weight = (given[k] for k in ("xp", "h0", "weight_hh"))
+    assert xp is not None
+    assert h0 is not None
+    assert weight is not None
+    out = torch.randn(case.T, case.B, case.N).to(case.dtype)
+    G = options.num_gates * case.N
+    for start in (h0.float() + 1e-3, None):  # which is not representable in half precision, and enters rounded
+        first = torch.zeros_like(out[:1]) if start is None else start.to(case.dtype).unsqueeze(0)
+        states = torch.cat((first, out[:-1])).double()
+        want = xp[..., :G].double() + states @ weight.double().mT
+        grad_xp = torch.full_like(xp, 7.0)
+        moved = [None if x is None else x.to(device) for x in (xp, start, weight.float(), out, grad_xp)]
+        got = lam1._gates(*moved, options).cpu()
+        assert got.dtype == torch.float32
+        assert (got[..., :G].double() - want).norm() <= 3e-7 * want.norm()
+        assert torch.equal(got[..., G:], torch.full_like(got[..., G:], 7.0))
+
+
+GATE_CASES = [
+    Case(1, B=1, T=1),
+    Case(5, B=3, T=7),
+    Case(20, B=2, T=4, options={"update_gate": False}),
+    Case(70, B=1, T=5, dtype=torch.bfloat16),
+    Case(33, B=2, T=3, dtype=torch.float16),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", GATE_CASES, ids=str)
+@pytest.mark.usefixtures("emulated")
+def test_emulated_gates(case: Case) -> None:
+    gates_case("cpu", case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*GATE_CASES, Case(100, B=64, T=50), Case(128, B=9, T=77)], ids=str)
+def test_gates_on_the_gpu(case: Case) -> None:
+    gates_case("cuda", case)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_forward_keeps_no_gates() -> None:
+    xp, h0, weight = torch.randn(5, 2, 12), torch.randn(2, 4), torch.randn(8, 4)
+    options = RumOptions(lam=1.0)
+    found = fused_backend.forward(xp, h0, None, weight, None, None, None, None, options)
+    room = fused_backend.empty_results(xp, 4, options)
+    assert [part.shape for part in found] == [part.shape for part in room]
+    assert found[2].numel() == 0
+
+
 def rotation_case(device: str) -> None:
     """Without recurrent weights tau can be zero, equal or opposite to eps; the oracle is the dense matrix."""
     T, B, N = 6, 2, 6
@@ -193,8 +253,8 @@ def rotation_case(device: str) -> None:
     options = RumOptions(lam=1.0, activation="tanh", update_gate=False)
     given = [x.to(device) for x in (xp, h0, torch.eye(N).expand(B, N, N).contiguous(), torch.zeros(N, N))]
     inputs = (*given, None, None, None, None)
-    out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
-    grads = lam1.lam1_backward(grad_out.to(device), grad_R.to(device), *inputs, out, gates, R_n, ckpt, options)
+    out, R_n, ckpt = lam1.lam1_forward(*inputs, options)
+    grads = lam1.lam1_backward(grad_out.to(device), grad_R.to(device), *inputs, out, R_n, ckpt, options)
 
     leaf, start = xp.double().requires_grad_(), h0.double().requires_grad_()
     h, R, states = start, torch.eye(N, dtype=torch.float64).expand(B, N, N), []
@@ -223,10 +283,10 @@ def test_no_rows_and_no_steps() -> None:
     options = RumOptions(lam=1.0)
     for T, B in ((3, 0), (0, 2)):
         inputs = (torch.zeros(T, B, 12), torch.ones(B, 4), None, torch.zeros(8, 4), None, None, None, None)
-        out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
+        out, R_n, ckpt = lam1.lam1_forward(*inputs, options)
         assert out.shape == (T, B, 4)
         assert R_n.shape == (B, 4, 4)
-        grads = lam1.lam1_backward(torch.zeros(T, B, 4), None, *inputs, out, gates, R_n, ckpt, options)
+        grads = lam1.lam1_backward(torch.zeros(T, B, 4), None, *inputs, out, R_n, ckpt, options)
         assert grads[0].shape == (T, B, 12)
         assert grads[3].shape == (8, 4)
 
@@ -278,7 +338,7 @@ def compiled() -> None:
     wanted = {
         (lam1._source(kind), f"lam1_{kind}", layout.macros, 0)
         for case in SIZE_CASES + OPTION_CASES
-        for kind in ("forward", "backward", "replay")
+        for kind in ("forward", "gates", "backward", "replay")
         for layout in [lam1._layout(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
     }
     torch.cuda.init()
@@ -322,7 +382,7 @@ def test_memory_stays_orthogonal() -> None:
     gen = torch.Generator("cuda").manual_seed(0)
     xp = torch.randn(10_000, 4, 3 * N, device="cuda", generator=gen)
     weight = torch.randn(2 * N, N, device="cuda", generator=gen) * N**-0.5
-    _, R_n, _, _ = lam1.lam1_forward(xp, None, None, weight, None, None, None, None, options, save=False)
+    _, R_n, _ = lam1.lam1_forward(xp, None, None, weight, None, None, None, None, options, save=False)
     assert (R_n @ R_n.mT - torch.eye(N, device="cuda")).abs().max() <= 1e-5
 
 
@@ -336,10 +396,8 @@ def test_backward_is_deterministic_and_graph_capture_agrees() -> None:
     inputs = [on_gpu[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")] + [None, None]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, case.rum_options())
-        grads = lam1.lam1_backward(
-            on_gpu["grad_out"], on_gpu["grad_R_n"], *inputs, out, gates, R_n, ckpt, case.rum_options()
-        )
+        out, R_n, ckpt = lam1.lam1_forward(*inputs, case.rum_options())
+        grads = lam1.lam1_backward(on_gpu["grad_out"], on_gpu["grad_R_n"], *inputs, out, R_n, ckpt, case.rum_options())
     graph.replay()
     for a, b, c in zip(first, again, [out, R_n, *grads], strict=True):
         if a is not None and b is not None and c is not None:

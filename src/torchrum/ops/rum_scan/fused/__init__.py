@@ -94,7 +94,7 @@ def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tens
     from .lam1 import CHECKPOINT_EVERY
 
     R = xp.new_empty(B, H, H, dtype=torch.float32)
-    return out, R, R.new_empty(T, B, options.num_gates * H), R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)
+    return out, R, R.new_empty(0), R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)  # gates are computed anew
 
 
 def forward(
@@ -112,7 +112,8 @@ def forward(
     if options.lam == 1:
         from .lam1 import lam1_forward
 
-        return lam1_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+        out, R_n, ends = lam1_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+        return out, R_n, R_n.new_empty(0), ends
     inputs = (xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
     if runs_persistent(xp, weight_hh.shape[1], options):
         from .persistent import persistent_forward
@@ -150,7 +151,7 @@ def backward(
         assert R_n is not None
         assert ends is not None
         args = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-        grads = lam1_backward(grad_out, grad_R, *args, out, gates, R_n, ends, options, need_R0=need_R0)
+        grads = lam1_backward(grad_out, grad_R, *args, out, R_n, ends, options, need_R0=need_R0)
         return *grads[:2], grads[2] if need_R0 else None, *grads[3:]
     inputs = (xp, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
     if ends is not None:

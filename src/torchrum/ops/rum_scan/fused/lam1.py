@@ -1,6 +1,7 @@
 """lam = 1 on the GPU: a whole sequence in one launch, one block a batch row, the memory R in registers.
 
-The kernels stand in ``lam1_common.cu``, ``lam1_forward.cu``, ``lam1_backward.cu`` and ``lam1_replay.cu``.
+The kernels stand in ``lam1_forward.cu``, ``lam1_gates.cu``, ``lam1_backward.cu`` and ``lam1_replay.cu``, on top of
+``lam1_common.cu``.
 """
 
 import functools
@@ -17,6 +18,8 @@ MAX_HIDDEN = 128
 """Three N x N matrices of float32 in one multiprocessor's registers."""
 CHECKPOINT_EVERY = 512
 """Steps that the backward turns R back before it takes a stored one."""
+GATE_BLOCKS = 512
+"""Blocks that share the rows of the recomputed gates: some for each multiprocessor."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {None: 0, "relu": 1, "tanh": 2, "sigmoid": 3, "softsign": 4}
 
@@ -69,24 +72,20 @@ def lam1_forward(
     options: RumOptions,
     *,
     save: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """States ``(T, B, H)``, the last R ``(B, H, H)``, raw gates ``(T, B, 2H)`` and checkpoints of R.
-
-    Without ``save`` the last two, which only the backward needs, are empty.
-    """
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States ``(T, B, H)``, the last R ``(B, H, H)`` and checkpoints of R; none, an empty tensor, without ``save``."""
     T, B, H = xp.shape[0], xp.shape[1], xp.shape[2] // options.num_inputs
     out = xp.new_empty(T, B, H)
     R_n = xp.new_empty(B, H, H, dtype=torch.float32)
-    gates = xp.new_empty((T, B, options.num_gates * H) if save else 0, dtype=torch.float32)
     segments = (max(T, 1) - 1) // CHECKPOINT_EVERY
     ckpt = xp.new_empty((segments, B, H, H) if save else 0, dtype=torch.float32)
     if out.numel() == 0:
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
-        return out, R_n, gates, ckpt
+        return out, R_n, ckpt
     inputs = (xp.contiguous(), _plain(h0), _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
-    args = (*inputs, _plain(lengths, torch.int64), seed, out, R_n, gates, ckpt, T, B)
+    args = (*inputs, _plain(lengths, torch.int64), seed, out, R_n, ckpt, T, B)
     _launch("forward", xp, H, options, (*args, *_scalars(options)))
-    return out, R_n, gates, ckpt
+    return out, R_n, ckpt
 
 
 def lam1_backward(
@@ -101,7 +100,6 @@ def lam1_backward(
     lengths: Tensor | None,
     seed: Tensor | None,
     out: Tensor,
-    gates: Tensor,
     R_n: Tensor,
     ckpt: Tensor,
     options: RumOptions,
@@ -125,20 +123,23 @@ def lam1_backward(
         moved = torch.bmm(R_n.mT, grad_R_n.float())
         K_n = (moved - moved.mT).contiguous()
     xp, out, lengths = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64)
-    start, ln = _plain(h0), (_plain(ln_weight), _plain(ln_bias))
+    start, weight, ln = _plain(h0), _plain(weight_hh), (_plain(ln_weight), _plain(ln_bias))
     grad_xp = torch.empty_like(xp)
+    gates = _gates(xp, start, weight, out, grad_xp, options)
     grad_h0 = xp.new_empty(B, H, dtype=torch.float32)
     grad_ln = xp.new_empty((B, options.num_inputs, 2, H) if options.layer_norm else 0, dtype=torch.float32)
-    grad_turned = xp.new_zeros(T, B, H, dtype=torch.float32) if need_R0 else None
-    inputs = (_plain(grad_out, xp.dtype), xp, start, _plain(weight_hh), *ln, lengths, seed, out, gates, R_n, ckpt, K_n)
+    grad_turned = turned = None
+    if need_R0:  # before the backward, which may write over the gates
+        # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
+        turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
+        _launch("replay", xp, H, options, (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, options.ln_eps))
+        grad_turned = torch.zeros_like(turned)
+    inputs = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, out, gates, R_n, ckpt, K_n)
     args = (*inputs, grad_xp, grad_h0, grad_ln, grad_turned, T, B)
     _launch("backward", xp, H, options, (*args, *_scalars(options)))
 
     grad_R0 = None
-    if grad_turned is not None:
-        # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
-        turned, P_n = torch.zeros_like(grad_turned), torch.empty_like(R_n)
-        _launch("replay", xp, H, options, (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, options.ln_eps))
+    if turned is not None and grad_turned is not None:
         grad_R0 = torch.bmm(grad_turned.permute(1, 2, 0), turned.transpose(0, 1))
         if grad_R_n is not None:
             grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
@@ -156,6 +157,21 @@ def lam1_backward(
         grad_ln_weight,
         grad_ln_bias,
     )
+
+
+def _gates(
+    xp: Tensor, h0: Tensor | None, weight: Tensor | None, out: Tensor, grad_xp: Tensor, options: RumOptions
+) -> Tensor:
+    """The raw gates of all steps anew, in float32: less memory than keeping them, and one pass over ``out``.
+
+    They are written into ``grad_xp``, where their gradients will stand, if it is float32.
+    """
+    T, B, H = out.shape
+    gates = grad_xp if xp.dtype == torch.float32 else xp.new_empty(T, B, options.num_gates * H, dtype=torch.float32)
+    share = -(-T * B // GATE_BLOCKS)
+    args = (xp, h0, weight, out, gates, T, B, share)
+    _launch("gates", xp, H, options, args, blocks=-(-T * B // share))
+    return gates
 
 
 def _weight_gradient(grad_xp: Tensor, h0: Tensor | None, out: Tensor, weight_hh: Tensor, options: RumOptions) -> Tensor:
@@ -177,10 +193,19 @@ def _scalars(options: RumOptions) -> tuple[float, float, float, int]:
     return float(options.eta or 0.0), float(options.ln_eps), float(options.zoneout), keep_below
 
 
-def _launch(kind: str, xp: Tensor, H: int, options: RumOptions, args: tuple[Tensor | int | float | None, ...]) -> None:
+def _launch(
+    kind: str,
+    xp: Tensor,
+    H: int,
+    options: RumOptions,
+    args: tuple[Tensor | int | float | None, ...],
+    *,
+    blocks: int | None = None,
+) -> None:
+    """One block a batch row if ``blocks`` is not given."""
     layout = _layout(kind, H, xp.dtype, options, rows_per_thread(H), CHECKPOINT_EVERY)
     kernel = load_kernel(_source(kind), f"lam1_{kind}", layout.macros, xp.device.index or 0)
-    kernel.launch(xp.shape[1], layout.threads, 4 * layout.shared_floats, args)
+    kernel.launch(blocks or xp.shape[1], layout.threads, 4 * layout.shared_floats, args)
 
 
 @functools.cache
@@ -205,8 +230,10 @@ def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: in
         shared_floats = padded * (12 + 2 * norms + 2 * saved + 9 * warps)
         if saved * rows * columns + 100 > min(65536 // threads, 255):  # W_hh beside the other matrices
             shared_floats += options.num_gates * rows * columns * threads
-    else:
+    elif kind == "replay":
         shared_floats = padded * (2 + 2 * inputs + 3 * warps)
+    else:
+        shared_floats = padded * 2 * warps
     activation, target = options.activation, options.target_activation
     assert isinstance(activation, str)
     assert target is None or isinstance(target, str)
@@ -214,12 +241,13 @@ def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: in
         "N": H,
         "RP": rows,
         "GATES": options.num_gates,
-        "LN": (1 if options.ln_order == "before" else 2) if options.layer_norm else 0,
-        "TARGET_ACT": ACTIVATIONS[target],
         "DTYPE": DTYPES[dtype],
         "SHARED_FLOATS": shared_floats,
     }
-    if kind != "replay":  # which ends before the candidate: fewer kernels to compile
+    if kind != "gates":  # each kernel takes the settings that it reads: fewer to compile
+        macros["LN"] = (1 if options.ln_order == "before" else 2) if options.layer_norm else 0
+        macros["TARGET_ACT"] = ACTIVATIONS[target]
+    if kind in ("forward", "backward"):
         macros["ACT"] = ACTIVATIONS[activation]
         macros["ETA"] = int(options.eta is not None)
         macros["ZONE"] = (1 if options.training else 2) if options.zoneout > 0 else 0

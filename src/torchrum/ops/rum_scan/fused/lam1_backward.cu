@@ -4,7 +4,7 @@
 // twice, also as its transpose, because both R x and R^T x are needed and a product along a thread's rows is cheap.
 // Of A = R^T dL/dR only the antisymmetric part K = A - A^T acts on the rotations:
 //   k = R^T g;  K += k h^T - h k^T;  a = K u;  du = -2 a;  b = H_u K H_u m;  dm = -2 b;  K <- H_m H_u K H_u H_m.
-// lam1.md has the derivation.
+// lam1.md has the derivation. In float32 gates lies in grad_xp: a step's are read two steps before it is written.
 
 constexpr int SAVED = 3 + GATES;  // h_{t-1}, grad_out, eps, tau, u
 constexpr bool W_IN_REGISTERS = SAVED * RP * COLUMNS + 100 <= REGISTERS;  // beside R, its transpose and K
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
             coming[0] = t > 0 ? load(out, (at - B) * N + p.tid) : h0 ? h0[(i64)b * N + p.tid] : 0.f;
             coming[1] = load(grad_out, at * N + p.tid);
             coming[2] = load(xp, at * INPUTS * N + GATES * N + p.tid);
-            UNROLL for (int g = 0; g < GATES; ++g) coming[3 + g] = gates[at * GATES * N + g * N + p.tid];
+            UNROLL for (int g = 0; g < GATES; ++g) coming[3 + g] = gates[at * GATE_STRIDE + g * N + p.tid];
         }
     };
     auto put_down = [&](int t) {

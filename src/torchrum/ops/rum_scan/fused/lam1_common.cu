@@ -31,6 +31,9 @@ __device__ inline unsigned short float_to_half(float x) {
 #endif
 
 constexpr int INPUTS = GATES + 1;
+// Floats from one step's raw gates to the next row's. In float32 they stand in grad_xp, where the backward reads a step's
+// gates and then writes their gradients; half precision has no room for them there.
+constexpr int GATE_STRIDE = (DTYPE ? GATES : INPUTS) * N;
 constexpr int SEGMENTS = 8;  // lanes that share a row
 constexpr int WARP_ROWS = 32 / SEGMENTS * RP;
 constexpr int WARPS = (N + WARP_ROWS - 1) / WARP_ROWS;

@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
-    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* gates, float* ckpt, int T, int B,
+    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* ckpt, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
     const Place p = place();
@@ -75,10 +75,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         Vector tau, gate;
         EACH(i) tau.x[i] = raw[32 * i + lane] + x[32 * i + lane];
         if (GATES == 2) EACH(i) gate.x[i] = raw[NV + 32 * i + lane] + x[NV + 32 * i + lane];
-        if (gates && p.warp == WARPS - 1) {
-            write_global(gates, ((i64)t * B + b) * GATES * N, tau, lane);
-            if (GATES == 2) write_global(gates, ((i64)t * B + b) * GATES * N + N, gate, lane);
-        }
         if (LN) tau = affine(normalise(tau, ln_eps, lane).hat, ln, lane);
         EACH(i) tau.x[i] = inside(i, lane) ? activate<TARGET_ACT>(tau.x[i]) : 0.f;
         const Rotation rot = rotation(u, inv_eps, tau, h, lane);
@@ -141,9 +137,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     }
 
     store_tile(R, R_n + (i64)b * N * N, p);
-    for (int t = length + p.warp; t < T; t += WARPS) {  // past the row's length: frozen
-        write_global(out, ((i64)t * B + b) * N, h, lane);
-        if (gates)
-            for (int i = lane; i < GATES * N; i += 32) gates[((i64)t * B + b) * GATES * N + i] = 0.f;
-    }
+    for (int t = length + p.warp; t < T; t += WARPS) write_global(out, ((i64)t * B + b) * N, h, lane);  // frozen
 }

@@ -1,4 +1,4 @@
-// P_t h_{t-1} and the last P_t = Rot_1 ... Rot_t of one batch row, from the saved gates and states: the gradient of the
+// P_t h_{t-1} and the last P_t = Rot_1 ... Rot_t of one batch row, from the gates and states: the gradient of the
 // initial memory needs them. Rarely asked for, so nothing is prefetched.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_replay(
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_replay(
             const bool in = inside(i, lane);
             h.x[i] = !in ? 0.f : t > 0 ? load(out, (at - B) * N + j) : h0 ? h0[(i64)b * N + j] : 0.f;
             u.x[i] = in ? load(xp, at * INPUTS * N + GATES * N + j) : 0.f;
-            tau.x[i] = in ? gates[at * GATES * N + j] : 0.f;
+            tau.x[i] = in ? gates[at * GATE_STRIDE + j] : 0.f;
         }
         const float inv_eps = inverse_length(warp_sum(inner(u, u)));
         u = scaled(u, inv_eps);
