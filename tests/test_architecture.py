@@ -1,6 +1,8 @@
 """Imports go one way: a folder imports only from folders to its left."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,15 @@ def test_the_rule_can_fail(monkeypatch):
     source = bad.read_text() + "\nfrom ..layers.rum import RUM\n"
     monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: source)
     assert "layers" in list(imports_of(bad))
+
+
+def test_importing_the_package_registers_its_operators():
+    """A program saved by torch.export names them, and ``import torchrum`` is what its reader does to have them."""
+    code = "import torch, torchrum; torch.ops.torchrum.rum_scan, torch.ops.torchrum.rotation_phases"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names_are_there():
+    assert all(hasattr(torchrum, name) for name in torchrum.__all__)
+    assert torchrum.__all__ == sorted(torchrum.__all__)

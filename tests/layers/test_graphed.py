@@ -17,11 +17,12 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from tolerances import TOL
+from torchrum import graphed
 from torchrum.cells.base import Cell
 from torchrum.layers import graphed as graphed_module
 from torchrum.layers import recording as recording_module
 from torchrum.layers.cells import CellLayer
-from torchrum.layers.graphed import Graphed, graphed
+from torchrum.layers.graphed import Graphed
 from torchrum.layers.registry import build_layer
 
 I, H, T, B = 3, 6, 5, 4

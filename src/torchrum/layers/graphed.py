@@ -43,6 +43,8 @@ def graphed(layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> "
         A module with the calls, the attributes and the ``state_dict`` of ``layer``.
 
     Example:
+        >>> import torch
+        >>> from torchrum import graphed
         >>> from torchrum.layers.registry import build_layer
         >>> layer = graphed(build_layer("goru", 3, 8))
         >>> output, h_n = layer(torch.zeros(5, 2, 3))
