@@ -46,13 +46,36 @@ def test_a_field_that_the_model_lacks_is_an_option_of_its_layer():
         ("steps", "is not an assignment"),
         ("devices=3", "batch_size 8 does not divide among 3 processes"),
         ("seed=-1", "seed is -1"),
-        ("optimizer.milestones=9,3", "must rise"),
+        ("optimizer.schedule=9:1,3:1", "must be constant, linear, cosine, or rising steps"),
+        ("optimizer.schedule=cosinus", "schedule is 'cosinus'"),
+        ("optimizer.schedule=100", "schedule is '100'"),
+        ("optimizer.schedule=100:-1", "schedule is '100:-1'"),
+        ("optimizer.clip=0", "clip is 0"),
+        ("model.options.x.y=1", "no field"),
         ("optimizer.name=sgd", "must be one of 'adam'"),
     ],
 )
 def test_a_wrong_override_says_what_is_right(assignment, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         override(tiny(), [assignment])
+
+
+def test_fields_that_must_fit_each_other_may_come_in_any_order():
+    for order in (1, -1):
+        config = override(tiny(), ["devices=3", "batch_size=9"][::order])
+        assert (config.devices, config.batch_size) == (3, 9)
+        config = override(tiny(), ["model.lam=1", "model.layer=rum"][::order])
+        assert (config.model.layer, config.model.options) == ("rum", {"lam": 1})
+    assert override(tiny(), ["steps=3", "task.length=5", "steps=4", "task.symbols=2"]) == replace(
+        tiny(), steps=4, task=First(length=5, symbols=2)
+    )
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "1000:0.3", "1000:0.3,2_000:0.1"])
+def test_a_schedule_is_one_override_and_survives_json(schedule):
+    config = override(tiny(), [f"optimizer.schedule={schedule}", "optimizer.name=rmsprop_tf"])
+    assert (config.optimizer.schedule, config.optimizer.name) == (schedule, "rmsprop_tf")
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
 def test_an_unknown_layer_option_names_the_nearest():

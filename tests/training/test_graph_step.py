@@ -45,10 +45,11 @@ def test_on_the_cpu_the_step_is_not_recorded():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("name", ["adam", "rmsprop", "rmsprop_tf"])
-def test_recorded_steps_give_the_losses_of_plain_ones(tmp_path, monkeypatch, name, precision):
-    schedule = {"warmup": 4, "milestones": (12,), "factors": (0.5,)}
-    config = cuda(optimizer=OptimizerConfig(name=name, lr=1e-2, clip=0.5, **schedule), precision=precision)
+@pytest.mark.parametrize("name, schedule", [("adam", "cosine"), ("rmsprop", "linear"), ("rmsprop_tf", "12:0.1")])
+def test_recorded_steps_give_the_losses_of_plain_ones(tmp_path, monkeypatch, name, schedule, precision):
+    """With a rate that changes while steps are replayed, and with clipping."""
+    optimizer = OptimizerConfig(name=name, lr=1e-2, clip=0.5, warmup=4, schedule=schedule)
+    config = cuda(optimizer=optimizer, precision=precision)
     replays = []
     original = torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), original(graph)))
@@ -60,6 +61,36 @@ def test_recorded_steps_give_the_losses_of_plain_ones(tmp_path, monkeypatch, nam
     graph, plain = (load_checkpoint(tmp_path / kind)[0] for kind in ("graph", "plain"))
     for key in graph:
         torch.testing.assert_close(graph[key], plain[key], rtol=tolerance, atol=tolerance)
+
+
+on_each = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])  # plain, replayed
+
+
+@on_each
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "rmsprop_tf"])
+def test_a_step_takes_the_rate_of_its_time(tmp_path, name, device):
+    """From step 8 on, long after the recording, the rate is zero: the weights of step 8 are those at the end."""
+    optimizer = OptimizerConfig(name=name, lr=1e-2, schedule="8:0")
+    for steps in (6, 8, 24):
+        config = replace(cuda(optimizer=optimizer), steps=steps, device=device)
+        Trainer(config, quiet_model(config), quiet=True).fit(tmp_path / str(steps))
+    weights = {steps: load_checkpoint(tmp_path / str(steps))[0] for steps in (6, 8, 24)}
+    for key in weights[24]:
+        assert torch.equal(weights[24][key], weights[8][key])
+    assert any(not torch.equal(weights[6][key], weights[8][key]) for key in weights[8])
+
+
+@on_each
+def test_clipping_acts_in_a_step(tmp_path, device):
+    """With a large epsilon Adam's step is nearly proportional to the gradient: a tiny norm leaves the weights alone."""
+    moved = {}
+    for clip in (None, 1e-6):
+        config = replace(cuda(optimizer=OptimizerConfig(name="adam", lr=1.0, eps=1.0, clip=clip)), device=device)
+        model = quiet_model(config)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        Trainer(config, model, quiet=True).fit(tmp_path / str(clip))
+        moved[clip] = max((a.cpu() - b).abs().max().item() for a, b in zip(model.parameters(), before, strict=True))
+    assert moved[1e-6] < 1e-3 < moved[None]
 
 
 @pytest.mark.gpu

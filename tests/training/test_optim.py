@@ -73,7 +73,38 @@ def test_a_tensor_rate_gives_the_steps_of_a_number(name):
     torch.testing.assert_close(*results)
 
 
-def test_learning_rate_warms_up_and_falls():
-    config = OptimizerConfig(lr=1.0, warmup=4, milestones=(10, 20), factors=(0.1, 0.01))
-    rates = [learning_rate(config, step) for step in (0, 3, 4, 9, 10, 19, 20, 1000)]
-    assert rates == [0.25, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+def rates(schedule: str, steps: int, at: tuple[int, ...], warmup: int = 0) -> list[float]:
+    config = OptimizerConfig(lr=2.0, warmup=warmup, schedule=schedule)
+    return [learning_rate(config, step, steps) for step in at]
+
+
+def test_constant_rate():
+    assert rates("constant", 10, (0, 5, 9)) == [2.0, 2.0, 2.0]
+    assert rates("constant", 10, (0, 1, 3, 4, 9), warmup=4) == [0.5, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_rate_falls_at_milestones():
+    assert rates("10:0.5,20:0.25", 100, (0, 9, 10, 19, 20, 99)) == [2.0, 2.0, 1.0, 1.0, 0.5, 0.5]
+    assert rates("2:0.5", 100, (0, 1, 2, 3, 4), warmup=4) == [0.5, 1.0, 0.75, 1.0, 1.0]
+
+
+def test_rate_falls_to_zero_over_the_run():
+    """Full at the end of the warm-up; one step short of zero in the last step; zero after it."""
+    assert rates("linear", 8, (0, 4, 7, 8)) == [2.0, 1.0, 0.25, 0.0]
+    assert rates("linear", 10, (0, 1, 2, 6, 9), warmup=2) == [1.0, 2.0, 2.0, 1.0, 0.25]
+    found = rates("cosine", 12, (0, 4, 6, 8, 12, 13))
+    assert found == pytest.approx([2.0, 1.5, 1.0, 0.5, 0.0, 0.0], abs=1e-12)
+    assert rates("cosine", 3, (0, 1, 2), warmup=3) == pytest.approx([2 / 3, 4 / 3, 2.0])  # all of it is warm-up
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "rmsprop_tf"])
+def test_a_recorded_step_reads_the_rate_from_memory(name):
+    """A graph replays with the addresses of its recording, so the rate is a tensor that is filled in place."""
+    optimizer = build_optimizer(OptimizerConfig(name=name), torch.nn.Linear(2, 1), True, torch.device("cpu"))
+    (group,) = optimizer.param_groups
+    rate = group["lr"]
+    assert group["capturable"]
+    assert isinstance(rate, torch.Tensor)
+    set_learning_rate(optimizer, 0.25)
+    assert group["lr"] is rate
+    assert rate.item() == 0.25

@@ -75,7 +75,7 @@ def tiny() -> TrainConfig:
         name="tiny",
         task=First(),
         model=ModelConfig(layer="gru", hidden_size=8),
-        optimizer=OptimizerConfig(lr=1e-2, warmup=5, milestones=(30,), factors=(0.5,)),
+        optimizer=OptimizerConfig(lr=1e-2, warmup=5, schedule="30:0.5"),
         batch_size=8,
         steps=40,
         log_every=7,

@@ -19,9 +19,7 @@ def demo(model: str, seed: int = 1) -> TrainConfig:
         name=f"demo-{model}",
         task=Recall(length=8, train_size=None, validation_size=1000, test_size=1000),
         model=MODELS[model],
-        optimizer=OptimizerConfig(
-            name="adam", lr=3e-3, clip=1.0, warmup=50, milestones=(1500, 2500), factors=(0.3, 0.1)
-        ),
+        optimizer=OptimizerConfig(name="adam", lr=3e-3, clip=1.0, warmup=50, schedule="1500:0.3,2500:0.1"),
         batch_size=64,
         steps=4000,
         seed=seed,

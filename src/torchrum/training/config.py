@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torchrum.tasks.base import Task
 from torchrum.training.errors import ConfigError
+from torchrum.training.schedule import milestones
 
 
 def _positive(owner: str, **values: float) -> None:
@@ -59,10 +60,8 @@ class OptimizerConfig:
     """Largest norm of the gradient of all parameters together; None leaves it alone."""
     warmup: int = 0
     """Steps in which the learning rate rises linearly to lr."""
-    milestones: tuple[int, ...] = ()
-    """Steps from which the factor of the same place in factors holds."""
-    factors: tuple[float, ...] = ()
-    """What lr is multiplied by from each milestone on."""
+    schedule: str = "constant"
+    """constant; linear or cosine, to zero at the last step; or steps and factors of lr, as 1000:0.3,2000:0.1."""
 
     def __post_init__(self) -> None:
         _choice("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
@@ -73,10 +72,7 @@ class OptimizerConfig:
             raise ConfigError("optimizer: weight_decay and warmup must be at least 0.")
         if self.weight_decay and self.name != "adam":
             raise ConfigError(f"optimizer: weight_decay works with 'adam' only, not with {self.name!r}.")
-        if len(self.milestones) != len(self.factors) or list(self.milestones) != sorted(self.milestones):
-            raise ConfigError(
-                f"optimizer: milestones {self.milestones} must rise, with one factor each; factors is {self.factors}."
-            )
+        milestones(self.schedule)
 
 
 @dataclass(frozen=True, kw_only=True)

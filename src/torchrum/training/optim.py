@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchrum.training.config import OptimizerConfig
+from torchrum.training.schedule import schedule_factor
 
 
 class RMSpropTF(Optimizer):
@@ -85,15 +86,9 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, devi
     return kind(params, lr=lr, betas=config.betas, eps=eps, weight_decay=config.weight_decay, capturable=graph)
 
 
-def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """The rate of the step that follows ``step`` finished ones: a function of the step alone, so it needs no state."""
-    factor = 1.0
-    for milestone, value in zip(config.milestones, config.factors, strict=True):
-        if step >= milestone:
-            factor = value
-    if step < config.warmup:
-        factor *= (step + 1) / config.warmup
-    return config.lr * factor
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """The rate of the step that follows ``step`` finished ones, of ``steps`` in all."""
+    return config.lr * schedule_factor(config.schedule, config.warmup, step, steps)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -13,6 +13,7 @@ from torchrum.training.config import ModelConfig, TrainConfig
 from torchrum.training.errors import ConfigError
 
 T = TypeVar("T")
+Changes = list[tuple[str, list[str], str]]  # each: the key as it was given, what is left of its path, the text
 
 
 def field_names(value: Any) -> list[str]:
@@ -41,49 +42,69 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     """Change fields by text: ``override(config, ["steps=1000", "task.delay=200", "model.lam=1"])``.
 
-    A field of the model that ModelConfig does not have is taken as an option of the layer.
+    All are changed at once, so that fields that must fit each other can be given in any order; of two assignments to
+    one field the last one counts. A field of the model that ModelConfig does not have is an option of the layer.
     """
+    changes: Changes = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
-        config = _assign(config, key.strip(), key.strip().split("."), text.strip())
-    return config
+        changes.append((key.strip(), key.strip().split("."), text.strip()))
+    return _assign(config, changes)
 
 
-def _assign(owner: T, key: str, path: list[str], text: str) -> T:
-    name, rest = path[0], path[1:]
-    if isinstance(owner, ModelConfig) and name == "options" and rest:
-        name, rest = rest[0], rest[1:]
-    if name not in field_names(owner) or (isinstance(owner, ModelConfig) and name == "options"):
-        if isinstance(owner, ModelConfig) and not rest:
-            return _assign_option(owner, key, name, text)  # type: ignore[return-value]
-        prefix = key[: len(key) - len(".".join(path))]
-        raise unknown_name("field", key, dotted_names(owner, prefix))
-    current = getattr(owner, name)
-    if rest:
+def _assign(owner: T, changes: Changes) -> T:
+    values: dict[str, Any] = {}
+    inner: dict[str, Changes] = {}
+    options: Changes = []
+    for key, path, text in changes:
+        name, rest = path[0], path[1:]
+        if isinstance(owner, ModelConfig) and name == "options" and rest:
+            options.append((key, rest, text))
+        elif isinstance(owner, ModelConfig) and not rest and (name not in field_names(owner) or name == "options"):
+            options.append((key, path, text))
+        elif name not in field_names(owner):
+            prefix = key[: len(key) - len(".".join(path))]
+            raise unknown_name("field", key, dotted_names(owner, prefix))
+        elif rest:
+            inner.setdefault(name, []).append((key, rest, text))
+        else:
+            values[name] = _read(owner, key, name, text)
+    for name, parts in inner.items():
+        current = getattr(owner, name)
         if not is_dataclass(current):
-            raise ConfigError(f"{key!r} cannot be set: {name} is {current!r} and has no fields.")
-        changed = _assign(current, key, rest, text)
-    elif is_dataclass(current):
-        inner = ", ".join(f"{key}.{known}" for known in field_names(current))
-        raise ConfigError(f"{key!r} is a group; set one of its fields: {inner}.")
-    else:
-        changed = convert(key, text, typing.get_type_hints(type(owner))[name])
+            raise ConfigError(f"{parts[0][0]!r} cannot be set: {name} is {current!r} and has no fields.")
+        values[name] = _assign(current, parts)
     try:
-        return replace(owner, **{name: changed})  # type: ignore[type-var]
+        changed = replace(owner, **values)  # type: ignore[type-var]
     except ConfigError:
         raise
     except ValueError as error:  # a task refuses a value
         raise ConfigError(str(error)) from error
+    if isinstance(changed, ModelConfig) and options:
+        changed = replace(changed, options=_read_options(changed, options))
+    return changed
 
 
-def _assign_option(model: ModelConfig, key: str, name: str, text: str) -> ModelConfig:
-    known = layer_options(model.layer)
-    if known is not None and name not in known:
-        prefix = key[: len(key) - len(name)]
-        raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
-    return replace(model, options={**model.options, name: guess(text)})
+def _read(owner: Any, key: str, name: str, text: str) -> Any:
+    current = getattr(owner, name)
+    if is_dataclass(current):
+        inner = ", ".join(f"{key}.{known}" for known in field_names(current))
+        raise ConfigError(f"{key!r} is a group; set one of its fields: {inner}.")
+    return convert(key, text, typing.get_type_hints(type(owner))[name])
+
+
+def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
+    """The options with the changes, checked against the layer, which the same call may have chosen."""
+    values, known = dict(model.options), layer_options(model.layer)
+    for key, path, text in changes:
+        name = ".".join(path)
+        if known is not None and name not in known:
+            prefix = key[: len(key) - len(name)]
+            raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
+        values[name] = guess(text)
+    return values
 
 
 def layer_options(layer: str) -> list[str] | None:

@@ -130,8 +130,9 @@ class Trainer:
         self._started = time.monotonic() - progress.seconds
         self._module.train()
         while progress.step < config.steps:
-            if learning_rate(config.optimizer, progress.step) != rate:
-                rate = learning_rate(config.optimizer, progress.step)
+            planned = learning_rate(config.optimizer, progress.step, config.steps)
+            if planned != rate:
+                rate = planned
                 set_learning_rate(self._optimizer, rate)
             if config.task.carries_state and config.task.starts_over(progress.step):
                 self._step.carried = None
