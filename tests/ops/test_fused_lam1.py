@@ -139,21 +139,39 @@ def fused(case: Case, given: dict[str, Tensor | None], device: str) -> list[Tens
     return [out, R_n, *grads]
 
 
+def moved_by_a_rounding(given: dict[str, Tensor | None], seed: int) -> dict[str, Tensor | None]:
+    """Inputs in float64, each off by up to half a unit in the last place of float32."""
+    gen = torch.Generator().manual_seed(seed)
+
+    def move(x: Tensor) -> Tensor:
+        return x.double() * (1 + 2**-24 * (2 * torch.rand(x.shape, generator=gen, dtype=torch.float64) - 1))
+
+    return {name: None if x is None else move(x) for name, x in given.items()}
+
+
 def assert_matches(case: Case, device: str = "cpu") -> None:
-    """Each tensor's relative error is within its dtype's tolerance, or within ten times that of the reference in
-    float32: two or three units can be so badly conditioned (near opposite vectors, whose gradients grow as 1/|u + w|)
-    that no float32 computation keeps five digits. Over many draws the two errors are alike."""
+    """Each tensor's relative error is within its dtype's tolerance, or within ten times of what float32 can keep there.
+
+    Some draws are badly conditioned: near opposite vectors gradients grow as 1/|u + w|, and layer norm divides by the
+    spread of its row, which two units or gates near saturation may leave without any. There no float32 computation
+    has five digits. What it can keep is taken from the reference: the largest of its own error in float32 and of the
+    changes, in float64, when each input moves by one rounding. One sample alone can be lucky by a factor of ten.
+    """
     given = draw(case)
-    exact, single = reference(case, given, torch.float64), reference(case, given, torch.float32)
+    exact, found = reference(case, given, torch.float64), fused(case, given, device)
+    samples = [reference(case, given, torch.float32)]
+    samples += [reference(case, moved_by_a_rounding(given, seed), torch.float64) for seed in range(3)]
     floor = 0.01 * float(given["grad_out"].double().norm())  # what cancels to less than this has lost its digits
-    for name, got, want, plain in zip(NAMES, fused(case, given, device), exact, single, strict=True):
-        if want is None or plain is None:
+    for name, got, want, *others in zip(NAMES, found, exact, *samples, strict=True):
+        if want is None:
             assert got is None, name
             continue
         assert got is not None, name
         assert got.shape == want.shape, name
-        error, its_own = ((x.cpu().double() - want).norm() / want.norm().clamp(min=floor) for x in (got, plain))
-        allowed = max(REL_ERROR[case.dtype], 10 * float(its_own))
+        error, *unavoidable = (
+            float((x.cpu().double() - want).norm() / want.norm().clamp(min=floor)) for x in (got, *others)
+        )
+        allowed = max(REL_ERROR[case.dtype], 10 * max(unavoidable))
         assert error <= allowed, f"{name}: relative error {error:.2e} over {allowed:.0e}"
 
 
@@ -314,8 +332,9 @@ SIZE_CASES = [
     for N in SIZES
     for B, T, options in ((1, 1, LN), (3, 13, {"eta": 1.0}), (5, 16, LN))
 ] + [
+    # not fewer units: of three, opposite directions are common, and a state of eight bits leaves 3e-2 of error there
     Case(N, B=3, T=13, dtype=dtype, options={**LN, "activation": "tanh"})
-    for N in (3, 65, 100)
+    for N in (9, 65, 100)
     for dtype in (torch.bfloat16, torch.float16)
 ]
 OPTION_CASES = [
