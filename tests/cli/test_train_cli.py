@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,11 +10,30 @@ from pathlib import Path
 import pytest
 
 from torchrum.cli import COMMANDS, main
+from torchrum.ledger import headline
+from torchrum.recipes import RECIPES
 from torchrum.training import read_metrics
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
 TINY = "training.tiny:tiny"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["sweep"], "the following arguments are required: recipe"),
+        (["sweep", TINY, "--seeds", "x"], "argument --seeds: invalid int value: 'x'"),
+        (["bench", "--suite", "nonsense"], "argument --suite: invalid choice: 'nonsense'"),
+        (["eval"], "the following arguments are required: run"),
+        (["demo", "--steps", "x"], "argument --steps: invalid int value: 'x'"),
+    ],
+)
+def test_what_argparse_refuses_has_exit_code_2(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +87,17 @@ def test_seeds_and_grids(tmp_path):
         (["train", TINY, "--seeds", "0"], "at least 1"),
         (["trian", TINY], "no command 'trian'; did you mean 'train'?"),
         (["list", "copyin-rum"], "did you mean"),
+        (["train", "xyzzy"], "no recipe 'xyzzy'; torchrum list shows"),
+        (["train", "copying-rum-t200", "--stepps", "3"], "no field 'stepps'; did you mean 'steps'?"),
+        (["train", TINY, "--optimizer.nonsense", "1"], "no field 'optimizer.nonsense'; there are: optimizer.betas"),
+        (["sweep", TINY, "--grid", "nonsense"], "'nonsense' is not a grid; write it as field=a,b,c."),
+        (["sweep", TINY, "--grid", "optimizer.lrr=1,2"], "did you mean 'optimizer.lr'?"),
+        (["sweep", TINY, "--seeds", "0"], "--seeds is 0, but it must be at least 1"),
+        (["sweep", TINY, "--trials", "-2", "--search", "optimizer.lr=1:2"], "--trials is -2"),
+        (["sweep", TINY, "--trials", "2", "--search", "optimizer.lr=1:2:3"], "is not a search range; write"),
+        (["sweep", TINY, "--trials", "2", "--grid", "steps=1,2"], "and no --grid or --seeds"),
+        (["figure", "unknown"], "'unknown' is neither a figure (copying, recall) nor a run folder"),
+        (["table", "nonsense"], "no task 'nonsense'; there are: copying, recall"),
     ],
 )
 def test_a_wrong_call_is_answered_with_what_is_right_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, message):
@@ -74,6 +105,7 @@ def test_a_wrong_call_is_answered_with_what_is_right_and_exit_code_2(tmp_path, c
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.count("\n") == 1
     assert "Traceback" not in error
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
@@ -96,6 +128,25 @@ def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["record", "nonsense"], "nonsense is not a run folder: it has no config.json."),
+        (["eval", "missing-run"], "missing-run is not a run folder: it has no config.json."),
+        (["table", "--write", "missing.md"], "missing.md cannot be read: No such file or directory."),
+        (["figure", "recall"], "no run of recall is in the ledger; add one with torchrum record RUN."),
+        (["bench", "--report", "missing.json"], "missing.json"),
+    ],
+)
+def test_a_failure_is_one_line_with_exit_code_1(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("torchrum: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
     def broken(arguments):
         raise RuntimeError("a bug")
@@ -114,14 +165,33 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path, capsys, mo
 def test_list_shows_recipes_and_fields(capsys):
     assert main(["list", "--plain", "--results", "/nonexistent"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["recipe", "paper", "ours", "about"]
-    assert any(line[0].startswith("copying-rum") and "Figure 2" in line[1] for line in lines)
+    assert lines[0] == ["recipe", "paper", "ours", "about", "where"]
+    assert ["copying-rum-t200", "solved, loss near 0", "", "RUM, lam 0, no time normalization", "Figure 2"] in lines
     assert main(["list", TINY, "--plain"]) == 0
     fields = dict(line.split("\t")[:2] for line in capsys.readouterr().out.splitlines())
     assert fields["task.length"] == "4"
     assert fields["optimizer.lr"] == "0.01"
     assert main(["list", TINY]) == 0
     assert "Steps of a sequence." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_list_never_cuts_a_name(width, capsys, monkeypatch):
+    """A user copies it from there."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes it a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["list", "--results", "/nonexistent"]) == 0
+    words = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).split()
+    assert set(RECIPES) <= set(words)
+    assert ("about" in words, "where" in words) == (width >= 110, width >= 150)
+
+
+def test_list_shows_the_ledgers_scores(capsys):
+    assert main(["list", "--plain", "--results", str(ROOT / "results")]) == 0
+    ours = {line.split("\t")[0]: line.split("\t")[2] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert ours == {name: headline(ROOT / "results").get(name, "") for name in RECIPES}
+    assert any(ours.values())
 
 
 def test_help_lists_every_command_and_imports_no_torch():

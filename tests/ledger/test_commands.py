@@ -35,7 +35,6 @@ def test_the_curve_of_a_run(run, capsys):
     "arguments, message",
     [
         (["record", "nowhere"], "nowhere is not a run folder"),
-        (["figure", "babi"], "no figure 'babi'"),
         (["figure", "recall", "--results", "nowhere"], "no run of recall is in the ledger"),
     ],
 )

@@ -64,6 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
+    except OSError as error:
+        if error.filename is None:
+            raise
+        complain(f"{error.filename}: {error.strerror}")  # a file that the user named, or the disk
+        return 1
     except Exception as error:
         code = getattr(error, "exit_code", None)  # only errors that are meant for the user have one
         if code is None:

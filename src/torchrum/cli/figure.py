@@ -16,12 +16,15 @@ def main(arguments: list[str]) -> int:
 
     from torchrum.ledger import read_ledger
     from torchrum.plots.curve import draw_curve
-    from torchrum.plots.figures import draw_figure
+    from torchrum.plots.figures import FIGURES, draw_figure
+    from torchrum.training.errors import ConfigError
     from torchrum.training.records import holds_run
 
     if holds_run(Path(options.what)):
         print(draw_curve(Path(options.what)))
         return 0
+    if options.what not in FIGURES:
+        raise ConfigError(f"{options.what!r} is neither a figure ({', '.join(FIGURES)}) nor a run folder.")
     for path in draw_figure(options.what, read_ledger(options.results), options.out):
         print(path)
     return 0

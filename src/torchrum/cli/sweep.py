@@ -29,6 +29,9 @@ def main(arguments: list[str]) -> int:
     from torchrum.training.errors import ConfigError
     from torchrum.training.sweep import grid, search
 
+    for name in ("seeds", "trials"):
+        if (count := getattr(options, name)) is not None and count < 1:
+            raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
     config = override(load_recipe(options.recipe), [*options.fields, *fields])
     folder = options.resume or free_folder(options.out, config.name)
     if options.trials is not None or options.search:

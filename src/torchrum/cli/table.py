@@ -16,7 +16,12 @@ def main(arguments: list[str]) -> int:
 
     from torchrum.ledger import read_ledger
     from torchrum.ledger.table import table, write_tables
+    from torchrum.recipes import RECIPES
+    from torchrum.training.overrides import unknown_name
 
+    known = {name.partition("-")[0] for name in RECIPES}
+    if options.task and options.task not in known:
+        raise unknown_name("task", options.task, known)
     entries = read_ledger(options.results)
     if options.write:
         changed = write_tables(options.write, entries)

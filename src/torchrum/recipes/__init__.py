@@ -45,7 +45,7 @@ def load_recipe(name: str) -> TrainConfig:
     sized = [known for known in RECIPES if re.fullmatch(re.escape(name) + r"-t\d+", known)]
     if sized:
         return RECIPES[min(sized, key=lambda known: int(known.rpartition("-t")[2]))]()
-    raise unknown_name("recipe", name, RECIPES)
+    raise unknown_name("recipe", name, RECIPES, "torchrum list shows those that there are.")
 
 
 def _load_own(name: str) -> TrainConfig:

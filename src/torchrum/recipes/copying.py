@@ -42,7 +42,7 @@ def copying(model: str, delay: int) -> TrainConfig:
         eval_every=250,
         stop_at=0.002,
         paper=paper if delay in DELAYS else None,
-        about=f"copying after {delay} steps: {about}",
+        about=about,
     )
 
 

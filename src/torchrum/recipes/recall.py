@@ -47,7 +47,7 @@ def recall(model: str, length: int) -> TrainConfig:
         checkpoint_every=1000,
         stop_at=0.9995,
         paper=_paper(model, accuracies.get(length), length),
-        about=f"recall among {length // 2} pairs: {about}",
+        about=about,
     )
 
 

@@ -30,12 +30,24 @@ def dotted_names(owner: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that does not exist; it says which one is nearest, else what there is."""
+def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
+    """The error for a name that does not exist; it says which one is nearest, else what there is.
+
+    Args:
+        kind, name: what was given.
+        known: what exists, with dots where names have groups.
+        listing: where to find them all, if they are too many for a line.
+    """
     known = sorted(known)
-    inner = [other for other in known if other.rpartition(".")[2] == name]
-    near = inner or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}."
+    group, _, last = name.rpartition(".")
+    groups = {other.rpartition(".")[0] for other in known}
+    near = [other for other in known if other.rpartition(".")[2] == last]
+    if not near and group in groups:  # a shared group would make any two names look alike
+        beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == group}
+        near = [beside[word] for word in difflib.get_close_matches(last, beside, n=1, cutoff=0.5)]
+    elif not near:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}?" if near else listing or f"there are: {', '.join(known) or 'none'}."
     return ConfigError(f"no {kind} {name!r}; {advice}")
 
 
