@@ -87,7 +87,7 @@ def test_headline_tells_our_score_of_each_recipe(tmp_path):
     (tmp_path / "recall").mkdir()
     for item in (*RUM, replace(LSTM, overrides=["model.hidden_size=8"])):  # with overrides it is not the recipe
         (tmp_path / "recall" / item.file_name).write_text(item.to_json())
-    assert headline(tmp_path) == {"recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%)"}
+    assert headline(tmp_path) == {"recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%), 3 seeds"}
 
 
 README = "before\n<!-- torchrum:table recall -->\nold\n<!-- /torchrum:table -->\nafter\n"

@@ -4,7 +4,6 @@ import argparse
 import ast
 import inspect
 import itertools
-import statistics
 import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -40,19 +39,17 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     return table
 
 
-def ours(results: Path) -> dict[str, str]:
-    """Our result of each recipe without overrides: the mean of the metric over the seeds in the ledger."""
-    from torchrum.ledger import read_ledger
-    from torchrum.recipes import load_recipe
+def recipes(results: Path) -> list[tuple[str, ...]]:
+    """Name, the paper's number, ours, what it is, and where the paper has it, of every recipe."""
+    from torchrum.ledger import headline
+    from torchrum.recipes import RECIPES
 
-    values: dict[str, list[float]] = {}
-    for entry in read_ledger(results):
-        if not entry.overrides:
-            values.setdefault(entry.recipe, []).append(entry.final[load_recipe(entry.recipe).task.metric])
-    return {
-        recipe: f"{load_recipe(recipe).task.metric} {statistics.fmean(scores):.4g} ({len(scores)} seeds)"
-        for recipe, scores in values.items()
-    }
+    ours, table = headline(results), []
+    for name, recipe in RECIPES.items():
+        config = recipe()
+        text, where = (config.paper.text, config.paper.where) if config.paper else ("", "")
+        table.append((name, text, ours.get(name, ""), config.about, where))
+    return table
 
 
 def main(arguments: list[str]) -> int:
@@ -63,28 +60,33 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plain", action="store_true", help="tab-separated, for other programs")
     options = parser.parse_args(arguments)
 
-    from rich.console import Console
-    from rich.table import Table
-
-    from torchrum.recipes import RECIPES, load_recipe
-
     if options.recipe:
+        from torchrum.recipes import load_recipe
+
         columns: tuple[str, ...] = ("field", "value", "meaning")
         content: list[tuple[str, ...]] = [*rows(load_recipe(options.recipe))]
     else:
-        columns = ("recipe", "paper", "ours", "about")
-        mine = ours(options.results)
-        content = []
-        for name, recipe in RECIPES.items():
-            config = recipe()
-            paper = f"{config.paper.text} ({config.paper.where})" if config.paper else ""
-            content.append((name, paper, mine.get(name, ""), config.about))
+        columns, content = ("recipe", "paper", "ours", "about", "where"), recipes(options.results)
     if options.plain:
         print("\n".join("\t".join(line) for line in (columns, *content)))
         return 0
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    show(columns, content)
+    return 0
+
+
+def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:
+    """Print a table whose names are never cut; a narrow terminal shows its first columns only."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False)
+    width = console.width if console.is_terminal else 160
+    shown = 3 if width < 110 else 4 if width < 150 else 5
+    columns, content = columns[:shown], [line[:shown] for line in content]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(columns[0], no_wrap=True, min_width=max(len(line[0]) for line in content))
+    for name in columns[1:]:
+        table.add_column(name, overflow="fold")
     for line in content:
         table.add_row(*line)
-    console = Console(markup=False)
-    console.print(table, width=None if console.is_terminal else 160)
-    return 0
+    console.print(table, width=width, crop=False)

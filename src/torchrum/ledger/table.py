@@ -90,7 +90,7 @@ def _command(row: Row) -> str:
 
 
 def headline(results: Path = Path("results")) -> dict[str, str]:
-    """Our score of each recipe without overrides, from the ledger, for a list of the recipes."""
+    """Our score of each recipe without overrides, in the task's metric, for a list of the recipes."""
     entries = read_ledger(results)
     tasks = dict.fromkeys(entry.task for entry in entries)
     rows = [row for task in tasks for row in table_rows(entries, task) if not row[0].overrides]
@@ -98,8 +98,8 @@ def headline(results: Path = Path("results")) -> dict[str, str]:
 
 
 def _headline(row: Row) -> str:
-    scores = _scores(row[0].config().task.metric)
-    return ", ".join(f"{name} {_spread(row, key)}" for name, key in scores.items())
+    name, key = next(iter(_scores(row[0].config().task.metric).items()))
+    return f"{name} {_spread(row, key)}" + (f", {len(row)} seeds" if len(row) > 1 else "")
 
 
 def _scores(metric: str) -> dict[str, str]:
