@@ -1,8 +1,10 @@
 """Imports go one way: a folder imports only from folders to its left."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import torchrum
 
 PACKAGE = Path(torchrum.__file__).parent
+ROOT = Path(__file__).parents[1]
 ORDER = "ops cells layers export models tasks training recipes ledger plots bench cli".split()
 RANK = {name: place for place, name in enumerate(ORDER)}
 
@@ -58,6 +61,15 @@ def test_importing_the_package_registers_its_operators():
     code = "import torch, torchrum; torch.ops.torchrum.rum_scan, torch.ops.torchrum.rotation_phases"
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_declared_dependencies_are_used():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = [text for texts in project["project"]["optional-dependencies"].values() for text in texts]
+    declared = {re.split(r"[<>=\[]", text)[0] for text in (*extras, *project["dependency-groups"]["test"])}
+    code = "".join(path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py"))
+    plugins = {"torchrum", "pytest-xdist"}  # the extra of all extras; a plugin that the Makefile turns on
+    assert not [name for name in sorted(declared - plugins) if name.replace("-", "_") not in code]
 
 
 def test_public_names_are_there():

@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Each subcommand: ``module:function`` (arguments -> exit code) and what it does."""
 
-EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib", "jinja2")
+EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib")
 """Packages of the ``train`` extra."""
 
 
