@@ -1,7 +1,7 @@
 """Time the persistent lam=0 kernels beside cuDNN's GRU on one GPU.
 
 First green: pytest -m gpu tests/ops/test_fused_persistent.py. Then:
-    python benchmarks/fused_persistent.py [--out out.json] [--sizes 256 1000] [--profile]
+    python benchmarks/fused_persistent.py [--out out.json] [--sizes 256 1000]
 Microseconds a step at B=128, T=150, bfloat16, eta=1: kernels alone, and whole (input projection of width N, its
 gradients and the weights' included), median of repeated graph replays. Errors are against float64 over 20 steps.
 """
@@ -24,21 +24,15 @@ from torchrum.ops.rum_scan.reference import rum_scan_reference
 B, T = 128, 150
 OPTIONS = RumOptions(eta=1.0)
 SEED = None
-VARIANTS = [  # hidden size, row blocks of a tile, wgmma; mma.sync first: a fault ends the process
-    (256, 1, False),
-    (704, 3, False),
-    (1024, 4, False),
-    (1000, 4, False),
-    (512, 2, False),
-    (704, 4, False),
-    (256, 2, False),
-    (1024, 4, True),
-    (704, 3, True),
-    (512, 2, True),
-    (256, 1, True),
+VARIANTS = [  # hidden size, row blocks of a tile
+    (256, 1),
+    (704, 3),
+    (1024, 4),
+    (1000, 4),
+    (512, 2),
+    (704, 4),
+    (256, 2),
 ]
-FORWARD_MARKS = ("state", "product", "partials", "sums", "wait", "turn", "late", "")
-BACKWARD_MARKS = ("grads", "product", "partials", "sums", "wait", "turn", "store", "")
 
 
 def microseconds_a_step(work: Callable[[], object], repeats: int = 15) -> float:
@@ -129,22 +123,7 @@ def times(N: int) -> dict[str, float]:
     }
 
 
-def cycles(N: int) -> None:
-    """Mean cycles a step that the blocks spend between the kernels' marks."""
-    persistent.PROFILE = True
-    try:
-        xp, h0, weight, gradient = inputs(T, N)
-        for _ in range(2):
-            backward(gradient, xp, h0, weight, forward(xp, h0, weight))
-        for name, marks in (("forward", FORWARD_MARKS), ("backward", BACKWARD_MARKS)):
-            mean = (persistent.profiles[name].double().mean(0) / T).tolist()
-            print("   ", name, {mark: round(x) for mark, x in zip(marks, mean, strict=True) if mark})
-    finally:
-        persistent.PROFILE = False
-
-
-def choose(N: int, row_blocks: int, wgmma: bool, profile: bool = False) -> persistent.Plan:
-    persistent.USE_WGMMA, persistent.PROFILE = wgmma, profile
+def choose(N: int, row_blocks: int) -> persistent.Plan:
     persistent.ROW_BLOCKS = (row_blocks,)
     blocks = persistent.machine.blocks(torch.device("cuda"))
     return persistent.make_plan(B, N, torch.bfloat16, OPTIONS, False, blocks)
@@ -154,12 +133,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", help="JSON file for the records")
     parser.add_argument("--sizes", type=int, nargs="*", default=[256, 512, 704, 1000, 1024])
-    parser.add_argument("--profile", action="store_true", help="count cycles between the kernels' marks")
     args = parser.parse_args()
     variants = [variant for variant in VARIANTS if variant[0] in args.sizes]
     print(torch.cuda.get_device_name(), torch.__version__, "B", B, "T", T)
     start = time.perf_counter()
-    persistent.compile_ahead([choose(*v, profile) for v in variants for profile in {False, args.profile}])
+    persistent.compile_ahead([choose(*variant) for variant in variants])
     print(f"compiled in {time.perf_counter() - start:.1f} s")
     records: list[dict[str, object]] = []
     gru = {N: gru_time(N) for N in sorted({variant[0] for variant in variants})}
@@ -168,7 +146,7 @@ def main() -> None:
             N = variant[0]
             plan = choose(*variant)
             record: dict[str, object] = {"N": N, "rows": plan.rows, "blocks": plan.group * plan.groups}
-            record |= {"wgmma": variant[2], "gru": gru[N]}
+            record["gru"] = gru[N]
             try:
                 record |= errors(N)
                 record |= (timed := times(N))
@@ -177,8 +155,6 @@ def main() -> None:
                 record["failed"] = traceback.format_exc()
             records.append(record)
             print({k: round(v, 4) if isinstance(v, float) else v for k, v in record.items()}, flush=True)
-            if args.profile and "failed" not in record:
-                cycles(N)
     finally:
         if args.out:
             with open(args.out, "w") as file:

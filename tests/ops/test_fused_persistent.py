@@ -208,8 +208,8 @@ GPU_CASES = {
     "one row": (1, 1, 33, SMOOTH, None),
 }
 GPU_RUNS = [
-    *((case, torch.bfloat16, False) for case in GPU_CASES),
-    *((case, torch.float16, False) for case in ("256", "704")),
+    *((case, torch.bfloat16) for case in GPU_CASES),
+    *((case, torch.float16) for case in ("256", "704")),
 ]
 
 
@@ -218,21 +218,17 @@ def compiled() -> None:
     """All kernels of the GPU tests, compiled side by side."""
     plans = []
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    for case, dtype, persistent.USE_WGMMA in GPU_RUNS:
+    for case, dtype in GPU_RUNS:
         _, B, N, options, lengths = GPU_CASES[case]
         plans.append(persistent.make_plan(B, N, dtype, options, lengths is not None, blocks))
-    persistent.USE_WGMMA = False
     persistent.compile_ahead(plans)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("case", "dtype", "wgmma"), GPU_RUNS, ids=str)
-def test_kernels_match_float64(
-    case: str, dtype: torch.dtype, wgmma: bool, compiled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("case", "dtype"), GPU_RUNS, ids=str)
+def test_kernels_match_float64(case: str, dtype: torch.dtype, compiled: None) -> None:
     T, B, N, options, lengths = GPU_CASES[case]
-    monkeypatch.setattr(persistent, "USE_WGMMA", wgmma)
     given = draw(T, B, N, options, dtype, "cuda")
     assert persistent.persistent_obstacle(given["xp"], options) is None
     assert_close(given, None if lengths is None else torch.tensor(lengths, device="cuda"), options, "cuda")

@@ -286,29 +286,6 @@ DEVICE void read_sums(float (&s)[4], const float* total, int row) {
     s[0] = sum.x, s[1] = sum.y, s[2] = sum.z, s[3] = sum.w;
 }
 
-// With PROFILE the first thread of each block adds up the cycles between its marks.
-struct Profile {
-#if PROFILE
-    i64 last, cycles[8];
-    DEVICE_MEMBER void start() {
-        for (int k = 0; k < 8; k++) cycles[k] = 0;
-        last = clock64();
-    }
-    DEVICE_MEMBER void mark(int k) {
-        i64 now = clock64();
-        cycles[k] += now - last, last = now;
-    }
-    DEVICE_MEMBER void save(i64* to) {
-        if (THREAD == 0)
-            for (int k = 0; k < 8; k++) to[BLOCK * 8 + k] = cycles[k];
-    }
-#else
-    DEVICE_MEMBER void start() {}
-    DEVICE_MEMBER void mark(int k) {}
-    DEVICE_MEMBER void save(i64* to) {}
-#endif
-};
-
 // The rotation's row scalars; eps and tau enter as eps * inv_eps and tau * inv_tau.
 struct Turn {
     float inv_eps, inv_tau, c, p, q, k, on_eps, on_tau;

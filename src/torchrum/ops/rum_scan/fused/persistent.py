@@ -29,11 +29,8 @@ RESIDENT = {"forward": 12, "backward": 11}
 """Steps of 16 in the product whose weights a thread keeps in registers; more than this and the compiler spills."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
 """Heights of a batch tile to choose from, in eights."""
-PROFILE = False
-"""Count each block's cycles between the marks in the kernels, left in ``profiles``; the benchmark asks for it."""
-profiles: dict[str, Tensor] = {}
-USE_WGMMA = False
-"""Multiply in the forward by Hopper's warpgroup instruction instead of mma.sync."""
+WGMMA_ROW_BLOCKS = 4
+"""Height from which the forward multiplies by Hopper's warpgroup instruction; mma.sync is as fast on lower tiles."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,7 @@ def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_leng
         "ZONEOUT": zoneout,
         "LENGTHS": int(with_lengths),
         "EVEN": int(N % 2 == 0),
-        "WGMMA": int(USE_WGMMA),
-        "PROFILE": int(PROFILE),
+        "WGMMA": int(row_blocks >= WGMMA_ROW_BLOCKS),
     }
     return Plan(tuple(defines.items()), padded, row_blocks, group, tiles, groups)
 
@@ -252,9 +248,6 @@ def _run(
     """Launch with the kernels' one argument: pointers, six integers and two doubles, eight bytes each."""
     device = next(x.device for x in tensors if x is not None)
     pointers = [0 if x is None else x.data_ptr() for x in tensors]
-    if PROFILE:
-        profiles[name] = torch.zeros(plan.group * plan.groups, 8, dtype=torch.int64, device=device)
-    pointers.append(profiles[name].data_ptr() if PROFILE else 0)
     numbers = (*sizes, plan.tiles, plan.groups, int((1 - options.zoneout) * 2**32))
     args = struct.pack(f"={len(pointers)}Q6q2d", *pointers, *numbers, options.eta or 0.0, options.zoneout)
     machine.launch(name, plan, args, plan.shared_bytes(name, options.num_gates), device)

@@ -17,24 +17,22 @@ struct BackwardArgs {
     float* dh0;
     u32* grads;    // (T, tiles, TILE_WORDS): the gates' gradient of each step, [row of the weights / 8][row][% 8]
     float* early;  // boards: (T, tiles, NT, BOARD)
-    i64* profile;  // (blocks, 8) with PROFILE
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
 };
 
 // k-steps of a stage go to the warpgroup's two pairs of warps in turn.
 template <int FIRST>
-DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* grads, const u32* from, int g, int thread, Profile& profile) {
+DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* grads, const u32* from, int g, int thread) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS / 2 < STEPS ? FIRST + STAGE_STEPS / 2 : STEPS, at = 2 * FIRST / STAGE_STEPS * STAGE_BYTES;
         finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread);
         warpgroup_sync(g);
-        if (FIRST == 0) profile.mark(0);
         if constexpr (LAST < STEPS) peek_stage<2 * (STEPS - LAST)>(v, from + (at + STAGE_BYTES) / 4, thread);
         const Cores cores = cores_at(grads + (thread >> 6) * (ROWS * 32));
 #pragma unroll
         for (int s = FIRST; s < LAST; s++) multiply_step(c, weight.get(s).a, cores, 2 * s * ROWS * 32);
-        multiply_stages<LAST>(c, weight, v, grads, from, g, thread, profile);
+        multiply_stages<LAST>(c, weight, v, grads, from, g, thread);
     }
 }
 
@@ -66,8 +64,6 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         weight.set(s, f);
     }
 
-    Profile profile;
-    profile.start();
     for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) {
         const int b = tile * ROWS + 8 * g + i;
         const bool inside = pointwise && b < B;
@@ -141,7 +137,6 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 }
                 float* board = a.early + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD;
                 publish_sums(v, sums, board, g, cta, thread);
-                profile.mark(3);
                 if (lane == 0 && t >= AHEAD) {
                     const i64 later = (i64)AHEAD * a.tiles;
                     call_back(grads - later * TILE_WORDS + grad_word);
@@ -154,7 +149,6 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     peek_sums(packets, board, thread);
                     add_sums(packets, sums + 128, board, thread);
                     warpgroup_sync(g);
-                    profile.mark(4);
                 }
                 float s[4], scale = 1.f, along = 0.f;
                 read_sums(s, sums + 128, i);
@@ -195,13 +189,11 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 const u32 o_tau = pack(d_tau[0], d_tau[1]), o_u = GATES == 2 ? pack(d_u[0], d_u[1]) : 0u;
                 publish_word(grads + grad_word, o_tau);
                 if (GATES == 2) publish_word(grads + NP * ROWS / 2 + grad_word, o_u);
-                profile.mark(5);
                 u16* row = a.dxp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + first);
                 store_pair(row, count, o_tau);
                 if (GATES == 2) store_pair(row + N, count, o_u);
                 store_pair(row + GATES * N, count, pack(d_eps[0], d_eps[1]));
             }
-            profile.mark(6);
 
             Quad v_grads[NT];
             const u32* from = grads + g * (QUARTER_BYTES / 4);
@@ -211,15 +203,13 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
             for (int j = 0; j < NT; j++)
 #pragma unroll
                 for (int k = 0; k < 4; k++) c[j][k] = 0.f;
-            multiply_stages<0>(c, weight, v_grads, grad_bytes + g * QUARTER_BYTES, from, g, thread, profile);
-            profile.mark(1);
+            multiply_stages<0>(c, weight, v_grads, grad_bytes + g * QUARTER_BYTES, from, g, thread);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 partial[((split * 2 + half_tile) * NT + j) * 64 + lane] = make_float2(c[j][0], c[j][1]);
                 partial[((split * 2 + half_tile) * NT + j) * 64 + 32 + lane] = make_float2(c[j][2], c[j][3]);
             }
             block_sync();
-            profile.mark(2);
             if (pointwise) {
                 carry[0] = carry[1] = 0.f;
 #pragma unroll
@@ -235,5 +225,4 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         if (count > 1) a.dh0[b * N + first + 1] = carry[1];
         block_sync();  // the next tile reuses the sums' memory
     }
-    profile.save(a.profile);
 }

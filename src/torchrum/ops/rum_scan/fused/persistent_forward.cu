@@ -1,5 +1,5 @@
 // The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, ETA, ZONEOUT, LENGTHS, EVEN,
-// WGMMA, PROFILE.
+// WGMMA.
 //
 // Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; turn, mix, publish
 // h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
@@ -16,7 +16,6 @@ struct ForwardArgs {
     float* stats;  // (T, B, 8): |eps|^2, |tau|^2, eps.tau, tau.h, eps.h, |h1|, then two sums for eta's gradient
     u32* states;   // (T, tiles, TILE_WORDS), slot t holds h(t-1)
     float *early, *late;  // boards: (T, tiles, NT, BOARD) and (T + 1, tiles, NT, BOARD)
-    i64* profile;  // (blocks, 8) with PROFILE
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
 };
@@ -61,7 +60,7 @@ DEVICE void multiply(float (&c)[NT][4], const Weights& weight, const char* h) {
 // `ask` is called when the last stage has arrived: what it asks for travels during the last product.
 template <int FIRST, class Ask>
 DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* h, const u32* from, int g, int thread,
-                            const Ask& ask, Profile& profile) {
+                            const Ask& ask) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS < STEPS ? FIRST + STAGE_STEPS : STEPS, at = FIRST / STAGE_STEPS * STAGE_BYTES;
         finish_stage<STEPS - FIRST>(v, h + at, from + at / 4, thread);
@@ -69,11 +68,10 @@ DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
         warpgroup_sync(g);
-        if (FIRST == 0) profile.mark(0);
         if constexpr (LAST < STEPS) peek_stage<STEPS - LAST>(v, from + (at + STAGE_BYTES) / 4, thread);
         else ask();
         multiply<FIRST, LAST>(c, weight, h);
-        multiply_stages<LAST>(c, weight, v, h, from, g, thread, ask, profile);
+        multiply_stages<LAST>(c, weight, v, h, from, g, thread, ask);
     }
 }
 
@@ -102,8 +100,6 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         weight.set(s, f);
     }
 
-    Profile profile;
-    profile.start();
     for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) {
         const int b = tile * ROWS + 8 * g + i;
         const bool inside = pointwise && b < B;
@@ -164,14 +160,12 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             auto ask = [&] {
                 if (late_here) peek_sums(late_packets, board(a.late, t), thread);
             };
-            multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, ask, profile);
-            profile.mark(1);
+            multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, ask);
 #pragma unroll
             for (int j = 0; j < NT; j++)
                 if (j != g) partial[(g * NT + j) * 128 + thread] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
             if (late_here) add_sums(late_packets, sums + 384, board(a.late, t), thread);
             block_sync();
-            profile.mark(2);
             if (!pointwise) continue;
 
             float tau[2], raw_u[2];
@@ -199,7 +193,6 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                               tau[0] * h[0] + tau[1] * h[1], eps[0] * h[0] + eps[1] * h[1]};
                 publish_sums(v, sums, board(a.early, t), g, cta, thread);
             }
-            profile.mark(3);
             // What nothing waits for, while the sums travel.
             if (lane == 0 && t + AHEAD < T) {
                 call_back(states(t + AHEAD) + state_word);
@@ -221,7 +214,6 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 peek_sums(v, board(a.early, t), thread);
                 add_sums(v, sums + 128, board(a.early, t), thread);
                 warpgroup_sync(g);
-                profile.mark(4);
                 read_sums(s, sums + 128, i);
             }
 
@@ -265,14 +257,12 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 }
             }
             if (t + 1 < T) publish_state(t + 1);
-            profile.mark(5);
             if (!(ETA && !DEFER)) publish_late();
             if (!DEFER) store_out(t);
             if (saves && inside) {
                 float* row = a.stats + ((i64)t * B + b) * 8;
                 row[0] = ee, row[1] = s[0], row[2] = s[1], row[3] = s[2], row[4] = s[3];
             }
-            profile.mark(6);
         }
         if (DEFER && pointwise) {
             wait_late(T);
@@ -283,5 +273,4 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         }
         block_sync();  // the next tile reuses the sums' memory
     }
-    profile.save(a.profile);
 }
