@@ -76,3 +76,9 @@ def test_peak_memory_sees_what_autograd_keeps():
     assert authors > 4 * peak_memory("torch", shape, 1)
     matrices = shape.T * shape.B * shape.N**2 * 4  # one of each step
     assert 2 * matrices < authors < 3 * matrices  # the new rotation and R; the rest are vectors and what is passing
+
+
+def test_plain_ln_lstm_is_not_our_kernel():
+    shape = Shape(N=4, T=2)
+    assert make_layer("ln_lstm", shape).cells[0].backend == "reference"
+    assert make_layer("ln_lstm_fused", shape).cells[0].backend == "fused"

@@ -1,18 +1,21 @@
 import json
+import os
 
 import pytest
 
 from torchrum.bench import cpu
 from torchrum.bench.floor import floor_ms, share_of_floor
-from torchrum.bench.gpu_cases import gpu_cases
+from torchrum.bench.gpu_cases import gpu_cases, promised_cases
 from torchrum.bench.measure import Times
 from torchrum.bench.plot import _by_size, draw_report
+from torchrum.bench.pytest_log import summarise_tests
 from torchrum.bench.records import Report, Row, Target, read_report
 from torchrum.bench.report import markdown, short, write_markdown
 from torchrum.bench.table import text_table
 from torchrum.bench.targets import gpu_targets
 from torchrum.bench.work import Shape
 from torchrum.cli import main
+from torchrum.cli.bench import begin_anew, continued
 
 GPU = Shape(N=1000, T=150, dtype="bfloat16", device="cuda")
 PLACE = {
@@ -83,12 +86,13 @@ def test_every_gpu_target_has_its_case():
     for case in gpu_cases():
         for contestant in case.contestants:
             new = Row(case.name, contestant, case.modes[0], case.shape, case.options, Times(1, 1, 1, 30))
+            new.precision = case.precision
             new.first_call_seconds, new.peak_bytes, new.error, new.error_ieee = 1.0, 10**6, 1e-9, 1e-9
             made.rows.append(new)
     found = gpu_targets(made)
     assert len(found) == 5 + 5 + 1 + 2 + 2 + 1 + 2 + 1
     assert all(target.value is not None for target in found)
-    assert len({case.name for case in gpu_cases()}) == len(gpu_cases())
+    assert len({(case.name, case.modes) for case in gpu_cases()}) == len(gpu_cases())
 
 
 def test_floor_is_the_recurrent_products():
@@ -118,7 +122,8 @@ def test_markdown_goes_between_its_markers(tmp_path):
     assert text.endswith("<!-- /torchrum:bench -->\nb\n")
     assert "old" not in text
     assert markdown(report()) in text
-    assert "| lam=0, eta=1, N=1000, T=150, bfloat16 | 20 | 10 | 40 | 0.25 |" in text
+    assert "| case | RUM, fused | nn.GRU, CUDA graph | RUM / GRU |" in text
+    assert "| lam=0, eta=1, N=1000, T=150, bfloat16 | 10 | 40 | 0.25 |" in text
     assert not write_markdown(readme, report())
 
 
@@ -140,10 +145,78 @@ def test_plot(tmp_path):
     small = Shape(N=256, T=150, dtype="bfloat16", device="cuda")
     for old in report().rows[:3]:
         sweep.rows.append(Row("eta-bf16-n256", old.contestant, old.mode, small, old.options, old.times))
-    assert list(_by_size([row for row in sweep.rows if row.times])) == ["RUM lam=0, eta=1, bfloat16"]
+    assert list(_by_size([row for row in sweep.rows if row.times])) == ["RUM λ=0, η=1, bfloat16"]
     assert draw_report(sweep, tmp_path / "sweep.png").read_bytes() != path.read_bytes()
     with pytest.raises(ValueError, match="no forward and backward pass"):
         draw_report(Report("gpu", PLACE), tmp_path / "none.png")
+
+
+def full_suite() -> Report:
+    """Every case of the suite, with made-up times: what the README and the plot must cope with."""
+    made = Report("gpu", {**PLACE, "gpu": "made up"})
+    for case in gpu_cases():
+        for mode in case.modes:
+            for name in case.contestants:
+                options = dict(case.options) if name.startswith(("fused", "authors", "torch")) else {}
+                ms = (2.0 if "graphed" in name else 3.0) * (0.5 if name.startswith("fused") else 1.0)
+                new = Row(case.name, name, mode, case.shape, options, Times(ms, ms, ms, 30), precision=case.precision)
+                made.rows.append(new)
+    made.targets = gpu_targets(made)
+    return made
+
+
+def test_full_gpu_report_to_readme_and_plot(tmp_path, capsys):
+    made, readme, figure = full_suite(), tmp_path / "README.md", tmp_path / "figures" / "bench_gpu.png"
+    made.path = tmp_path / "gpu.json"
+    made.write()
+    readme.write_text("<!-- torchrum:bench gpu -->\n<!-- /torchrum:bench -->\n")
+    log = tmp_path / "tests.log"
+    log.write_text(
+        "$ pytest -m gpu tests\nF..\nFAILED tests/a.py::b[c d] - assert 1 == 2\n1 failed, 2 passed in 3.50s\n"
+    )
+    assert main(["bench", "--report", str(made.path), "--tests", str(log)]) == 0
+    assert main(["bench", "--report", str(made.path), "--write", str(readme), "--plot", str(figure)]) == 0
+    text = readme.read_text()
+    assert "| lam=1, N=100, T=1020, float32 (IEEE products) |" in text
+    assert "whole training step) |  |  |  | 1 ms |" in text
+    assert "Tests on this machine: 2 passed, 1 failed (`pytest -m gpu tests`)." in text
+    assert text.count("\n| ") == 2 + len(promised_cases()) + 3  # the head, its rule, the promises, the authors
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert len(_by_size([row for row in made.rows if row.mode == "forward_backward"])) == 4
+    assert read_report(made.path).tests["failures"] == ["tests/a.py::b[c d]"]
+
+
+def test_summary_of_a_test_run(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(
+        "=== test session starts ===\nplatform linux -- Python 3.12.3\n\x1b[32m...\x1b[0m\n"
+        "=== 192 passed, 2 skipped, 30 deselected, 1 warning, 1 error in 100.12s (0:01:40) ===\n"
+    )
+    found = summarise_tests(log)
+    assert found["command"] is None
+    assert found["platform"] == "platform linux -- Python 3.12.3"
+    assert (found["passed"], found["failed"], found["skipped"], found["errors"]) == (192, 0, 2, 1)
+    assert (found["deselected"], found["warnings"], found["seconds"]) == (30, 1, 100.12)
+    log.write_text("....\n")
+    with pytest.raises(ValueError, match="no last line of pytest"):
+        summarise_tests(log)
+
+
+def test_resumed_run_keeps_rows_and_says_so(tmp_path, monkeypatch):
+    made = full_suite()
+    made.path = tmp_path / "gpu.json"
+    made.write()
+    now = Report("gpu", {"date": "now", "command": "again", "commit": "other"})
+    both = continued(read_report(made.path), now)
+    assert len(both.rows) == len(made.rows)
+    assert both.environment["continued"] == [now.environment]
+    assert both.path == made.path
+    with pytest.raises(SystemExit, match="same one"):
+        continued(Report("cpu", {}), now)
+    called = []
+    monkeypatch.setattr(os, "execv", lambda program, words: called.append(words))
+    begin_anew(["--suite", "gpu", "--seconds", "100"], 40.4)
+    assert called[0][1:] == "-m torchrum bench --suite gpu --seconds 100 --resume --seconds 40".split()
 
 
 def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
@@ -182,6 +255,8 @@ def test_cpu_targets(monkeypatch):
     [
         (["--samples", "0"], "--samples is 0"),
         (["--plot", "a.png"], "need --report"),
+        (["--resume"], "--resume needs --json"),
+        (["--tests", "/nowhere/log"], "--tests: "),
         (["--cases", "nothing*"], "no case of the cpu suite matches"),
     ],
 )

@@ -35,9 +35,8 @@ def environment(commit: str | None = None) -> dict[str, Any]:
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
             "triton": _version("triton"),
-            "driver": _driver(),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+            "driver": (query_gpu("driver_version") or {}).get("driver_version"),
+            "clocks": clocks(),
         }
     return found
 
@@ -83,5 +82,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _driver() -> str | None:
-    return _ask("nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader")
+def clocks() -> dict[str, str] | None:
+    """Clocks now and at most, power and temperature of the current GPU, or None where nobody can tell."""
+    return query_gpu("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
+
+
+def query_gpu(*fields: str) -> dict[str, str] | None:
+    """What nvidia-smi says of the current GPU, by field."""
+    if not torch.cuda.is_available():
+        return None
+    index = str(torch.cuda.current_device())
+    said = _ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={index}")
+    values = [value.strip() for value in said.splitlines()[0].split(",")] if said else []
+    return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else None

@@ -3,7 +3,10 @@
 tests/ops must be green with ``-m gpu`` first: a wrong kernel can be fast.
 """
 
+import dataclasses
 import gc
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,16 +16,28 @@ from typing import Any
 import torch
 
 from ..layers.rum import RUM
+from ..ops.rum_scan import fused
 from .accuracy import relative_error
-from .gpu_cases import Case, gpu_cases, quick_cases
-from .measure import Run, captured, first_call_seconds, peak_cuda_bytes, time_cuda
+from .environment import clocks
+from .gpu_cases import Case, contestant, gpu_cases, quick_cases, with_stepwise
+from .measure import Captured, ContestantError, Run, device_works, first_call_seconds, peak_cuda_bytes, time_cuda
 from .records import Report, Row
 from .targets import gpu_targets
-from .training_steps import penn_treebank_step, recall_step
-from .work import Work, make_layer
+from .training_steps import TrainingStep, penn_treebank_step, recall_step
+from .work import DTYPES, Work, make_layer
 
 RUMS = ("authors", "reference", "torch", "fused")
 WARMUPS = 10
+
+Log = Callable[[str], None]
+
+
+class DeviceLostError(RuntimeError):
+    """A contestant left the device or its random numbers unusable for this process; its row has the reason."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(f"{row.case} {row.contestant}: {row.failed}")
+        self.row = row
 
 
 def run_gpu(
@@ -32,95 +47,188 @@ def run_gpu(
     samples: int = 30,
     cases: str = "*",
     seconds: float = 150,
-    log: Callable[[str], None] = print,
-) -> None:
+    designs: bool = False,
+    log: Log = print,
+) -> bool:
     """Measure the suite into ``report``; a contestant that fails leaves its reason in its row.
 
     Args:
-        report: takes the rows and the targets.
+        report: takes the rows and the targets; what it has already is not measured again.
         quick: tiny sizes, to see that everything runs.
-        samples: timed calls of each contestant; slow cases take fewer.
+        samples: timed calls of each contestant; slow ones take fewer.
         cases: pattern that a case's name must match.
         seconds: no case begins after this.
+        designs: where the persistent kernels run, also time the stepwise ones.
         log: told what is being measured.
+
+    Returns:
+        Whether the device lived to the end. If not, call again in a fresh process with the same report.
     """
-    torch.set_float32_matmul_precision("high")  # TF32, as cuDNN's layers do by default
+    begin = time.perf_counter()
+
+    def tell(text: str) -> None:
+        log(f"{time.perf_counter() - begin:6.1f} s  {text}")
+
+    # a first call compiles: not to be found done by an earlier run
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchrum-bench-")
     torch.backends.cudnn.allow_tf32 = True
-    report.environment |= {"float32_matmul_precision": "high", "cudnn_allow_tf32": True}
+    report.environment |= {"cudnn_allow_tf32": True, "float32_matmul_precision": "as each row says"}
     with _own_stream():
         _start_cuda()
-        begin = time.perf_counter()
         for case in quick_cases() if quick else gpu_cases():
             if not fnmatch(case.name, cases):
                 continue
-            past = time.perf_counter() - begin
-            if past > seconds:
-                log(f"{case.name}: left out, {past:.0f} s are over")
-                continue
-            log(f"{past:6.1f} s  {case.name}: {', '.join(case.contestants)}")
+            case = with_stepwise(case) if designs and _persistent(case) else case
             for mode in case.modes:
-                report.add(*measure_case(case, mode, case.samples or samples))
-            report.targets = gpu_targets(report)
-            report.write()
+                missing = tuple(name for name in case.contestants if not report.has(case.name, name, mode))
+                if not missing:
+                    continue
+                if time.perf_counter() - begin > seconds:
+                    tell(f"{case.name} {mode}: left out, the {seconds:.0f} s are over")
+                    continue
+                try:
+                    left = dataclasses.replace(case, contestants=missing)
+                    report.add(*measure_case(left, mode, case.samples or samples, tell))
+                except DeviceLostError as lost:
+                    report.add(lost.row)
+                    tell(f"{lost}; the device is lost to this process")
+                    return False
+                finally:
+                    report.targets = gpu_targets(report)
+                    report.write()
+        report.environment["clocks_at_the_end"] = clocks()
+        report.write()
+    return True
 
 
-def measure_case(case: Case, mode: str, samples: int) -> list[Row]:
-    """Build every contestant, then time those that could be built in turns."""
-    rows = {name: Row(case.name, name, mode, case.shape, _options(case, name)) for name in case.contestants}
+def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[Row]:
+    """Build every contestant, then time those that could be built in turns.
+
+    Raises:
+        DeviceLostError: the device does not work any more.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(case.precision)
+    rows = {
+        name: Row(case.name, name, mode, case.shape, _options(case, name), precision=case.precision)
+        for name in case.contestants
+    }
     runs: dict[str, Run] = {}
-    for name, row in rows.items():
-        try:
-            runs[name] = _prepare(case, name, mode, row)
-        except Exception as error:  # one that cannot run must not take the others with it
-            row.failed = _reason(error)
     try:
-        for name, times in time_cuda(runs, samples, WARMUPS).items():
-            rows[name].times = times
-    except Exception as error:
-        for name in runs:
-            rows[name].failed = rows[name].failed or _reason(error)
-    runs.clear()
+        for name, row in rows.items():
+            log(f"{case.name} {mode}: {name}")
+            try:
+                runs[name] = _prepare(case, name, mode, row)
+            except Exception as error:  # one that cannot run must not take the others with it
+                _note_failure(row, error)
+        while runs:
+            try:
+                for name, times in time_cuda(runs, samples, WARMUPS).items():
+                    rows[name].times = times
+                break
+            except ContestantError as error:
+                _note_failure(rows[error.name], error.__cause__ or error)
+                del runs[error.name]
+    finally:
+        runs.clear()
+        torch.set_float32_matmul_precision(before)
     _free()
+    for name, row in rows.items():
+        log(f"{case.name} {mode}: {name} {row.failed or _words(row)}")
     return list(rows.values())
+
+
+def _words(row: Row) -> str:
+    return "" if row.times is None else f"{row.times.median:.3f} ms, {row.us_per_step:.2f} us a step"
+
+
+def _note_failure(row: Row, error: BaseException) -> None:
+    row.failed = _reason(error)
+    if not device_works():
+        raise DeviceLostError(row) from error
 
 
 def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
     """The function to time, after its first call, its memory and its error were measured."""
     _free()
     before = torch.cuda.memory_allocated()
-    kind = name.removesuffix(" graphed").removesuffix(" compiled")
+    how = contestant(name)
+    run: Run
     if case.kind == "layer":
-        work = Work(lambda: _layer(name, kind, case), case.shape)
+        work = Work(lambda: _layer(name, case), case.shape)
         row.num_parameters = work.num_parameters
-        run: Run = work.run("forward" if mode == "forward" else "forward_backward")
-    elif case.kind == "recall":
-        run = recall_step(case.shape, kind)
+        row.backend = _backend(work)
+        run = work.run("forward" if mode == "forward" else "forward_backward")
     else:
-        run = penn_treebank_step(case.shape)
+        step: TrainingStep = (recall_step if case.kind == "recall" else penn_treebank_step)(case.shape, how.kind)
+        row.backend = step.backend
+        run = step
+    if row.backend == "fused":
+        row.design = _design(case, how.stepwise)
+    if how.stepwise:
+        run = Stepwise(run)
     row.first_call_seconds = first_call_seconds(run)
     row.peak_bytes = peak_cuda_bytes(run, before)
-    if case.check_error and kind in ("fused", "torch") and mode == "forward_backward" and not name.endswith("graphed"):
+    if case.check_error and how.kind in ("fused", "torch") and mode == "forward_backward" and not how.graphed:
         assert isinstance(work.layer, RUM)
-        row.error = relative_error(work.layer, case.shape)
+        row.error = relative_error(work.layer, case.shape, case.precision)
         if case.shape.dtype == "float32":
-            row.error_ieee = relative_error(work.layer, case.shape, "highest")
-    return captured(run) if name.endswith(" graphed") else run
+            exact = case.precision == "highest"
+            row.error_ieee = row.error if exact else relative_error(work.layer, case.shape, "highest")
+    return Captured(run) if how.graphed else run
 
 
-def _layer(name: str, kind: str, case: Case) -> torch.nn.Module:
-    layer: Any = make_layer(kind, case.shape, **_options(case, name))
-    if name.endswith(" compiled"):
+def _backend(work: Work) -> str | None:
+    """The backend that a layer of ours takes."""
+    ours: Any = work.layer if isinstance(work.layer, RUM) else next(iter(getattr(work.layer, "cells", [])), None)
+    return ours.explain_backend(work.x).backend if ours is not None else None
+
+
+class Stepwise:
+    """``run`` without the persistent kernels."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __call__(self) -> None:
+        before, fused.PERSISTENT = fused.PERSISTENT, False
+        try:
+            self.run()
+        finally:
+            fused.PERSISTENT = before
+
+
+def _persistent(case: Case) -> bool:
+    """Whether the fused backend takes the persistent kernels in a case."""
+    if case.kind != "layer" or case.options.get("lam") != 0:
+        return False
+    shape = case.shape
+    layer = RUM(1, shape.N, **case.options, device="meta")
+    xp = torch.empty(1, device=shape.device, dtype=DTYPES[shape.dtype])
+    options = layer.options.with_training(True)
+    return fused.runs_persistent(xp.expand(shape.T, shape.B, options.num_inputs * shape.N), shape.N, options)
+
+
+def _design(case: Case, stepwise: bool) -> str:
+    if case.options.get("lam") == 1:
+        return "one launch"
+    return "persistent" if not stepwise and _persistent(case) else "stepwise"
+
+
+def _layer(name: str, case: Case) -> torch.nn.Module:
+    how = contestant(name)
+    layer: Any = make_layer(how.kind, case.shape, **_options(case, name))
+    if how.compiled:
         for cell in layer.cells:
             cell.step = torch.compile(cell.step)
     return layer
 
 
 def _options(case: Case, name: str) -> dict:
-    kind = name.removesuffix(" graphed").removesuffix(" compiled")
-    return dict(case.options) if kind in RUMS else {}
+    return dict(case.options) if contestant(name).kind in RUMS else {}
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
@@ -134,6 +242,7 @@ def _start_cuda() -> None:
     """Load CUDA and its libraries: their start is no part of a layer's first call."""
     layer = torch.nn.GRU(8, 8, device="cuda")
     layer(torch.ones(2, 2, 8, device="cuda"))[0].sum().backward()
+    torch.nn.Linear(8, 8, device="cuda")(torch.ones(2, 8, device="cuda")).sum().backward()
 
 
 def _free() -> None:

@@ -1,12 +1,13 @@
 """What the GPU suite compares, the promised cases first: a run that is cut short has those."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from .work import Shape
 
 BATCH, STEPS = 128, 150
 SIZES = (100, 250, 256, 704, 1000, 1024, 2000)
+PROMISED_SIZES = (704, 1000, 1024, 2000, 256)
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 PROMISED = ("fused", "fused graphed", "gru graphed")
@@ -18,19 +19,35 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
+class Contestant(NamedTuple):
+    """A contestant's name taken apart."""
+
+    kind: str
+    """A name of ``make_layer``."""
+    graphed: bool
+    """Its whole pass is one CUDA graph."""
+    compiled: bool
+    """``torch.compile`` made its step."""
+    stepwise: bool
+    """Insists on a product and a row kernel a step, where the persistent kernels would run."""
+
+
+def contestant(name: str) -> Contestant:
+    """Take apart a name such as ``fused stepwise graphed``."""
+    kind, *words = name.split()
+    return Contestant(kind, "graphed" in words, "compiled" in words, "stepwise" in words)
+
+
 @dataclass(frozen=True)
 class Case:
-    """Contestants at one shape, timed in turns.
-
-    A contestant is a name of ``make_layer``, with `` graphed`` where its whole pass is one CUDA graph, or `` compiled``
-    where ``torch.compile`` made its step.
-    """
+    """Contestants at one shape, timed in turns."""
 
     name: str
     shape: Shape
     options: dict[str, Any]
     """Of the RUM."""
     contestants: tuple[str, ...]
+    """See :func:`contestant`."""
     modes: tuple[str, ...] = ("forward_backward",)
     kind: str = "layer"
     """layer, recall or penn_treebank."""
@@ -38,6 +55,8 @@ class Case:
     """Compare outputs and gradients with float64, at a few steps of the same size."""
     samples: int | None = None
     """Fewer than usual, for what is slow."""
+    precision: str = "high"
+    """Of float32 products: ``high`` is TF32, as cuDNN's layers do by default, ``highest`` IEEE."""
 
 
 def layer_case(
@@ -48,31 +67,33 @@ def layer_case(
     return Case(name, Shape(N, T, BATCH, dtype, "cuda"), FEATURES[features], contestants, **more)
 
 
-def gpu_cases() -> list[Case]:
-    """The suite in the order of its promises, then the rest of the grid."""
-    both = ("forward_backward", "forward")  # the first call of a shape is the one that trains
-    cases = [
-        layer_case("eta", N, "bfloat16", PROMISED, modes=both, check_error=True) for N in (1000, 704, 1024, 2000, 256)
-    ]
-    cases += [layer_case("norms", N, "bfloat16", PROMISED, check_error=True) for N in (1000, 704, 1024, 2000, 256)]
+def promised_cases() -> list[Case]:
+    """One case for each line that was promised, the surest and the most telling first."""
+    cases = [layer_case("eta", N, "bfloat16", PROMISED, check_error=True) for N in PROMISED_SIZES]
+    # products in IEEE float32: a memory that is turned a thousand times has no digits to give away
+    exact: dict[str, Any] = {"precision": "highest"}
+    cases.append(layer_case("lam1", 100, "float32", ("fused", "fused graphed"), T=1020, check_error=True, **exact))
+    recall, ours = Shape(N=50, T=53, B=BATCH, dtype="float32", device="cuda"), ("fused graphed", "fused")
+    cases.append(Case("recall-n50", recall, FEATURES["lam1"], ours, modes=("training_step",), kind="recall", **exact))
+    penn = Shape(N=1000, T=STEPS, B=BATCH, dtype="bfloat16", device="cuda")
+    cases.append(Case("ptb-fs-rum", penn, {}, ours, modes=("training_step",), kind="penn_treebank"))
     cases.append(layer_case("eta", 250, "float32", PROMISED, T=220, check_error=True))
-    cases.append(layer_case("lam1", 100, "float32", ("fused", "fused graphed"), T=1020, check_error=True))
-    recall = Shape(N=50, T=53, B=BATCH, dtype="float32", device="cuda")
-    cases.append(
-        Case(
-            "recall-n50", recall, FEATURES["lam1"], ("fused graphed", "fused"), modes=("training_step",), kind="recall"
-        )
-    )
+    cases += [layer_case("norms", N, "bfloat16", PROMISED, check_error=True) for N in PROMISED_SIZES]
+    return cases
+
+
+def gpu_cases() -> list[Case]:
+    """The promises, what they are held against, then the rest of the grid."""
+    cases = promised_cases()
     # bound by launches, so a step costs the same at any T; T is short because autograd keeps 11 MB a step with lam 1
     authors = ("authors", "authors graphed", "torch", "fused graphed", "gru graphed")
-    cases.append(layer_case("eta", 1000, "float32", authors, T=30, suffix="-authors", samples=10))
-    cases.append(layer_case("eta", 100, "float32", authors, T=30, suffix="-authors", samples=10))
-    cases.append(layer_case("lam1", 100, "float32", authors[:4], T=30, suffix="-authors", samples=10))
-    penn = Shape(N=1000, T=STEPS, B=BATCH, dtype="bfloat16", device="cuda")
-    cases.append(
-        Case("ptb-fs-rum", penn, {}, ("fused graphed",), modes=("training_step",), kind="penn_treebank", samples=10)
-    )
-    cases += [layer_case("eta", N, "bfloat16", RIVALS, suffix="-rivals") for N in (1000, 704, 1024, 2000, 256)]
+    slow: dict[str, Any] = {"T": 30, "suffix": "-authors", "samples": 10}
+    cases.append(layer_case("eta", 1000, "float32", authors, **slow))
+    cases.append(layer_case("lam1", 100, "float32", authors[:4], **slow))
+    cases += [layer_case("eta", N, "bfloat16", RIVALS, suffix="-rivals") for N in PROMISED_SIZES]
+    cases += [replace(case, modes=("forward",), check_error=False) for case in cases[: len(PROMISED_SIZES)]]
+    norms = ("ln_lstm", "ln_lstm graphed", "ln_lstm_fused", "ln_lstm_fused graphed", "fused graphed")
+    cases.append(layer_case("norms", 1000, "bfloat16", norms, suffix="-ln-lstm", samples=10))
     everyone = (*PROMISED, *RIVALS)
     cases += [
         layer_case("eta", N, dtype, everyone, check_error=True)
@@ -80,8 +101,8 @@ def gpu_cases() -> list[Case]:
         for N in SIZES
         if dtype != "bfloat16" or N in (100, 250)
     ]
-    cases.append(layer_case("norms", 1000, "float32", ("ln_lstm", "ln_lstm graphed"), suffix="-ln-lstm", samples=10))
-    cases.append(layer_case("norms", 1000, "float32", ("ln_lstm compiled",), suffix="-ln-lstm-compiled", samples=10))
+    cases.append(layer_case("eta", 100, "float32", authors, **slow))
+    cases.append(layer_case("norms", 1000, "bfloat16", ("ln_lstm compiled",), suffix="-ln-lstm-compiled", samples=10))
     return cases
 
 
@@ -89,10 +110,15 @@ def quick_cases() -> list[Case]:
     """The same kinds of case at tiny sizes."""
     small = Shape(N=16, T=7, B=4, dtype="float32", device="cuda")
     tiny: dict[str, Any] = {"shape": small, "modes": ("forward", "forward_backward")}
+    lam1: dict[str, Any] = {"options": FEATURES["lam1"], "check_error": True, "precision": "highest"}
     return [
         Case("quick-eta", options=FEATURES["eta"], contestants=(*PROMISED, "authors"), check_error=True, **tiny),
-        Case(
-            "quick-lam1", options=FEATURES["lam1"], contestants=("fused", "authors graphed"), check_error=True, **tiny
-        ),
+        Case("quick-lam1", contestants=("fused", "authors graphed"), **lam1, **tiny),
         Case("quick-recall", small, FEATURES["lam1"], ("fused graphed",), modes=("training_step",), kind="recall"),
     ]
+
+
+def with_stepwise(case: Case) -> Case:
+    """The case with the stepwise design of the fused kernels beside the one that is taken unasked."""
+    ours = [name for name in case.contestants if contestant(name).kind == "fused"]
+    return replace(case, contestants=(*case.contestants, *(name.replace("fused", "fused stepwise") for name in ours)))

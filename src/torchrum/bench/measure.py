@@ -1,9 +1,10 @@
 """Times as medians with quartiles. Contestants take turns, so that what disturbs the machine hits all of them alike."""
 
+import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -54,49 +55,103 @@ def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1) -> dict[st
     return {name: summarise(wall[name], cpu[name]) for name in runs}
 
 
-def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10) -> dict[str, Times]:
+class ContestantError(RuntimeError):
+    """A call of one contestant failed; ``__cause__`` is how."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, seconds: float = 2.0) -> dict[str, Times]:
     """Time every contestant with device events, a few calls in a row of each in turn.
 
     The calls of a block queue up behind each other as in training, so a graph's launch is hidden where it would be,
     and a layer that is bound by its launches shows it.
+
+    Args:
+        runs: the contestants.
+        samples: timed calls of each.
+        warmups: calls of each before.
+        seconds: a slow contestant warms up for at most half of this, and is sampled no longer once it has five samples.
+
+    Raises:
+        ContestantError: a call failed; the others are not to blame.
     """
-    for run in runs.values():
-        for _ in range(warmups):
-            run()
     pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
+    spent = dict.fromkeys(runs, 0.0)
+    for name, run in runs.items():
+        with _blaming(name):
+            start = time.perf_counter()
+            for count in range(warmups):
+                run()
+                if count >= 2:
+                    torch.cuda.synchronize()
+                    if time.perf_counter() - start > seconds / 2:
+                        break
     gc.collect()
     gc.disable()
     try:
-        while min(map(len, pairs.values())) < samples:
-            for name, run in runs.items():
-                torch.cuda.synchronize()
-                run()
-                for _ in range(min(CUDA_BLOCK, samples - len(pairs[name]))):
-                    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                    begin.record()
-                    run()
-                    end.record()
-                    pairs[name].append((begin, end))
-        torch.cuda.synchronize()
+        waiting = list(runs)
+        while waiting:
+            for name in waiting:
+                with _blaming(name):
+                    torch.cuda.synchronize()
+                    start = time.perf_counter()
+                    runs[name]()
+                    for _ in range(min(CUDA_BLOCK, samples - len(pairs[name]))):
+                        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                        begin.record()
+                        runs[name]()
+                        end.record()
+                        pairs[name].append((begin, end))
+                    torch.cuda.synchronize()
+                    spent[name] += time.perf_counter() - start
+            waiting = [name for name in waiting if len(pairs[name]) < samples and spent[name] < seconds]
     finally:
         gc.enable()
     return {name: summarise([begin.elapsed_time(end) for begin, end in pairs[name]]) for name in runs}
 
 
-def captured(run: Run, warmups: int = 3) -> Run:
-    """``run`` recorded as one CUDA graph; a call replays it."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # kernels compile and autograd makes its buffers before the recording
-        for _ in range(warmups):
+@contextlib.contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ContestantError(name) from error
+
+
+class Captured:
+    """``run`` recorded as one CUDA graph; a call replays it.
+
+    Replays read the weights and the data at the addresses they had: ``run``, which owns them, must live as long.
+    """
+
+    def __init__(self, run: Run, warmups: int = 3) -> None:
+        self.run = run
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # kernels compile and autograd makes its buffers before the recording
+            for _ in range(warmups):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=side):
             run()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        run()
-    torch.cuda.synchronize()
-    return graph.replay
+        torch.cuda.synchronize()
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def device_works() -> bool:
+    """Whether the device still computes and draws random numbers: a failed assert or a failed recording ends either."""
+    try:
+        torch.cuda.synchronize()
+        return bool(torch.rand(8, device="cuda").sum().item() >= 0)
+    except Exception:  # whatever it is, the process is of no more use
+        return False
 
 
 def first_call_seconds(run: Run) -> float:

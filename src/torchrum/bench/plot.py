@@ -5,7 +5,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..plots.style import STYLE, save
 from .gpu_cases import FEATURES, SHORT, STEPS
@@ -14,7 +15,13 @@ from .report import LABELS, short
 
 COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#0072b2", "fused": "#0072b2"}
 COLOURS |= {"gru": "#d55e00", "gru=": "#e69f00", "lstm": "#595959", "lstm=": "#a6a6a6", "ln_lstm": "#009e73"}
-LINES = ("fused graphed", "fused", "gru graphed", "gru", "gru= graphed", "lstm graphed", "lstm= graphed")
+LINES: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "ours": ("RUM, fused", ("fused", "fused graphed"), "-o"),
+    "gru": (LABELS["gru graphed"], ("gru graphed",), "-s"),
+    "lstm": (LABELS["lstm graphed"], ("lstm graphed",), "-^"),
+    "gru eager": ("nn.GRU without a graph", ("gru",), ":"),
+}
+"""Of the sweep over N: a label, the contestants of whom the fastest is drawn, and how."""
 
 
 def draw_report(report: Report, path: Path) -> Path:
@@ -23,25 +30,42 @@ def draw_report(report: Report, path: Path) -> Path:
     if not rows:
         raise ValueError("draw_report: the report has no forward and backward pass to draw.")
     panels = _by_size(rows) if report.suite == "gpu" else {}
-    draw = _lines if panels else _points
-    panels = panels or {case: [row for row in rows if row.case == case] for case in dict.fromkeys(r.case for r in rows)}
-    place = report.environment
     with rc_context(STYLE):
-        figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
-        for axes, (title, here) in zip(
-            figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True
-        ):
-            draw(axes, here)
-            axes.set_title(title)
-        if draw is _lines:
-            handles = {
-                label: line
-                for axes in figure.axes
-                for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-            }
-            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
-        figure.suptitle(f"forward + backward; {place.get('gpu') or place['cpu']}, torch {place['torch']}", fontsize=9)
+        figure = _sweep(panels) if panels else _cases(rows)
+        place = report.environment
+        shape = f"{rows[0].shape.B} rows" + (f", {STEPS} steps" if panels else "")
+        machine = place.get("gpu") or place["cpu"]
+        title = f"forward + backward, {shape}; {machine}, torch {place['torch']}"
+        figure.suptitle(title + ("\nnumbers: RUM's time over the graphed GRU's" if panels else ""), fontsize=9)
         return save(figure, path)
+
+
+def _cases(rows: list[Row]) -> Figure:
+    panels = {case: [row for row in rows if row.case == case] for case in dict.fromkeys(row.case for row in rows)}
+    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
+    for axes, (title, here) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+        _points(axes, here)
+        axes.set_title(title)
+    return figure
+
+
+def _sweep(panels: dict[str, list[Row]]) -> Figure:
+    """Two panels in a row, on common axes, so that they can be compared at a glance."""
+    across = min(2, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(4.4 * across, 0.7 + 2.8 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (title, here) in zip(grid.flat, panels.items(), strict=False):
+        _lines(axes, here)
+        axes.set_title(title)
+        axes.label_outer()
+    handles = {
+        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    return figure
 
 
 def _by_size(rows: list[Row]) -> dict[str, list[Row]]:
@@ -50,7 +74,7 @@ def _by_size(rows: list[Row]) -> dict[str, list[Row]]:
     for features in FEATURES:
         for dtype, name in SHORT.items():
             here = [row for row in rows if row.case.startswith(f"{features}-{name}-") and row.shape.T == STEPS]
-            here = [row for row in here if row.contestant in LINES]
+            here = [row for row in here if any(row.contestant in names for _, names, _ in LINES.values())]
             if len({row.shape.N for row in here if row.contestant.startswith("fused")}) > 1:
                 panels[f"{_words(here)}, {dtype}"] = here
     return panels
@@ -58,30 +82,46 @@ def _by_size(rows: list[Row]) -> dict[str, list[Row]]:
 
 def _words(rows: list[Row]) -> str:
     options = max((row.options for row in rows), key=len)
-    return (
-        "RUM "
-        + ", ".join(f"{name}={value:g}" for name, value in options.items() if not isinstance(value, bool))
-        + (", layer norm" if options.get("layer_norm") else "")
-    )
+    words = [f"λ={options.get('lam', 0):g}"]
+    words += [f"η={options['eta']:g}"] if options.get("eta") is not None else []
+    words += ["layer norm"] if options.get("layer_norm") else []
+    words += ["zoneout"] if options.get("zoneout") else []
+    return "RUM " + ", ".join(words)
 
 
 def _lines(axes: Axes, rows: list[Row]) -> None:
-    for name in LINES:
-        line = sorted((row for row in rows if row.contestant == name), key=lambda row: row.shape.N)
-        line = list({row.shape.N: row for row in line}.values())
-        if not line:
+    found: dict[str, dict[int, float]] = {}
+    for key, (label, names, style) in LINES.items():
+        steps: dict[int, float] = {}
+        for row in rows:
+            if row.contestant in names and row.us_per_step is not None:
+                steps[row.shape.N] = min(row.us_per_step, steps.get(row.shape.N, row.us_per_step))
+        if not steps:
             continue
-        style = "-o" if name.endswith("graphed") else ":o"
-        steps = [row.us_per_step or 0 for row in line]
-        axes.plot([r.shape.N for r in line], steps, style, ms=3, color=COLOURS[name.split()[0]], label=LABELS[name])
+        found[key] = steps
+        first = key == "ours"
+        colour = COLOURS["fused" if first else key.split()[0]]
+        sizes = sorted(steps)
+        axes.plot(
+            sizes, [steps[N] for N in sizes], style, ms=4, color=colour, label=label,
+            linewidth=2.2 if first else 1.2, zorder=3 if first else 2,
+        )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("units N")
     axes.set_ylabel("µs a step")
-    sizes = {row.shape.N for row in rows}
-    ticks = sorted(sizes - {256 if 250 in sizes else 0, 1024})  # too near to their neighbours to be written
+    ours, rival = found.get("ours", {}), found.get("gru", {})
+    near = {256 if 250 in ours else 0, 1024 if 1000 in ours else 0}  # too near to their neighbours to be written
+    for N in sorted(ours.keys() & rival.keys() - near):
+        note = axes.annotate(
+            f"{ours[N] / rival[N]:.2f}", (N, ours[N]), (0, -13), textcoords="offset points", ha="center", fontsize=7,
+            color=COLOURS["fused"], zorder=4,
+        )  # fmt: skip
+        note.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+    ticks = (100, 250, 704, 1000, 2000)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=7)
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(y=0.12)
     _plain_numbers(axes, "y")
 
 
@@ -108,4 +148,4 @@ def _plain_numbers(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value / 1e3:g}k"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())

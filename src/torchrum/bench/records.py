@@ -30,10 +30,16 @@ class Row:
     first_call_seconds: float | None = None
     """Of a shape not seen before: compilation, capture and one call."""
     error: float | None = None
-    """Largest relative error of outputs and gradients against float64; float32 with TF32 products."""
+    """Largest relative error of outputs and gradients against float64, in the row's precision."""
     error_ieee: float | None = None
     """The same with IEEE float32 products."""
     num_parameters: int | None = None
+    precision: str | None = None
+    """Of float32 products on a GPU: high is TF32, highest IEEE."""
+    backend: str | None = None
+    """The backend of ours that ran."""
+    design: str | None = None
+    """Of the fused backend: ``stepwise`` (a product and a row kernel a step), ``persistent`` or ``one launch``."""
     failed: str | None = None
     """Why there is no number."""
 
@@ -70,11 +76,17 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     path: Path | None = None
+    tests: dict[str, Any] | None = None
+    """What the test suite ran and found on the same machine, see ``summarise_tests``."""
 
     def add(self, *rows: Row) -> None:
         """Keep rows, and write the file anew: a run that is cut short leaves what it had."""
         self.rows += rows
         self.write()
+
+    def has(self, case: str, contestant: str, mode: str) -> bool:
+        """Whether there is a row with these names, measured or failed."""
+        return any((row.case, row.contestant, row.mode) == (case, contestant, mode) for row in self.rows)
 
     def find(self, case: str, contestant: str, mode: str = "forward_backward") -> Row | None:
         """The row with these names, if it was measured."""
@@ -96,6 +108,7 @@ class Report:
         content = {
             "suite": self.suite,
             "environment": self.environment,
+            "tests": self.tests,
             "targets": [{**asdict(target), "reached": target.reached} for target in self.targets],
             "rows": [{**asdict(row), "us_per_step": row.us_per_step} for row in self.rows],
         }
@@ -117,4 +130,4 @@ def read_report(path: Path) -> Report:
     for target in content["targets"]:
         target.pop("reached")
         targets.append(Target(**target))
-    return Report(content["suite"], content["environment"], rows, targets)
+    return Report(content["suite"], content["environment"], rows, targets, path, content.get("tests"))

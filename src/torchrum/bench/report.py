@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+from .gpu_cases import promised_cases
+from .pytest_log import describe_tests
 from .records import Report, Row
 from .table import describe_target
 
+PRODUCTS: dict[str | None, str] = {"high": " (TF32 products)", "highest": " (IEEE products)"}
 MARKED = re.compile(r"(<!-- torchrum:bench (\S+) -->\n)(.*?)(<!-- /torchrum:bench -->)", re.DOTALL)
 LABELS = {
     "authors": "authors' way",
@@ -14,6 +17,8 @@ LABELS = {
     "torch": "RUM, torch",
     "fused": "RUM, fused",
     "fused graphed": "RUM, fused, CUDA graph",
+    "fused stepwise": "RUM, fused step by step",
+    "fused stepwise graphed": "RUM, fused step by step, CUDA graph",
     "gru": "nn.GRU",
     "gru graphed": "nn.GRU, CUDA graph",
     "lstm": "nn.LSTM",
@@ -22,35 +27,28 @@ LABELS = {
     "lstm= graphed": "nn.LSTM of as many weights, CUDA graph",
 }
 
-HEADLINE = (
-    "authors",
-    "authors graphed",
-    "reference",
-    "torch",
-    "fused",
-    "fused graphed",
-    "gru",
-    "gru graphed",
-    "lstm",
-    "lstm graphed",
-)
-"""Columns of the README's table; the JSON has the others."""
+COLUMNS: dict[str, tuple[str, ...]] = {
+    **{LABELS[name]: (name,) for name in ("authors", "authors graphed", "reference", "torch")},
+    "RUM, fused": ("fused", "fused graphed"),
+    **{LABELS[name]: (name,) for name in ("gru", "gru graphed", "lstm", "lstm graphed")},
+}
+"""Of the README's table: a title, and the contestants of whom the fastest stands there. The JSON has the others."""
 
 
 def markdown(report: Report) -> str:
     """A Markdown table of the training passes, microseconds a step, and the promises below it."""
     rows = [row for row in report.rows if row.mode != "forward" and row.times is not None]
     cases: dict[str, dict[str, Row]] = {}
-    for row in rows:  # the rivals of a promised case are timed by themselves, and stand in its line here
-        cases.setdefault(row.case.removesuffix("-rivals"), {})[row.contestant] = row
-    names = [name for name in HEADLINE if any(name in found for found in cases.values())]
-    lines = [
-        "| case | " + " | ".join(LABELS[name] for name in names) + " | RUM / GRU |",
-        "| --- |" + " ---: |" * (len(names) + 1),
-    ]
+    for row in rows:  # some rivals of a promised case are timed by themselves, and stand in its line here
+        name = row.case.removesuffix("-rivals")
+        cases.setdefault(name, {}).setdefault(row.contestant, row)
+    wanted = {case.name for case in promised_cases()} | {name for name in cases if name.endswith("-authors")}
+    cases = {name: found for name, found in cases.items() if name in wanted} or cases
+    columns = [title for title, names in COLUMNS.items() if any(_fastest(found, names) for found in cases.values())]
+    lines = ["| case | " + " | ".join([*columns, "RUM / GRU"]) + " |", "| --- |" + " ---: |" * (len(columns) + 1)]
     for found in cases.values():
-        if found.keys() & set(names):
-            cells = [_cell(found.get(name)) for name in names]
+        cells = [_cell(_fastest(found, COLUMNS[title])) for title in columns]
+        if any(cells):
             lines.append(f"| {describe_case(found)} | " + " | ".join([*cells, _ratio(found)]) + " |")
     place = report.environment
     machine = place.get("gpu") or f"{place['cpu']}, {place['threads']} threads"
@@ -61,6 +59,8 @@ def markdown(report: Report) -> str:
         f"contestants are in the JSON. {machine}, "
         f"torch {place['torch']}, commit {commit}. Command: `{place['command']}`",
     ]
+    if report.tests:
+        lines[-1] += f" {describe_tests(report.tests)}"
     if report.targets:
         lines += ["", *(f"- {describe_target(target)}" for target in report.targets)]
     return "\n".join(lines) + "\n"
@@ -71,23 +71,30 @@ def describe_case(found: dict[str, Row]) -> str:
     options = max((row.options for row in found.values()), key=len)
     row = next(iter(found.values()))
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
-    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype]
+    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + PRODUCTS.get(_precision(row), "")]
     return ", ".join(words) + (f" ({row.case}, whole training step)" if row.mode == "training_step" else "")
+
+
+def _precision(row: Row) -> str | None:
+    return row.precision if row.shape.dtype == "float32" else None
+
+
+def _fastest(found: dict[str, Row], names: tuple[str, ...]) -> Row | None:
+    there = [found[name] for name in names if name in found and found[name].times is not None]
+    return min(there, key=lambda row: row.us_per_step or 0, default=None)
 
 
 def _ratio(found: dict[str, Row]) -> str:
     """The faster of our ways over the faster GRU."""
-
-    def best(*names: str) -> float | None:
-        times = [found[name].us_per_step for name in names if name in found]
-        return min((time for time in times if time is not None), default=None)
-
-    ours, theirs = best("torch", "fused", "fused graphed"), best("gru", "gru graphed")
-    return "" if ours is None or theirs is None else f"{ours / theirs:.2f}"
+    ours = _fastest(found, ("torch", "fused", "fused graphed"))
+    theirs = _fastest(found, ("gru", "gru graphed"))
+    return f"{ours.times.median / theirs.times.median:.2f}" if ours and theirs and ours.times and theirs.times else ""
 
 
 def _cell(row: Row | None) -> str:
-    return "" if row is None or row.us_per_step is None else short(row.us_per_step)
+    if row is None or row.times is None or row.us_per_step is None:
+        return ""
+    return f"{short(row.times.median)} ms" if row.mode == "training_step" else short(row.us_per_step)
 
 
 def short(value: float) -> str:

@@ -16,6 +16,7 @@ HEAD = (
     "floor",
     "MB",
     "first s",
+    "design",
 )
 LAST = "error"
 MODE_WORDS = {"forward": "fwd", "forward_backward": "fwd+bwd", "training_step": "train step"}
@@ -69,5 +70,6 @@ def _cells(report: Report, row: Row) -> list[str]:
         number(share_of_floor(row), ".0%"),
         number(row.peak_bytes and row.peak_bytes / 1e6, ".1f"),
         number(row.first_call_seconds, ".1f"),
+        row.design or "",
         number(row.error, ".1e"),
     ]

@@ -1,21 +1,39 @@
 """Whole training steps, optimizer included, written so that one CUDA graph can hold them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..cells.fast_slow import FastSlowCell
+from ..layers.cells import CellLayer
 from ..layers.registry import build_layer
+from ..layers.rum import RUM
 from ..models.answering import AnsweringModel
 from ..tasks.recall import Recall
 from .work import Shape
 
 
-def recall_step(shape: Shape, backend: str) -> Callable[[], None]:
+@dataclass(frozen=True)
+class TrainingStep:
+    """A call is one update of ``model``."""
+
+    model: nn.Module
+    backend: str
+    """That its recurrent layer takes."""
+    call: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.call()
+
+
+def recall_step(shape: Shape, backend: str) -> TrainingStep:
     """Associative recall with lam = 1 on a batch that lies on the device: forward, backward and Adam."""
     task = Recall(length=shape.T - 3, train_size=None)
     layer = build_layer("rum", task.input_size, shape.N, batch_first=True, lam=1, backend=backend)
+    assert isinstance(layer, RUM)
     model = AnsweringModel(layer, task.input_size, task.num_classes).to(shape.device)
     batch = task.batch(shape.B, torch.Generator(shape.device).manual_seed(0))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=shape.device == "cuda")
@@ -25,10 +43,11 @@ def recall_step(shape: Shape, backend: str) -> Callable[[], None]:
         task.loss(model(batch.x), batch).backward()
         optimizer.step()
 
-    return step
+    taken = layer.explain_backend(model.readout.weight.new_empty(shape.B, shape.T, task.input_size))
+    return TrainingStep(model, taken.backend, step)
 
 
-def penn_treebank_step(shape: Shape) -> Callable[[], None]:
+def penn_treebank_step(shape: Shape, backend: str) -> TrainingStep:
     """A Fast-Slow RUM-2 on characters: 700 fast units, ``shape.N`` slow ones, bfloat16 products, clipping and Adam."""
     characters, embedded, fast = 50, 128, 700
     device = shape.device
@@ -44,7 +63,9 @@ def penn_treebank_step(shape: Shape) -> Callable[[], None]:
         zoneout=0.1,
         zoneout_cell=0.5,
         eta=1.0,
+        backend=backend,
     ).to(device)
+    assert isinstance(layer, CellLayer)
     readout = nn.Linear(fast, characters, device=device)
     model = nn.ModuleList([embedding, layer, readout])
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, capturable=shape.device == "cuda")
@@ -58,4 +79,8 @@ def penn_treebank_step(shape: Shape) -> Callable[[], None]:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return step
+    cell = layer.cells[0]
+    assert isinstance(cell, FastSlowCell)
+    with torch.autocast(device, torch.bfloat16):  # which the choice depends on
+        taken = cell.explain_backend(torch.empty(shape.T, shape.B, embedded, device=device))
+    return TrainingStep(model, taken.backend, step)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..cells.lstm import LSTMCell
 from ..layers.cells import CellLayer
 from ..layers.rum import RUM
+from ..ops._dispatch import Backend
 from .authors import AuthorsRUM
 
 Mode = Literal["forward", "forward_backward"]
@@ -80,8 +81,8 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     """The layer of a contestant.
 
     Args:
-        name: ``authors``, ``reference``, ``torch``, ``fused``, ``gru``, ``lstm``, ``ln_lstm``, or ``gru=``
-            and ``lstm=`` for as many parameters as the RUM has.
+        name: ``authors``, ``reference``, ``torch``, ``fused``; ``gru``, ``lstm``, and ``gru=``, ``lstm=`` for as many
+            parameters as the RUM has; ``ln_lstm``, in plain PyTorch, and ``ln_lstm_fused``, by our kernels.
         shape: sizes, dtype and device.
         options: of the RUM.
     """
@@ -91,8 +92,9 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
         return AuthorsRUM(inputs, N, **options, **where)
     if name in ("reference", "torch", "fused"):
         return RUM(inputs, N, backend=name, **options, **where)  # type: ignore[arg-type]
-    if name == "ln_lstm":
-        return CellLayer(lambda size: LSTMCell(size, N, layer_norm=True, **where), inputs, N)
+    if name in ("ln_lstm", "ln_lstm_fused"):
+        backend: Backend = "fused" if name == "ln_lstm_fused" else "reference"
+        return CellLayer(lambda size: LSTMCell(size, N, layer_norm=True, backend=backend, **where), inputs, N)
     rivals: dict[str, tuple[Callable[..., nn.Module], int]] = {
         "gru": (nn.GRU, N),
         "lstm": (nn.LSTM, N),

@@ -1,8 +1,14 @@
 """``torchrum bench --suite cpu --json results/bench/cpu.json``"""
 
 import argparse
+import os
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from torchrum.bench.records import Report
 
 
 def main(arguments: list[str]) -> int:
@@ -17,6 +23,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--memory", action="store_true", help="cpu: also the peak memory at T=1000 (needs about 12 GB)")
     parser.add_argument("--seconds", type=float, default=150, help="gpu: begin no case after this (default: 150)")
+    parser.add_argument("--designs", action="store_true", help="gpu: the stepwise kernels beside the persistent ones")
+    parser.add_argument("--resume", action="store_true", help="gpu: keep the rows of --json, measure what is missing")
+    parser.add_argument("--tests", type=Path, metavar="LOG", help="pytest's output on this machine, for the record")
     parser.add_argument("--commit", help="commit of the code, if it is not run from a checkout")
     parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: read this JSON file")
     parser.add_argument("--write", type=Path, metavar="README", help="with --report: put its table between the markers")
@@ -26,21 +35,32 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--samples is {options.samples}; it must be 1 or more")
     if (options.write or options.plot) and not options.report:
         parser.error("--write and --plot need --report FILE, the JSON that --json wrote")
+    if options.resume and not options.json:
+        parser.error("--resume needs --json FILE, whose rows it keeps")
 
+    from torchrum.bench.pytest_log import summarise_tests
     from torchrum.bench.records import Report, read_report
     from torchrum.bench.table import text_table
 
+    try:
+        tests = summarise_tests(options.tests) if options.tests else None
+    except (OSError, ValueError) as error:
+        parser.error(f"--tests: {error}")
     if options.report:
         from torchrum.bench.report import write_markdown
 
         report = read_report(options.report)
+        if tests:
+            report.tests = tests
+            report.write()
+            print(f"{options.report}: tests noted")
         if options.write:
             print(f"{options.write}: table {'written' if write_markdown(options.write, report) else 'is up to date'}")
         if options.plot:
             from torchrum.bench.plot import draw_report
 
             print(draw_report(report, options.plot))
-        if not options.write and not options.plot:
+        if not options.write and not options.plot and not tests:
             print(text_table(report))
         return 0
 
@@ -50,6 +70,9 @@ def main(arguments: list[str]) -> int:
         print(text, file=sys.stderr, flush=True)
 
     report = Report(options.suite, environment(options.commit), path=options.json)
+    if options.resume and options.json.exists():
+        report = continued(read_report(options.json), report)
+    report.tests = tests or report.tests
     if options.suite == "cpu":
         from torchrum.bench.cpu import run_cpu
 
@@ -68,15 +91,36 @@ def main(arguments: list[str]) -> int:
             parser.error("--suite gpu needs a CUDA device, and torch sees none; --suite cpu runs here")
         from torchrum.bench.gpu import run_gpu
 
-        run_gpu(
+        start = time.perf_counter()
+        alive = run_gpu(
             report,
             quick=options.quick,
             samples=options.samples or 30,
             cases=options.cases,
             seconds=options.seconds,
+            designs=options.designs,
             log=log,
         )
+        if not alive and options.json:  # the row that did it is on file: a fresh process goes on behind it
+            begin_anew(arguments, options.seconds - (time.perf_counter() - start))
     if not report.rows:
         parser.error(f"no case of the {options.suite} suite matches {options.cases!r}")
     print(text_table(report))
     return 0
+
+
+def continued(earlier: "Report", now: "Report") -> "Report":
+    """The earlier report, which this run adds to; what differs between the two runs is noted."""
+    if earlier.suite != now.suite:
+        raise SystemExit(f"torchrum bench: {earlier.path} has the {earlier.suite} suite; --resume needs the same one.")
+    note = {name: now.environment[name] for name in ("date", "command", "commit")}
+    earlier.environment.setdefault("continued", []).append(note)
+    return earlier
+
+
+def begin_anew(arguments: list[str], seconds: float) -> NoReturn:
+    """Replace this process, whose device is lost, by one that resumes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    again = [*arguments, "--resume", "--seconds", f"{max(seconds, 0):.0f}"]  # the last of two counts
+    os.execv(sys.executable, [sys.executable, "-m", "torchrum", "bench", *again])
