@@ -37,8 +37,28 @@ def test_what_argparse_refuses_has_exit_code_2(capsys, arguments, message):
 
 
 @pytest.fixture(autouse=True)
-def no_curve(monkeypatch):
-    monkeypatch.setattr("torchrum.training.trainer.Trainer._draw", lambda self: None)
+def drawn(monkeypatch):
+    """Runs whose curve would have been drawn: that takes longer than to train them."""
+    runs = []
+    monkeypatch.setattr("torchrum.plots.curve.draw_curve", runs.append)
+    return runs
+
+
+def test_the_curve_of_each_run_is_drawn(tmp_path, drawn):
+    out = ["--out", str(tmp_path), "--steps", "2", "--quiet"]
+    assert main(["train", TINY, *out]) == 0
+    assert main(["train", TINY, "--seeds", "2", *out]) == 0
+    assert main(["train", "--resume", str(tmp_path / "tiny"), "--steps", "3", "--quiet"]) == 0
+    assert main(["sweep", TINY, "--grid", "model.hidden_size=5", *out]) == 0
+    assert [str(run.relative_to(tmp_path)) for run in drawn] == [
+        *("tiny", "tiny-2/seed-0", "tiny-2/seed-1", "tiny", "tiny-3/model.hidden_size=5/seed-0")
+    ]
+
+
+def test_a_run_ends_well_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrum.plots.curve", None)
+    assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
+    assert f"{tmp_path / 'tiny'} has no curve" in capsys.readouterr().err
 
 
 def test_train_eval_and_resume(tmp_path, capsys):
@@ -92,6 +112,7 @@ def test_seeds_and_grids(tmp_path):
         (["train", TINY, "--optimizer.nonsense", "1"], "no field 'optimizer.nonsense'; there are: optimizer.betas"),
         (["sweep", TINY, "--grid", "nonsense"], "'nonsense' is not a grid; write it as field=a,b,c."),
         (["sweep", TINY, "--grid", "optimizer.lrr=1,2"], "did you mean 'optimizer.lr'?"),
+        (["sweep", TINY, "--grid", "seed=5,6"], "'seed=5,6' cannot be a grid; --seed 5 --seeds N"),
         (["sweep", TINY, "--seeds", "0"], "--seeds is 0, but it must be at least 1"),
         (["sweep", TINY, "--trials", "-2", "--search", "optimizer.lr=1:2"], "--trials is -2"),
         (["sweep", TINY, "--trials", "2", "--search", "optimizer.lr=1:2:3"], "is not a search range; write"),

@@ -35,7 +35,6 @@ def train(folder: Path, steps: int, hidden_size: int = 8) -> None:
     torch.set_num_threads(1)
     config = tiny()
     config = replace(config, steps=steps, log_every=1, model=replace(config.model, hidden_size=hidden_size))
-    Trainer._draw = lambda self: None  # takes longer than the run
     Trainer(config, tiny_model(config), quiet=True).fit(folder, resume=(folder / CONFIG).exists())
 
 

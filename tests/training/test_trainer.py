@@ -42,10 +42,25 @@ def whole(tmp_path_factory):
     return folder, result
 
 
+def test_on_end_is_called_once_when_a_run_is_complete(tmp_path):
+    ended = []
+
+    def on_end(folder):
+        assert (folder / "result.json").exists()
+        ended.append(folder)
+
+    config, run = tiny(), tmp_path / "run"
+    stopped = Trainer(config, Interrupted(config, 20, signal.SIGTERM), quiet=True, on_end=on_end).fit(run)
+    assert stopped.stopped == "SIGTERM"
+    assert ended == []
+    Trainer(config, tiny_model(config), quiet=True, on_end=on_end).fit(run, resume=True)
+    assert ended == [run]
+
+
 def test_the_run_folder_tells_its_story(whole):
     folder, result = whole
     assert {path.name for path in folder.iterdir()} >= {
-        *("config.json", "environment.json", "metrics.jsonl", "checkpoints", "result.json", "curve.png")
+        *("config.json", "environment.json", "metrics.jsonl", "checkpoints", "result.json")
     }
     assert result.stopped == "finished"
     assert result.step == 40

@@ -44,7 +44,8 @@ def recipes(results: Path) -> list[tuple[str, ...]]:
     from torchrum.ledger import headline
     from torchrum.recipes import RECIPES
 
-    ours, table = headline(results), []
+    ours = headline(results)
+    table: list[tuple[str, ...]] = []
     for name, recipe in RECIPES.items():
         config = recipe()
         text, where = (config.paper.text, config.paper.where) if config.paper else ("", "")

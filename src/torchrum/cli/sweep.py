@@ -2,7 +2,7 @@
 
 import argparse
 
-from torchrum.cli.train import add_common, free_folder, split_fields
+from torchrum.cli.train import add_common, draw, free_folder, split_fields
 
 
 def main(arguments: list[str]) -> int:
@@ -37,6 +37,6 @@ def main(arguments: list[str]) -> int:
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):
             raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
-        return search(config, options.search, options.trials, folder, quiet=options.quiet)
-    results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, quiet=options.quiet)
+        return search(config, options.search, options.trials, folder, quiet=options.quiet, on_end=draw)
+    results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, quiet=options.quiet, on_end=draw)
     return max(result.exit_code for result in results)

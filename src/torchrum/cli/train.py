@@ -5,6 +5,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from torchrum.cli import complain
+
 EPILOG = """Every field of the recipe can be set, as --steps 1000 or --set steps=1000; fields inside others have dotted
 names: --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows them all. A recipe of your own is
 MODULE:FUNCTION.
@@ -60,6 +62,16 @@ def free_folder(parent: Path, name: str) -> Path:
     return folder
 
 
+def draw(run: Path) -> None:
+    """Draw the curve of a finished run; one that cannot be drawn is no less finished."""
+    try:
+        from torchrum.plots.curve import draw_curve
+    except ImportError as error:
+        complain(f"{run} has no curve: {error}")
+        return
+    draw_curve(run)
+
+
 def main(arguments: list[str]) -> int:
     """Train."""
     parser = argparse.ArgumentParser(
@@ -87,14 +99,16 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
         config = override(recipe, fields)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
-        results = run_sweep(runs, options.resume or free_folder(options.out, config.name), quiet=options.quiet)
+        folder = options.resume or free_folder(options.out, config.name)
+        results = run_sweep(runs, folder, quiet=options.quiet, on_end=draw)
         code = max(result.exit_code for result in results)
     elif options.resume is not None:
         config = override(read_config(options.resume), fields)
-        code = Trainer(config, quiet=options.quiet).fit(options.resume, resume=True).exit_code
+        code = Trainer(config, quiet=options.quiet, on_end=draw).fit(options.resume, resume=True).exit_code
     else:
         assert recipe is not None
         config = override(recipe, fields)
-        code = Trainer(config, quiet=options.quiet).fit(free_folder(options.out, config.name)).exit_code
+        trainer = Trainer(config, quiet=options.quiet, on_end=draw)
+        code = trainer.fit(free_folder(options.out, config.name)).exit_code
     # a further process that leaves with a code would make the first one be killed before it is done
     return code if os.environ.get("LOCAL_RANK", "0") == "0" else 0

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from torchrum.training.errors import RunError
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
-RESULT, CURVE = "result.json", "curve.png"
+RESULT = "result.json"
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torchrum.training.scoring import read_config
 from torchrum.training.trainer import Trainer
 
 SUMMARY = "summary.json"
+OnEnd = Callable[[Path], object] | None
 
 
 def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[str, TrainConfig]:
@@ -28,6 +29,8 @@ def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[st
         field, equals, values = choice.partition("=")
         if not equals or not values:
             raise ConfigError(f"{choice!r} is not a grid; write it as field=a,b,c.")
+        if field.strip() == "seed":
+            raise ConfigError(f"{choice!r} cannot be a grid; --seed {values.split(',')[0]} --seeds N takes N of them.")
         axes.append([f"{field}={value}" for value in values.split(",")])
     runs = {}
     for assignments in itertools.product(*axes):
@@ -37,8 +40,15 @@ def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[st
     return runs
 
 
-def run_sweep(runs: Mapping[str, TrainConfig], folder: Path | str, quiet: bool = False) -> list[Result]:
+def run_sweep(
+    runs: Mapping[str, TrainConfig], folder: Path | str, quiet: bool = False, on_end: OnEnd = None
+) -> list[Result]:
     """Train each config in its own folder under ``folder``; what is finished there is kept, what is begun is resumed.
+
+    Args:
+        runs: the configs by the name of their folder.
+        folder: where they go.
+        quiet, on_end: as for ``Trainer``.
 
     Returns:
         The results, up to the first that a signal ended; ``folder/summary.json`` has them too.
@@ -49,17 +59,17 @@ def run_sweep(runs: Mapping[str, TrainConfig], folder: Path | str, quiet: bool =
     folder = Path(engine.broadcast(str(folder)))
     results: dict[str, Result] = {}
     for label, config in runs.items():
-        results[label] = _train(config, folder / label, quiet, engine)
+        results[label] = _train(config, folder / label, quiet, engine, on_end)
         if results[label].exit_code:
             break
         engine.first(lambda: _summarise(folder, runs, results))
     return list(results.values())
 
 
-def _train(config: TrainConfig, folder: Path, quiet: bool, engine: Engine) -> Result:
+def _train(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_end: OnEnd) -> Result:
     done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
-        return Trainer(config, quiet=quiet).fit(folder, resume=begun)
+        return Trainer(config, quiet=quiet, on_end=on_end).fit(folder, resume=begun)
     changed = differences(identity(read_config(folder)), identity(config))
     if changed:
         raise RunError(f"{folder} holds a finished run of another config: {'; '.join(changed)}.")
@@ -82,7 +92,9 @@ def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[s
     write_json(folder / SUMMARY, {"metric": next(iter(runs.values())).task.metric, "means": means, "runs": rows})
 
 
-def search(config: TrainConfig, space: Sequence[str], trials: int, folder: Path, quiet: bool = False) -> int:
+def search(
+    config: TrainConfig, space: Sequence[str], trials: int, folder: Path, quiet: bool = False, on_end: OnEnd = None
+) -> int:
     """Let Optuna choose fields (``"field=low:high:log"`` or ``"field=a,b"``) for the best value of the task's metric.
 
     The study is kept in ``folder/optuna.log``, so a search that was stopped goes on where it was.
@@ -113,7 +125,7 @@ def search(config: TrainConfig, space: Sequence[str], trials: int, folder: Path,
     for _ in range(len(finished), trials):
         trial = study.ask()
         assignments = [f"{name}={_choose(trial, name, values)}" for name, values in ranges]
-        result = _train(override(config, assignments), folder / f"trial-{trial.number:04d}", quiet, engine)
+        result = _train(override(config, assignments), folder / f"trial-{trial.number:04d}", quiet, engine, on_end)
         if result.exit_code:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return result.exit_code

@@ -1,9 +1,9 @@
 """The only training loop."""
 
-import importlib
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torchrum.training.optim import build_optimizer, learning_rate, set_learning
 from torchrum.training.progress import Display
 from torchrum.training.records import (
     CONFIG,
-    CURVE,
     ENVIRONMENT,
     RESULT,
     MetricsFile,
@@ -45,11 +44,19 @@ class Trainer:
         config: the run.
         model: a model of your own instead of the config's; it is called as ``Task`` describes.
         quiet: show no progress.
+        on_end: called with the run folder once a run is complete, in one process; ``torchrum.plots.curve.draw_curve``
+            draws its curve.
     """
 
-    def __init__(self, config: TrainConfig, model: nn.Module | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module | None = None,
+        quiet: bool = False,
+        on_end: Callable[[Path], object] | None = None,
+    ) -> None:
         self.config = config
-        self._given, self._quiet = model, quiet
+        self._given, self._quiet, self._on_end = model, quiet, on_end
 
     def fit(self, folder: Path | str, resume: bool = False) -> Result:
         """Train to the end, to the goal, or to a signal.
@@ -309,16 +316,7 @@ class Trainer:
             return result
         summary = {name: value for name, value in asdict(result).items() if name != "folder"}
         self._engine.first(lambda: write_json(self._folder / RESULT, summary))
-        if self._engine.rank == 0:
-            self._draw()
+        if self._engine.rank == 0 and self._on_end is not None:
+            self._on_end(self._folder)
         self._display.say(f"{stopped} at step {progress.step}: {self._folder}")
         return result
-
-    def _draw(self) -> None:
-        # found by name: figures are made from run folders and stand above training, which can do without them
-        try:
-            curve = importlib.import_module("torchrum.plots.curve")
-        except ImportError as error:
-            self._display.say(f"no {CURVE}: {error}")
-            return
-        curve.draw_curve(self._folder)
