@@ -1,10 +1,8 @@
 """Time the fused lam = 0 scan (a product and a row kernel a step) beside cuDNN's GRU. Needs a CUDA device.
 
-    python benchmarks/fused_lam0.py                  the table: forward, forward + backward, errors against float64
-    python benchmarks/fused_lam0.py --options ln     with layer norm, zoneout and eta
-    python benchmarks/fused_lam0.py --pieces         what the products and the row kernels cost by themselves
-    python benchmarks/fused_lam0.py --split --pdl    the same with split products and dependent launch
-    python benchmarks/fused_lam0.py --sweep 1000     split products, dependent launch, warps, weight layout
+    python benchmarks/fused_lam0.py                               the table: forward, both, errors against float64
+    python benchmarks/fused_lam0.py --options ln                  with layer norm, zoneout and eta
+    python benchmarks/fused_lam0.py --sweep --seconds 90 out.json the layer under each tuning, captured, beside the GRU
 
 tests/ops/test_fused_lam0.py must be green first. Times are medians in microseconds a step; the input projection is
 included everywhere, with as many inputs as units. "own" is the scan's own graphs, "captured" the whole forward and
@@ -12,14 +10,26 @@ backward inside one outer capture, as cuDNN's GRU is measured.
 """
 
 import argparse
-import itertools
+import contextlib
+import fcntl
+import gc
+import json
+import signal
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from triton.runtime.jit import JITFunction
 
+import torchrum
 from torchrum.ops.rum_scan import RumOptions, rum_scan
 from torchrum.ops.rum_scan.fused import lam0_backward, lam0_forward, product
 from torchrum.ops.rum_scan.fused.graphs import clear_graphs
@@ -31,35 +41,39 @@ OPTIONS = {
     "ln": RumOptions(eta=1.0, layer_norm=True, zoneout=0.1, training=True),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+BOTH = ("forward", "backward")
 
 
-def microseconds(run: Callable[[], object], samples: int = 15) -> float:
-    """Median time of one call, by device events."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(samples):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
-
-
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """``run`` inside one CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+def microseconds(*runs: Callable[[], object], samples: int = 15) -> list[float]:
+    """Median time of one call of each, in turns, by device events."""
+    for run in runs:
         for _ in range(2):
             run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(samples):
+        for run, mine in zip(runs, times, strict=True):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            mine.append(begin.elapsed_time(end) * 1e3)
+    return [statistics.median(mine) for mine in times]
+
+
+def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """``run`` inside one CUDA graph, warmed up and captured on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
 
 
 class Case:
@@ -95,7 +109,8 @@ class Case:
     def errors(self) -> dict[str, float]:
         """Relative errors of the output and of every gradient against float64."""
         self.both()
-        found = {"out": self.forward().detach(), **{name: leaf.grad for name, leaf in self.leaves.items()}}
+        found = {"out": self.forward().detach()}
+        found |= {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
         v = {name: leaf.detach().double().requires_grad_() for name, leaf in self.leaves.items()}
         xp = F.linear(v["x"], v["w_ih"], v["bias"])
         norms = (v.get("ln_weight"), v.get("ln_bias"))
@@ -105,133 +120,308 @@ class Case:
         return {name: ((found[name].double() - want).norm() / want.norm()).item() for name, want in wanted.items()}
 
 
-def gru(T: int, B: int, N: int, dtype: torch.dtype) -> float:
-    """cuDNN's GRU, forward and backward in one graph."""
-    layer = torch.nn.GRU(N, N, device="cuda", dtype=dtype)
-    x = torch.randn(T, B, N, device="cuda").to(dtype).requires_grad_()
-    grad = torch.randn(T, B, N, device="cuda").to(dtype)
+class LayerRun:
+    """A recurrent layer's forward and backward on random data; its outputs and gradients after a run."""
 
-    def both() -> None:
-        layer.zero_grad(set_to_none=True)
-        x.grad = None
-        layer(x)[0].backward(grad)
+    def __init__(self, layer: nn.Module, T: int, B: int, N: int, dtype: torch.dtype) -> None:
+        generator = torch.Generator("cuda").manual_seed(3)
+        self.layer = layer
+        self.x = torch.randn(T, B, N, device="cuda", generator=generator).to(dtype).requires_grad_()
+        self.grad = torch.randn(T, B, N, device="cuda", generator=generator).to(dtype)
+        self.out = self.x
 
-    return microseconds(captured(both)) / T
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.layer(self.x)
+
+    def both(self) -> None:
+        self.layer.zero_grad(set_to_none=True)
+        self.x.grad = None
+        self.out = self.layer(self.x)[0]
+        self.out.backward(self.grad)
+
+    def results(self) -> list[Tensor]:
+        grads = [self.x.grad, *(parameter.grad for parameter in self.layer.parameters())]
+        return [self.out.detach().float(), *(grad.float() for grad in grads if grad is not None)]
 
 
 def table(T: int, B: int, sizes: list[int], dtype: torch.dtype, options: RumOptions, check: bool) -> None:
     rows = []
     for N in sizes:
         case = Case(T, B, N, dtype, options)
-        own_forward, own = microseconds(case.no_grad) / T, microseconds(case.both) / T
-        whole = microseconds(captured(case.both)) / T
-        cudnn = gru(T, B, N, dtype)
+        gru = LayerRun(nn.GRU(N, N, device="cuda", dtype=dtype), T, B, N, dtype)
+        runs = (case.no_grad, case.both, captured(case.both).replay, captured(gru.both).replay)
+        own_forward, own, whole, cudnn = (time / T for time in microseconds(*runs))
         errors = case.errors() if check else {}
         words = " ".join(f"{name} {error:.1e}" for name, error in errors.items())
         numbers = (own_forward, own, whole, cudnn, own / cudnn, whole / cudnn)
         rows.append(f"{N:5d}" + "".join(f"{number:10.2f}" for number in numbers) + f"  {words}")
+        del case, gru, runs
         clear_graphs()
-        del case
         torch.cuda.empty_cache()
     print(f"us/step  T={T} B={B} {dtype} {options}")
     print("    N   fwd own   f+b own  f+b capt cuDNN GRU own/cuDNN cap/cuDNN  relative errors")
     print("\n".join(rows), flush=True)
 
 
-def pieces(T: int, B: int, sizes: list[int], dtype: torch.dtype, options: RumOptions) -> None:
-    """Each kernel by itself, chained 64 times in one graph."""
-    length = 64
-    print("    N product fwd     row fwd product bwd     row bwd       begin     dweight")
-    for N in sizes:
-        like = torch.empty(0, device="cuda", dtype=dtype)
-        xp, out = torch.randn(T, B, 3 * N, device="cuda").to(dtype), torch.empty(T, B, N, device="cuda", dtype=dtype)
-        gates, dxp = torch.empty(T, B, 2 * N, device="cuda", dtype=dtype), torch.empty_like(xp)
-        stats = torch.empty(T, B, lam0_backward.STATS.value, device="cuda")
-        norms = (
-            (torch.ones(3 * N, device="cuda"), torch.zeros(3 * N, device="cuda")) if options.layer_norm else (None,) * 2
-        )
-        weight = (torch.randn(2 * N, N, device="cuda") * N**-0.5).to(dtype)
-        loaded = (torch.randn(B, N, device="cuda"), weight, *norms, None, torch.tensor(3, device="cuda"))
-        forward = lam0_forward.ForwardSteps(like, B, N, options, False, graphed=False)
-        backward = lam0_backward.BackwardSteps(like, B, N, options, False, graphed=False)
-        forward.begin(xp, out, gates, *loaded)
-        for t in range(T):
-            forward.step(t)
-        grad_out = torch.randn(T, B, N, device="cuda").to(dtype)
+# ---- the sweep: each case in a process of its own, so that a bad kernel ends no more than its case
 
-        def begin_backward(steps=backward, given=(xp, out, gates, stats, grad_out, dxp, *loaded)) -> None:
-            steps.begin(*given)
 
-        begin_backward()
-        times = []
-        for steps in (forward, backward):
+Tuning = dict[str, Any]
+NOW: Tuning = {}  # the modules' own constants, which are taken down before anything is changed
+FIRST: Tuning = {"first": "fb", "half": "fb", "pdl": True, "lanes": 256}
+BEFORE: Tuning = {"split": "b", "pdl": False, "lanes": 128, "first": "", "half": ""}
+VARIANTS: dict[str, Tuning] = {
+    "before": BEFORE,  # cuBLAS forward, portable split product backward, no dependent launch
+    "first": FIRST,  # the weight fetched ahead of the state, under dependent launch; partial sums in half precision
+    "first-f32": {**FIRST, "half": ""},
+    "first-w8": {**FIRST, "warps": 8},
+    "first-l128": {**FIRST, "lanes": 128},
+    "first-l128x16": {**FIRST, "lanes": 128, "most_warps": 16},
+    "first-wide": {**FIRST, "block": 128},
+    "first-narrow": {**FIRST, "block": 64},
+    "first-32": {**FIRST, "block": 32},
+    "first-cache": {**FIRST, "carveout": False},
+    "first-f32-nopdl": {**FIRST, "half": "", "pdl": False},
+    "first-back": {**FIRST, "first": "b", "half": "b"},  # cuBLAS forward
+    "split-pdl": {**BEFORE, "split": "fb", "pdl": True, "lanes": 256},
+    "before-l256": {**BEFORE, "lanes": 256},
+    "before-pdl": {**BEFORE, "lanes": 256, "pdl": True},
+    "first-regs": {**FIRST, "registers": 64 * 1024},
+    "lanes64": {**BEFORE, "lanes": 64},
+}
+CASES: dict[str, tuple[int, int, str, str, tuple[str, ...]]] = {  # N, T, dtype, options, variants
+    "2000": (2000, 150, "bf16", "eta", ("before", "first", "first-f32", "first-w8", "first-cache", "before-l256")),
+    "1024": (1024, 150, "bf16", "eta", ("before", "first", "first-narrow", "first-f32", "first-wide", "first-w8")),
+    "2000-b": (2000, 150, "bf16", "eta", ("before", "first-l128x16", "first-back", "first-f32-nopdl", "split-pdl")),
+    "1024-b": (1024, 150, "bf16", "eta", ("before", "first-l128", "first-cache", "first-back", "split-pdl")),
+    "1000": (1000, 150, "bf16", "eta", ("before", "first", "first-narrow", "first-l128", "first-f32")),
+    "704": (704, 150, "bf16", "eta", ("before", "first", "first-32", "first-l128", "first-f32", "first-wide")),
+    "2000-ln": (2000, 150, "bf16", "ln", ("before", "first", "first-l128x16", "first-regs", "first-f32")),
+    "1000-ln": (1000, 150, "bf16", "ln", ("before", "first", "first-l128", "first-f32")),
+    "250-fp32": (250, 220, "fp32", "eta", ("before", "before-l256", "lanes64", "before-pdl")),
+}
 
-            def products(steps=steps) -> None:
-                for _ in range(length):
+
+def tune(tuning: Tuning) -> None:
+    """Set the modules' constants; what a tuning does not name is as it was at the start."""
+    for name, value in NOW.items():
+        module, attribute = name.split(".")
+        value = dict(value) if isinstance(value, dict) else value
+        setattr({"product": product, "lam0_forward": lam0_forward}[module], attribute, value)
+    letters = {"forward": "f", "backward": "b"}
+    for key, constant in (("split", product.SPLIT), ("first", product.WEIGHT_FIRST), ("half", product.HALF_PARTS)):
+        if key in tuning:
+            constant.update({direction: letters[direction] in tuning[key] for direction in BOTH})
+    for key, number in (("block", product.BLOCK), ("warps", product.WARPS), ("lanes", lam0_forward.LANES_PER_WARP)):
+        if key in tuning:
+            number.update({direction: tuning[key] for direction in BOTH})
+    for key, name in (
+        ("pdl", "PDL"),
+        ("carveout", "CARVEOUT"),
+        ("most_warps", "MOST_WARPS"),
+        ("registers", "ROW_REGISTERS"),
+    ):
+        if key in tuning:
+            setattr(lam0_forward, name, tuning[key])
+    clear_graphs()
+
+
+@contextlib.contextmanager
+def alone(lock: str, seconds: int) -> Iterator[None]:
+    """The device for this process; a run that hangs ends the process."""
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        yield
+        torch.cuda.synchronize()
+        signal.alarm(0)
+
+
+@contextlib.contextmanager
+def compiling_only() -> Iterator[None]:
+    """Kernels are compiled and not launched."""
+    run = JITFunction.run
+    JITFunction.run = lambda self, *args, grid, warmup, **rest: run(self, *args, grid=grid, warmup=True, **rest)
+    try:
+        yield
+    finally:
+        JITFunction.run = run
+
+
+class Pieces:
+    """The kernels of both directions by themselves."""
+
+    def __init__(self, T: int, B: int, N: int, dtype: torch.dtype, options: RumOptions) -> None:
+        def normal(*shape: int, std: float = 1.0, dtype: torch.dtype = dtype) -> Tensor:
+            return (std * torch.randn(shape, device="cuda")).to(dtype)
+
+        like = normal(0)
+        norms = (torch.ones(3 * N, device="cuda"), torch.zeros(3 * N, device="cuda")) if options.layer_norm else (None,)
+        self.xp, self.out, self.gates = normal(T, B, 3 * N), normal(T, B, N, std=N**-0.5), normal(T, B, 2 * N)
+        self.stats = normal(T, B, lam0_backward.STATS.value, dtype=torch.float32)
+        self.loaded = (normal(B, N, std=N**-0.5), normal(2 * N, N, std=N**-0.5), norms[0], norms[-1], None)
+        self.seed = torch.tensor(3, device="cuda")
+        self.forward = lam0_forward.ForwardSteps(like, B, N, options, False, graphed=False)
+        self.backward = lam0_backward.BackwardSteps(like, B, N, options, False, graphed=False)
+        self.forward.given = (self.xp, self.out, self.gates)
+        self.dxp, self.grad_out = torch.empty_like(self.xp), normal(T, B, N)
+        self.backward.given = (self.xp, self.out, self.gates, self.stats, self.grad_out, self.dxp)
+
+    def compile(self) -> None:
+        with compiling_only():
+            self.backward.sums(self.xp, self.out, self.gates, self.stats)
+            for steps in (self.forward, self.backward):
+                steps.row(None, 0)
+                if steps.product.split:
                     steps.product()
 
-            def whole(steps=steps) -> None:
-                for t in range(length):
-                    steps.step(t)
-
-            one = microseconds(captured(products)) / length
-            times += [one, microseconds(captured(whole)) / length - one]
-        times.append(microseconds(begin_backward) / T)
-
-        def weight_grad(dxp=dxp, h0=loaded[0], out=out, N=N) -> None:
-            lam0_backward.recurrent_weight_grad(dxp, h0, out, N, 2)
-
-        times.append(microseconds(weight_grad) / T)
-        print(f"{N:5d}" + "".join(f"{time:12.2f}" for time in times), flush=True)
-
-
-def sweep(T: int, B: int, N: int, dtype: torch.dtype, options: RumOptions) -> None:
-    """Forward, and forward with backward, for each tuning."""
-    print("    N  split    PDL lanes/warp transposed f,b    fwd own   f+b own  f+b captured")
-    case = Case(T, B, N, dtype, options)
-    base = (128, (False, False))
-    tunings = [(split, pdl, *base) for split, pdl in itertools.product((False, True), repeat=2)]
-    tunings += [(False, False, lanes, (False, False)) for lanes in (64, 256)]
-    tunings += [(False, False, 128, layout) for layout in itertools.product((False, True), repeat=2) if any(layout)]
-    for split, pdl, lanes, transposed in tunings:
-        set_tuning(split, pdl)
-        lam0_forward.LANES_PER_WARP.update(forward=lanes, backward=lanes)
-        lam0_forward.TRANSPOSED.update(forward=transposed[0], backward=transposed[1])
-        clear_graphs()
-        times = [microseconds(run) / T for run in (case.no_grad, case.both, captured(case.both))]
-        numbers = " ".join(f"{time:9.2f}" for time in times)
-        print(f"{N:5d} {split!s:>6} {pdl!s:>6} {lanes:10d} {transposed!s:>15} {numbers}", flush=True)
+    def times(self, length: int = 32) -> dict[str, float]:
+        """Each kernel in a captured chain of its own, and both of a step in turns."""
+        self.forward.begin(self.xp, self.out, self.gates, *self.loaded, self.seed)
+        self.backward.begin(*self.backward.given, *self.loaded, self.seed)
+        runs = {}
+        for steps in (self.forward, self.backward):
+            runs[f"{steps.direction} product"] = lambda steps=steps: [steps.product() for _ in range(length)]
+            runs[f"{steps.direction} row"] = lambda steps=steps: [steps.row(None, t) for t in range(length)]
+            runs[f"{steps.direction} step"] = lambda steps=steps: [steps.step(t) for t in range(length)]
+        graphs = [captured(run) for run in runs.values()]
+        times = microseconds(*(graph.replay for graph in graphs), samples=10)
+        return {name: time / length for name, time in zip(runs, times, strict=True)}
 
 
-def set_tuning(split: bool | None, pdl: bool) -> None:
-    if split is not None:
-        product.SPLIT.update(forward=split, backward=split)
-    lam0_forward.PDL = pdl
+def parallel_parts(T: int, B: int, N: int, dtype: torch.dtype) -> float:
+    """The projection and its gradients, and the recurrent weight's gradient: all that is not in the loop."""
+    x = torch.randn(T, B, N, device="cuda").to(dtype).requires_grad_()
+    weight = torch.randn(3 * N, N, device="cuda").to(dtype).requires_grad_()
+    bias = torch.zeros(3 * N, device="cuda", dtype=dtype, requires_grad=True)
+    dxp, h0 = torch.randn(T, B, 3 * N, device="cuda").to(dtype), torch.zeros(B, N, device="cuda", dtype=dtype)
+
+    def run() -> None:
+        torch.autograd.grad(F.linear(x, weight, bias), (x, weight, bias), dxp)
+        lam0_backward.recurrent_weight_grad(dxp, h0, x.detach(), N, 2)
+
+    return microseconds(captured(run).replay, samples=10)[0] / T
+
+
+def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
+    """One case: every variant that the time allows, most promising first."""
+    N, T, dtype_name, option_name, variants = CASES[name]
+    dtype, options, B = DTYPES[dtype_name], OPTIONS[option_name], 128
+    torch.set_float32_matmul_precision("high")  # as cuDNN does by default
+    for module in (product, lam0_forward):
+        for key in ("SPLIT", "WEIGHT_FIRST", "HALF_PARTS", "BLOCK", "WARPS", "LANES_PER_WARP", "PDL", "CARVEOUT",
+                    "MOST_WARPS", "ROW_REGISTERS"):  # fmt: skip
+            if hasattr(module, key):
+                value = getattr(module, key)
+                NOW[f"{module.__name__.split('.')[-1]}.{key}"] = dict(value) if isinstance(value, dict) else value
+
+    def say(row: dict[str, Any], line: str) -> None:
+        print(f"{name:>8} {line}", flush=True)
+        with rows.open("a") as file:
+            file.write(json.dumps({"case": name, **row}) + "\n")
+
+    with alone(lock, 40):
+        gru = LayerRun(nn.GRU(N, N, device="cuda", dtype=dtype), T, B, N, dtype)
+        gru_both, gru_forward = captured(gru.both), captured(gru.forward)
+        torch.manual_seed(0)
+        norm, zoneout = options.layer_norm, options.zoneout
+        layer = torchrum.RUM(
+            N, N, eta=1.0, layer_norm=norm, zoneout=zoneout, backend="fused", device="cuda", dtype=dtype
+        )
+        rum = LayerRun(layer, T, B, N, dtype)
+        parallel = parallel_parts(T, B, N, dtype)
+        say({"parallel": parallel}, f"{'outside the loop':16} {'':9} {parallel:9.2f}")
+    wanted: list[Tensor] = []
+    best = (float("inf"), "")
+    for variant in variants:
+        if time.time() > deadline:
+            say({"variant": variant, "error": "no time left"}, f"{variant:16} no time left")
+            continue
+        try:
+            tune(VARIANTS[variant])
+            with alone(lock, 20):
+                pieces = Pieces(T, B, N, dtype, options)
+            pieces.compile()
+            with alone(lock, 20):
+                forward, both = captured(rum.forward), captured(rum.both)
+                times = microseconds(gru_both.replay, both.replay, forward.replay, gru_forward.replay)
+                cudnn, total, ahead, cudnn_ahead = (time / T for time in times)
+                torch.manual_seed(7)  # zoneout's masks are then the same in every variant
+                both.replay()
+                found = rum.results()
+                wanted = wanted or [part.clone() for part in found]
+                error = max(((a - b).norm() / b.norm()).item() for a, b in zip(found, wanted, strict=True))
+                chain = pieces.times()
+            del forward, both, found, pieces
+            if error < 0.05 and total < best[0]:
+                best = (total, variant)
+            row = {"variant": variant, "forward": ahead, "both": total, "gru": cudnn, "gru_forward": cudnn_ahead}
+            words = " ".join(f"{chain[f'{d} {part}']:5.2f}" for d in BOTH for part in ("product", "row", "step"))
+            say(
+                {**row, "ratio": total / cudnn, "error": error, "chain": chain},
+                f"{variant:16} {ahead:9.2f} {total:9.2f} {cudnn:9.2f} {total / cudnn:6.3f} {error:9.1e}   {words}",
+            )
+        except Exception as problem:  # one variant that fails must not end the others
+            words = f"{type(problem).__name__}: {' '.join(str(problem).split())[:160]}"
+            say({"variant": variant, "error": words}, f"{variant:16} {words}")
+            torch.cuda.synchronize()  # raises again where the device's context is lost: this case ends
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(f"{name:>8} best: {best[1]} {best[0]:.2f}", flush=True)
+
+
+def sweep(names: list[str], seconds: float, out: str | None) -> None:
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, B=128, medians in us/step, all captured")
+    print("  chains: product, row kernel, both in turns; forward, then backward")
+    print("    case variant            forward      both       GRU  ratio     error   chains", flush=True)
+    deadline = time.time() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows"
+        rows.touch()
+        command = [sys.executable, __file__, "--lock", f"{folder}/lock", "--deadline", str(deadline), "--rows", rows]
+        children = {name: subprocess.Popen([*map(str, command), "--case", name]) for name in names}
+        for name, child in children.items():
+            try:
+                code = child.wait(max(1.0, deadline + 25 - time.time()))
+                if code:
+                    print(f"{name:>8} ended with {code}", flush=True)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                print(f"{name:>8} stopped: out of time", flush=True)
+        found = [json.loads(line) for line in rows.read_text().splitlines()]
+    if out is not None:
+        Path(out).write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": found}, indent=1))
+    for name in names:
+        timed = [row for row in found if row["case"] == name and "ratio" in row]
+        for row in sorted(timed, key=lambda row: row["both"])[:3]:
+            print(f"{name:>8} {row['variant']:16} {row['both']:6.2f} {row['ratio']:6.3f} error {row['error']:.1e}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", help="where the sweep's numbers go")
     parser.add_argument("--sizes", type=int, nargs="*", default=[256, 704, 1000, 1024, 2000])
     parser.add_argument("--T", type=int, default=150)
     parser.add_argument("--B", type=int, default=128)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--options", choices=OPTIONS, default="eta")
     parser.add_argument("--no-errors", action="store_true")
-    parser.add_argument("--pieces", action="store_true")
-    parser.add_argument("--sweep", type=int)
-    parser.add_argument("--split", action=argparse.BooleanOptionalAction, default=None)
-    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=lam0_forward.PDL)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES), metavar="CASE")
+    parser.add_argument("--seconds", type=float, default=90.0)
+    for name in ("--case", "--lock", "--deadline", "--rows"):  # of a sweep's own processes
+        parser.add_argument(name, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")  # as cuDNN does by default
-    dtype, options = DTYPES[args.dtype], OPTIONS[args.options]
-    set_tuning(args.split, args.pdl)
-    if args.sweep:
-        sweep(args.T, args.B, args.sweep, dtype, options)
-    elif args.pieces:
-        pieces(args.T, args.B, args.sizes, dtype, options)
+    if args.case:
+        sweep_case(args.case, args.lock, float(args.deadline), Path(args.rows))
+    elif args.sweep:
+        sweep(args.cases, args.seconds, args.out)
     else:
-        table(args.T, args.B, args.sizes, dtype, options, not args.no_errors)
+        table(args.T, args.B, args.sizes, DTYPES[args.dtype], OPTIONS[args.options], not args.no_errors)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ the step to begin at and the addresses of the tensors of this call in a small ta
 replay, and matrix products touch only buffers that live as long as the graph. So neither T nor new tensors recapture.
 """
 
+import ctypes
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -45,6 +47,23 @@ def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor) -> None:
     """Write the first step, the addresses and T; kernels load from the addresses 16 bytes wide, see ``aligned``."""
     padded: list[Tensor | None] = [*tensors, *[None] * (6 - len(tensors))]
     fill_table_kernel[(1,)](table, step, T, *padded, num_warps=1)
+
+
+@functools.cache
+def _prefer_shared(function: int) -> None:
+    CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
+    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), CARVEOUT, 100)
+
+
+def prefer_shared(kernel: Any) -> None:
+    """Hint that a launched kernel take little of the first-level cache.
+
+    A multiprocessor divides one memory between that cache and shared memory, and kernels that want it divided
+    differently do not run on it together; under dependent launch a row kernel should start beside a product.
+    """
+    function = getattr(kernel, "function", None)
+    if function is not None:
+        _prefer_shared(function)
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..options import RumOptions
-from .common import ACCURATE_COS, activate, activation_slope, prefetch, sigmoid, sum2, sum4, sum5, zoneout_keep_new
+from .common import ACCURATE_COS, activate, activation_slope, prefetch, sigmoid, sum2, sum3, sum4, zoneout_keep_new
 from .graphs import aligned, can_graph, fill_table, plain_mode, run_graphed
 from .lam0_forward import Buffers, launch_options, load_ln, padded, rum_cell, scan_key
 from .product import Product, load_parts
@@ -127,12 +127,12 @@ def rotation_backward(dz, dz_u, dz_w, u, w, h, inv_e, inv_t, c, k, p, q, al, be,
 
 
 @triton.jit
-def rum_cell_backward(
-    dh, tau_raw, u_raw, e, h, stats, ln_grads, ln_weight, ln_bias, lengths, seed, t, b, j, mask,
+def redo_step(
+    tau_raw, u_raw, e, h, stats, ln_weight, ln_bias, j, mask,
     H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ACTIVATION: tl.constexpr,
-    ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
+    ETA: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the raw tau, the raw gate, eps and the state before the step from ``dh``, that of its new state."""
+    """The step again, pointwise: all that ``undo_step`` needs and that does not wait for the gradient."""
     G: tl.constexpr = 2 if GATE else 1
     inv_e = tl.load(stats + 0)
     inv_t = tl.load(stats + 1)
@@ -146,8 +146,9 @@ def rum_cell_backward(
     i = tl.load(stats + 9)
     u_i = tl.load(stats + 10)
     inv_f = tl.load(stats + 11)
-
-    # the step again, pointwise
+    normed_t, weight_t, rstd_t = tau_raw, tau_raw, inv_e
+    normed_u, weight_u, rstd_u, slope_u = u_raw, u_raw, inv_e, u_raw
+    normed_c, weight_c, rstd_c = tau_raw, tau_raw, inv_e
     tau = tau_raw
     gate = u_raw
     if LN != "none":
@@ -177,7 +178,36 @@ def rum_cell_backward(
         normed_c = (new - tl.load(stats + 15)) * rstd_c
         new = normed_c * weight_c + bias
     new = activate(new, ACTIVATION)
+    share = tl.full([BLOCK], 1.0, tl.float32)  # how much of the state's gradient reaches the candidate
+    if GATE:
+        share = 1.0 - gate
+    slope = share * activation_slope(new, ACTIVATION)
+    mixed, inv_norm, mixed_u, mixed_w = new, inv_e, inv_e, inv_e
+    if ETA is not None:
+        inv_norm = tl.load(stats + 12)
+        if GATE:
+            mixed = gate * h + share * new
+        mixed = tl.where(mask, mixed * inv_norm, 0.0)
+        if LN == "none":
+            mixed_u, mixed_w = sum2(mixed * slope * u, mixed * slope * w)
+    return (
+        inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, u, w, gate, new, share, slope, mixed, inv_norm,
+        mixed_u, mixed_w, normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c
+    )  # fmt: skip
 
+
+@triton.jit
+def undo_step(
+    dh, again, h, ln_grads, lengths, seed, t, b, j, mask,
+    H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr,
+    ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the raw tau, the raw gate, eps and the state before the step from ``dh``, that of its new state."""
+    G: tl.constexpr = 2 if GATE else 1
+    (
+        inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, u, w, gate, new, share, slope, mixed, inv_norm,
+        mixed_u, mixed_w, normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c
+    ) = again  # fmt: skip
     # back through lengths, zoneout and eta
     dprev = tl.zeros_like(dh)
     if ZONEOUT == "train":
@@ -193,21 +223,10 @@ def rum_cell_backward(
         live = t < tl.load(lengths + b)
         dprev = tl.where(live, dprev, dh)
         dnew = tl.where(live, dnew, 0.0)
-    share = tl.full([BLOCK], 1.0, tl.float32)  # how much of the state's gradient reaches the candidate
-    if GATE:
-        share = 1.0 - gate
-    slope = share * activation_slope(new, ACTIVATION)
     if ETA is not None:
-        inv_norm = tl.load(stats + 12)
-        mixed = new
-        if GATE:
-            mixed = gate * h + share * new
-        mixed = tl.where(mask, mixed * inv_norm, 0.0)
         scale = ETA * inv_norm
-        if LN == "none":  # the rotation's sums are linear in dnew and in mixed: one reduction serves both
-            along, dnew_u, dnew_w, mixed_u, mixed_w = sum5(
-                dnew * mixed, dnew * slope * u, dnew * slope * w, mixed * slope * u, mixed * slope * w
-            )
+        if LN == "none":  # the rotation's sums are linear in dnew and in mixed
+            along, dnew_u, dnew_w = sum3(dnew * mixed, dnew * slope * u, dnew * slope * w)
             dz_u = scale * (dnew_u - along * mixed_u)
             dz_w = scale * (dnew_w - along * mixed_w)
         else:
@@ -249,10 +268,23 @@ def rum_cell_backward(
     return dtau, dgate, dz + de, dprev + dh_turn
 
 
-@triton.jit(do_not_specialize=["t", "B"])
+@triton.jit
+def rum_cell_backward(
+    dh, tau_raw, u_raw, e, h, stats, ln_grads, ln_weight, ln_bias, lengths, seed, t, b, j, mask,
+    H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ACTIVATION: tl.constexpr,
+    ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
+):  # fmt: skip
+    """``undo_step`` from the step's own inputs."""
+    again = redo_step(
+        tau_raw, u_raw, e, h, stats, ln_weight, ln_bias, j, mask, H, BLOCK, GATE, LN, ACTIVATION, ETA
+    )  # fmt: skip
+    return undo_step(dh, again, h, ln_grads, lengths, seed, t, b, j, mask, H, GATE, LN, ETA, ZONEOUT, KEEP_BELOW)
+
+
+@triton.jit(do_not_specialize=["t", "T", "B"])
 def lam0_backward_kernel(
     table, xp, out, gates, stats, grad_out, dxp, product, dstate, low, ln_grads, h0, ln_weight, ln_bias, lengths, seed,
-    t, B,
+    t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
@@ -261,9 +293,9 @@ def lam0_backward_kernel(
     dtype = low.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     if table is not None:
         t = tl.load(table) - t
+        T = tl.load(table + 7)
         xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
         out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
         gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
@@ -281,21 +313,26 @@ def lam0_backward_kernel(
         ln_grads += b * (2 * (G + 1) * H)
     tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
     dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
-    dh += tl.load(dstate + b * H + j, mask=mask, other=0.0)
-    dh += load_parts(product, b * HP + j, mask, B * HP, PARTS)
     if t > 0:  # what the next step back begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
         before = row - B
         prefetch(grad_out + before * H, BYTES)
         prefetch(gates + before * (G * H), G * BYTES)
         prefetch(xp + before * ((G + 1) * H) + G * H, BYTES)
+        prefetch(stats + before * STATS, 4 * STATS)
         if t > 1:
             prefetch(out + (before - B) * H, BYTES)
-
-    dtau, dgate, deps, dprev = rum_cell_backward(
-        dh, tau_raw, u_raw, e, h, stats + row * STATS, ln_grads, ln_weight, ln_bias, lengths, seed, t, b, j, mask,
-        H, BLOCK, GATE, LN, ACTIVATION, ETA, ZONEOUT, KEEP_BELOW,
-    )  # fmt: skip
+    again = redo_step(
+        tau_raw, u_raw, e, h, stats + row * STATS, ln_weight, ln_bias, j, mask, H, BLOCK, GATE, LN, ACTIVATION, ETA
+    )
+    if PDL:  # all above was written before the product began, see BackwardSteps.begin
+        tl.extra.cuda.gdc_wait()
+    told = mask & (t + 1 < T)  # the last step hears from none after it
+    dh += tl.load(dstate + b * H + j, mask=told, other=0.0)
+    dh += load_parts(product, b * HP + j, told, B * HP, PARTS)
+    dtau, dgate, deps, dprev = undo_step(
+        dh, again, h, ln_grads, lengths, seed, t, b, j, mask, H, GATE, LN, ETA, ZONEOUT, KEEP_BELOW
+    )
     tl.store(low + j, dtau.to(dtype), mask=mask)
     if GATE:
         tl.store(low + HP + j, dgate.to(dtype), mask=mask)
@@ -325,25 +362,30 @@ class BackwardSteps(Buffers):
         self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor, grad_out: Tensor, dxp: Tensor, *loaded: Any
     ) -> None:
         self.load(*loaded)
-        self.product.out.zero_()
-        self.dstate.zero_()
-        if self.ln_grads is not None:
-            self.ln_grads.zero_()
+        self.sums(xp, out, gates, stats)
+        # Under dependent launch the first row kernel reads ahead of the kernel before it, so that must write nothing
+        # which is read ahead: neither the weight nor the scalars above.
+        (self.dstate if self.ln_grads is None else self.ln_grads).zero_()
+        self.given = (xp, out, gates, stats, grad_out, dxp)
+        if self.table is not None:
+            fill_table(self.table, len(out) - 1, len(out), *self.given)
+
+    def sums(self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor) -> None:
+        """Enqueue the parallel pass over all steps."""
         names = ("H", "BLOCK", "GATE", "LN", "LN_EPS", "ACTIVATION", "ETA")
         lam0_stats_kernel[(out.shape[0] * self.B,)](
             xp, out, gates, self.h0, stats, self.ln_weight, self.ln_bias, self.B,
             **{name: self.flags[name] for name in names}, num_warps=min(self.flags["num_warps"], 8),
         )  # fmt: skip
-        self.given = (xp, out, gates, stats, grad_out, dxp)
-        if self.table is not None:
-            fill_table(self.table, len(out) - 1, len(out), *self.given)
 
     def row(self, table: Tensor | None, t: int) -> None:
         given = self.given if table is None else [None] * len(self.given)
-        lam0_backward_kernel[(self.B,)](
+        kernel = lam0_backward_kernel[(self.B,)](
             table, *given, self.product.out, self.dstate, self.low, self.ln_grads, self.h0,
-            self.ln_weight, self.ln_bias, self.lengths, self.seed, t, self.B, PARTS=self.product.parts, **self.flags,
+            self.ln_weight, self.ln_bias, self.lengths, self.seed, t, len(self.given[0]), self.B,
+            PARTS=self.product.parts, **self.flags,
         )  # fmt: skip
+        self.launched(kernel)
 
     def step(self, t: int) -> None:
         self.row(self.table, t)

@@ -21,12 +21,15 @@ from .common import (
     sum6,
     zoneout_keep_new,
 )
-from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, plain_mode, run_graphed
-from .product import Product, load_parts, splits
+from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, plain_mode, prefer_shared, run_graphed
+from .product import Product, add_parts, fetch_parts, splits
 
 # Tuning, read when a scan's buffers are made (clear_graphs() makes them anew).
 LANES_PER_WARP = {"forward": 128, "backward": 128}  # of a row; 4 a thread keep float32 and half loads in one layout
+MOST_WARPS = 8
+ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a product's tile must fit beside a row
 PDL = False  # launch each kernel while the one before it drains
+CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in products
 TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
 
 
@@ -40,27 +43,39 @@ def load_ln(ln_weight, ln_bias, block: tl.constexpr, j, mask, H: tl.constexpr):
 def rum_cell(
     tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask,
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr,
+    ee=None, eh=None,
 ):  # fmt: skip
-    """The state before eta and zoneout, and every scalar that the backward needs to redo it without a sum."""
+    """The state before eta and zoneout, and every scalar that the backward needs to redo it without a sum.
+
+    ``ee`` and ``eh`` are the sums e.e and e.h where they are known already.
+    """
     mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     tau = tau_raw
     u = u_raw
     if LN == "none":
-        ee, eh, tt, et, th = sum5(e * e, e * h, tau * tau, e * tau, tau * h)
+        if ee is None:
+            ee, eh, tt, et, th = sum5(e * e, e * h, tau * tau, e * tau, tau * h)
+        else:
+            tt, et, th = sum3(tau * tau, e * tau, tau * h)
         if GATE:
             u = sigmoid(u)
     else:
         if GATE:
             if LN == "authors":
                 u = tl.where(mask, sigmoid(u), 0.0)
-            total, squares, total_u, squares_u, ee, eh = sum6(tau, tau * tau, u, u * u, e * e, e * h)
+            if ee is None:
+                total, squares, total_u, squares_u, ee, eh = sum6(tau, tau * tau, u, u * u, e * e, e * h)
+            else:
+                total, squares, total_u, squares_u = sum4(tau, tau * tau, u, u * u)
             mean_u, rstd_u = moments(u, mask, total_u, squares_u, LN_EPS, H)
             weight, bias = load_ln(ln_weight, ln_bias, 1, j, mask, H)
             u = (u - mean_u) * rstd_u * weight + bias
             if LN == "before":
                 u = sigmoid(u)
-        else:
+        elif ee is None:
             total, squares, ee, eh = sum4(tau, tau * tau, e * e, e * h)
+        else:
+            total, squares = sum2(tau, tau * tau)
         mean_t, rstd_t = moments(tau, mask, total, squares, LN_EPS, H)
         weight, bias = load_ln(ln_weight, ln_bias, 0, j, mask, H)
         tau = (tau - mean_t) * rstd_t * weight + bias
@@ -93,7 +108,6 @@ def lam0_forward_kernel(
     dtype = low.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     if table is not None:
         t = tl.load(table) + t
         T = tl.load(table + 7)
@@ -108,21 +122,28 @@ def lam0_forward_kernel(
     xp += row * ((G + 1) * H)
     gates += row * (G * H)
     e = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)
-    h = tl.load(state + b * H + j, mask=mask, other=0.0)
+    h = tl.load(state + b * H + j, mask=mask, other=0.0, cache_modifier=".cg")
     tau_raw = tl.load(xp + j, mask=mask, other=0.0).to(tl.float32)
-    tau_raw += load_parts(product, b * (G * HP) + j, mask, B * (G * HP), PARTS)
-    tl.store(gates + j, tau_raw.to(dtype), mask=mask)
     u_raw = tau_raw
     if GATE:
         u_raw = tl.load(xp + H + j, mask=mask, other=0.0).to(tl.float32)
-        u_raw += load_parts(product, b * (G * HP) + HP + j, mask, B * (G * HP), PARTS)
-        tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
-
     if t + 1 < T:
         ROW: tl.constexpr = (G + 1) * H
         prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
+    ee, eh = None, None
+    if PDL:  # the product begins after the row kernel before it has ended, so only its own output is waited for
+        ee, eh = sum2(e * e, e * h)
+        tl.extra.cuda.gdc_wait()
+    product += b * (G * HP)
+    tau_parts = fetch_parts(product, j, mask, B * (G * HP), PARTS)
+    if GATE:  # its loads before the first store, which they might not pass
+        u_parts = fetch_parts(product + HP, j, mask, B * (G * HP), PARTS)
+        u_raw += add_parts(u_parts, PARTS)
+        tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
+    tau_raw += add_parts(tau_parts, PARTS)
+    tl.store(gates + j, tau_raw.to(dtype), mask=mask)
 
-    cell = rum_cell(tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
+    cell = rum_cell(tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, ee, eh)
     new = cell[0]
     if ETA is not None:
         norm = tl.sqrt(tl.sum(new * new, 0))
@@ -162,10 +183,11 @@ def launch_options(like: Tensor, H: int, options: RumOptions, direction: str) ->
         "ZONEOUT": zoneout,
         "KEEP_BELOW": min(int((1 - options.zoneout) * 2**32), 2**32 - 1) if zoneout == "train" else 0,
         "PDL": pdl,
-        "num_warps": min(8, max(1, block // LANES_PER_WARP[direction])),
+        "num_warps": min(MOST_WARPS, max(1, block // LANES_PER_WARP[direction])),
     }
     if pdl:
         flags["launch_pdl"] = True
+        flags["maxnreg"] = min(255, ROW_REGISTERS // (32 * flags["num_warps"]))
     return flags
 
 
@@ -173,6 +195,7 @@ class Buffers:
     """The parts of a scan that both directions keep at fixed addresses."""
 
     direction: str
+    flags: dict[str, Any]
 
     def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -182,9 +205,11 @@ class Buffers:
         HP = padded(H)
         self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
         if TRANSPOSED[self.direction]:
-            self.weight = empty(HP, self.G * HP, dtype=like.dtype).zero_().t()
+            self.weight = empty(HP, self.G * HP, dtype=like.dtype).t()
         else:
-            self.weight = empty(self.G * HP, HP, dtype=like.dtype).zero_()  # padding stays zero
+            self.weight = empty(self.G * HP, HP, dtype=like.dtype)
+        if HP != H:
+            self.weight.zero_()  # padding stays zero
         self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
         self.ln_bias = empty((self.G + 1) * H) if options.layer_norm else None
         self.lengths = empty(B, dtype=torch.int64) if has_lengths else None
@@ -195,6 +220,10 @@ class Buffers:
     def row(self, table: Tensor | None, t: int) -> None:
         """Enqueue the row kernel, on the table's tensors or on those given."""
         raise NotImplementedError
+
+    def launched(self, kernel: Any) -> None:
+        if CARVEOUT and self.flags["PDL"]:
+            prefer_shared(kernel)
 
     def step(self, t: int) -> None:
         raise NotImplementedError
@@ -251,10 +280,11 @@ class ForwardSteps(Buffers):
 
     def row(self, table: Tensor | None, t: int) -> None:
         given = self.given if table is None else [None] * len(self.given)
-        lam0_forward_kernel[(self.B,)](
+        kernel = lam0_forward_kernel[(self.B,)](
             table, *given, self.product.out, self.h0, self.low, self.ln_weight, self.ln_bias, self.lengths, self.seed,
             t, len(self.given[0]), self.B, PARTS=self.product.parts, **self.flags,
         )  # fmt: skip
+        self.launched(kernel)
 
     def step(self, t: int) -> None:
         self.product()
