@@ -187,12 +187,13 @@ VARIANTS: dict[str, Tuning] = {
     "split-pdl": {**BEFORE, "split": "fb", "pdl": True, "lanes": 256},
     "before-l256": {**BEFORE, "lanes": 256},
     "before-pdl": {**BEFORE, "lanes": 256, "pdl": True},
+    "first-two": {**FIRST, "one_tile": False},
     "first-regs": {**FIRST, "registers": 64 * 1024},
     "lanes64": {**BEFORE, "lanes": 64},
 }
 CASES: dict[str, tuple[int, int, str, str, tuple[str, ...]]] = {  # N, T, dtype, options, variants
     "2000": (2000, 150, "bf16", "eta", ("before", "first", "first-f32", "first-w8", "first-cache", "before-l256")),
-    "1024": (1024, 150, "bf16", "eta", ("before", "first", "first-narrow", "first-f32", "first-wide", "first-w8")),
+    "1024": (1024, 150, "bf16", "eta", ("before", "first", "first-narrow", "first-f32", "first-wide", "first-two")),
     "2000-b": (2000, 150, "bf16", "eta", ("before", "first-l128x16", "first-back", "first-f32-nopdl", "split-pdl")),
     "1024-b": (1024, 150, "bf16", "eta", ("before", "first-l128", "first-cache", "first-back", "split-pdl")),
     "1000": (1000, 150, "bf16", "eta", ("before", "first", "first-narrow", "first-l128", "first-f32")),
@@ -206,24 +207,26 @@ CASES: dict[str, tuple[int, int, str, str, tuple[str, ...]]] = {  # N, T, dtype,
 def tune(tuning: Tuning) -> None:
     """Set the modules' constants; what a tuning does not name is as it was at the start."""
     for name, value in NOW.items():
-        module, attribute = name.split(".")
+        where, attribute = name.split(".")
         value = dict(value) if isinstance(value, dict) else value
-        setattr({"product": product, "lam0_forward": lam0_forward}[module], attribute, value)
+        setattr({"product": product, "lam0_forward": lam0_forward}[where], attribute, value)
     letters = {"forward": "f", "backward": "b"}
     for key, constant in (("split", product.SPLIT), ("first", product.WEIGHT_FIRST), ("half", product.HALF_PARTS)):
         if key in tuning:
             constant.update({direction: letters[direction] in tuning[key] for direction in BOTH})
+    number: dict[str, Any]
     for key, number in (("block", product.BLOCK), ("warps", product.WARPS), ("lanes", lam0_forward.LANES_PER_WARP)):
         if key in tuning:
-            number.update({direction: tuning[key] for direction in BOTH})
-    for key, name in (
-        ("pdl", "PDL"),
-        ("carveout", "CARVEOUT"),
-        ("most_warps", "MOST_WARPS"),
-        ("registers", "ROW_REGISTERS"),
+            number.update(dict.fromkeys(BOTH, tuning[key]))
+    for key, module, name in (
+        ("pdl", lam0_forward, "PDL"),
+        ("carveout", lam0_forward, "CARVEOUT"),
+        ("most_warps", lam0_forward, "MOST_WARPS"),
+        ("registers", lam0_forward, "ROW_REGISTERS"),
+        ("one_tile", product, "ONE_TILE"),
     ):
         if key in tuning:
-            setattr(lam0_forward, name, tuning[key])
+            setattr(module, name, tuning[key])
     clear_graphs()
 
 
@@ -234,9 +237,11 @@ def alone(lock: str, seconds: int) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(seconds)
-        yield
-        torch.cuda.synchronize()
-        signal.alarm(0)
+        try:
+            yield
+            torch.cuda.synchronize()
+        finally:
+            signal.alarm(0)
 
 
 @contextlib.contextmanager
@@ -312,7 +317,7 @@ def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
     torch.set_float32_matmul_precision("high")  # as cuDNN does by default
     for module in (product, lam0_forward):
         for key in ("SPLIT", "WEIGHT_FIRST", "HALF_PARTS", "BLOCK", "WARPS", "LANES_PER_WARP", "PDL", "CARVEOUT",
-                    "MOST_WARPS", "ROW_REGISTERS"):  # fmt: skip
+                    "MOST_WARPS", "ROW_REGISTERS", "ONE_TILE"):  # fmt: skip
             if hasattr(module, key):
                 value = getattr(module, key)
                 NOW[f"{module.__name__.split('.')[-1]}.{key}"] = dict(value) if isinstance(value, dict) else value

@@ -21,6 +21,7 @@ HALF_PARTS = {"forward": False, "backward": False}  # round parts to the type of
 BLOCK = {"forward": 0, "backward": 0}  # columns of a tile; 0 chooses
 WARPS = {"forward": 4, "backward": 4}  # of the kernel for Hopper; the portable one takes 8 for 128 columns
 STAGES = 5  # blocks of the left factor in flight
+ONE_TILE = True  # a multiprocessor holds no second tile of the kernel for Hopper, not even while one ends
 ROWS = 128  # of a tile: larger batches go to cuBLAS, which fills the device with them
 MOST_PARTS = 12
 ROW_SHARED = 16 * 1024  # bytes left over for the row kernel beside it
@@ -142,9 +143,12 @@ class Product:
         if not WEIGHT_FIRST[direction] or not has_weight_first(self.left):
             return False
         shared = triton.runtime.driver.active.utils.get_device_properties(self.left.device.index)["max_shared_mem"]
-        self.stages = self.tiling.stages(shared - ROW_SHARED)
+        self.stages = self.places = self.tiling.stages(shared - ROW_SHARED)
         if self.stages < min(2, self.tiling.chunks):
             return False
+        if ONE_TILE:
+            more_than_half = shared // 2 + 4096 - self.tiling.chunks * self.tiling.block * INNER * 2
+            self.places = max(self.places, triton.cdiv(more_than_half, ROWS * INNER * 2))
         from .product_tma import descriptor
 
         inner_last = self.right.stride(0) == 1
@@ -164,8 +168,8 @@ class Product:
             from .product_tma import weight_first_kernel
 
             weight_first_kernel[(cut.tiles, cut.parts)](
-                *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks, STAGES=self.stages, BN=cut.block,
-                INNER_LAST=self.inner_last, PDL=self.pdl, num_warps=self.warps, **launch,
+                *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks, STAGES=self.stages, PLACES=self.places,
+                BN=cut.block, INNER_LAST=self.inner_last, PDL=self.pdl, num_warps=self.warps, **launch,
             )  # fmt: skip
             return
         split_product_kernel[(cut.tiles, cut.parts)](

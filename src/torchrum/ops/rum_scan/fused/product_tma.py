@@ -33,13 +33,14 @@ def wait_for_predecessor():
 @gluon.jit(do_not_specialize=["M"])
 def weight_first_kernel(
     left, right, parts, M,
-    N: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr, BN: gl.constexpr, INNER_LAST: gl.constexpr,
-    PDL: gl.constexpr,
+    N: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr, BN: gl.constexpr,
+    INNER_LAST: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """``parts[s] = left[:, ks] @ right`` for the s-th share of the inner axis, CHUNKS blocks long.
 
     ``left`` and ``right`` are descriptors; right's block is (BN, BK) if the inner axis is its last, else (BK, BN).
-    What lies outside of them is zero, so the last share may be short. ``STAGES`` blocks of left are in flight.
+    What lies outside of them is zero, so the last share may be short. ``STAGES`` blocks of left are in flight; there
+    are ``PLACES`` for them, more than that where a multiprocessor is to hold no second tile.
     """
     BM: gl.constexpr = left.block_shape[0]
     BK: gl.constexpr = left.block_shape[1]
@@ -47,7 +48,7 @@ def weight_first_kernel(
     share = gl.program_id(1)
     col = gl.program_id(0) * BN
     inner = share * (CHUNKS * BK)
-    a = gl.allocate_shared_memory(dtype, [STAGES, BM, BK], left.layout)
+    a = gl.allocate_shared_memory(dtype, [PLACES, BM, BK], left.layout)
     b = gl.allocate_shared_memory(dtype, [CHUNKS] + right.block_shape, right.layout)  # noqa: RUF005
     a_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     b_there = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
