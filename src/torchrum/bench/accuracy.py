@@ -1,6 +1,7 @@
 """Errors of a layer against the reference in float64."""
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ CHECKED_STEPS = 20
 """Enough to show a wrong kernel; in float64 more would take long."""
 
 
-def relative_error(rum: RUM, shape: Shape, precision: str = "high") -> float:
+def relative_error(rum: RUM, shape: Shape, precision: str = "high", activation: str | None = None) -> float:
     """Largest of the relative errors (in norm) of the output and of every gradient, over a few steps.
 
     With relu a gradient's error is about the root of the share of units whose sign the rounding turns over: 55 of
@@ -22,7 +23,11 @@ def relative_error(rum: RUM, shape: Shape, precision: str = "high") -> float:
         rum: of one layer, on its device; its weights stay as they are.
         shape: of its input; T is cut.
         precision: of float32 products: ``"high"`` is TF32, ``"highest"`` IEEE.
+        activation: to take instead of the layer's; a smooth one shows the rounding without the kinks.
     """
+    rum = copy.deepcopy(rum)
+    if activation is not None:
+        rum.options = replace(rum.options, activation=activation)
     generator = torch.Generator(shape.device).manual_seed(1)
     sizes = (min(shape.T, CHECKED_STEPS), shape.B)
     x = torch.randn(*sizes, rum.input_size, device=shape.device, generator=generator).to(DTYPES[shape.dtype])

@@ -33,6 +33,8 @@ class Row:
     """Largest relative error of outputs and gradients against float64, in the row's precision."""
     error_ieee: float | None = None
     """The same with IEEE float32 products."""
+    error_smooth: float | None = None
+    """The same in the row's precision, with tanh for relu, whose kinks rounding steps over."""
     num_parameters: int | None = None
     precision: str | None = None
     """Of float32 products on a GPU: high is TF32, highest IEEE."""

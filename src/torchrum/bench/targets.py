@@ -35,6 +35,9 @@ def gpu_targets(report: Report) -> list[Target]:
         ]
         if errors:
             found.append(Target(f"largest relative error in {name}", limit, max(errors)))
+    smooth = [row.error_smooth for row in report.rows if row.error_smooth is not None]
+    if smooth:
+        found.append(Target("largest relative error in float32 (TF32), with tanh for relu", 5e-3, max(smooth)))
     exact = [row.error_ieee for row in report.rows if row.error_ieee is not None]
     if exact:
         found.append(Target("largest relative error in IEEE float32", 2e-5, max(exact)))

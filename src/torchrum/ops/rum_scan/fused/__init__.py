@@ -19,14 +19,20 @@ PERSISTENT = True
 LARGEST_HIDDEN = 8192  # a whole row stands in one program's registers
 
 
+@torch.compiler.assume_constant_result  # the compiler cannot trace a look at the machine
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on the CPU and slowly: for tests."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def triton_obstacle() -> str | None:
     """Why Triton cannot compile here, or None; it builds a small launcher in C for each kernel."""
+    return _triton_obstacle()
+
+
+@functools.cache
+def _triton_obstacle() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "gcc", "clang", "cc"))):
@@ -34,7 +40,7 @@ def triton_obstacle() -> str | None:
     return None
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def device_obstacle(device: torch.device) -> str | None:
     """Why the kernels cannot run on a device, or None."""
     major, minor = torch.cuda.get_device_capability(device)

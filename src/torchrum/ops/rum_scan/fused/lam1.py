@@ -53,11 +53,17 @@ def lam1_obstacle(xp: Tensor, options: RumOptions) -> str | None:
         return f"the input is on {xp.device.type}"
     if (obstacle := nvrtc_obstacle()) is not None:
         return obstacle
-    needed = 4 * _layout("backward", hidden, xp.dtype, options, rows_per_thread(hidden), CHECKPOINT_EVERY).shared_floats
-    granted = getattr(torch.cuda.get_device_properties(xp.device), "shared_memory_per_block_optin", needed)
-    if needed > granted:
+    needed = 4 * _cut("backward", hidden, xp.dtype, options, rows_per_thread(hidden), CHECKPOINT_EVERY).shared_floats
+    granted = shared_bytes(xp.device)
+    if granted is not None and needed > granted:
         return f"the lam=1 kernel needs {needed} bytes of shared memory, and the device grants {granted}"
     return None
+
+
+@torch.compiler.assume_constant_result  # the compiler cannot trace a look at the machine
+def shared_bytes(device: torch.device) -> int | None:
+    """Shared memory that the device grants a block, where torch can tell."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
 
 
 def lam1_forward(
@@ -216,6 +222,10 @@ def _source(kind: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
+    return _cut(kind, H, dtype, options, rows, every)
+
+
+def _cut(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
     warps = -(-H // (4 * rows))
     threads = 32 * warps
     padded = 32 * -(-H // 32)

@@ -70,6 +70,7 @@ def load_kernel(source: str, name: str, macros: tuple[tuple[str, int], ...], dev
     return Kernel(function, device)
 
 
+@torch.compiler.assume_constant_result  # the compiler cannot trace a look at the machine
 def nvrtc_obstacle() -> str | None:
     """Why kernels cannot be compiled here, in words, or None."""
     if not torch.cuda.is_available():
