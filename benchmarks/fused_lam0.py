@@ -214,10 +214,9 @@ def tune(tuning: Tuning) -> None:
     for key, constant in (("split", product.SPLIT), ("first", product.WEIGHT_FIRST), ("half", product.HALF_PARTS)):
         if key in tuning:
             constant.update({direction: letters[direction] in tuning[key] for direction in BOTH})
-    number: dict[str, Any]
     for key, number in (("block", product.BLOCK), ("warps", product.WARPS), ("lanes", lam0_forward.LANES_PER_WARP)):
         if key in tuning:
-            number.update(dict.fromkeys(BOTH, tuning[key]))
+            number.update(dict.fromkeys(BOTH, int(tuning[key])))
     for key, module, name in (
         ("pdl", lam0_forward, "PDL"),
         ("carveout", lam0_forward, "CARVEOUT"),

@@ -403,7 +403,10 @@ def recurrent_weight_grad(dxp: Tensor, h0: Tensor, out: Tensor, H: int, G: int) 
     grad = dgates[0].t() @ h0.to(dxp.dtype)
     if out.shape[0] > 1:
         left, right = aligned_rows(dgates[1:].flatten(0, 1)), aligned_rows(out[:-1].flatten(0, 1))
-        grad += (left.t() @ right)[: G * H, :H]
+        if left.shape[1] == G * H and right.shape[1] == H:
+            grad.addmm_(left.t(), right)
+        else:
+            grad += (left.t() @ right)[: G * H, :H]
     return grad
 
 
