@@ -58,6 +58,15 @@ def test_overrides_make_a_row_of_their_own():
     assert [row[1] for row in rows] == ["H 50, adam 0.001", "H 50, rmsprop_tf 0.001, task.train_size=none"]
 
 
+def test_another_problem_has_a_table_of_its_own_without_the_papers_numbers():
+    other = replace(LSTM, overrides=["task.length=20"])
+    text = table([other, LSTM], "recall")
+    assert text.index("**recall, T = 30**") < text.index("**recall, T = 30, task.length=20**")
+    header, _, row = lines(text[text.index("task.length=20") :])
+    assert dict(zip(header, row, strict=True))["paper"] == ""
+    assert f"baseline {other.config().task.baseline():.4f}" in text
+
+
 def test_copying_shows_loss_and_accuracy_and_each_delay_has_a_table():
     runs = [entry(f"copying-rum-t{delay}", 0, loss=0.1, accuracy=1.0, ratio=0.005) for delay in (1000, 200)]
     text = table(runs, "copying")

@@ -21,7 +21,7 @@ def table(entries: Iterable[Entry], task: str) -> str:
 
     Seeds of one setting share a row: the mean and, where there are several, the range of the last validation.
     """
-    parts = [_size_table(task, size, list(rows)) for size, rows in groupby(table_rows(entries, task), _size)]
+    parts = [_size_table(task, list(rows)) for _, rows in groupby(table_rows(entries, task), _place)]
     return "\n".join(parts) or f"No run of {task} is in the ledger yet.\n"
 
 
@@ -32,23 +32,28 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
         if entry.task == task:
             groups[entry.recipe, *entry.overrides].append(entry)
     order = {name: place for place, name in enumerate(RECIPES)}
-    return sorted(groups.values(), key=lambda row: (_size(row) or 0, order[row[0].recipe], row[0].overrides))
+    return sorted(groups.values(), key=lambda row: (*_place(row), order[row[0].recipe], row[0].overrides))
 
 
-def _size(row: Row) -> int | None:
-    match = re.search(r"-t(\d+)$", row[0].recipe)
-    return int(match[1]) if match else None
+def _place(row: Row) -> tuple[int, list[str]]:
+    """The table that a row belongs to: the size in its recipe's name, 0 if none, and what made it another problem."""
+    entry = row[0]
+    match = re.search(r"-t(\d+)$", entry.recipe)
+    same = entry.config().task.baseline() == RECIPES[entry.recipe]().task.baseline()
+    changes = [] if same else [text for text in entry.overrides if text.startswith("task.")]
+    return int(match[1]) if match else 0, changes
 
 
-def _size_table(task: str, size: int | None, rows: Sequence[Row]) -> str:
+def _size_table(task: str, rows: Sequence[Row]) -> str:
+    size, changes = _place(rows[0])
     problem = rows[0][0].config().task
     scores = _scores(problem.metric)
-    title = f"**{task}**" if size is None else f"**{task}, T = {size}**"
+    title = f"**{', '.join([task, *([f'T = {size}'] if size else []), *changes])}**"
     header = ("model", "settings", "parameters", "steps", "seeds", *scores, "paper", "command")
     lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
     lines += [_line(header), _line(["---"] * len(header))]
     lines += [_line(_cells(row)) for row in rows]
-    for name, text in PAPER_ONLY.get((task, size), {}).items():
+    for name, text in {} if changes else PAPER_ONLY.get((task, size or None), {}).items():
         lines.append(_line([name, *[""] * (len(header) - 3), text, "not run"]))
     notes = sorted(
         {f"- {entry.recipe}, seed {entry.seed}: {entry.note}" for row in rows for entry in row if entry.note}
@@ -74,7 +79,7 @@ def _cells(row: Row) -> list[str]:
         _range(steps, "{:,}"),
         str(len(row)),
         *(_spread(row, name) for name in _scores(config.task.metric).values()),
-        config.paper.text if config.paper else "",
+        config.paper.text if config.paper and not _place(row)[1] else "",
         f"`{_command(row)}`",
     ]
 
