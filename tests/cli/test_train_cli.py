@@ -168,6 +168,15 @@ def test_a_failure_is_one_line_with_exit_code_1(tmp_path, capsys, monkeypatch, a
     assert error.count("\n") == 1
 
 
+def test_output_may_be_cut_off(tmp_path):
+    command = f"{sys.executable} -m torchrum list --plain; echo $? > {tmp_path / 'code'}"
+    process = subprocess.Popen(["sh", "-c", command], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.wait()
+    assert int((tmp_path / "code").read_text()) == 128 + signal.SIGPIPE
+
+
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
     def broken(arguments):
         raise RuntimeError("a bug")

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -39,7 +40,7 @@ def complain(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 130 and 143 after a signal."""
+    """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 130, 141, 143 after a signal."""
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]  # the module list hides the builtin here
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
@@ -64,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
+    except BrokenPipeError:  # what reads our output has had enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains on its way out
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is None:
             raise

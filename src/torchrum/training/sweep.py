@@ -109,6 +109,7 @@ def search(
     except ModuleNotFoundError as error:
         raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # each run tells its story already
     ranges = [_range(item) for item in space]
     engine = Engine(config)
     if engine.world_size > 1:
