@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tolerances import TOL
-from torchrum.ops.rum_scan import RumOptions, rum_scan, rum_scan_choice, torch_scan
+from torchrum.ops.rum_scan import RumOptions, rum_scan, rum_scan_choice
+from torchrum.ops.rum_scan.turn import WINDOW
 from torchrum.ops.rum_scan.zoneout import keep_new
 
 NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
@@ -117,6 +118,54 @@ def test_precisions_match_float64(dtype, lam):
         assert error < {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype], (name, error)
 
 
+@pytest.mark.parametrize("T", [WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3])
+@pytest.mark.parametrize("of_R", [True, False], ids=["gradient of R_n", "no gradient of R_n"])
+@pytest.mark.parametrize("to_R", [True, False], ids=["R0 needs a gradient", "R0 needs none"])
+def test_windows_of_the_memory(T, of_R, to_R):
+    """Gradients cross the windows in which R is formed, with and without those of R itself, some rows degenerate."""
+    options = RumOptions(lam=1.0, eta=1.0, activation="tanh")
+    inputs = draw(options, T=T, B=3, H=6)
+    with torch.no_grad():
+        inputs["xp"][T // 2, 0, -6:] = 0  # no eps
+        inputs["xp"][T // 3, 1, :6] = -2 * inputs["xp"][T // 3, 1, -6:]
+        inputs["weight_hh"][:6] *= 0.1
+    weights = torch.randn(T, 3, 6, dtype=torch.float64), torch.randn(3, 6, 6, dtype=torch.float64) * of_R
+    grads = {}
+    for backend in ("reference", "torch"):
+        leaves = {name: part.detach().requires_grad_() for name, part in inputs.items() if part is not None}
+        leaves["R0"].requires_grad_(to_R)
+        out, R = rum_scan(*(leaves.get(name) for name in NAMES), options=options, backend=backend)
+        loss = (out * weights[0]).sum() + ((R * weights[1]).sum() if of_R else 0)
+        loss.backward()
+        grads[backend] = {name: part.grad for name, part in leaves.items() if part.requires_grad}
+    assert ("R0" in grads["torch"]) == to_R
+    for name, value in grads["reference"].items():
+        torch.testing.assert_close(grads["torch"][name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_short_tau_turns_nothing():
+    """|tau| of 1e-13 is below what has a direction, though its square is no zero."""
+    options = RumOptions(lam=1.0)
+    inputs = draw(options, T=1, B=2, dtype=torch.float32)
+    with torch.no_grad():
+        inputs["weight_hh"].zero_()
+        inputs["xp"][0, 0, :6] *= 1e-13
+    R = run(inputs, options, "torch")[0]["R_n"]
+    torch.testing.assert_close(R[0], inputs["R0"][0])
+    assert not torch.allclose(R[1], inputs["R0"][1])
+
+
+def test_autocast_leaves_the_memory_exact():
+    """The products with R stay in float32, which bfloat16 ones would miss by a thousand times as much."""
+    options = RumOptions(lam=1.0, eta=1.0)
+    inputs = draw(options, T=20, B=2, H=24, dtype=torch.float32)
+    values, grads, weights = run(inputs, options, "torch")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast_values, cast_grads, _ = run(inputs, options, "torch", weights)
+    for name, value in {**values, **grads}.items():
+        torch.testing.assert_close({**cast_values, **cast_grads}[name], value, rtol=0, atol=0)
+
+
 def test_memory_of_a_long_sequence_stays_bounded():
     """lam = 1 keeps no R a step: what the forward saves grows by a few vectors a step, whatever R's size."""
     H, B = 32, 2
@@ -132,9 +181,9 @@ def test_memory_of_a_long_sequence_stays_bounded():
 
 
 def test_reversed_memory_keeps_gradients_exact():
-    """Over several segments, float32 outputs and gradients stay at rounding of float64."""
+    """Over many windows, float32 outputs and gradients stay at rounding of float64."""
     options = RumOptions(lam=1.0, eta=1.0, activation="tanh")
-    inputs = draw(options, T=2 * torch_scan.SEGMENT + 5, B=2, H=8, dtype=torch.float32)
+    inputs = draw(options, T=261, B=2, H=8, dtype=torch.float32)
     values, grads, weights = run(inputs, options, "torch")
     wide = {name: None if part is None else part.detach().double() for name, part in inputs.items()}
     exact, exact_grads, _ = run(wide, options, "reference", [w.double() for w in weights])

@@ -1,10 +1,13 @@
 """The RUM recurrence with a hand-written backward, in plain PyTorch on any device; lam is 0 or 1.
 
-The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars a row, with lam = 1, the sums
-eps + R h. The backward recomputes everything else for a block of steps at once, so that only what depends on the
-gradient runs step by step. With lam = 1 the memory R is walked back by undoing each rotation, and reloaded every
-``SEGMENT`` steps so that rounding cannot build up. README.md beside this file derives the backward.
+The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars a row, with lam = 1, R h and what
+each step added to R. The backward recomputes everything else for a block of steps at once, so that only what depends
+on the gradient runs step by step; R is walked back by taking off what was added. README.md beside this file derives it.
 """
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +16,12 @@ from ..rotation.reference import tiny_of
 from .options import RumOptions
 from .reference import ACTIVATIONS, working_dtype
 from .rotate import Angle, TurnBackward, add_turned, find_angle, half_turns, length_of, safe_inverse
-from .turn import advance, advance_backward, find_plane
+from .turn import WINDOW, Memory, MemoryBackward, find_plane
 from .zoneout import keep_new
 
-SEGMENT = 128
-"""Steps of lam = 1 between two stored copies of R."""
 BLOCK = 32
-"""Steps that the backward recomputes at once: enough to hide the cost of a call, few enough to stay in the cache."""
+"""Steps of lam = 0 that the backward recomputes at once: enough to hide the cost of a call, few enough to stay in the
+cache. With lam = 1 it is a ``WINDOW``."""
 
 
 class _Scan:
@@ -45,6 +47,12 @@ class _Scan:
         if self.going is not None:
             inverse = inverse * self.going[at]
         return torch.zeros_like(inverse) if self.H == 1 else inverse  # the only rotation of a line is 1
+
+    def ordinary(self, inv_eps: Tensor) -> list[bool]:
+        """Steps where every row has a direction to turn from; a GPU is not asked."""
+        if inv_eps.device.type != "cpu" or inv_eps.numel() == 0:
+            return [False] * len(inv_eps)
+        return (inv_eps > 0).flatten(1).all(1).tolist()
 
     def norm(self, x: Tensor, block: int) -> Tensor:
         if self.ln is None:
@@ -81,16 +89,28 @@ class _Scan:
 
 
 def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Room for what ``forward`` returns; the last part holds the angles of each step, or R at the ends of segments."""
+    """Room for what ``forward`` returns; the last part holds the angles of each step, or what it added to R."""
     T, B = xp.shape[:2]
     out, saved = xp.new_empty(T, B, H), xp.new_empty(T, B, (options.num_gates + options.keeps_rotation) * H)
     dtype = working_dtype(xp.dtype)
     if not options.keeps_rotation:
         return out, None, saved, xp.new_empty(T, B, len(Angle._fields), dtype=dtype)
     R = xp.new_empty(B, H, H, dtype=dtype)
-    return out, R, saved, R.new_empty((T - 1) // SEGMENT, B, H, H)
+    return out, R, saved, R.new_empty((T + WINDOW - 1) // WINDOW, B, 2 * WINDOW, H)
 
 
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Each product has its dtype already; autocast would round R, and what is carried, at every step."""
+
+    @functools.wraps(function)
+    def run(first: Tensor, *args: Any) -> Any:
+        with torch.autocast(first.device.type, enabled=False):
+            return function(first, *args)
+
+    return run
+
+
+@_without_autocast
 def forward(
     xp: Tensor,
     h0: Tensor,
@@ -109,30 +129,33 @@ def forward(
     assert kept is not None
     h, inv_eps, weight = h0.to(scan.dtype), scan.inverse_eps(), scan.weight.t()
     product = xp.new_empty(scan.B, G)
-    ordinary = h.device.type == "cpu" and bool((inv_eps > 0).all())
-    none = torch.zeros_like(inv_eps[0]) if ordinary else None
+    ordinary, none = scan.ordinary(inv_eps), torch.zeros_like(inv_eps[0])
+    memory = None
     if R is not None:
-        R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT)  # transposed
+        memory = Memory(R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT), kept)
     # one view of each step, taken at once: a slice a step costs as much as a small operation
     steps = [part.unbind(0) for part in (xp[..., :G], saved[..., :G], scan.eps, inv_eps)]
     for t, (x, raw, eps, inverse) in enumerate(zip(*steps, strict=True)):
         torch.mm(h.to(xp.dtype), weight, out=product)
         gates = torch.add(product, x, out=raw).to(scan.dtype)
         tau = scan.tau(gates)
-        if R is None:
-            angle = find_angle(eps, inverse, tau, h, none)
+        if memory is None:
+            angle = find_angle(eps, inverse, tau, h, none if ordinary[t] else None)
             torch.cat(angle, -1, out=kept[t])
             total = add_turned(angle, eps, tau, h, angle.opposite is not none and half_turns(angle))
         else:
-            total = eps + advance(find_plane(eps, inverse, tau), h, R)
-            saved[t, :, G:] = total
-            if (t + 1) % SEGMENT == 0 and t + 1 < T:
-                kept[(t + 1) // SEGMENT - 1] = R
+            z = memory.advance(t, eps, inverse, tau, h, ordinary[t])
+            saved[t, :, G:] = z
+            total = eps + z
         h = scan.finish(t, h, scan.gate(gates), scan.candidate(total))
         out[t] = h
-    return out, None if R is None else R.mT.contiguous(), saved, kept
+    if memory is None:
+        return out, None, saved, kept
+    memory.form((T - 1) % WINDOW + 1)
+    return out, memory.R.mT.contiguous(), saved, kept
 
 
+@_without_autocast
 def backward(
     grad_out: Tensor,
     grad_R: Tensor | None,
@@ -158,27 +181,26 @@ def backward(
     sums = [torch.zeros_like(part) for part in scan.ln] if scan.ln is not None else []
     memory = None
     if R_n is not None:
-        R = R_n.mT.clone(memory_format=torch.contiguous_format)
-        adjoint = torch.zeros_like(R) if grad_R is None else torch.bmm(R, grad_R.to(R.dtype))  # R^T dL/dR
-        memory = (R, adjoint)
+        outer = torch.zeros_like(R_n) if grad_R is None else torch.bmm(grad_R.to(R_n.dtype), R_n.mT)
+        memory = (R_n.clone(), outer)
 
     grad_h = torch.zeros_like(h0, dtype=scan.dtype)
-    for start in reversed(range(0, scan.T, BLOCK)):
-        at = slice(start, min(start + BLOCK, scan.T))
+    size = BLOCK if memory is None else WINDOW
+    for start in reversed(range(0, scan.T, size)):
+        at = slice(start, min(start + size, scan.T))
         before = out[start - 1 : at.stop - 1] if start > 0 else torch.cat([h0.to(xp.dtype)[None], out[: at.stop - 1]])
         block = _Block(scan, at, saved[at].to(scan.dtype), before.to(scan.dtype), memory, kept, sums)
         for t in reversed(range(at.start, at.stop)):
             grad_h = block.step(t - at.start, grad_h.add_(grad_out[t]), grad_xp)
         block.finish(grad_xp)
 
-    by_step = grad_xp[..., :G].transpose(1, 2)  # (T, G, B)
-    grad_weight = by_step[0] @ h0.to(xp.dtype)
+    grad_weight = grad_xp[0, :, :G].t() @ h0.to(xp.dtype)
     if scan.T > 1:
-        grad_weight += by_step[1:].transpose(0, 1).flatten(1) @ out[:-1].flatten(0, 1)
+        grad_weight += grad_xp[1:, :, :G].flatten(0, 1).t() @ out[:-1].flatten(0, 1)
     grad_weight = grad_weight.to(weight_hh.dtype)
-    grad_R0 = torch.bmm(memory[0].mT, memory[1]) if memory is not None and need_R0 else None
+    grad_R0 = torch.bmm(memory[1], memory[0]) if memory is not None and need_R0 else None
     grad_ln_weight, grad_ln_bias = (total.view(-1) for total in sums) if sums else (None, None)
-    return grad_xp, grad_h.to(h0.dtype), grad_R0, grad_weight, grad_ln_weight, grad_ln_bias
+    return grad_xp, grad_h.to(h0.dtype).contiguous(), grad_R0, grad_weight, grad_ln_weight, grad_ln_bias
 
 
 class _Block:
@@ -187,18 +209,19 @@ class _Block:
     def __init__(
         self, scan: _Scan, at: slice, saved: Tensor, h: Tensor, memory, kept: Tensor, sums: list[Tensor]
     ) -> None:
-        self.scan, self.at, self.h, self.memory, self.kept, self.sums = scan, at, h, memory, kept, sums
+        self.scan, self.at, self.h, self.sums = scan, at, h, sums
         self.gates = saved[..., : scan.options.num_gates * scan.H]
         eps, tau = scan.eps[at], scan.tau(self.gates)
-        self.rotation = None
+        self.rotation: TurnBackward | MemoryBackward
         if memory is None:
             angle = Angle(*kept[at].split(1, -1))
             self.rotation = TurnBackward(angle, eps, tau, h)
             self.total = add_turned(angle, eps, tau, h, self.rotation.half_turns)
         else:
-            self.inv_eps = scan.inverse_eps(at)
-            self.plane = find_plane(eps, self.inv_eps, tau)
-            self.total = saved[..., -scan.H :]
+            inv_eps, z = scan.inverse_eps(at), saved[..., -scan.H :]
+            plane = find_plane(eps, inv_eps, tau, all(scan.ordinary(inv_eps)))
+            self.rotation = MemoryBackward(plane, inv_eps, z, kept[at.start // WINDOW], *memory)
+            self.total = eps + z
         self.u = scan.gate(self.gates)
         self.candidate = scan.candidate(self.total)
         if self.u is not None:
@@ -208,7 +231,6 @@ class _Block:
             self.scale = safe_inverse(length_of(mixed))
             self.direction = mixed * self.scale
         self.grad_total = torch.empty_like(h)
-        self.grad_e = torch.empty_like(h if memory is not None else h[:0])
 
     def norm_backward(self, grad: Tensor, x: Tensor, block: int) -> Tensor:
         """Gradient of ``norm``; the gradients of its weights are added to ``sums``."""
@@ -248,14 +270,8 @@ class _Block:
         grad_gates = grad_xp[t, :, :-H]
         direct = scan.ln is None and grad_xp.dtype == scan.dtype  # then gradients are written where they belong
         grad_tau = grad_gates[:, :H] if direct else torch.empty_like(h)
-        if self.rotation is not None:
-            grad_h = self.rotation.step(i, into, grad_tau)
-        else:
-            R, adjoint = self.memory
-            if (t + 1) % SEGMENT == 0 and t + 1 < scan.T:
-                R.copy_(self.kept[(t + 1) // SEGMENT - 1])
-            grad_h, grad_tau, self.grad_e[i] = advance_backward(self.plane.at(i), h, into, R, adjoint)
-        if not direct or self.rotation is None:
+        grad_h = self.rotation.step(i, into, grad_tau)
+        if not direct:
             grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
         if u is not None and to_gate is not None:
             if direct:
@@ -278,11 +294,7 @@ class _Block:
 
     def finish(self, grad_xp: Tensor) -> None:
         """Gradients of eps for the whole block: where it is added, and through its direction."""
-        if self.rotation is not None:
-            grad_eps = self.rotation.eps_gradients(self.grad_total)
-        else:
-            grad_eps = torch.addcmul(self.grad_total, self.grad_e, self.inv_eps)
-        grad_xp[self.at, :, -self.scan.H :] = grad_eps
+        grad_xp[self.at, :, -self.scan.H :] = self.rotation.eps_gradients(self.grad_total)
 
 
 def activation_backward(name: str, grad: Tensor, output: Tensor) -> Tensor:
