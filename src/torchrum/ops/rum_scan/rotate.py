@@ -47,7 +47,7 @@ def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor, none: Tenso
     p = dot(eps, h) * inv_eps
     if none is not None:
         inv_tau = length_of(tau).reciprocal_()
-        square = (dot(eps, tau) * (inv_eps * inv_tau)).mul_(2).add_(2)
+        square = torch.addcmul(none, dot(eps, tau), inv_eps * inv_tau, value=2).add_(2)
         if bool((square >= NARROW).all()):  # not where tau is zero either: then it is NaN
             inv_square = square.reciprocal_()
             k = torch.addcmul(p, dot(tau, h), inv_tau).mul_(inv_square)  # s.h / s.s
@@ -69,7 +69,7 @@ def half_turns(angle: Angle) -> bool:
 def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bool) -> Tensor:
     """eps + R h."""
     p, k, inv_eps, inv_tau, _, opposite = angle
-    total = torch.addcmul(h, 1 - 2 * k * inv_eps, eps).addcmul_((p - k) * inv_tau, tau, value=2)
+    total = torch.addcmul(h, torch.rsub(k * inv_eps, 1, alpha=2), eps).addcmul_((p - k) * inv_tau, tau, value=2)
     if half_turns:
         f = orthogonal_to(eps * inv_eps)
         total = total - 2 * opposite * (p * inv_eps * eps + dot(f, h) * f)

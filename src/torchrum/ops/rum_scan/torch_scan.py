@@ -37,6 +37,7 @@ class _Scan:
         self.going = None
         if lengths is not None:
             self.going = (torch.arange(self.T, device=xp.device).unsqueeze(1) < lengths).unsqueeze(-1)  # (T, B, 1)
+        self.mixes_only = options.eta is None and options.zoneout == 0 and lengths is None and self.dtype == xp.dtype
         self.ln = None
         if options.layer_norm:
             self.ln = (ln_weight.to(self.dtype).view(-1, self.H), ln_bias.to(self.dtype).view(-1, self.H))
@@ -77,15 +78,19 @@ class _Scan:
             return keep_new(self.seed, t, self.B, self.H, self.options)
         return None
 
-    def finish(self, t: int, h: Tensor, u: Tensor | None, candidate: Tensor) -> Tensor:
-        """Mix, normalise, zone out and freeze: from the candidate to the new state."""
+    def finish(self, t: int, h: Tensor, u: Tensor | None, candidate: Tensor, room: Tensor) -> Tensor:
+        """Mix, normalise, zone out and freeze: from the candidate to the new state, written to ``room`` too."""
+        if self.mixes_only and u is not None:
+            return torch.lerp(candidate, h, u, out=room)
         new = candidate if u is None else torch.lerp(candidate, h, u)
         if self.options.eta is not None:
             new = new * (self.options.eta * safe_inverse(length_of(new)))
         if self.options.zoneout > 0:
             keep = self.keep(t)
             new = torch.where(keep, new, h) if keep is not None else torch.lerp(new, h, self.options.zoneout)
-        return new if self.going is None else torch.where(self.going[t], new, h)
+        new = new if self.going is None else torch.where(self.going[t], new, h)
+        room.copy_(new)
+        return new
 
 
 def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
@@ -127,15 +132,15 @@ def forward(
     T, H, G = scan.T, scan.H, options.num_gates * scan.H
     out, R, saved, kept = empty_results(xp, H, options)
     assert kept is not None
-    h, inv_eps, weight = h0.to(scan.dtype), scan.inverse_eps(), scan.weight.t()
+    h, inv_eps, weight = h0.to(scan.dtype), scan.inverse_eps(), scan.weight.t().contiguous()
     product = xp.new_empty(scan.B, G)
     ordinary, none = scan.ordinary(inv_eps), torch.zeros_like(inv_eps[0])
     memory = None
     if R is not None:
         memory = Memory(R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT), kept)
     # one view of each step, taken at once: a slice a step costs as much as a small operation
-    steps = [part.unbind(0) for part in (xp[..., :G], saved[..., :G], scan.eps, inv_eps)]
-    for t, (x, raw, eps, inverse) in enumerate(zip(*steps, strict=True)):
+    steps = [part.unbind(0) for part in (xp[..., :G], saved[..., :G], scan.eps, inv_eps, out)]
+    for t, (x, raw, eps, inverse, room) in enumerate(zip(*steps, strict=True)):
         torch.mm(h.to(xp.dtype), weight, out=product)
         gates = torch.add(product, x, out=raw).to(scan.dtype)
         tau = scan.tau(gates)
@@ -147,8 +152,7 @@ def forward(
             z = memory.advance(t, eps, inverse, tau, h, ordinary[t])
             saved[t, :, G:] = z
             total = eps + z
-        h = scan.finish(t, h, scan.gate(gates), scan.candidate(total))
-        out[t] = h
+        h = scan.finish(t, h, scan.gate(gates), scan.candidate(total), room)
     if memory is None:
         return out, None, saved, kept
     memory.form((T - 1) % WINDOW + 1)
