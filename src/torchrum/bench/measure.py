@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..ops._capture import recording
+
 Run = Callable[[], object]
 
 CUDA_BLOCK = 5  # timed calls in a row, after one that is not timed
@@ -137,7 +139,7 @@ class Captured:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=side):
+        with recording(self.graph, stream=side):
             run()
         torch.cuda.synchronize()
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops._capture import recording
+
 WARM_UP = 2  # eager runs before recording: libraries load, kernels compile and tune, none of which can be recorded
 MOST_MOVES = 3  # new places of the weights before recording is given up
 
@@ -44,12 +46,8 @@ class Place:
             with self.aside():
                 torch.autograd.grad((x @ x).sum(), x)
             x = x.detach().requires_grad_()
-            with self._capturing(self.anchor, self.pool):
+            with recording(self.anchor, self.pool, self.stream, other_threads=True):
                 torch.autograd.grad((x @ x).sum(), x)
-
-    def _capturing(self, graph: torch.cuda.CUDAGraph, pool: Any) -> torch.cuda.graph:
-        # thread_local: a data loader's thread may allocate meanwhile
-        return torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local")
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -68,7 +66,7 @@ class Place:
         try:
             for piece in pieces:
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.device(self.device), self._capturing(graph, pool):
+                with torch.cuda.device(self.device), recording(graph, pool, self.stream, other_threads=True):
                     results = piece()
                 records.append((graph, results))
         except Exception as error:  # whatever a module does that cannot be recorded; none of it was run
@@ -333,8 +331,8 @@ class Recordings:
             self._free(self.entries.pop(oldest))
 
     def _free(self, entry: _Entry) -> None:
-        for recording in entry.copies:
-            recording.place.finish()
+        for copy in entry.copies:
+            copy.place.finish()
         entry.copies.clear()
 
     def clear(self) -> None:

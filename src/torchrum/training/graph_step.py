@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from torchrum.ops._capture import recording
 from torchrum.training.step import TrainStep
 
 WARM_UP = 3  # steps before recording; they are real ones, so that kernels are tuned and the optimizer has its state
@@ -70,7 +71,7 @@ class GraphStep:
         graph.register_generator_state(step.generator)
         torch.cuda.synchronize(device)
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with recording(graph, stream=self._stream):
                 step.run()
         except Exception as error:  # whatever a layer does that cannot be recorded; nothing of the step was done
             self._failed = True

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._capture import recording
+
 LARGEST_CHUNK = 128  # steps in the longest graph
 SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
 KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and buffers
@@ -104,9 +106,7 @@ class _Graphed:
     def graph(self, length: int, place: "_Place") -> torch.cuda.CUDAGraph:
         if length not in self.graphs:
             graph = torch.cuda.CUDAGraph()
-            # thread_local: a data loader's thread may allocate meanwhile
-            capture = torch.cuda.graph(graph, place.pool, place.stream, capture_error_mode="thread_local")
-            with capture:
+            with recording(graph, place.pool, place.stream, other_threads=True):
                 for t in range(length):
                     self.steps.step(t)
                 self.steps.table[:1].add_(self.steps.stride * length)
@@ -128,7 +128,7 @@ class _Place:
         # A graph that is never freed keeps the pool, and with it cuBLAS's workspace, for as long as the process lives.
         self.anchor = torch.cuda.CUDAGraph()
         self.anchored = torch.zeros(1, device="cuda")
-        with torch.cuda.graph(self.anchor, self.pool, self.stream, capture_error_mode="thread_local"):
+        with recording(self.anchor, self.pool, self.stream, other_threads=True):
             self.anchored.zero_()
 
 

@@ -25,10 +25,10 @@ from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, pl
 from .product import Product, add_parts, fetch_parts, splits
 
 # Tuning, read when a scan's buffers are made (clear_graphs() makes them anew).
-LANES_PER_WARP = {"forward": 128, "backward": 128}  # of a row; 4 a thread keep float32 and half loads in one layout
+LANES_PER_WARP = {"forward": 256, "backward": 256}  # of a row
 MOST_WARPS = 8
 ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a product's tile must fit beside a row
-PDL = False  # launch each kernel while the one before it drains
+PDL = True  # launch each kernel while the one before it drains; half types only, where the products take part
 CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in products
 TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
 
@@ -167,7 +167,9 @@ def padded(H: int) -> int:
 def launch_options(like: Tensor, H: int, options: RumOptions, direction: str) -> dict[str, Any]:
     """Compile-time arguments of the row kernels: everything but T, B and the step."""
     block = max(32, triton.next_power_of_2(H))
-    pdl = PDL and like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
+    pdl = (
+        PDL and like.dtype != torch.float32 and like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
+    )
     zoneout: float | str | None = None
     if options.zoneout > 0:
         zoneout = "train" if options.training else float(options.zoneout)

@@ -16,14 +16,15 @@ from .common import INTERPRET
 
 # Tuning, read when a product is made. SPLIT alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
 SPLIT = {"forward": False, "backward": True}  # partial sums for half types; the inner axis of the backward is longer
-WEIGHT_FIRST = {"forward": False, "backward": False}  # where it can run
-HALF_PARTS = {"forward": False, "backward": False}  # round parts to the type of the factors, as cuBLAS does their sum
+WEIGHT_FIRST = {"forward": True, "backward": True}  # where it can run
+HALF_PARTS = {"forward": True, "backward": True}  # round parts to the type of the factors, as cuBLAS does their sum
 BLOCK = {"forward": 0, "backward": 0}  # columns of a tile; 0 chooses
-WARPS = {"forward": 4, "backward": 4}  # of the kernel for Hopper; the portable one takes 8 for 128 columns
+WARPS = {"forward": 8, "backward": 8}  # of the kernel for Hopper; the portable one takes 8 for 128 columns
 STAGES = 5  # blocks of the left factor in flight
 ONE_TILE = True  # a multiprocessor holds no second tile of the kernel for Hopper, not even while one ends
 ROWS = 128  # of a tile: larger batches go to cuBLAS, which fills the device with them
 MOST_PARTS = 12
+PART_WEIGHT = 4  # of a part's bytes against others: the row kernel waits for them (measured at 704 and 1024 units)
 ROW_SHARED = 16 * 1024  # bytes left over for the row kernel beside it
 INNER = 64  # the hidden axis is padded to this
 GLUON_VERSIONS = ("3.6",)  # of Triton; the language of the kernel for Hopper changes from one to the next
@@ -98,10 +99,10 @@ class Tiling:
     parts: int
 
     def traffic(self, B: int, processors: int, size: int) -> int:
-        """Bytes in a step's way because of the cut: what a tile loads of the left factor and stores, on all
+        """Weighted bytes in a step's way because of the cut: what a tile loads of the left factor and stores, on all
         multiprocessors whether they have one or not, and the parts that the row kernel loads."""
         tile = self.chunks * INNER * ROWS * 2 + ROWS * self.block * size
-        return processors * tile + self.parts * B * self.tiles * self.block * size
+        return processors * tile + PART_WEIGHT * self.parts * B * self.tiles * self.block * size
 
     def stages(self, shared: int) -> int:
         """Blocks of the left factor that fit in shared memory beside the tile's whole share of the weight."""
