@@ -147,3 +147,13 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnxscript" else found(name))
     with pytest.raises(ImportError, match=r"onnxscript not installed\. Run: pip install \"torchrum\[export\]\""):
         to_onnx(RUM(2, 3), tmp_path / "rum.onnx")
+
+
+@pytest.mark.parametrize("lam", [0, 1])
+def test_the_layer_itself_exports_with_trainable_weights(lam: int) -> None:
+    """Without the scan form the operator stands in the program, which runs it while its weights ask for gradients."""
+    layer = RUM(3, 4, lam=lam)
+    x = torch.randn(5, 2, 3)
+    program = torch.export.export(layer, (x,))
+    assert any("rum_scan" in str(node.target) for node in program.graph.nodes)
+    assert torch.equal(program.module()(x)[0], layer(x)[0])

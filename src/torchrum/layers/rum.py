@@ -24,9 +24,13 @@ from .recurrent import Recurrent, State
 class RUM(Recurrent):
     """A multi-layer Rotational Unit of Memory that stands in for :class:`torch.nn.GRU`.
 
-    With ``lam=0`` it is called exactly as a GRU. With any other ``lam`` the state is the pair ``(h, R)``, given and
-    returned as an LSTM's pair is; R is ``(num_layers * num_directions, B, H, H)``, and ``R=None`` in ``hx`` means the
-    identity.
+    It is called as a GRU: ``output, h_n = rum(input, hx=None)``. ``input`` is ``(T, B, I)``, ``(B, T, I)`` with
+    ``batch_first``, ``(T, I)`` without a batch, or a ``PackedSequence``; ``lengths=`` ``(B,)`` is the other way to give
+    sequences of unequal length. ``output`` holds the last layer's states, ``(T, B, num_directions * H)``, and ``hx``
+    and ``h_n`` are ``(num_layers * num_directions, B, H)``.
+
+    With any ``lam`` but 0 the state is the pair ``(h, R)``, given and returned as an LSTM's pair is; R is
+    ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the identity.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
@@ -35,10 +39,13 @@ class RUM(Recurrent):
             target_bias_init, update_bias_init, backend: as in :class:`torchrum.RUMCell`.
 
     Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
-    in blocks tau, u, eps; ``weight_hh_l{k}`` ``(2H, H)``, tau, u; ``bias_ih_l{k}`` ``(3H,)``; ``ln_weight_l{k}`` and
-    ``ln_bias_l{k}`` ``(3H,)``, tau, u, candidate, with layer norm; ``lam_l{k}`` if it is learnable.
+    in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
+    ``(2H, H)``, tau, u; ``bias_ih_l{k}`` ``(3H,)``; ``ln_weight_l{k}`` and ``ln_bias_l{k}`` ``(3H,)``, tau, u,
+    candidate, with layer norm; ``lam_l{k}`` if it is learnable. Without the update gate the blocks u are not there.
 
     Example:
+        >>> import torch
+        >>> from torchrum import RUM
         >>> rum = RUM(10, 20, num_layers=2)
         >>> output, h_n = rum(torch.randn(5, 3, 10))
         >>> output.shape, h_n.shape

@@ -58,6 +58,7 @@ def _or_none(part: Tensor) -> Tensor | None:
 
 
 @torch.library.impl(_library, "rum_scan", "CompositeExplicitAutograd")
+@torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
 def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options(flags)
     results = _kernels(backend).forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
@@ -65,6 +66,7 @@ def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
 
 
 @torch.library.impl(_library, "rum_scan_backward", "CompositeExplicitAutograd")
+@torch.no_grad()
 def _backward(
     grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
 ):
