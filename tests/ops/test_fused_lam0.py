@@ -333,7 +333,9 @@ LARGE = [(5, 2, 257), (5, 3, 700), (4, 2, 1000), (4, 2, 2000), (4, 2, 2048), (4,
 @pytest.mark.parametrize("number", range(len(GRID)))
 def test_gpu_options(number):
     options = RumOptions(**GRID[number], activation=ACTIVATIONS[number % 4])
-    check(7, 5, 72, options, list(ERROR)[number // 2 % 3], lengths=number % 3 == 0)
+    dtype = list(ERROR)[number // 2 % 3]
+    # a relu unit whose sign a half type's rounding turns over errs by the root of one over the units: 2e-2 of 5 rows'
+    check(7, 5 if dtype == torch.float32 else 40, 72, options, dtype, lengths=number % 3 == 0)
 
 
 @gpu

@@ -27,7 +27,7 @@ def summarise_tests(path: Path) -> dict[str, Any]:
     found["seconds"] = float(ends[-1][2])
     failures = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", text, re.MULTILINE)
     command = re.search(r"^\$ (.+)$", text, re.MULTILINE)
-    platform = re.search(r"^platform .+$", text, re.MULTILINE)
+    platform = re.search(r"^platform .+?(?= -- /|$)", text, re.MULTILINE)
     return {
         "command": command[1].strip() if command else None,
         "platform": platform[0] if platform else None,

@@ -1,6 +1,6 @@
 """The paper's figures on copying and recall, redrawn from the ledger."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from torchrum.ledger.schema import Entry, LedgerError
 from torchrum.ledger.table import Row, table_rows
 from torchrum.plots.style import STYLE, Axes, Figure, baseline, colour, count_steps, matplotlib, save
 from torchrum.tasks import Copying, Recall
+from torchrum.tasks.base import Task
 
 T = TypeVar("T", Copying, Recall)
 
@@ -30,12 +31,27 @@ def draw_figure(name: str, entries: Sequence[Entry], out: Path) -> list[Path]:
     """
     if name not in FIGURES:
         raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
-    rows = table_rows(entries, name)
+    rows = best_settings(table_rows(entries, name))
     if not rows:
         raise LedgerError(f"no run of {name} is in the ledger; add one with torchrum record RUN.")
     with matplotlib.rc_context(STYLE):
         figure = draw_copying(rows) if name == "copying" else draw_recall(rows)
         return [save(figure, out / f"{name}.{ending}") for ending in ("png", "svg")]
+
+
+def best_settings(rows: Sequence[Row]) -> list[Row]:
+    """Of several settings of one model on one problem, the one that ended lowest; the tables have them all."""
+    best: dict[tuple[Task, str], Row] = {}
+    for row in rows:
+        config = row[0].config()
+        place = config.task, model_label(config.model)
+        if place not in best or _loss(row) < _loss(best[place]):
+            best[place] = row
+    return list(best.values())
+
+
+def _loss(row: Row) -> float:
+    return sum(entry.final["loss"] for entry in row) / len(row)
 
 
 def draw_copying(rows: Sequence[Row]) -> Figure:
@@ -85,13 +101,13 @@ def _lines(axes: Axes, row: Row, curve: str, score: str) -> None:
     A dot ends a run that reached its goal before its last step.
     """
     config = row[0].config()
-    label = ", ".join([model_label(config.model), *_more(row[0].overrides)])
+    label = model_label(config.model)
     for place, entry in enumerate(row):
         points = getattr(entry, curve)
         axes.plot(
             points["step"],
             points[score],
-            color=colour(model_label(config.model)),
+            color=colour(label),
             label=label if place == 0 else None,
             alpha=1 if place == 0 else 0.45,
             linewidth=1.4 if place == 0 else 0.9,
@@ -100,10 +116,6 @@ def _lines(axes: Axes, row: Row, curve: str, score: str) -> None:
             markersize=3.5,
             zorder=3 if config.model.layer == "rum" else 2,
         )
-
-
-def _more(overrides: Iterable[str]) -> list[str]:
-    return [text for text in overrides if text.partition("=")[0] not in ("model.lam", "model.eta", "steps")]
 
 
 def _legend(figure: Figure) -> None:
