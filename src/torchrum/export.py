@@ -57,7 +57,7 @@ class _ScanForm(Recurrent):
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         weights, options = self.rum._weights(index), self.rum.options
-        xp = project_rum(x, weights)
+        xp = project_rum(x, weights, options)
         start = [part.to(working_dtype(xp.dtype)).contiguous() for part in state]
         norm = [weights["ln_weight"], weights["ln_bias"]] if options.layer_norm else []
         fixed = (weights["weight_hh"], *norm, *([] if lengths is None else [lengths]))

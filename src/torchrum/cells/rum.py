@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from ..ops._dispatch import Backend
+from ..ops._precision import exact_products, rounds_products
 from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
 from ..ops.rum_scan.options import Activation, LNOrder
 from ..ops.rum_scan.reference import working_dtype
@@ -106,7 +107,7 @@ class RUMCell(Cell):
         return rum_initial_state(batch_size, self.hidden_size, self.options, device, dtype)
 
     def project(self, x: Tensor) -> Tensor:
-        return project_rum(x, self._weights())
+        return project_rum(x, self._weights(), self.options)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         output, state = self._scan(x.unsqueeze(0), state, None)
@@ -236,13 +237,23 @@ def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device,
     return h, torch.eye(H, device=device, dtype=working_dtype(dtype)).expand(B, H, H)
 
 
-def project_rum(x: Tensor, weights: Weights) -> Tensor:
-    """``x W_ih^T + b`` for any leading dimensions."""
+def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
+    """``x W_ih^T + b`` for any leading dimensions.
+
+    TF32 would cost more than its ten bits: eps enters relu beside the turned state, and units whose sign it turns over
+    spoil the gradients by 1e-2 (in norm). So eps is exact; with lam other than 0 all is, since R adds up every step's rotation.
+    """
     weight, bias = weights["weight_ih"], weights["bias_ih"]
     assert weight is not None
     if bias is not None and bias.shape[0] < weight.shape[0]:
         bias = F.pad(bias, (0, weight.shape[0] - bias.shape[0]))  # no bias for eps
-    return F.linear(x, weight, bias)
+    if not rounds_products(x):
+        return F.linear(x, weight, bias)
+    rows = 0 if options.keeps_rotation else weight.shape[0] * options.num_gates // options.num_inputs
+    parts = [F.linear(x, weight[:rows], None if bias is None else bias[:rows])] if rows else []
+    with exact_products():
+        parts.append(F.linear(x, weight[rows:], None if bias is None else bias[rows:]))
+    return torch.cat(parts, -1) if rows else parts[0]
 
 
 def scan_rum(

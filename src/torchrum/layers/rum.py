@@ -132,7 +132,7 @@ class RUM(Recurrent):
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         weights = self._weights(index)
-        xp = project_rum(x, weights)
+        xp = project_rum(x, weights, self.options)
         return scan_rum(xp, state, weights, self.options, lengths, self.training, self.backend)
 
     def explain_backend(self, input: Tensor) -> Choice:

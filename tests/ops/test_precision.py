@@ -1,0 +1,102 @@
+"""Products that must stay exact while torch rounds float32 to TF32."""
+
+import pytest
+import torch
+
+from torchrum import RUM
+from torchrum.cells import rum as cell
+from torchrum.ops._precision import exact_products, rounds_products, tf32_allowed
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    yield
+    torch.backends.cuda.matmul.fp32_precision = "ieee"  # leaves the newer interface, if a test took it
+    torch.set_float32_matmul_precision("highest")
+
+
+def older(name):
+    torch.set_float32_matmul_precision(name)
+
+
+def newer(name):
+    torch.backends.cuda.matmul.fp32_precision = name
+
+
+SETTINGS = [
+    (older, "highest", False),
+    (older, "high", True),
+    (older, "medium", True),
+    (newer, "ieee", False),
+    (newer, "tf32", True),
+]
+
+
+@pytest.mark.parametrize(("choose", "name", "allowed"), SETTINGS)
+def test_exact_products_come_and_go(choose, name, allowed):
+    choose(name)
+    assert tf32_allowed() == allowed
+    with exact_products():
+        assert not tf32_allowed()
+    assert tf32_allowed() == allowed
+    if choose is older:
+        assert torch.get_float32_matmul_precision() == name
+
+
+def test_only_float32_on_a_gpu_is_rounded():
+    torch.set_float32_matmul_precision("high")
+    assert not rounds_products(torch.zeros(2, 3))
+
+
+OPTIONS = [{}, {"update_gate": False}, {"bias": False}, {"embed_bias": False}, {"lam": 1}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_exact_rows_are_those_of_eps(options, monkeypatch):
+    """eps in exact products, and everything with lam 1; the result is that of one product."""
+    layer = RUM(5, 8, **options)
+    x = torch.randn(4, 3, 5)
+    wanted = layer(x)[0]
+    exact = []
+
+    class Exact:
+        def __enter__(self):
+            exact.append(True)
+
+        def __exit__(self, *error):
+            exact.pop()
+
+    seen = []
+    linear = torch.nn.functional.linear
+
+    def watched(x, weight, bias=None):
+        seen.append((len(weight), bool(exact)))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(cell, "rounds_products", lambda x: True)
+    monkeypatch.setattr(cell, "exact_products", Exact)
+    monkeypatch.setattr(cell.F, "linear", watched)
+    assert torch.allclose(layer(x)[0], wanted, atol=1e-6)
+    gates = 8 if options.get("update_gate") is False else 16
+    assert seen == ([(24, True)] if "lam" in options else [(gates, False), (8, True)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("lam, hidden", [(0, 250), (1, 100)])
+def test_gradients_with_tf32_products_and_relu(lam, hidden):
+    torch.manual_seed(0)
+    layer = RUM(hidden, hidden, lam=lam, device="cuda")
+    exact = RUM(hidden, hidden, lam=lam, device="cuda", dtype=torch.float64, backend="reference")
+    exact.load_state_dict(layer.state_dict())
+    x, grad = torch.randn(2, 20, 128, hidden, device="cuda").unbind(0)
+
+    def results(layer, x):
+        x = x.requires_grad_()
+        output = layer(x)[0]
+        return output.detach(), *torch.autograd.grad(output, [x, *layer.parameters()], grad.to(x.dtype))
+
+    torch.set_float32_matmul_precision("high")
+    found = results(layer, x.clone())
+    for mine, theirs in zip(found, results(exact, x.double()), strict=True):
+        assert (mine - theirs).norm() <= 5e-3 * theirs.norm()
