@@ -29,6 +29,18 @@ class Angle(NamedTuple):
     """1 where tau points against eps and the turn is a half turn, else 0."""
 
 
+class Constants(NamedTuple):
+    """Numbers as tensors ``(B, 1)``: a Python number costs a small operation as much again."""
+
+    zeros: Tensor
+    ones: Tensor
+    twos: Tensor
+
+    @classmethod
+    def like(cls, x: Tensor) -> "Constants":
+        return cls(torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 2))
+
+
 def safe_inverse(length: Tensor, tiny: float = 0.0) -> Tensor:
     """``1 / length``, and 0 where the length is at most ``tiny``."""
     return length.reciprocal().masked_fill_(length <= tiny, 0.0)
@@ -39,19 +51,19 @@ def length_of(x: Tensor) -> Tensor:
     return dot(x, x).sqrt_()
 
 
-def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor, none: Tensor | None) -> Angle:
+def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor, plain: Constants | None) -> Angle:
     """The plane of the rotation from ``eps`` to ``tau`` and what it does to ``h``; ``inv_eps`` 0 means no turn.
 
-    ``none`` ``(B, 1)`` is zero, and given where every ``inv_eps`` is above 0: then the ordinary case is tried first.
+    ``plain`` is given where every ``inv_eps`` is above 0: then the ordinary case is tried first.
     """
     p = dot(eps, h) * inv_eps
-    if none is not None:
+    if plain is not None:
         inv_tau = length_of(tau).reciprocal_()
-        square = torch.addcmul(none, dot(eps, tau), inv_eps * inv_tau, value=2).add_(2)
-        if bool((square >= NARROW).all()):  # not where tau is zero either: then it is NaN
+        square = torch.addcmul(plain.twos, dot(eps, tau), inv_eps * inv_tau, value=2)
+        if square.min().item() >= NARROW:  # not where tau is zero either: then it is NaN
             inv_square = square.reciprocal_()
             k = torch.addcmul(p, dot(tau, h), inv_tau).mul_(inv_square)  # s.h / s.s
-            return Angle(p, k, inv_eps, inv_tau, inv_square, none)
+            return Angle(p, k, inv_eps, inv_tau, inv_square, plain.zeros)
     inv_tau = safe_inverse(length_of(tau), tiny_of(tau.dtype))
     s = eps * inv_eps + tau * inv_tau
     square = dot(s, s)
@@ -66,10 +78,11 @@ def half_turns(angle: Angle) -> bool:
     return angle.opposite.device.type != "cpu" or bool(angle.opposite.any())
 
 
-def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bool) -> Tensor:
-    """eps + R h."""
+def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bool, ones: Tensor) -> Tensor:
+    """eps + R h; ``ones`` has a row for each of h."""
     p, k, inv_eps, inv_tau, _, opposite = angle
-    total = torch.addcmul(h, torch.rsub(k * inv_eps, 1, alpha=2), eps).addcmul_((p - k) * inv_tau, tau, value=2)
+    by_eps = torch.addcmul(ones, k, inv_eps, value=-2)
+    total = torch.addcmul(h, by_eps, eps).addcmul_((p - k) * inv_tau, tau, value=2)
     if half_turns:
         f = orthogonal_to(eps * inv_eps)
         total = total - 2 * opposite * (p * inv_eps * eps + dot(f, h) * f)
@@ -88,7 +101,7 @@ class TurnBackward:
         self.tau_d, self.eps_d = 2 * (p - k) * inv_tau, 1 - 2 * k * inv_eps
         self.half_turns = half_turns(angle)
         self.weights = torch.empty_like(self.by_eps)
-        parts = (eps, tau, h, self.weights, self.by_eps, self.by_tau, self.tau_d)
+        parts = (eps, tau, h, self.weights, self.by_eps, self.by_tau, self.tau_d, *self.weights[:, :5].unbind(1))
         self.steps = list(zip(*(part.unbind(0) for part in parts), strict=True))
 
     def _coefficients(self, d_w: Tensor, d_e: Tensor, d_s: Tensor) -> Tensor:
@@ -104,9 +117,8 @@ class TurnBackward:
 
     def step(self, t: int, grad: Tensor, to_tau: Tensor) -> Tensor:
         """Step ``t`` of the block, from the gradient of the sum: tau's is written, h's returned."""
-        eps, tau, h, weights, by_eps, by_tau, tau_d = self.steps[t]
+        eps, tau, h, weights, by_eps, by_tau, tau_d, h_eps, h_tau, tau_h, tau_eps, tau_tau = self.steps[t]
         torch.mul(by_eps, dot(grad, eps), out=weights).addcmul_(by_tau, dot(grad, tau))
-        h_eps, h_tau, tau_h, tau_eps, tau_tau, *_ = weights.unbind(0)
         combined = (grad * tau_d).addcmul_(tau_h, h).addcmul_(tau_eps, eps)
         torch.addcmul(combined, tau_tau, tau, out=to_tau)
         to_h = torch.addcmul(grad, h_eps, eps).addcmul_(h_tau, tau)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..rotation.reference import tiny_of
 from .options import RumOptions
 from .reference import ACTIVATIONS, working_dtype
-from .rotate import Angle, TurnBackward, add_turned, find_angle, half_turns, length_of, safe_inverse
+from .rotate import Angle, Constants, TurnBackward, add_turned, find_angle, half_turns, length_of, safe_inverse
 from .turn import WINDOW, Memory, MemoryBackward, find_plane
 from .zoneout import keep_new
 
@@ -133,21 +133,20 @@ def forward(
     out, R, saved, kept = empty_results(xp, H, options)
     assert kept is not None
     h, inv_eps, weight = h0.to(scan.dtype), scan.inverse_eps(), scan.weight.t().contiguous()
-    product = xp.new_empty(scan.B, G)
-    ordinary, none = scan.ordinary(inv_eps), torch.zeros_like(inv_eps[0])
+    ordinary, numbers = scan.ordinary(inv_eps), Constants.like(inv_eps[0])
     memory = None
     if R is not None:
         memory = Memory(R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT), kept)
     # one view of each step, taken at once: a slice a step costs as much as a small operation
     steps = [part.unbind(0) for part in (xp[..., :G], saved[..., :G], scan.eps, inv_eps, out)]
     for t, (x, raw, eps, inverse, room) in enumerate(zip(*steps, strict=True)):
-        torch.mm(h.to(xp.dtype), weight, out=product)
-        gates = torch.add(product, x, out=raw).to(scan.dtype)
+        gates = torch.addmm(x, h.to(xp.dtype), weight, out=raw).to(scan.dtype)
         tau = scan.tau(gates)
         if memory is None:
-            angle = find_angle(eps, inverse, tau, h, none if ordinary[t] else None)
+            angle = find_angle(eps, inverse, tau, h, numbers if ordinary[t] else None)
             torch.cat(angle, -1, out=kept[t])
-            total = add_turned(angle, eps, tau, h, angle.opposite is not none and half_turns(angle))
+            turned_over = angle.opposite is not numbers.zeros and half_turns(angle)
+            total = add_turned(angle, eps, tau, h, turned_over, numbers.ones)
         else:
             z = memory.advance(t, eps, inverse, tau, h, ordinary[t])
             saved[t, :, G:] = z
@@ -183,6 +182,7 @@ def backward(
     G = options.num_gates * scan.H
     grad_xp = torch.empty_like(xp, memory_format=torch.contiguous_format)
     sums = [torch.zeros_like(part) for part in scan.ln] if scan.ln is not None else []
+    grad_gates = (grad_xp[..., :G], grad_xp[..., : scan.H], grad_xp[..., scan.H : G])
     memory = None
     if R_n is not None:
         outer = torch.zeros_like(R_n) if grad_R is None else torch.bmm(grad_R.to(R_n.dtype), R_n.mT)
@@ -194,8 +194,9 @@ def backward(
         at = slice(start, min(start + size, scan.T))
         before = out[start - 1 : at.stop - 1] if start > 0 else torch.cat([h0.to(xp.dtype)[None], out[: at.stop - 1]])
         block = _Block(scan, at, saved[at].to(scan.dtype), before.to(scan.dtype), memory, kept, sums)
-        for t in reversed(range(at.start, at.stop)):
-            grad_h = block.step(t - at.start, grad_h.add_(grad_out[t]), grad_xp)
+        views = zip(grad_out[at].unbind(0), *(part[at].unbind(0) for part in grad_gates), strict=True)
+        for i, (given, *rooms) in reversed(list(enumerate(views))):
+            grad_h = block.step(i, grad_h.add_(given), *rooms)
         block.finish(grad_xp)
 
     grad_weight = grad_xp[0, :, :G].t() @ h0.to(xp.dtype)
@@ -220,7 +221,7 @@ class _Block:
         if memory is None:
             angle = Angle(*kept[at].split(1, -1))
             self.rotation = TurnBackward(angle, eps, tau, h)
-            self.total = add_turned(angle, eps, tau, h, self.rotation.half_turns)
+            self.total = add_turned(angle, eps, tau, h, self.rotation.half_turns, torch.ones_like(angle.p))
         else:
             inv_eps, z = scan.inverse_eps(at), saved[..., -scan.H :]
             plane = find_plane(eps, inv_eps, tau, all(scan.ordinary(inv_eps)))
@@ -228,13 +229,27 @@ class _Block:
             self.total = eps + z
         self.u = scan.gate(self.gates)
         self.candidate = scan.candidate(self.total)
+        self.grad_total = torch.empty_like(h)
+        rate = activation_backward(str(scan.options.activation), self._shares(), self.candidate)
+        parts = [self.grad_total, rate]
         if self.u is not None:
-            self.steps = list(zip(self.u.unbind(0), (h - self.candidate).unbind(0), strict=True))
+            parts += [self.u, self._gate_rate(h - self.candidate)]
+        self.steps = list(zip(*(part.unbind(0) for part in parts), strict=True))
         if scan.options.eta is not None:
             mixed = self.candidate if self.u is None else torch.lerp(self.candidate, h, self.u)
             self.scale = safe_inverse(length_of(mixed))
             self.direction = mixed * self.scale
-        self.grad_total = torch.empty_like(h)
+
+    def _shares(self) -> Tensor:
+        """How much of a state's gradient reaches the candidate."""
+        return torch.ones_like(self.candidate) if self.u is None else 1 - self.u
+
+    def _gate_rate(self, change: Tensor) -> Tensor:
+        """What takes a state's gradient to the gate, up to its sigmoid, or to the layer norm behind that."""
+        assert self.u is not None
+        if self.scan.ln is not None and self.scan.options.ln_order == "authors":
+            return change
+        return torch.ops.aten.sigmoid_backward(change, self.u)
 
     def norm_backward(self, grad: Tensor, x: Tensor, block: int) -> Tensor:
         """Gradient of ``norm``; the gradients of its weights are added to ``sums``."""
@@ -249,9 +264,12 @@ class _Block:
         self.sums[1][block] += grad_bias
         return grad_x
 
-    def step(self, i: int, grad: Tensor, grad_xp: Tensor) -> Tensor:
-        """Walk step ``i`` of the block: the gradient of its state in, that of the state before it out."""
-        scan, options, H, t, h = self.scan, self.scan.options, self.scan.H, self.at.start + i, self.h[i]
+    def step(self, i: int, grad: Tensor, grad_gates: Tensor, to_tau: Tensor, to_u: Tensor) -> Tensor:
+        """Walk step ``i`` of the block: the gradient of its state in, that of the state before it out.
+
+        The raw gates' gradients are written to ``to_tau`` and ``to_u``, which make up ``grad_gates``.
+        """
+        scan, options, H, t = self.scan, self.scan.options, self.scan.H, self.at.start + i
         skipped = None
         if scan.going is not None:
             skipped = torch.where(scan.going[t], 0.0, grad)
@@ -266,33 +284,34 @@ class _Block:
             along = (grad * direction).sum(-1, keepdim=True)
             grad = torch.addcmul(grad, along, direction, value=-1).mul_(options.eta * self.scale[i])
 
-        u, to_gate = (None, None) if self.u is None else self.steps[i]
-        into = grad if u is None else torch.addcmul(grad, grad, u, value=-1)
-        into = activation_backward(str(options.activation), into, self.candidate[i])
-        into = self.norm_backward(into, self.total[i], options.num_gates)
-        self.grad_total[i] = into
-        grad_gates = grad_xp[t, :, :-H]
-        direct = scan.ln is None and grad_xp.dtype == scan.dtype  # then gradients are written where they belong
-        grad_tau = grad_gates[:, :H] if direct else torch.empty_like(h)
+        room, rate, *gate = self.steps[i]
+        direct = scan.ln is None and to_tau.dtype == scan.dtype  # then gradients are written where they belong
+        if scan.ln is None:
+            into = torch.mul(grad, rate, out=room)
+        else:
+            into = room.copy_(self.norm_backward(grad * rate, self.total[i], options.num_gates))
+        grad_tau = to_tau if direct else torch.empty_like(grad)
         grad_h = self.rotation.step(i, into, grad_tau)
         if not direct:
-            grad_gates[:, :H] = self.norm_backward(grad_tau, self.gates[i, :, :H], 0)
-        if u is not None and to_gate is not None:
+            to_tau.copy_(self.norm_backward(grad_tau, self.gates[i, :, :H], 0))
+        if gate:
+            u, gate_rate = gate
             if direct:
-                torch.ops.aten.sigmoid_backward.grad_input(grad * to_gate, u, grad_input=grad_gates[:, H:])
+                torch.mul(grad, gate_rate, out=to_u)
             else:
-                grad_gates[:, H:] = self._gate_backward(i, grad * to_gate, u)
+                to_u.copy_(self._gate_backward(i, grad * gate_rate))
             grad_h = grad_h.addcmul_(grad, u)
         if skipped is not None:
             grad_h = grad_h.add_(skipped)
-        if grad_xp.dtype == grad_h.dtype:
+        if grad_gates.dtype == grad_h.dtype:
             return grad_h.addmm_(grad_gates, scan.weight)
         return grad_h.add_(grad_gates.mm(scan.weight))
 
-    def _gate_backward(self, i: int, grad: Tensor, u: Tensor) -> Tensor:
+    def _gate_backward(self, i: int, grad: Tensor) -> Tensor:
+        """From the product with ``_gate_rate`` to the raw gate."""
         raw = self.gates[i, :, self.scan.H :]
         if self.scan.ln is None or self.scan.options.ln_order == "before":
-            return self.norm_backward(torch.ops.aten.sigmoid_backward(grad, u), raw, 1)
+            return self.norm_backward(grad, raw, 1)
         u = raw.sigmoid()
         return torch.ops.aten.sigmoid_backward(self.norm_backward(grad, u, 1), u)
 
