@@ -16,8 +16,8 @@ CHECKED_STEPS = 20
 def relative_error(rum: RUM, shape: Shape, precision: str = "high", activation: str | None = None) -> float:
     """Largest of the relative errors (in norm) of the output and of every gradient, over a few steps.
 
-    With relu a gradient's error is about the root of the share of units whose sign the rounding turns over: 55 of
-    640,000 at N = 250 with TF32 products make 1e-2, though the states are right to 3e-4 and with tanh all is to 6e-4.
+    With relu a gradient's error is about the root of the share of units whose sign the rounding turns over: one in
+    ten thousand makes 1e-2, whatever the kernel does.
 
     Args:
         rum: of one layer, on its device; its weights stay as they are.

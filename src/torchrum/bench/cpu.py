@@ -15,8 +15,8 @@ RUMS = ("authors", "reference", "torch")
 CASES: dict[str, tuple[int, Shape]] = {
     "lam0-n100-t100": (0, Shape(N=100, T=100, I=10)),
     "lam1-n100-t100": (1, Shape(N=100, T=100, I=10)),
-    "lam0-n100-t100-wide": (0, Shape(N=100, T=100)),
-    "lam1-n100-t100-wide": (1, Shape(N=100, T=100)),
+    "lam0-n100-t100-wide": (0, Shape(N=100, T=100, I=100)),
+    "lam1-n100-t100-wide": (1, Shape(N=100, T=100, I=100)),
 }
 QUICK: dict[str, tuple[int, Shape]] = {
     "lam0-quick": (0, Shape(N=8, T=5, B=4)),

@@ -71,6 +71,7 @@ def describe_case(found: dict[str, Row]) -> str:
     options = max((row.options for row in found.values()), key=len)
     row = next(iter(found.values()))
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
+    words += [f"I={row.shape.I}"] if row.shape.I is not None else []
     words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + PRODUCTS.get(_precision(row), "")]
     return ", ".join(words) + (f" ({row.case}, whole training step)" if row.mode == "training_step" else "")
 

@@ -241,7 +241,8 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
     """``x W_ih^T + b`` for any leading dimensions.
 
     TF32 would cost more than its ten bits: eps enters relu beside the turned state, and units whose sign it turns over
-    spoil the gradients by 1e-2 (in norm). So eps is exact; with lam other than 0 all is, since R adds up every step's rotation.
+    spoil the gradients far more than the rounding itself. So eps is exact; with lam other than 0 all is, since R adds
+    up every step's rotation.
     """
     weight, bias = weights["weight_ih"], weights["bias_ih"]
     assert weight is not None
