@@ -1,11 +1,15 @@
 """The lam = 1 kernels against the reference in float64: on the CPU through an emulator, on the GPU as they are."""
 
 import ctypes
+import hashlib
 import itertools
+import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,7 +21,7 @@ from torch import Tensor
 
 from torchrum.ops.rotation import rotation_matrix
 from torchrum.ops.rum_scan import fused as fused_backend
-from torchrum.ops.rum_scan.fused import lam1
+from torchrum.ops.rum_scan.fused import lam1, nvrtc
 from torchrum.ops.rum_scan.fused.nvrtc import Argument, load_kernel, pack
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_reference
@@ -351,18 +355,64 @@ OPTION_CASES = [
 ]
 
 
+@dataclass
+class CubinFolder:
+    """Compiled kernels that xdist's workers share, so that each is compiled by one of them."""
+
+    path: Path
+    compile: Callable[..., bytes]
+
+    def cubin(self, *key: Any) -> bytes:
+        """What ``nvrtc._compile`` returns for these arguments."""
+        file = self._file(key)
+        if not file.exists():
+            part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+            part.write_bytes(self.compile(*key))
+            part.replace(file)  # whole or not there
+        return file.read_bytes()
+
+    def compile_ahead(self, *key: Any) -> None:
+        """Compile the kernel, unless a worker has begun to."""
+        with suppress(FileExistsError):
+            self._file(key).with_suffix(".begun").touch(exist_ok=False)
+            self.cubin(*key)
+
+    def _file(self, key: tuple[Any, ...]) -> Path:
+        return self.path / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.cubin"
+
+
 @pytest.fixture(scope="session")
-def compiled() -> None:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every kernel of the two lists above, compiled side by side: one after the other they take minutes."""
+    capability, root = torch.cuda.get_device_capability(0), tmp_path_factory.getbasetemp()
+    folder = CubinFolder((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "lam1", nvrtc._compile)
+    folder.path.mkdir(exist_ok=True)
     wanted = {
-        (lam1._source(kind), f"lam1_{kind}", layout.macros, 0)
+        (lam1._source(kind), f"lam1_{kind}", layout.macros, capability): None  # in order, unlike a set
         for case in SIZE_CASES + OPTION_CASES
         for kind in ("forward", "gates", "backward", "replay")
         for layout in [lam1._layout(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
     }
-    torch.cuda.init()
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda key: load_kernel(*key), wanted))
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
+        patch.setattr(nvrtc, "_compile", folder.cubin)
+        list(pool.map(lambda key: folder.compile_ahead(*key), wanted))
+        yield
+
+
+def test_workers_share_what_is_compiled(tmp_path: Path) -> None:
+    compiled_by: list[str] = []
+
+    def worker(name: str) -> CubinFolder:
+        return CubinFolder(tmp_path, lambda *key: compiled_by.append(f"{name}{key[0]}") or bytes(key))
+
+    one, other = worker("a"), worker("b")
+    one.compile_ahead(1, 2)
+    other.compile_ahead(1, 2)
+    assert other.cubin(1, 2) == bytes((1, 2))
+    assert compiled_by == ["a1"]
+    (tmp_path / other._file((3,))).with_suffix(".begun").touch()  # begun elsewhere, and wanted before it is there
+    assert other.cubin(3) == bytes((3,))
+    assert compiled_by == ["a1", "b3"]
 
 
 @pytest.fixture
