@@ -15,7 +15,8 @@ import torch
 
 from .common import INTERPRET
 
-MOST_THREADS = 16
+THREADS_PER_CORE = 2  # each waits for Python's lock, for the assembler or for the C compiler half of the time
+MOST_THREADS = 32
 
 _this_thread = threading.local()
 
@@ -37,7 +38,7 @@ class _Compilers(ThreadPoolExecutor):
     """Threads that compile for one device, and build and load what a launch needs besides."""
 
     def __init__(self, device: int) -> None:
-        super().__init__(min(MOST_THREADS, os.cpu_count() or 1))
+        super().__init__(min(MOST_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1)))
         self.device = device
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
