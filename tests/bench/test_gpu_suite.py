@@ -19,7 +19,8 @@ from torchrum.ops.rum_scan import fused
 
 
 @pytest.mark.gpu
-def test_quick_suite(tmp_path):
+def test_quick_suite(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # which the suite sets, and later tests are to find as it was
     report = Report("gpu", {}, path=tmp_path / "gpu.json")
     run_gpu(report, quick=True, samples=3)
     assert [row.failed for row in report.rows if row.failed] == []

@@ -354,8 +354,11 @@ def test_gpu_tunings(monkeypatch, T, B, H, pdl, kind, half):
         pytest.skip("needs compute capability 9")
     take(monkeypatch, kind, half)
     monkeypatch.setattr(forward_module, "PDL", pdl)
+    # without the kernels for a capture around the scan, half of what there is to compile
+    monkeypatch.setattr(forward_module.Buffers, "warm_up", lambda steps: steps.step(0))
     clear_graphs()
     check(T, B, H, RumOptions(eta=1.0, layer_norm=H == 50), torch.bfloat16)
+    clear_graphs()
 
 
 @gpu
