@@ -1,7 +1,8 @@
 """Run a scan on a driver that compiles for Hopper but launches nothing, and print how many kernels each pass compiled,
 and how many of them all differ.
 
-For a process of its own: kernels are real ones only where Triton's interpreter was never asked for.
+For a process of its own: kernels are real ones only where Triton's interpreter was never asked for. Triton is imported
+late, since pytest imports this file before the tests that do ask for it.
 """
 
 import contextlib
@@ -11,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 
 compiled: list[str] = []
 
@@ -48,12 +47,16 @@ class Driver:
     def get_current_stream(self, device: int) -> int:
         return 0
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
         return GPUTarget("cuda", 90, 32)
 
 
 def stand_in() -> None:
     """Let CPU tensors pass for tensors of a Hopper device."""
+    import triton
+
     triton.runtime.driver.set_active(Driver())
     triton.knobs.compilation.listener = lambda metadata, **_: compiled.append(metadata["hash"])
     torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment]
@@ -121,4 +124,5 @@ def main(name: str) -> None:
     print(json.dumps({"counts": counts, "different": len(set(compiled))}))
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])
