@@ -1,7 +1,12 @@
 """Fixtures for every test: fresh memory is NaN, so that what a kernel forgets to write is seen."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where the kernels are declared, so before Triton is imported
 
 
 @pytest.fixture(autouse=True)

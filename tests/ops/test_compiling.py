@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="what is tested compiles Triton's kernels")
 
 from torchrum.ops.rum_scan.fused import compiling

@@ -1,7 +1,6 @@
 """The Fast-Slow scan: its reference against the cells, its kernels against the reference in float64."""
 
 import itertools
-import os
 from dataclasses import replace
 
 import pytest
@@ -9,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow

@@ -1,14 +1,11 @@
 """The bookkeeping of the chunk graphs, on a stand-in for CUDA that records what a capture would and replays it."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="the table is filled by a Triton kernel")
 
 from torchrum.ops.rum_scan.fused import graphs

@@ -1,15 +1,12 @@
 """The fused lam = 0 scan against the float64 reference: in Triton's interpreter on the CPU, and compiled on the GPU."""
 
 import itertools
-import os
 import threading
 
 import pytest
 import torch
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from torchrum.ops.rum_scan import fused, rum_scan

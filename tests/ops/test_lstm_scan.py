@@ -1,15 +1,12 @@
 """The LSTM scan: its reference against the cell, its kernels against the reference in float64."""
 
 import itertools
-import os
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are declared, so before they are imported
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from torchrum.cells.lstm import LSTMCell
