@@ -66,8 +66,9 @@ def stand_in() -> None:
     torch.cuda.current_stream = lambda *_: Quiet()  # type: ignore[assignment]
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.cuda.CUDAGraph = Quiet  # type: ignore[assignment,misc]
-    from torchrum.ops.rum_scan.fused import graphs, product
+    from torchrum.ops.rum_scan.fused import compiling, graphs, product
 
+    compiling.TOGETHER = True
     graphs._Place = Quiet  # type: ignore[assignment,misc]
     graphs.recording = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment]
     graphs._prefer_shared = lambda function: None  # type: ignore[assignment]

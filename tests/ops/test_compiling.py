@@ -32,6 +32,7 @@ class Kernel:
 @pytest.fixture
 def compiled(monkeypatch):
     """As where kernels are real: here they are the interpreter's."""
+    monkeypatch.setattr(compiling, "TOGETHER", True)
     monkeypatch.setattr(compiling, "INTERPRET", type("Constant", (), {"value": False}))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 

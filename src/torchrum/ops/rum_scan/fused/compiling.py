@@ -15,6 +15,8 @@ import torch
 
 from .common import INTERPRET
 
+TOGETHER = False
+"""Rehearse first calls. Measured on two cores without a device only, so it stays off until it has run on one."""
 THREADS_PER_CORE = 2  # each waits for Python's lock, for the assembler or for the C compiler half of the time
 MOST_THREADS = 32
 
@@ -56,7 +58,7 @@ def compile_together(rehearse: Callable[[], object]) -> None:
 
     A kernel that fails here, or all of them on a Triton that cannot do this, compile when they are launched.
     """
-    if INTERPRET.value or rehearsing():
+    if not TOGETHER or INTERPRET.value or rehearsing():
         return
     _this_thread.rehearsing = True
     try:
