@@ -92,8 +92,8 @@ def _options(contestant: str, lam: int) -> dict[str, int]:
 
 def _targets(report: Report) -> list[Target]:
     found = []
-    for lam, limit in ((0, 3.0), (1, 4.0)):
-        case = f"lam{lam}-n100-t100"
+    for case, (lam, _) in CASES.items():
+        limit = 4.0 if lam else 3.0
         ratio = report.ratio(case, "authors", "torch")
         if ratio is not None:
             found.append(Target(f"{case}: torch faster than the authors' way", limit, ratio, "x", at_least=True))
