@@ -2,6 +2,9 @@
 
 import os
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core; more threads only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+
 import pytest
 import torch
 

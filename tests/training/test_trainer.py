@@ -135,10 +135,14 @@ def test_a_signal_saves_and_the_resumed_run_is_bit_identical(whole, tmp_path, at
 
 def test_a_second_signal_acts_at_once(tmp_path):
     config = tiny()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     model = Interrupted(config, 3, signal.SIGINT)
     model.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT) if model.calls == 3 else None)
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(config, model, quiet=True).fit(tmp_path / "run")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(config, model, quiet=True).fit(tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_longer_resumed_run_goes_on(tmp_path):

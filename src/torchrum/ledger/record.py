@@ -67,7 +67,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         hardware=environment["accelerator"] or environment["processor"],
         processes=environment["processes"],
         versions=_versions(environment),
-        wall_seconds=round(float(validation[-1]["seconds"]), 1),
+        wall_seconds=max(0.1, round(float(validation[-1]["seconds"]), 1)),
         steps=last,
         parameters=count_parameters(config),
         baseline=rounded(config.task.baseline()),
