@@ -392,11 +392,11 @@ def test_new_lengths_and_batches_compile_nothing(kind, monkeypatch):
 
     class Counting:
         def __init__(self, library):
-            self.library = library
+            self.real = library
 
         def __getattr__(self, name):
             count["nvrtc"] += name == "nvrtcCompileProgram"
-            return getattr(self.library, name)
+            return getattr(self.real, name)
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", after_triton)
     library = Counting(nvrtc._nvrtc())

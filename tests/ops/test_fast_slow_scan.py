@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
+from composing import assert_composes
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.gru import GRUCell
 from torchrum.cells.lstm import LSTMCell
@@ -423,21 +423,7 @@ def test_cell_can_be_compiled_around_checkpointed_and_differentiated_by_func(mon
     monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)
     cell = fast_slow(3, 6, slow="rum", zoneout=0.3, cell_dropout=0.3, device=DEVICE)
     x, state = torch.randn(2, 2, 3, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
-
-    def gradient(run) -> Tensor:
-        torch.manual_seed(4)
-        leaf = x.clone().requires_grad_()
-        (2 * run(leaf)).sum().backward()
-        return leaf.grad
-
-    wanted = gradient(lambda x: cell.scan(x, state)[0])
-    compiled = torch.compile(lambda x: cell.scan(x, state)[0], backend="eager")
-    torch.testing.assert_close(gradient(compiled), wanted)
-    kept = gradient(lambda x: checkpoint(lambda x: cell.scan(x, state)[0], x, use_reentrant=False))
-    torch.testing.assert_close(kept, wanted)
-    cell.eval()
-    plain = gradient(lambda x: cell.scan(x, state)[0])
-    torch.testing.assert_close(torch.func.grad(lambda x: 2 * cell.scan(x, state)[0].sum())(x), plain)
+    assert_composes(cell, x, state)
 
 
 def test_cell_explains_its_backend():

@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
+from composing import assert_composes
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops import lstm_scan as lstm_scan_module
 from torchrum.ops.lstm_scan import LstmOptions, fused, lstm_scan, lstm_scan_choice
@@ -317,21 +317,7 @@ def test_cell_can_be_compiled_around_checkpointed_and_differentiated_by_func(mon
     monkeypatch.setattr(lstm_scan_module, "fused_obstacle", fused.obstacle)
     cell = LSTMCell(3, 6, layer_norm=True, zoneout=0.3, device=DEVICE)
     x, state = torch.randn(2, 2, 3, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
-
-    def gradient(run) -> Tensor:
-        torch.manual_seed(4)
-        leaf = x.clone().requires_grad_()
-        (2 * run(leaf)).sum().backward()
-        return leaf.grad
-
-    wanted = gradient(lambda x: cell.scan(x, state)[0])
-    compiled = torch.compile(lambda x: cell.scan(x, state)[0], backend="eager")
-    torch.testing.assert_close(gradient(compiled), wanted)
-    kept = gradient(lambda x: checkpoint(lambda x: cell.scan(x, state)[0], x, use_reentrant=False))
-    torch.testing.assert_close(kept, wanted)
-    cell.eval()
-    plain = gradient(lambda x: cell.scan(x, state)[0])
-    torch.testing.assert_close(torch.func.grad(lambda x: 2 * cell.scan(x, state)[0].sum())(x), plain)
+    assert_composes(cell, x, state)
 
 
 def test_cell_explains_its_backend():

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from tolerances import TOL
 from torchrum.ops.rum_scan import RumOptions, rum_scan, rum_scan_choice
@@ -237,15 +237,13 @@ def test_operator_passes_opcheck(lam):
     flags = (lam, 1.0, "relu", True, False, "before", 1e-3, 0.0, False, "torch")
     args = [None if inputs[name] is None else inputs[name].detach() for name in NAMES]
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.torchrum.rum_scan.default, (*args, None, None, *flags), test_utils=checks)
+    library.opcheck(torch.ops.torchrum.rum_scan.default, (*args, None, None, *flags), test_utils=checks)
     permuted = args[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)  # same values, other strides
-    torch.library.opcheck(
-        torch.ops.torchrum.rum_scan.default, (permuted, *args[1:], None, None, *flags), test_utils=checks
-    )
+    library.opcheck(torch.ops.torchrum.rum_scan.default, (permuted, *args[1:], None, None, *flags), test_utils=checks)
     out, R_n, gates, ends = torch.ops.torchrum.rum_scan(*args, None, None, *flags)
     grads = (torch.randn_like(out), None if lam == 0 else torch.randn_like(R_n))
     saved = (out, gates, R_n, ends)
-    torch.library.opcheck(
+    library.opcheck(
         torch.ops.torchrum.rum_scan_backward.default,
         (*grads, *args, None, None, *saved, *flags, lam == 1),
         test_utils=checks,

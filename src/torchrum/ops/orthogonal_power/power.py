@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from torchrum.ops.rotation.reference import saturate
 
@@ -24,7 +24,7 @@ def _adjoint(x: Tensor) -> Tensor:
     return x.mT.conj_physical()
 
 
-@torch.library.custom_op("torchrum::rotation_phases", mutates_args=())
+@library.custom_op("torchrum::rotation_phases", mutates_args=())
 def rotation_phases(R: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvectors U and angles phi of rotations: ``R = U diag(e^{i phi}) U^H``.
 

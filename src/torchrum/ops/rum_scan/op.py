@@ -1,6 +1,6 @@
 """The scan as two opaque operators with an autograd rule: it compiles whole, and composes with torch.func.
 
-``torch.library``'s define/impl pair under an ``autograd.Function`` is the one form that passes fullgraph compilation,
+An operator's define/impl pair under an ``autograd.Function`` is the one form that passes fullgraph compilation,
 ``torch.func.grad`` and ``vmap`` together. The backward is a Function too, differentiated by the reference.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from . import batching, torch_scan
 from .options import RumOptions
@@ -25,7 +25,7 @@ _INPUTS = (
     "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
     "Tensor? lengths, Tensor? seed"
 )
-_library = torch.library.Library("torchrum", "DEF")
+_library = library.Library("torchrum", "DEF")
 _library.define(f"rum_scan({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define(
     f"rum_scan_backward(Tensor grad_out, Tensor? grad_R, {_INPUTS}, Tensor out, Tensor gates, Tensor R_n, Tensor ends, "
@@ -57,7 +57,7 @@ def _or_none(part: Tensor) -> Tensor | None:
     return None if part.numel() == 0 and part.dim() == 1 else part
 
 
-@torch.library.impl(_library, "rum_scan", "CompositeExplicitAutograd")
+@library.impl(_library, "rum_scan", "CompositeExplicitAutograd")
 @torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
 def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options(flags)
@@ -65,7 +65,7 @@ def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     return tuple(_or_empty(part, xp) for part in results)
 
 
-@torch.library.impl(_library, "rum_scan_backward", "CompositeExplicitAutograd")
+@library.impl(_library, "rum_scan_backward", "CompositeExplicitAutograd")
 @torch.no_grad()
 def _backward(
     grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
@@ -77,13 +77,13 @@ def _backward(
     return tuple(_or_empty(part, xp) for part in grads)
 
 
-@torch.library.register_fake("torchrum::rum_scan", lib=_library)
+@library.register_fake("torchrum::rum_scan", lib=_library)
 def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options(flags)
     return tuple(_or_empty(part, xp) for part in _kernels(backend).empty_results(xp, h0.shape[-1], options))
 
 
-@torch.library.register_fake("torchrum::rum_scan_backward", lib=_library)
+@library.register_fake("torchrum::rum_scan_backward", lib=_library)
 def _fake_backward(
     grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
 ):
@@ -94,8 +94,8 @@ def _fake_backward(
     )
 
 
-torch.library.register_vmap("torchrum::rum_scan", batching.forward_rule, lib=_library)
-torch.library.register_vmap("torchrum::rum_scan_backward", batching.backward_rule, lib=_library)
+library.register_vmap("torchrum::rum_scan", batching.forward_rule, lib=_library)
+library.register_vmap("torchrum::rum_scan_backward", batching.backward_rule, lib=_library)
 
 
 class _RumScan(torch.autograd.Function):

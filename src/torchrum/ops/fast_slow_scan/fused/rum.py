@@ -13,7 +13,6 @@ from torch import Tensor
 from ...lstm_scan.fused.rows import gather_grad, hand_on, load_gate, zone
 from ...lstm_scan.fused.stage import BackwardStage, ForwardStage, Plan, Shared
 from ...rum_scan.fused.common import prefetch
-from ...rum_scan.fused.compiling import launch
 from ...rum_scan.fused.lam0_backward import STATS, rum_cell_backward, store_stats
 from ...rum_scan.fused.lam0_forward import launch_options, rum_cell
 from ...rum_scan.options import RumOptions
@@ -152,8 +151,7 @@ class RumForward(ForwardStage):
         self.flags.update(rum_flags(like, plan.hidden, options, "forward"))
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        launch(
-            slow_rum_forward_kernel, (self.B,),
+        slow_rum_forward_kernel[(self.B,)](
             table, slots, *self.tensors(table),
             self.product.out, self.bias, self.h, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
             self.shared.seeds, t, self.B, PARTS=self.product.parts, **self.flags,
@@ -172,8 +170,7 @@ class RumBackward(BackwardStage):
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
         flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
-        launch(
-            slow_rum_backward_kernel, (self.B,),
+        slow_rum_backward_kernel[(self.B,)](
             table, slots, *self.tensors(table), self.product_plain, self.product_dropped, self.dh,
             self.low, self.ln_grads, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,
         )  # fmt: skip
