@@ -255,7 +255,10 @@ def test_cpu_targets(monkeypatch):
     [
         (["--samples", "0"], "--samples is 0"),
         (["--plot", "a.png"], "need --report"),
-        (["--resume"], "--resume needs --json"),
+        (["--suite", "gpu", "--resume"], "--resume needs --json"),
+        (["--resume"], "--resume is for --suite gpu"),
+        (["--designs"], "--designs is for --suite gpu"),
+        (["--suite", "gpu", "--memory"], "--memory is for --suite cpu"),
         (["--tests", "/nowhere/log"], "--tests: "),
         (["--cases", "nothing*"], "no case of the cpu suite matches"),
     ],

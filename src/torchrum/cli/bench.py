@@ -35,6 +35,9 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--samples is {options.samples}; it must be 1 or more")
     if (options.write or options.plot) and not options.report:
         parser.error("--write and --plot need --report FILE, the JSON that --json wrote")
+    for name, suite in (("designs", "gpu"), ("resume", "gpu"), ("memory", "cpu")):
+        if getattr(options, name) and options.suite != suite:
+            parser.error(f"--{name} is for --suite {suite}, and this is {options.suite}")
     if options.resume and not options.json:
         parser.error("--resume needs --json FILE, whose rows it keeps")
 
