@@ -80,6 +80,7 @@ def _fake_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", Quiet)
     monkeypatch.setattr(graphs, "_Place", lambda: type("Place", (), {"stream": None, "pool": None, "done": Quiet()})())
+    monkeypatch.setattr(graphs, "compile_together", lambda rehearse: None)
     monkeypatch.setattr(graphs, "_places", {})
     monkeypatch.setattr(graphs, "_scans", type(graphs._scans)())
 
@@ -115,3 +116,34 @@ def test_the_least_recently_used_scan_is_freed():
     assert len(graphs._scans) == graphs.KEPT_SCANS
     graphs.clear_graphs()
     assert not graphs._scans
+
+
+def test_a_first_call_rehearses_itself_and_the_scan_to_come_without_a_trace(monkeypatch):
+    told: list[str] = []
+
+    def compile_together(rehearse: Callable[[], object]) -> None:
+        told.append("rehearsal")
+        with monkeypatch.context() as patch:
+            patch.setattr(graphs, "rehearsing", lambda: True)
+            rehearse()
+
+    def begin(steps: FakeSteps) -> None:
+        steps.visited, steps.table.step = [], 0
+        told.append("begin")
+
+    def finish(steps: FakeSteps) -> list[int]:
+        told.append("finish")
+        return steps.visited
+
+    def following() -> None:
+        told.append("following")
+        graphs.run_graphed("next", lambda: FakeSteps(-1), begin, 4, finish)
+
+    monkeypatch.setattr(graphs, "compile_together", compile_together)
+    make = lambda: FakeSteps(1)  # noqa: E731
+    assert graphs.run_graphed("first", make, begin, 5, finish, following) == [0, 1, 2, 3, 4]
+    rehearsed, real = ["begin", "finish", "following", "begin", "finish"], ["begin", "begin", "finish"]
+    assert told == ["rehearsal", *rehearsed, *real]
+    assert not graphs._scans["next"].graphs
+    assert graphs.run_graphed("first", make, begin, 5, finish, following) == [0, 1, 2, 3, 4]
+    assert told[9:] == ["begin", "finish"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...lstm_scan.fused.rows import gather_grad, hand_on, load_gate, zone
 from ...lstm_scan.fused.stage import BackwardStage, ForwardStage, Plan, Shared
 from ...rum_scan.fused.common import prefetch
+from ...rum_scan.fused.compiling import launch
 from ...rum_scan.fused.lam0_backward import STATS, rum_cell_backward, store_stats
 from ...rum_scan.fused.lam0_forward import launch_options, rum_cell
 from ...rum_scan.options import RumOptions
@@ -151,7 +152,8 @@ class RumForward(ForwardStage):
         self.flags.update(rum_flags(like, plan.hidden, options, "forward"))
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        slow_rum_forward_kernel[(self.B,)](
+        launch(
+            slow_rum_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
             self.product.out, self.bias, self.h, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
             self.shared.seeds, t, self.B, PARTS=self.product.parts, **self.flags,
@@ -170,7 +172,8 @@ class RumBackward(BackwardStage):
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
         flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
-        slow_rum_backward_kernel[(self.B,)](
+        launch(
+            slow_rum_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.product_plain, self.product_dropped, self.dh,
             self.low, self.ln_grads, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,
         )  # fmt: skip

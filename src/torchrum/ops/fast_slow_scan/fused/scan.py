@@ -139,12 +139,20 @@ def zip_cells(options: FastSlowOptions, sizes: Sizes, fast: State, slow: State) 
 
 
 def run(
-    direction: str, like: Tensor, T: int, options: FastSlowOptions, sizes: Sizes, build: Any, begin: Any, finish: Any
+    direction: str,
+    like: Tensor,
+    T: int,
+    options: FastSlowOptions,
+    sizes: Sizes,
+    build: Any,
+    begin: Any,
+    finish: Any,
+    following: Any = None,
 ) -> Any:
     """Build or find the scan, load it, take all its steps and return what ``finish`` makes of it."""
     if can_graph(like, T):
         key = scan_key("fast_slow", direction, like, options, sizes)
-        return run_graphed(key, build, begin, T, finish)
+        return run_graphed(key, build, begin, T, finish, following)
     scan = build(graphed=False)
     begin(scan)
     scan.run()
@@ -179,7 +187,11 @@ def fast_slow_forward(
             scan.begin(T, weights, given, seeds, None)
             scan.start(fast, slow, inputs)
 
-        c = run("forward", xp, T, options, sizes, build, begin, lambda scan: scan.cells())
+        def following() -> None:
+            fast_slow_backward(None, [None] * len((*fast, *slow)), fast, slow, weights, seeds, saved, options)
+
+        then = following if options.training else None
+        c = run("forward", xp, T, options, sizes, build, begin, lambda scan: scan.cells(), then)
         fast_h = inputs[0][-1, :, : sizes.fast].to(fast[0].dtype)
         begin_slow = plans[1].offset(1)
         slow_h = inputs[1][-1, :, begin_slow : begin_slow + sizes.slow].to(slow[0].dtype)

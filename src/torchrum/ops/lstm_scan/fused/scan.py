@@ -119,7 +119,9 @@ def lstm_forward(
 
         if can_graph(xp, T):
             key = scan_key("lstm", "forward", xp, H, options, lengths is not None)
-            c_n = run_graphed(key, build, begin, T, lambda scan: scan.c.to(c0.dtype, copy=True))
+            others = (h0, c0, weight_hh, ln_weight, ln_bias, lengths, seeds, saved, options)
+            following = (lambda: lstm_backward(None, None, None, *others)) if options.training else None
+            c_n = run_graphed(key, build, begin, T, lambda scan: scan.c.to(c0.dtype, copy=True), following)
         else:
             scan = build(graphed=False)
             begin(scan)

@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from ...rum_scan.fused import lam0_forward
+from ...rum_scan.fused.compiling import launch
 from ...rum_scan.fused.graphs import TABLE_SLOTS, fill_table
 from ...rum_scan.fused.lam0_forward import padded
 from ...rum_scan.fused.product import Product
@@ -172,7 +173,8 @@ class LstmForward(ForwardStage):
         self.flags.update(lstm_flags(options), LN_EPS=float(options.ln_eps), READS_XP=plan.projected)
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        lstm_forward_kernel[(self.B,)](
+        launch(
+            lstm_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
             self.product.out, self.bias, self.h, self.c, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
             self.shared.lengths, self.shared.seeds, t, T, self.B, PARTS=self.product.parts, **self.flags,
@@ -214,7 +216,8 @@ class LstmBackward(BackwardStage):
         self.flags.update(lstm_flags(options))
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        lstm_backward_kernel[(self.B,)](
+        launch(
+            lstm_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.product_plain, self.product_dropped, self.dh, self.dc,
             self.low, self.ln_weight, self.ln_bias, self.shared.lengths, self.shared.seeds, t, self.B, **self.flags,
         )  # fmt: skip
@@ -228,7 +231,8 @@ class LstmBackward(BackwardStage):
         H, rows = self.plan.hidden, gates.shape[0] * self.B
         programs, block = min(rows, 256), min(256, self.flags["BLOCK"])
         sums = torch.empty((programs, 2, 5 * H), device=gates.device)
-        lstm_norm_grad_kernel[(programs, triton.cdiv(H, block))](
+        launch(
+            lstm_norm_grad_kernel, (programs, triton.cdiv(H, block)),
             gates, cells, stats, dnormed, sums, self.ln_weight, self.ln_bias, rows,
             H=H, BLOCK=block, FORGET=self.flags["FORGET"], num_warps=4,
         )  # fmt: skip
@@ -266,7 +270,7 @@ class Chain:
             stage.given = tensors
             slots = self.slots(number)
             if slots is not None:
-                fill_table(slots, 0, T, *tensors)  # type: ignore[arg-type]
+                fill_table(slots, 0, T, *tensors)
         if self.table is not None:
             self.table[:1].fill_(0 if self.stride == 1 else T - 1)
 

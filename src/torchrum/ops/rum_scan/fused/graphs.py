@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._capture import recording
+from .compiling import compile_together, launch, rehearsing
 
 LARGEST_CHUNK = 128  # steps in the longest graph
 SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
@@ -26,29 +27,26 @@ KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and b
 TABLE_SLOTS = 8
 
 
-@triton.jit(do_not_specialize=["step", "T"])
-def fill_table_kernel(table, step, T, a, b, c, d, e, f):
-    # addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream
-    tl.store(table, step.to(tl.int64))
-    if a is not None:
-        tl.store(table + 1, a.to(tl.int64))
-    if b is not None:
-        tl.store(table + 2, b.to(tl.int64))
-    if c is not None:
-        tl.store(table + 3, c.to(tl.int64))
-    if d is not None:
-        tl.store(table + 4, d.to(tl.int64))
-    if e is not None:
-        tl.store(table + 5, e.to(tl.int64))
-    if f is not None:
-        tl.store(table + 6, f.to(tl.int64))
-    tl.store(table + 7, T.to(tl.int64))
+# Addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream. They travel as integers,
+# so that one kernel serves tensors of every dtype.
+@triton.jit(do_not_specialize=["step", "a", "b", "c", "d", "e", "f", "T"])
+def fill_table_kernel(
+    table, step: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64, d: tl.int64, e: tl.int64, f: tl.int64, T: tl.int64
+):  # fmt: skip
+    tl.store(table, step)
+    tl.store(table + 1, a)
+    tl.store(table + 2, b)
+    tl.store(table + 3, c)
+    tl.store(table + 4, d)
+    tl.store(table + 5, e)
+    tl.store(table + 6, f)
+    tl.store(table + 7, T)
 
 
-def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor) -> None:
+def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor | None) -> None:
     """Write the first step, the addresses and T; kernels load from the addresses 16 bytes wide, see ``aligned``."""
-    padded: list[Tensor | None] = [*tensors, *[None] * (6 - len(tensors))]
-    fill_table_kernel[(1,)](table, step, T, *padded, num_warps=1)
+    addresses = [0 if x is None else x.data_ptr() for x in (*tensors, *[None] * (6 - len(tensors)))]
+    launch(fill_table_kernel, (1,), table, step, *addresses, T, num_warps=1)
 
 
 @functools.cache
@@ -149,7 +147,12 @@ def chunk_lengths(T: int) -> list[int]:
 
 
 def run_graphed(
-    key: Hashable, build: Callable[[], S], begin: Callable[[S], None], T: int, finish: Callable[[S], R]
+    key: Hashable,
+    build: Callable[[], S],
+    begin: Callable[[S], None],
+    T: int,
+    finish: Callable[[S], R],
+    following: Callable[[], object] | None = None,
 ) -> R:
     """Replay ``T`` steps of the scan ``key`` on the current stream of the current device.
 
@@ -158,6 +161,7 @@ def run_graphed(
         build: makes the buffers of a scan not seen before.
         begin: loads this call's data into the buffers and the table.
         finish: takes the results out of the buffers.
+        following: goes on to the scan that will come after this one, whose kernels are compiled beside this one's.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     with _lock:
@@ -171,11 +175,14 @@ def run_graphed(
                 scan = _scans[key] = _Graphed(build())
             _evict()
         _scans.move_to_end(key)
-        begin(scan.steps)
+        if rehearsing():
+            return _rehearse(scan, begin, finish)
         if not scan.warm:  # compile and load the kernels: neither may happen while capturing
-            scan.steps.warm_up()
+            compile_together(lambda: _rehearse(scan, begin, finish, following))
             begin(scan.steps)
+            scan.steps.warm_up()
             scan.warm = True
+        begin(scan.steps)
         graphs = [scan.graph(length, place) for length in chunk_lengths(T)]
         for graph in graphs:
             graph.replay()
@@ -183,6 +190,22 @@ def run_graphed(
         scan.steps.forget()
         place.done.record()
         return result
+
+
+def _rehearse(
+    scan: _Graphed,
+    begin: Callable[[Any], None],
+    finish: Callable[[Any], R],
+    following: Callable[[], object] | None = None,
+) -> R:
+    """Come by every launch of a call. The results mean nothing."""
+    begin(scan.steps)
+    scan.steps.warm_up()
+    result = finish(scan.steps)
+    scan.steps.forget()
+    if following is not None:
+        following()
+    return result
 
 
 def _evict() -> None:

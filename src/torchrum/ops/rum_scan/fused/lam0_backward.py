@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ..options import RumOptions
 from .common import ACCURATE_COS, activate, activation_slope, prefetch, sigmoid, sum2, sum3, sum4, zoneout_keep_new
+from .compiling import launch
 from .graphs import aligned, can_graph, fill_table, plain_mode, run_graphed
 from .lam0_forward import Buffers, launch_options, load_ln, padded, rum_cell, scan_key
 from .product import Product, load_parts
@@ -373,14 +374,16 @@ class BackwardSteps(Buffers):
     def sums(self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor) -> None:
         """Enqueue the parallel pass over all steps."""
         names = ("H", "BLOCK", "GATE", "LN", "LN_EPS", "ACTIVATION", "ETA")
-        lam0_stats_kernel[(out.shape[0] * self.B,)](
+        launch(
+            lam0_stats_kernel, (out.shape[0] * self.B,),
             xp, out, gates, self.h0, stats, self.ln_weight, self.ln_bias, self.B,
             **{name: self.flags[name] for name in names}, num_warps=min(self.flags["num_warps"], 8),
         )  # fmt: skip
 
     def row(self, table: Tensor | None, t: int) -> None:
         given = self.given if table is None else [None] * len(self.given)
-        kernel = lam0_backward_kernel[(self.B,)](
+        kernel = launch(
+            lam0_backward_kernel, (self.B,),
             table, *given, self.product.out, self.dstate, self.low, self.ln_grads, self.h0,
             self.ln_weight, self.ln_bias, self.lengths, self.seed, t, len(self.given[0]), self.B,
             PARTS=self.product.parts, **self.flags,

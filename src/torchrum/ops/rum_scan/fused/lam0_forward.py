@@ -21,6 +21,7 @@ from .common import (
     sum6,
     zoneout_keep_new,
 )
+from .compiling import launch
 from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, plain_mode, prefer_shared, run_graphed
 from .product import Product, add_parts, fetch_parts, splits
 
@@ -282,7 +283,8 @@ class ForwardSteps(Buffers):
 
     def row(self, table: Tensor | None, t: int) -> None:
         given = self.given if table is None else [None] * len(self.given)
-        kernel = lam0_forward_kernel[(self.B,)](
+        kernel = launch(
+            lam0_forward_kernel, (self.B,),
             table, *given, self.product.out, self.h0, self.low, self.ln_weight, self.ln_bias, self.lengths, self.seed,
             t, len(self.given[0]), self.B, PARTS=self.product.parts, **self.flags,
         )  # fmt: skip
@@ -324,7 +326,15 @@ def lam0_forward(
 
         if can_graph(xp, T):
             key = scan_key("forward", xp, B, H, options, lengths is not None)
-            run_graphed(key, build, lambda steps: steps.begin(*given), T, lambda steps: None)
+
+            def following() -> None:
+                from .lam0_backward import lam0_backward
+
+                others = (h0, weight_hh, ln_weight, ln_bias, lengths, seed)
+                lam0_backward(out, xp, *others, out, gates, options)
+
+            then = following if options.training else None
+            run_graphed(key, build, lambda steps: steps.begin(*given), T, lambda steps: None, then)
         else:
             steps = build(graphed=False)
             steps.begin(*given)

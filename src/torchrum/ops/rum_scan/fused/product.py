@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .common import INTERPRET
+from .compiling import launch
 
 # Tuning, read when a product is made. SPLIT alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
 SPLIT = {"forward": False, "backward": True}  # partial sums for half types; the inner axis of the backward is longer
@@ -164,19 +165,20 @@ class Product:
             torch.mm(self.left, self.right, out=self.out[0])
             return
         (B, K), N, cut = self.left.shape, self.right.shape[1], self.tiling
-        launch = {"launch_pdl": True} if self.pdl else {}
+        dependent = {"launch_pdl": True} if self.pdl else {}
         if self.weight_first:
             from .product_tma import weight_first_kernel
 
-            weight_first_kernel[(cut.tiles, cut.parts)](
-                *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks, STAGES=self.stages, PLACES=self.places,
-                BN=cut.block, INNER_LAST=self.inner_last, PDL=self.pdl, num_warps=self.warps, **launch,
+            launch(
+                weight_first_kernel, (cut.tiles, cut.parts), *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks,
+                STAGES=self.stages, PLACES=self.places, BN=cut.block, INNER_LAST=self.inner_last, PDL=self.pdl,
+                num_warps=self.warps, **dependent,
             )  # fmt: skip
             return
-        split_product_kernel[(cut.tiles, cut.parts)](
-            self.left, self.right, self.out, B, N, K, *self.right.stride(), cut.chunks,
-            BM=ROWS, BN=cut.block, BK=INNER, PDL=self.pdl, num_warps=8 if cut.block == 128 else 4, num_stages=4,
-            **launch,
+        launch(
+            split_product_kernel, (cut.tiles, cut.parts), self.left, self.right, self.out, B, N, K,
+            *self.right.stride(), cut.chunks, BM=ROWS, BN=cut.block, BK=INNER, PDL=self.pdl,
+            num_warps=8 if cut.block == 128 else 4, num_stages=4, **dependent,
         )  # fmt: skip
 
 

@@ -1,0 +1,70 @@
+"""Kernels are compiled together, once, and before the first launch; all without a device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="what is tested compiles Triton's kernels")
+
+from torchrum.ops.rum_scan.fused import compiling
+
+SCRIPT = Path(__file__).with_name("compile_without_device.py")
+
+
+class Kernel:
+    """Says what it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[int, ...], tuple[object, ...]]] = []
+
+    def __getitem__(self, grid):
+        return lambda *args, **flags: self.calls.append(("launch", grid, args)) or "launched"
+
+    def warmup(self, *args, grid, **flags):
+        self.calls.append(("compile", grid, args))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """As where kernels are real: here they are the interpreter's."""
+    monkeypatch.setattr(compiling, "INTERPRET", type("Constant", (), {"value": False}))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def test_a_rehearsal_compiles_and_a_launch_launches(compiled):
+    kernel = Kernel()
+    compiling.compile_together(lambda: compiling.launch(kernel, (2,), 7))
+    assert kernel.calls == [("compile", (2,), (7,))]
+    assert not compiling.rehearsing()
+    assert compiling.launch(kernel, (2,), 7) == "launched"
+    assert kernel.calls[1:] == [("launch", (2,), (7,))]
+
+
+def test_a_failed_rehearsal_leaves_the_kernels_to_their_launches(compiled):
+    kernel = Kernel()
+
+    def fail() -> None:
+        compiling.launch(kernel, (1,))
+        raise RuntimeError("no memory for a rehearsal")
+
+    compiling.compile_together(fail)
+    assert not compiling.rehearsing()
+    assert compiling.launch(kernel, (1,)) == "launched"
+
+
+@pytest.mark.parametrize("name", ["lam0", "fast_slow"])
+def test_the_first_forward_compiles_all_kernels_once(tmp_path, name):
+    """Forward and backward; then under a capture; then at another length. None compiles anything again."""
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env.pop("TRITON_INTERPRET", None)
+    run = subprocess.run([sys.executable, str(SCRIPT), name], env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    first, *later = found["counts"]
+    assert first == found["different"] > 0
+    assert later == [0] * 5
