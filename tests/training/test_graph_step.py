@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchrum.training import OptimizerConfig, Trainer, read_metrics
+from torchrum.layers.cells import compile_steps
+from torchrum.layers.registry import build_layer
+from torchrum.training import ModelConfig, OptimizerConfig, Trainer, read_metrics
 from torchrum.training.checkpoint import load_checkpoint
 from torchrum.training.graph_step import graph_obstacle
 from training.tiny import Model, tiny, tiny_model
@@ -157,3 +159,20 @@ def test_recorded_steps_are_faster(tmp_path):
         speeds[graph] = 400 / (lines[-1]["seconds"] - lines[1]["seconds"])
     print(f"steps/s: recorded {speeds[True]:.0f}, plain {speeds[False]:.0f}")
     assert speeds[True] > speeds[False]
+
+
+def test_compiled_steps_are_those_of_the_cells_in_layers(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step.__self__) or step)
+    model = torch.nn.Sequential(build_layer("ntm", 3, 4, 1), build_layer("goru", 4, 6, 2), torch.nn.LSTM(6, 6))
+    compile_steps(model)
+    assert [type(cell).__name__ for cell in compiled] == ["NTMCell", "GORUCell", "GORUCell"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", ["goru", "ntm"])
+def test_compiled_and_recorded_steps_give_the_losses_of_plain_ones(tmp_path, layer):
+    config = cuda(model=ModelConfig(layer=layer, hidden_size=8))
+    for how, changes in (("compiled", {"compile": True}), ("plain", {"graph": False})):
+        Trainer(replace(config, **changes), quiet=True).fit(tmp_path / how)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..layers.cells import compile_steps
 from ..layers.rum import RUM
 from ..ops.rum_scan import fused
 from .accuracy import relative_error
@@ -221,8 +222,7 @@ def _layer(name: str, case: Case) -> torch.nn.Module:
     how = contestant(name)
     layer: Any = make_layer(how.kind, case.shape, **_options(case, name))
     if how.compiled:
-        for cell in layer.cells:
-            cell.step = torch.compile(cell.step)
+        compile_steps(layer)
     return layer
 
 

@@ -115,6 +115,8 @@ class TrainConfig:
     """Machines, when started by SLURM or torchrun."""
     graph: bool = True
     """Record the training step as a CUDA graph where one process trains on CUDA."""
+    compile: bool = False
+    """Compile the steps of cells that have no kernels of their own: minutes at the start, fewer launches ever after."""
     log_every: int = 50
     """Steps between two lines of training loss."""
     eval_every: int = 500

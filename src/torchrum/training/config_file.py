@@ -15,7 +15,7 @@ from torchrum.training.overrides import field_names, unknown_name
 T = TypeVar("T")
 
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
-_PLACE = ("device", "devices", "nodes", "graph", "logger")
+_PLACE = ("device", "devices", "nodes", "graph", "compile", "logger")
 CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
 """Fields that a resumed run may change; any other one would make it a different run."""
 

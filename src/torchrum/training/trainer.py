@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchrum.layers.cells import compile_steps
 from torchrum.training import random_state
 from torchrum.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from torchrum.training.config import TrainConfig
@@ -87,6 +88,8 @@ class Trainer:
         self._module = self._given if self._given is not None else build(config)
         graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
         module = engine.place(self._module)
+        if config.compile:
+            compile_steps(module)
         self._optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
         model, optimizer = engine.setup(module, self._optimizer)
         generator = torch.Generator(engine.device).manual_seed(config.seed)
