@@ -84,8 +84,13 @@ def check(
     rows = torch.randint(0, T + 1, (B,), device=DEVICE) if lengths else None
     seed = torch.randint(2**31 - 1, (), device=DEVICE)
     wanted = reference_gradients(case, rows, seed, options, grad_out)
-    # a norm over a handful of numbers does not average their roundings out
-    error = ERROR[dtype] * (2 if dtype != torch.float32 and B * H < 32 else 1)
+    error = ERROR[dtype]
+    if dtype != torch.float32 and B * H < 32:
+        error *= 2  # a norm over a handful of numbers does not average their roundings out
+    elif dtype != torch.float32 and options.activation == "relu" and T * B * H < 32_000:
+        # one unit whose sign the rounding of a stored gate turns over: float64 with such gates errs up to 4e-2 at 7x40x72
+        # units in bfloat16 and 5e-3 in float16, where tanh errs by 5e-3 and 9e-4
+        error *= 2.5
     assert_close(fused_gradients(case, rows, seed, options, grad_out), wanted, error)
 
 
@@ -331,7 +336,6 @@ LARGE = [(5, 2, 257), (5, 3, 700), (4, 2, 1000), (4, 2, 2000), (4, 2, 2048), (4,
 def test_gpu_options(number):
     options = RumOptions(**GRID[number], activation=ACTIVATIONS[number % 4])
     dtype = list(ERROR)[number // 2 % 3]
-    # a relu unit whose sign a half type's rounding turns over errs by the root of one over the units: 2e-2 of 5 rows'
     check(7, 5 if dtype == torch.float32 else 40, 72, options, dtype, lengths=number % 3 == 0)
 
 
