@@ -88,8 +88,8 @@ def check(
     if dtype != torch.float32 and B * H < 32:
         error *= 2  # a norm over a handful of numbers does not average their roundings out
     elif dtype != torch.float32 and options.activation == "relu" and T * B * H < 32_000:
-        # one unit whose sign the rounding of a stored gate turns over: float64 with such gates errs up to 4e-2 at 7x40x72
-        # units in bfloat16 and 5e-3 in float16, where tanh errs by 5e-3 and 9e-4
+        # one unit whose sign the rounding of a stored gate turns over: float64 with such gates errs up to 4e-2 at
+        # 7x40x72 units in bfloat16 and 5e-3 in float16, where tanh errs by 5e-3 and 9e-4
         error *= 2.5
     assert_close(fused_gradients(case, rows, seed, options, grad_out), wanted, error)
 
