@@ -453,7 +453,7 @@ DEVICE Turn turn_of(float ee, float tt, float et, float th, float eh) {
     r.on_tau = r.opposite ? 0.f : 2.f * r.p + r.on_eps;
     return r;
 }
-DEVICE float second_of(const Turn& r, float eps, float tau) { return tau; }
+#define second_of(turn, eps, tau) (tau)
 #endif
 // Opposite vectors: the half turn's second mirror is f = (axis i - u_i u) / norm, i the unit where |eps| is smallest.
 struct HalfTurn {

@@ -33,7 +33,7 @@ STATS = 8  # row scalars that the forward leaves for the backward
 RESIDENT = {"forward": 12, "backward": 11}
 """Steps of the product whose weights a thread keeps in registers; more than this and the compiler spills. A step is
 32 bytes of the inner axis: 16 half numbers or 8 of float32."""
-WIDE_RESIDENT = {"forward": (16, 16, 12, 10), "backward": (14, 12, 9, 9)}
+WIDE_RESIDENT = {"forward": (14, 14, 10, 10), "backward": (12, 12, 9, 9)}
 """The same for float32, by the height of the batch tile in eights."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
 """Heights of a batch tile to choose from, in eights."""
