@@ -272,6 +272,15 @@ def test_every_plan_fits_shared_memory(dtype: torch.dtype, update_gate: bool) ->
                 assert plan.shared_bytes(name, options.num_gates) <= SHARED_MEMORY, (plan, name)
 
 
+@pytest.mark.parametrize("T", [1, 3])
+def test_autocast_does_not_round_the_weight_gradient(T: int) -> None:
+    given = draw(T, 4, 40, RumOptions(), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = persistent.weight_gradient(given["xp"], given["h0"], given["grad_out"], 2)
+    before = torch.cat([given["h0"][None], given["grad_out"][:-1]]).double()
+    assert error(found, torch.einsum("tbg,tbn->gn", given["xp"][..., :80].double(), before)) <= 1e-6
+
+
 def test_precision_is_compiled_in() -> None:
     def defines(dtype: torch.dtype) -> tuple[int, int]:
         found = dict(persistent.make_plan(8, 64, dtype, RumOptions(), False, 132).defines)

@@ -251,13 +251,14 @@ def weight_gradient(dxp: Tensor, h0: Tensor, out: Tensor, gates: int) -> Tensor:
     """One product over all steps: the gates' gradient, which leads ``dxp``, with the state before each step."""
     T, N = out.shape[0], out.shape[2]
     d_gates = dxp[..., : gates * N]
-    first = d_gates[0].t() @ h0.to(dxp.dtype)
-    if T == 1:
-        return first
-    left, right = _aligned_rows(d_gates[1:].reshape(-1, gates * N)), _aligned_rows(out[:-1].reshape(-1, N))
-    if left.shape[1] == gates * N and right.shape[1] == N:
-        return torch.addmm(first, left.t(), right)
-    return first + (left.t() @ right)[: gates * N, :N]
+    with torch.autocast(dxp.device.type, enabled=False):  # it would round float32
+        first = d_gates[0].t() @ h0.to(dxp.dtype)
+        if T == 1:
+            return first
+        left, right = _aligned_rows(d_gates[1:].reshape(-1, gates * N)), _aligned_rows(out[:-1].reshape(-1, N))
+        if left.shape[1] == gates * N and right.shape[1] == N:
+            return torch.addmm(first, left.t(), right)
+        return first + (left.t() @ right)[: gates * N, :N]
 
 
 def _aligned_rows(x: Tensor) -> Tensor:
