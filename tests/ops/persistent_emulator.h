@@ -104,6 +104,14 @@ static void spin_once(int& spins) {
     emulator::yield();
 }
 static bool whole_warp(bool done) { return done; }  // each thread polls for itself here
+static bool any_lane(bool x) {
+    emulator::slot(THREAD % 32)[0] = x;
+    emulator::warp_sync();
+    bool any = false;
+    for (int lane = 0; lane < 32; lane++) any = any || emulator::slot(lane)[0];
+    emulator::warp_sync();
+    return any;
+}
 static float as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 static unsigned as_bits(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 static float shuffle_xor(float x, int mask) {
@@ -121,6 +129,7 @@ static void publish_word(unsigned* p, unsigned x) {
     if (*p != 0xFFFFFFFFu || x == 0xFFFFFFFFu) fprintf(stderr, "a word is written twice or empty\n"), abort();
     *p = x;
 }
+static void publish_words(unsigned* p, unsigned x, unsigned y) { publish_word(p, x), publish_word(p + 1, y); }
 static void call_back(const void* p) {}
 struct Quad;
 template <class Q = Quad>
@@ -134,15 +143,45 @@ static unsigned transpose(unsigned x) {
     emulator::warp_sync();
     return low | high << 16;
 }
-#if HALF_BF16
-static float from_half(unsigned short x) { return as_float((unsigned)x << 16); }
+#if WIDE
+static unsigned to_tf32(unsigned x) {  // to nearest, ties away from zero
+    if (as_float(x) != as_float(x)) return 0x7FFFFFFF;
+    return (x & 0x7F800000u) == 0x7F800000u ? x : (x + 0x1000u) & ~0x1FFFu;
+}
+static unsigned taken_now(unsigned x) { return x; }
+// The device cuts its operands to TF32's digits, aligns the products and the accumulator to the
+// largest of them, and drops what lies below its last bit.
+static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    int lane = THREAD % 32, i = lane / 4, q = lane % 4;
+    unsigned* mine = emulator::slot(lane);
+    for (int k = 0; k < 4; k++) mine[k] = a[k];
+    mine[4] = b0, mine[5] = b1;
+    emulator::warp_sync();
+    auto tf32 = [](unsigned x) { return (double)as_float(x & ~0x1FFFu); };
+    for (int n = 0; n < 4; n++) {
+        int row = i + n / 2 * 8, column = 2 * q + n % 2;
+        double terms[9] = {c[n]}, largest = std::fabs(c[n]), sum = 0;
+        for (int k = 0; k < 8; k++) {
+            double x = tf32(emulator::slot(row % 8 * 4 + k % 4)[row / 8 + k / 4 * 2]);
+            terms[k + 1] = x * tf32(emulator::slot(column * 4 + k % 4)[4 + k / 4]);
+            largest = std::fmax(largest, std::fabs(terms[k + 1]));
+        }
+        double unit = largest > 0 ? std::ldexp(1.0, std::ilogb(largest) - 24) : 1.0;
+        for (double term : terms) sum += std::isfinite(term) ? std::trunc(term / unit) * unit : term;
+        float nearest = (float)sum;
+        c[n] = std::fabs(nearest) > std::fabs(sum) ? std::nextafter(nearest, 0.f) : nearest;
+    }
+    emulator::warp_sync();
+}
+#elif HALF_BF16
+static float to_float(unsigned short x) { return as_float((unsigned)x << 16); }
 static unsigned to_half(float x) {
     if (x != x) return 0x7FFF;
     unsigned b = as_bits(x);
     return (b + 0x7FFF + (b >> 16 & 1)) >> 16;
 }
 #else
-static float from_half(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return (float)y; }
+static float to_float(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return (float)y; }
 static unsigned to_half(float x) {
     if (x != x) return 0x7FFF;
     _Float16 y = (_Float16)x;
@@ -151,6 +190,7 @@ static unsigned to_half(float x) {
     return b;
 }
 #endif
+#if !WIDE
 static unsigned pack(float low, float high) { return to_half(low) | to_half(high) << 16; }
 static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     int lane = THREAD % 32, i = lane / 4, q = lane % 4;
@@ -158,7 +198,7 @@ static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     for (int k = 0; k < 4; k++) mine[k] = a[k];
     mine[4] = b0, mine[5] = b1;
     emulator::warp_sync();
-    auto half = [](unsigned x, int k) { return from_half((unsigned short)(x >> (k % 2 * 16))); };
+    auto half = [](unsigned x, int k) { return to_float((unsigned short)(x >> (k % 2 * 16))); };
     for (int n = 0; n < 4; n++) {
         int row = i + n / 2 * 8, column = 2 * q + n % 2;
         for (int k = 0; k < 16; k++) {
@@ -169,6 +209,7 @@ static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     }
     emulator::warp_sync();
 }
+#endif
 typedef const char* Cores;
 static Cores cores_at(const char* p) { return p; }
 static unsigned core_word(const char* m) { unsigned x; memcpy(&x, m + THREAD % 32 * 4, 4); return x; }

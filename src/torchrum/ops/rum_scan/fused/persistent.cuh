@@ -5,6 +5,8 @@
 // warpgroup g takes a quarter of the inner axis; in the pointwise part it takes batch rows 8 g .. 8 g + 7 (if the
 // tile has them), warp w of it units 8 w .. 8 w + 7, and lane (i, q) = (lane / 4, lane % 4) units 8 w + 2 q and
 // 8 w + 2 q + 1 of row i. mma leaves its result the other way round: unit i of rows 2 q and 2 q + 1.
+// The inner axis of a product comes in k-steps of 32 bytes: 16 half numbers, or with WIDE 8 float32 numbers. Layouts are
+// therefore the same in bytes. float32 is multiplied as TF32; SPLIT makes a product of three, which keeps its digits.
 //
 // Blocks exchange data through global memory that is filled with EMPTY before the launch and written once: a word
 // that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written can be EMPTY:
@@ -15,19 +17,38 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 typedef long long i64;
 
+#if WIDE
+typedef float Element;
+struct Pair {
+    float low, high;
+};
+#define SIZE 4  // bytes a number
+#else
+typedef u16 Element;
+typedef u32 Pair;
+#define SIZE 2
+#endif
+#define K_STEP (32 / SIZE)  // the inner axis of one mma
+#define SETS (SPLIT ? 2 : 1)  // of accumulators: with SPLIT the products with a rest apart
+
 #define ROWS (8 * NT)
 #define UNITS 32
 #define GROUP (NP / UNITS)
 #ifdef FORWARD
-#define STEPS (NP / 64)  // k-steps of 16 a warp: the warpgroups split the inner axis in four
+#define STEPS (NP / (4 * K_STEP))  // k-steps a warp: the warpgroups split the inner axis in four
 #else
-#define STEPS (GATES * NP / 128)  // in eight, two splits a warpgroup
+#define STEPS (GATES * NP / (8 * K_STEP))  // in eight, two splits a warpgroup
 #endif
 #define EMPTY 0xFFFFFFFFu
 #define SPINS (1 << 22)  // about two seconds of polling: a lost block ends in a trap, not in a hang
 #define AHEAD 3          // steps between calling a line back and its use
 #define TINY 1e-24f      // squared length of a vector without a direction
+#if WIDE
+#define OPPOSITE 1e-8f   // |e + w|^2 of unit vectors e and w that have no plane to turn in
+#define NARROW 0.2f      // |e + w|^2 below which 2 + 2 cos has lost digits, and the sum is taken over e + w itself
+#else
 #define OPPOSITE 4e-7f   // 1 + cos at which half precision cannot tell the plane of the rotation
+#endif
 
 struct Quad {
     u32 x, y, z, w;
@@ -57,6 +78,7 @@ DEVICE void spin_once(int& spins) {
 // Whether all lanes have what they wait for. A warp polls as a whole: lanes that leave a loop one by one may take
 // different copies of the code behind it, and barriers and matrix instructions count on whole warps.
 DEVICE bool whole_warp(bool done) { return __all_sync(0xFFFFFFFFu, done); }
+DEVICE bool any_lane(bool x) { return __any_sync(0xFFFFFFFFu, x); }
 DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
@@ -79,9 +101,28 @@ DEVICE u32 transpose(u32 x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
-#if HALF_BF16
+#if WIDE
+DEVICE void publish_words(u32* p, u32 x, u32 y) {
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
+}
+DEVICE u32 to_tf32(u32 x) {
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+    return y;
+}
+// The number itself; what is computed from it is not kept over all steps, for which there are no registers.
+DEVICE u32 taken_now(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#elif HALF_BF16
 #define HALF_NAME "bf16"
-DEVICE float from_half(u16 x) { return __uint_as_float((u32)x << 16); }
+DEVICE float to_float(u16 x) { return __uint_as_float((u32)x << 16); }
 DEVICE u32 pack(float low, float high) {
     u32 y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
@@ -89,7 +130,7 @@ DEVICE u32 pack(float low, float high) {
 }
 #else
 #define HALF_NAME "f16"
-DEVICE float from_half(u16 x) {
+DEVICE float to_float(u16 x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
     return y;
@@ -100,12 +141,14 @@ DEVICE u32 pack(float low, float high) {
     return y;
 }
 #endif
+#if !WIDE
 DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALF_NAME "." HALF_NAME
                  ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+#endif
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // Core matrices, 8 rows x 16 bytes: lane (i, q) gets row i, bytes 4q .. 4q + 3 of each. The four lie at 0, ROWS * 16,
 // 128 and 128 + ROWS * 16 from `offset`. A lane keeps the address of the row that it hands to the instruction.
@@ -131,8 +174,6 @@ DEVICE void transpose(float& x0, float& x1) {
     x0 = as_float((low & 0xFFFF) | high << 16);
     x1 = as_float(low >> 16 | (high & 0xFFFF0000u));
 }
-DEVICE float low_half(u32 x) { return from_half((u16)(x & 0xFFFF)); }
-DEVICE float high_half(u32 x) { return from_half((u16)(x >> 16)); }
 DEVICE bool arrived(const Quad& v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 DEVICE void publish_float(float* p, float x) {
     u32 bits = as_bits(x);
@@ -141,7 +182,34 @@ DEVICE void publish_float(float* p, float x) {
 
 // How many of the units `unit` and `unit + 1` exist.
 DEVICE int pair_count(int unit, int N) { return unit + 1 < N ? 2 : unit < N ? 1 : 0; }
-// A pair of neighbouring half numbers; what does not exist is zero. EVEN: N is even, so pairs are whole and aligned.
+// A pair of neighbouring numbers; what does not exist is zero. EVEN: N is even, so pairs are whole and aligned.
+#if WIDE
+DEVICE float to_float(float x) { return x; }
+DEVICE Pair pack(float low, float high) { return {low, high}; }
+DEVICE float low_of(Pair x) { return x.low; }
+DEVICE float high_of(Pair x) { return x.high; }
+DEVICE Pair load_pair(const float* at, int count) {
+    if (count == 0) return {0.f, 0.f};
+    if (EVEN) {
+        const float2 x = *(const float2*)at;
+        return {x.x, x.y};
+    }
+    return {at[0], count == 2 ? at[1] : 0.f};
+}
+DEVICE void store_pair(float* at, int count, Pair x) {
+    if (count == 0) return;
+    if (EVEN) {
+        *(float2*)at = make_float2(x.low, x.high);
+        return;
+    }
+    at[0] = x.low;
+    if (count == 2) at[1] = x.high;
+}
+DEVICE u32 never_empty(u32 bits) { return bits == EMPTY ? 0x7FFFFFFFu : bits; }
+DEVICE void publish_pair(u32* p, Pair x) { publish_words(p, never_empty(as_bits(x.low)), never_empty(as_bits(x.high))); }
+#else
+DEVICE float low_of(u32 x) { return to_float((u16)(x & 0xFFFF)); }
+DEVICE float high_of(u32 x) { return to_float((u16)(x >> 16)); }
 DEVICE u32 load_pair(const u16* at, int count) {
     if (count == 0) return 0;
     if (EVEN) return *(const u32*)at;
@@ -156,35 +224,51 @@ DEVICE void store_pair(u16* at, int count, u32 x) {
     at[0] = (u16)x;
     if (count == 2) at[1] = (u16)(x >> 16);
 }
+DEVICE void publish_pair(u32* p, u32 x) { publish_word(p, x); }
+#endif
+// Where a lane's pair lies among the words of an operand, [unit / (16 / SIZE)][row][16 bytes], of eight rows from `row`. A
+// warp's pairs fill one line of 128 bytes, with WIDE two, of which lanes 0 and 2 hold the beginning.
+DEVICE int word_of_pair(int eight, int row, int lane) {
+    if (WIDE) return ((2 * eight + (lane >> 1 & 1)) * ROWS + row + (lane >> 2)) * 4 + 2 * (lane & 1);
+    return (eight * ROWS + row) * 4 + lane;
+}
 
-// The gathered operand comes in stages of eight k-steps, so that a stage travels while the one before is multiplied:
-// [k / 8][row][k % 8] half numbers, 16-byte pieces, NT a thread and stage. peek_stage asks for the pieces,
-// finish_stage waits until each has arrived and puts it into shared memory.
-#define STAGE_STEPS 8
+// The gathered operand comes in stages of some k-steps, so that a stage travels while the one before is multiplied:
+// [k / 8][row][k % 8] half numbers or [k / 4][row][k % 4] float32 numbers, 16-byte pieces, PIECES a thread and stage.
+// peek_stage asks for the pieces, finish_stage waits until each has arrived and puts it into shared memory.
+#define STAGE_STEPS (WIDE && NT <= 2 ? 16 : 8)
+#define PIECES (NT * STAGE_STEPS / 8)
 #define STAGE_BYTES (STAGE_STEPS * 32 * ROWS)
 #define STAGE_PIECES(left) ((left < STAGE_STEPS ? left : STAGE_STEPS) * 2 * ROWS)
+#if WIDE && !SPLIT
+DEVICE Quad as_operand(const Quad& v) { return {to_tf32(v.x), to_tf32(v.y), to_tf32(v.z), to_tf32(v.w)}; }
+DEVICE u32 as_weight(float x) { return to_tf32(as_bits(x)); }
+#else
+DEVICE Quad as_operand(const Quad& v) { return v; }
+DEVICE u32 as_weight(float x) { return as_bits(x); }
+#endif
 template <int STEPS_LEFT>
-DEVICE void peek_stage(Quad (&v)[NT], const u32* from, int thread) {
+DEVICE void peek_stage(Quad (&v)[PIECES], const u32* from, int thread) {
 #pragma unroll
-    for (int j = 0; j < NT; j++)
+    for (int j = 0; j < PIECES; j++)
         if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) v[j] = peek(from + (j * 128 + thread) * 4);
 }
 template <int STEPS_LEFT>
-DEVICE void finish_stage(Quad (&v)[NT], char* to, const u32* from, int thread) {
+DEVICE void finish_stage(Quad (&v)[PIECES], char* to, const u32* from, int thread) {
     int spins = 0;
     while (true) {
         bool all = true;
 #pragma unroll
-        for (int j = 0; j < NT; j++) all = all && (j * 128 + thread >= STAGE_PIECES(STEPS_LEFT) || arrived(v[j]));
+        for (int j = 0; j < PIECES; j++) all = all && (j * 128 + thread >= STAGE_PIECES(STEPS_LEFT) || arrived(v[j]));
         if (whole_warp(all)) break;
         spin_once(spins);
 #pragma unroll
-        for (int j = 0; j < NT; j++)
+        for (int j = 0; j < PIECES; j++)
             if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT) && !arrived(v[j])) v[j] = peek(from + (j * 128 + thread) * 4);
     }
 #pragma unroll
-    for (int j = 0; j < NT; j++)
-        if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) *(Quad*)(to + (j * 128 + thread) * 16) = v[j];
+    for (int j = 0; j < PIECES; j++)
+        if (j * 128 + thread < STAGE_PIECES(STEPS_LEFT)) *(Quad*)(to + (j * 128 + thread) * 16) = as_operand(v[j]);
 }
 
 // A thread's weights for k-step s: in registers up to RESIDENT, the rest in shared memory before the compiler spills.
@@ -209,20 +293,55 @@ struct Weights {
     }
 };
 
+// c[j] += weights x b. SPLIT: x = head + rest. mma cuts its operands to TF32's digits, so that x itself is the head; it
+// cuts two digits off the rest too. heads x heads goes to c[j], heads x rests to c[NT + j]; rests x rests is left out.
+#if SPLIT
+DEVICE u32 rest_of(u32 x) { return as_bits(as_float(x) - as_float(x & 0xFFFFE000u)); }
+struct Operand {
+    u32 head[4], rest[4];
+    DEVICE_MEMBER Operand(const u32 (&a)[4]) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) head[k] = a[k], rest[k] = rest_of(taken_now(a[k]));
+    }
+};
+DEVICE void multiply_add(float (&c)[SETS * NT][4], int j, const Operand& a, u32 b0, u32 b1) {
+    mma(c[j], a.head, b0, b1);
+    mma(c[NT + j], a.head, rest_of(b0), rest_of(b1));
+    mma(c[NT + j], a.rest, b0, b1);
+}
+#else
+typedef const u32 (&Operand)[4];
+DEVICE void multiply_add(float (&c)[NT][4], int j, const u32 (&a)[4], u32 b0, u32 b1) { mma(c[j], a, b0, b1); }
+#endif
 // c[j] += a warp's 16 rows of weights x 8 rows of tile j, over the k-step of the gathered operand that lies at `offset`.
-DEVICE void multiply_step(float (&c)[NT][4], const u32 (&weight)[4], Cores at, int offset) {
+DEVICE void multiply_step(float (&c)[SETS * NT][4], const u32 (&weight)[4], Cores at, int offset) {
+    Operand a(weight);
 #pragma unroll
     for (int j = 0; j + 1 < NT; j += 2) {
         u32 b[4];
         load_cores4(b, at, offset + j * 128);
-        mma(c[j], weight, b[0], b[1]);
-        mma(c[j + 1], weight, b[2], b[3]);
+        multiply_add(c, j, a, b[0], b[1]);
+        multiply_add(c, j + 1, a, b[2], b[3]);
     }
     if (NT % 2) {
         u32 b0, b1;
         load_cores2(b0, b1, at, offset + (NT - 1) * 128);
-        mma(c[NT - 1], weight, b0, b1);
+        multiply_add(c, NT - 1, a, b0, b1);
     }
+}
+DEVICE void clear(float (&c)[SETS * NT][4]) {
+#pragma unroll
+    for (int j = 0; j < SETS * NT; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) c[j][k] = 0.f;
+}
+DEVICE void join(float (&c)[SETS * NT][4]) {
+#if SPLIT
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) c[j][k] += c[NT + j][k];
+#endif
 }
 
 // Row sums over the group, four at a time. A board holds one step's packets of one group of eight rows:
@@ -289,8 +408,37 @@ DEVICE void read_sums(float (&s)[4], const float* total, int row) {
 // The rotation's row scalars; eps and tau enter as eps * inv_eps and tau * inv_tau.
 struct Turn {
     float inv_eps, inv_tau, c, p, q, k, on_eps, on_tau;
-    bool opposite;
+    bool opposite, narrow;
 };
+#if WIDE
+// The sum s = e + w of the two unit vectors: its square and its product with h.
+struct Bisector {
+    float square, along;
+};
+// From the row sums; where the square is below NARROW it has lost digits.
+DEVICE Bisector bisector_of(float ee, float tt, float et, float th, float eh) {
+    if (ee <= TINY || tt <= TINY) return {2.f, 0.f};
+    const float inv_eps = inverse_root(ee), inv_tau = inverse_root(tt);
+    return {2.f + 2.f * et * inv_eps * inv_tau, eh * inv_eps + th * inv_tau};
+}
+DEVICE Turn turn_of(float ee, float tt, float square, float along, float eh) {
+    Turn r;
+    bool turns = !(ee <= TINY || tt <= TINY);  // NaN turns: it must stay NaN
+    r.inv_eps = turns ? inverse_root(ee) : 0.f;
+    r.inv_tau = turns ? inverse_root(tt) : 0.f;
+    r.c = 0.5f * square - 1.f;
+    r.p = eh * r.inv_eps;
+    r.q = along - r.p;
+    r.opposite = turns && square <= OPPOSITE;
+    r.narrow = turns && !r.opposite && square < NARROW;
+    r.k = turns && !r.opposite ? 2.f / square : 0.f;
+    r.on_eps = r.opposite ? -2.f * r.p : -r.k * along;
+    r.on_tau = r.opposite ? 0.f : 2.f * r.p + r.on_eps;
+    return r;
+}
+// The second vector that the gradient's row sums go along: tau, or s where the sums along eps and tau would cancel.
+DEVICE float second_of(const Turn& r, float eps, float tau) { return r.narrow ? eps * r.inv_eps + tau * r.inv_tau : tau; }
+#else
 DEVICE Turn turn_of(float ee, float tt, float et, float th, float eh) {
     Turn r;
     bool turns = !(ee <= TINY || tt <= TINY);  // NaN turns: it must stay NaN
@@ -305,21 +453,23 @@ DEVICE Turn turn_of(float ee, float tt, float et, float th, float eh) {
     r.on_tau = r.opposite ? 0.f : 2.f * r.p + r.on_eps;
     return r;
 }
+#define second_of(turn, eps, tau) (tau)
+#endif
 // Opposite vectors: the half turn's second mirror is f = (axis i - u_i u) / norm, i the unit where |eps| is smallest.
 struct HalfTurn {
     int unit;
     float u, inv_norm, along;  // eps_i / |eps|, 1 / norm (0 without such a mirror), f . h
 };
-RARE HalfTurn half_turn_of(const u16* eps, int N, float inv_eps) {
+RARE HalfTurn half_turn_of(const Element* eps, int N, float inv_eps) {
     HalfTurn f;
     float least = 3e38f;
     f.unit = 0;
     for (int j = 0; j < N; j++) {
-        float x = from_half(eps[j]);
+        float x = to_float(eps[j]);
         x = x < 0.f ? -x : x;
         if (x < least) least = x, f.unit = j;
     }
-    f.u = from_half(eps[f.unit]) * inv_eps;
+    f.u = to_float(eps[f.unit]) * inv_eps;
     float square = 1.f - f.u * f.u;
     f.inv_norm = square > 1e-12f ? inverse_root(square) : 0.f;
     f.along = 0.f;
@@ -336,7 +486,15 @@ DEVICE float sigmoid(float x) { return 1.f / (1.f + fast_exp(-x)); }
 DEVICE float activate(float x) { return x < 0.f ? 0.f : x; }
 DEVICE float slope(float x, float y) { return x > 0.f ? 1.f : 0.f; }
 #elif ACTIVATION == 1  // tanh
+#if WIDE
+DEVICE float activate(float x) {
+    const float size = x < 0.f ? -x : x, decay = fast_exp(-2.f * size), large = (1.f - decay) / (1.f + decay), xx = x * x;
+    const float small = x * (1.f + xx * (-1.f / 3.f + xx * (2.f / 15.f)));  // the difference cancels near zero
+    return size < 0.1f ? small : x < 0.f ? -large : large;
+}
+#else
 DEVICE float activate(float x) { return 2.f * sigmoid(2.f * x) - 1.f; }
+#endif
 DEVICE float slope(float x, float y) { return 1.f - y * y; }
 #elif ACTIVATION == 2  // sigmoid
 DEVICE float activate(float x) { return sigmoid(x); }

@@ -1,4 +1,4 @@
-"""The whole lam = 0 scan in one launch for half precision: weights stay in registers, blocks exchange states directly.
+"""The whole lam = 0 scan in one launch: weights stay in registers, blocks exchange states directly.
 
 A group of blocks shares a tile of batch rows and splits the hidden units. persistent.cuh says how they talk.
 """
@@ -13,20 +13,28 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from ..._precision import tf32_allowed
 from ..options import RumOptions
 from . import nvrtc
 
 UNITS = 32  # hidden units a block owns
 THREADS = 512
-MAX_HIDDEN = 1024  # a block's share of wider weights does not fit its registers
+MAX_HIDDEN = {torch.bfloat16: 1024, torch.float16: 1024, torch.float32: 512}
+"""A block's share of wider weights, and the operands that it gathers, do not fit its registers and shared memory."""
 MIN_HIDDEN = 32
+FLOAT32 = True
+"""Let the persistent kernels take float32 too; without, each step is a product and a row kernel."""
 ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
 EMPTY = -1  # all bits set: a word that nobody has written yet
 STATS = 8  # row scalars that the forward leaves for the backward
 
 RESIDENT = {"forward": 12, "backward": 11}
-"""Steps of 16 in the product whose weights a thread keeps in registers; more than this and the compiler spills."""
+"""Steps of the product whose weights a thread keeps in registers; more than this and the compiler spills. A step is
+32 bytes of the inner axis: 16 half numbers or 8 of float32."""
+WIDE_RESIDENT = {"forward": (14, 14, 10, 10), "backward": (12, 12, 9, 9)}
+"""The same for float32, by the height of the batch tile in eights."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
 """Heights of a batch tile to choose from, in eights."""
 WGMMA_ROW_BLOCKS = 4
@@ -40,6 +48,7 @@ class Plan:
     defines: tuple[tuple[str, int], ...]
     padded: int
     row_blocks: int
+    wide: bool
     group: int
     tiles: int
     groups: int
@@ -59,15 +68,19 @@ class Plan:
 
     def shared_bytes(self, name: str, gates: int) -> int:
         """Dynamic shared memory: the gathered operand, partial products, row sums, weights left over."""
-        inner, scratch = (self.padded, 512) if name == "forward" else (gates * self.padded, 320)
-        steps = inner // (64 if name == "forward" else 128)
-        extra = max(steps - RESIDENT[name], 0) * THREADS * 16
-        return inner * self.rows * 2 + 8192 * self.row_blocks + 4 * scratch * 4 + extra
+        inner, scratch, splits = (self.padded, 512, 4) if name == "forward" else (gates * self.padded, 320, 8)
+        inner_bytes = inner * (4 if self.wide else 2)
+        extra = max(inner_bytes // (32 * splits) - most_resident(name, self), 0) * THREADS * 16
+        return inner_bytes * self.rows + 8192 * self.row_blocks + 4 * scratch * 4 + extra
 
 
 def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_lengths: bool, blocks: int) -> Plan:
-    """The smallest batch tile with which the batch takes the fewest passes over ``blocks`` resident blocks."""
-    multiple = 64 if options.update_gate else 128
+    """The smallest batch tile with which the batch takes the fewest passes over ``blocks`` resident blocks.
+
+    float32 is multiplied as torch is set to: in TF32, or split into three such products that keep its digits.
+    """
+    wide = dtype == torch.float32
+    multiple = (32 if wide else 64) * (1 if options.update_gate else 2)
     padded = -(-N // multiple) * multiple
     group = padded // UNITS
     candidates = []
@@ -83,17 +96,23 @@ def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_leng
         "GATES": options.num_gates,
         "ACTIVATION": ACTIVATION_CODES[str(options.activation)],
         "HALF_BF16": int(dtype == torch.bfloat16),
+        "WIDE": int(wide),
+        "SPLIT": int(wide and not tf32_allowed()),
         "ETA": int(options.eta is not None),
         "ZONEOUT": zoneout,
         "LENGTHS": int(with_lengths),
         "EVEN": int(N % 2 == 0),
-        "WGMMA": int(row_blocks >= WGMMA_ROW_BLOCKS),
+        "WGMMA": int(not wide and row_blocks >= WGMMA_ROW_BLOCKS),
     }
-    return Plan(tuple(defines.items()), padded, row_blocks, group, tiles, groups)
+    return Plan(tuple(defines.items()), padded, row_blocks, wide, group, tiles, groups)
 
 
-def kernel_source(name: str) -> str:
-    return _source(name, RESIDENT[name])
+def most_resident(name: str, plan: Plan) -> int:
+    return WIDE_RESIDENT[name][plan.row_blocks - 1] if plan.wide else RESIDENT[name]
+
+
+def kernel_source(name: str, plan: Plan) -> str:
+    return _source(name, most_resident(name, plan))
 
 
 @cache
@@ -105,7 +124,7 @@ def _source(name: str, resident: int) -> str:
 
 def compile_ahead(plans: Sequence[Plan]) -> None:
     """Compile both kernels of every plan, several at a time; tests and benchmarks with many plans start so."""
-    jobs = {(kernel_source(name), f"rum_persistent_{name}", plan.defines) for plan in plans for name in RESIDENT}
+    jobs = {(kernel_source(name, plan), f"rum_persistent_{name}", plan.defines) for plan in plans for name in RESIDENT}
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: _compile(*job), jobs))
 
@@ -121,7 +140,7 @@ class Gpu:
         driver, grid = nvrtc._driver(), plan.group * plan.groups
         with torch.cuda.device(index):
             nvrtc._enter_context(driver, index)
-            function = _function(kernel_source(name), f"rum_persistent_{name}", plan.defines, shared, index)
+            function = _function(kernel_source(name, plan), f"rum_persistent_{name}", plan.defines, shared, index)
             buffer = ctypes.create_string_buffer(args, len(args))
             params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
             stream = ctypes.c_void_p(torch.cuda.current_stream(index).cuda_stream)
@@ -148,10 +167,12 @@ def persistent_obstacle(xp: Tensor, options: RumOptions) -> str | None:
         return "the persistent kernels have no layer norm"
     if options.activation not in ACTIVATION_CODES or options.target_activation is not None:
         return f"the persistent kernels know the activations {', '.join(ACTIVATION_CODES)} alone"
-    if xp.dtype not in (torch.bfloat16, torch.float16):
-        return f"the persistent kernels compute in bfloat16 and float16, not in {xp.dtype}"
-    if not MIN_HIDDEN <= N <= MAX_HIDDEN:
-        return f"the persistent kernels take {MIN_HIDDEN} to {MAX_HIDDEN} hidden units, not {N}"
+    if xp.dtype not in MAX_HIDDEN:
+        return f"the persistent kernels compute in float32, bfloat16 and float16, not in {xp.dtype}"
+    if xp.dtype == torch.float32 and not FLOAT32:
+        return "the persistent kernels are switched off for float32"
+    if not MIN_HIDDEN <= N <= MAX_HIDDEN[xp.dtype]:
+        return f"the persistent kernels take {MIN_HIDDEN} to {MAX_HIDDEN[xp.dtype]} hidden units of {xp.dtype}, not {N}"
     if xp.numel() == 0:
         return "the input is empty"
     if xp[0].numel() >= 2**31:
@@ -184,12 +205,13 @@ def persistent_forward(
     plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
     out, gates = xp.new_empty(T, B, N), xp.new_empty(T, B, options.num_gates * N)
     stats = torch.empty(T, B, STATS, dtype=torch.float32, device=xp.device)
-    state_words, board_words = plan.tiles * plan.padded * plan.rows // 2, plan.tiles * plan.board_words
-    words = (T * state_words, T * board_words, (T + 1) * board_words)
-    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
-    states, early, late = mail.split(words)
+    state_words, board_words = plan.tiles * plan.padded * plan.rows, plan.tiles * plan.board_words
+    words = [T * state_words * xp.element_size() // 4, T * board_words, (T + 1) * board_words]
+    if plan.wide:
+        words.append(T * board_words)
+    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device).split(words)
     xp, weight = _aligned(xp), _aligned(weight_hh.to(xp.dtype).contiguous())
-    tensors = (xp, weight, h0.float().contiguous(), _int64(lengths), seed, out, gates, stats, states, early, late)
+    tensors = (xp, weight, h0.float().contiguous(), _int64(lengths), seed, out, gates, stats, *mail)
     _run("forward", plan, tensors, (T, B, N), options)
     return out, gates, stats
 
@@ -214,7 +236,8 @@ def persistent_backward(
     T, B, N, G = xp.shape[0], xp.shape[1], h0.shape[-1], options.num_gates
     plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
     dxp, dh0 = torch.empty_like(xp), torch.empty(B, N, dtype=torch.float32, device=xp.device)
-    words = (T * plan.tiles * G * plan.padded * plan.rows // 2, T * plan.tiles * plan.board_words)
+    grad_bytes = plan.tiles * G * plan.padded * plan.rows * xp.element_size()
+    words = (T * grad_bytes // 4, T * plan.tiles * plan.board_words)
     mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
     grads, early = mail.split(words)
     weight, grad_out = weight_hh.to(xp.dtype).contiguous(), grad_out.to(xp.dtype).contiguous()
@@ -228,14 +251,25 @@ def weight_gradient(dxp: Tensor, h0: Tensor, out: Tensor, gates: int) -> Tensor:
     """One product over all steps: the gates' gradient, which leads ``dxp``, with the state before each step."""
     T, N = out.shape[0], out.shape[2]
     d_gates = dxp[..., : gates * N]
-    first = d_gates[0].t() @ h0.to(dxp.dtype)
-    if T == 1:
-        return first
-    return torch.addmm(first, d_gates[1:].reshape(-1, gates * N).t(), out[:-1].reshape(-1, N))
+    with torch.autocast(dxp.device.type, enabled=False):  # it would round float32
+        first = d_gates[0].t() @ h0.to(dxp.dtype)
+        if T == 1:
+            return first
+        left, right = _aligned_rows(d_gates[1:].reshape(-1, gates * N)), _aligned_rows(out[:-1].reshape(-1, N))
+        if left.shape[1] == gates * N and right.shape[1] == N:
+            return torch.addmm(first, left.t(), right)
+        return first + (left.t() @ right)[: gates * N, :N]
+
+
+def _aligned_rows(x: Tensor) -> Tensor:
+    """float32 rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is far slower otherwise."""
+    if not x.is_cuda or x.dtype != torch.float32 or x.stride(0) % 4 == 0:
+        return x
+    return F.pad(x, (0, -x.shape[1] % 4))
 
 
 def _aligned(x: Tensor) -> Tensor:
-    return x if x.data_ptr() % 4 == 0 else x.clone()  # the kernels read pairs of half numbers
+    return x if x.data_ptr() % (2 * x.element_size()) == 0 else x.clone()  # the kernels read pairs
 
 
 def _int64(x: Tensor | None) -> Tensor | None:

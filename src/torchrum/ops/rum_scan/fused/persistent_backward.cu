@@ -6,16 +6,16 @@
 // sum for eta's normalisation need not be known before the two of the rotation.
 
 #define INNER (GATES * NP)
-#define TILE_WORDS (INNER * ROWS / 2)
-#define QUARTER_BYTES (INNER / 4 * ROWS * 2)
+#define TILE_WORDS (INNER * ROWS * SIZE / 4)
+#define QUARTER_BYTES (INNER / 4 * ROWS * SIZE)
 
 struct BackwardArgs {
-    const u16 *grad_out, *xp, *weight, *out, *gates;
+    const Element *grad_out, *xp, *weight, *out, *gates;
     const float *h0, *stats;
     const i64 *lengths, *seed;
-    u16* dxp;
+    Element* dxp;
     float* dh0;
-    u32* grads;    // (T, tiles, TILE_WORDS): the gates' gradient of each step, [row of the weights / 8][row][% 8]
+    u32* grads;    // (T, tiles, TILE_WORDS): the gates' gradient of each step, laid out as the forward's states
     float* early;  // boards: (T, tiles, NT, BOARD)
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
@@ -23,7 +23,7 @@ struct BackwardArgs {
 
 // k-steps of a stage go to the warpgroup's two pairs of warps in turn.
 template <int FIRST>
-DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* grads, const u32* from, int g, int thread) {
+DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Quad (&v)[PIECES], char* grads, const u32* from, int g, int thread) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS / 2 < STEPS ? FIRST + STAGE_STEPS / 2 : STEPS, at = 2 * FIRST / STAGE_STEPS * STAGE_BYTES;
         finish_stage<2 * (STEPS - FIRST)>(v, grads + at, from + at / 4, thread);
@@ -46,7 +46,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
     char* grad_bytes = shared_memory();
     // [8 splits][2 tiles][NT][2 halves][32 lanes]. One set is enough: the next step's is written when the gates'
     // gradients of all rows have come, and those need sums that this block publishes after reading.
-    float2* partial = (float2*)(grad_bytes + INNER * ROWS * 2);
+    float2* partial = (float2*)(grad_bytes + INNER * ROWS * SIZE);
     float* sums = (float*)(partial + 8 * 2 * NT * 2 * 32) + g * 320;  // this warpgroup's two [4][32] and a [8][8]
 
     Weights weight;
@@ -56,10 +56,14 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         Fragment f;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const int inner = g * (INNER / 4) + (2 * s + w / 2) * 16 + k / 2 * 8 + 2 * q;
+            const int inner = g * (INNER / 4) + (2 * s + w / 2) * K_STEP + k / 2 * (K_STEP / 2) + (WIDE ? 1 : 2) * q;
             const int column = cta * UNITS + half_tile * 16 + k % 2 * 8 + i, block = inner / NP, row = inner % NP;
-            const u16* at = a.weight + ((i64)block * N + row) * N + column;
+            const Element* at = a.weight + ((i64)block * N + row) * N + column;
+#if WIDE
+            f.a[k] = as_weight(column < N && row < N ? at[0] : 0.f);
+#else
             f.a[k] = (column < N && row < N ? at[0] : 0u) | (column < N && row + 1 < N ? (u32)at[N] << 16 : 0u);
+#endif
         }
         weight.set(s, f);
     }
@@ -68,23 +72,23 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         const int b = tile * ROWS + 8 * g + i;
         const bool inside = pointwise && b < B;
         const int count = inside ? pair_count(first, N) : 0;
-        const int grad_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;
+        const int grad_word = word_of_pair(cta * 4 + w, 8 * g, lane);
         float carry[2] = {0.f, 0.f};
         int length = T;
-        u32 x_tau = 0, x_u = 0, x_eps = 0, x_h = 0, x_grad = 0;
+        Pair x_tau = {}, x_u = {}, x_eps = {}, x_h = {}, x_grad = {};
         float x_stat = 0.f;
 
         auto load_inputs = [&](int t) {
             const int state_at = b * N + first, gates_at = b * GATES * N + first;
             x_grad = load_pair(a.grad_out + (i64)t * (B * N) + state_at, count);
-            const u16* gates = a.gates + (i64)t * (B * GATES * N) + gates_at;
+            const Element* gates = a.gates + (i64)t * (B * GATES * N) + gates_at;
             x_tau = load_pair(gates, count);
             if (GATES == 2) x_u = load_pair(gates + N, count);
             x_eps = load_pair(a.xp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + GATES * N + first), count);
             if (t > 0)
                 x_h = load_pair(a.out + (i64)(t - 1) * (B * N) + state_at, count);
             else
-                x_h = count ? pack(a.h0[state_at], count == 2 ? a.h0[state_at + 1] : 0.f) : 0u;
+                x_h = count ? pack(a.h0[state_at], count == 2 ? a.h0[state_at + 1] : 0.f) : Pair();
             const int stat_row = tile * ROWS + 8 * g + (thread >> 3);
             if (thread < 64) x_stat = stat_row < B ? a.stats[((i64)t * B + stat_row) * 8 + (thread & 7)] : 0.f;
         };
@@ -98,10 +102,10 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
             float straight[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matrix product
             if (pointwise) {
                 if (thread < 64) sums[256 + thread] = x_stat;
-                const float tau[2] = {low_half(x_tau), high_half(x_tau)}, eps[2] = {low_half(x_eps), high_half(x_eps)};
-                const float h[2] = {low_half(x_h), high_half(x_h)};
-                const float u[2] = {GATES == 2 ? sigmoid(low_half(x_u)) : 0.f, GATES == 2 ? sigmoid(high_half(x_u)) : 0.f};
-                const float grad[2] = {carry[0] + low_half(x_grad), carry[1] + high_half(x_grad)};
+                const float tau[2] = {low_of(x_tau), high_of(x_tau)}, eps[2] = {low_of(x_eps), high_of(x_eps)};
+                const float h[2] = {low_of(x_h), high_of(x_h)};
+                const float u[2] = {GATES == 2 ? sigmoid(low_of(x_u)) : 0.f, GATES == 2 ? sigmoid(high_of(x_u)) : 0.f};
+                const float grad[2] = {carry[0] + low_of(x_grad), carry[1] + high_of(x_grad)};
                 const u32 key = ZONEOUT == 2 ? hash32((u32)a.seed[0] ^ (u32)t * 0x9E3779B9u) : 0;
                 warpgroup_sync(g);
                 const float* stat = sums + 256 + i * 8;
@@ -110,13 +114,13 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 float mirror_flow = 0.f;
                 if (turn.opposite) {
                     const i64 row = (i64)t * B + b;
-                    const u16* eps_row = a.xp + (row * (GATES + 1) + GATES) * N;
+                    const Element* eps_row = a.xp + (row * (GATES + 1) + GATES) * N;
                     mirror = half_turn_of(eps_row, N, turn.inv_eps);
                     const int m = mirror.unit;
-                    const float there = t > 0 ? from_half(a.out[(row - B) * N + m]) : a.h0[(i64)b * N + m];
+                    const float there = t > 0 ? to_float(a.out[(row - B) * N + m]) : a.h0[(i64)b * N + m];
                     mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
-                    const float e = from_half(eps_row[m]), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
-                    const float gate = GATES == 2 ? sigmoid(from_half(a.gates[(row * GATES + 1) * N + m])) : 0.f;
+                    const float e = to_float(eps_row[m]), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
+                    const float gate = GATES == 2 ? sigmoid(to_float(a.gates[(row * GATES + 1) * N + m])) : 0.f;
                     mirror_flow = slope(x, z) * (1.f - gate) * (gate * there + (1.f - gate) * z);
                 }
                 float v[4] = {0.f, 0.f, 0.f, 0.f}, y[2], rate[2], mixed[2], grad2[2];
@@ -132,16 +136,16 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     straight[k] = ZONEOUT ? (1.f - share) * grad[k] : 0.f;
                     const float flow = rate[k] * grad2[k];
                     if (ETA) v[0] += mixed[k] * grad2[k];
-                    v[1] += flow * eps[k], v[2] += flow * tau[k];
+                    v[1] += flow * eps[k], v[2] += flow * second_of(turn, eps[k], tau[k]);
                     if (turn.opposite && first + k == mirror.unit) v[3] = flow;
                 }
                 float* board = a.early + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD;
                 publish_sums(v, sums, board, g, cta, thread);
-                if (lane == 0 && t >= AHEAD) {
+                if ((lane == 0 || (WIDE && lane == 2)) && t >= AHEAD) {
                     const i64 later = (i64)AHEAD * a.tiles;
                     call_back(grads - later * TILE_WORDS + grad_word);
-                    if (GATES == 2) call_back(grads - later * TILE_WORDS + NP * ROWS / 2 + grad_word);
-                    if (w == 0) call_back(board - later * (NT * BOARD) + cta * 32);
+                    if (GATES == 2) call_back(grads - later * TILE_WORDS + TILE_WORDS / 2 + grad_word);
+                    if (w == 0 && (!WIDE || lane == 0)) call_back(board - later * (NT * BOARD) + cta * 32);
                 }
                 if (t > 0) load_inputs(t - 1);
                 {
@@ -152,17 +156,24 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 }
                 float s[4], scale = 1.f, along = 0.f;
                 read_sums(s, sums + 128, i);
-                float A = s[1] * turn.inv_eps, C = s[2] * turn.inv_tau, at_mirror = s[3];
+                const float by_second = WIDE && turn.narrow ? 1.f : turn.inv_tau;
+                float A = s[1] * turn.inv_eps, C = s[2] * by_second, at_mirror = s[3];
                 if (ETA) {
                     const float inv = stat[5] * stat[5] <= TINY ? 0.f : 1.f / stat[5];
                     scale = (float)a.eta * inv, along = s[0] * inv * inv;
                     A = scale * (A - along * turn.inv_eps * stat[6]);
-                    C = scale * (C - along * turn.inv_tau * stat[7]);
+                    C = scale * (C - along * by_second * stat[7]);
                     at_mirror = scale * (at_mirror - along * mirror_flow);
                 }
                 // The rotation's gradient: each of dh, d tau and d eps is a combination of dz, h, eps and tau.
+#if WIDE
+                const float both = turn.narrow ? C : A + C;
+                if (turn.narrow) C -= A;
+                const float dq = -turn.k * both, dp = 2.f * C + dq, dc = -turn.k * turn.on_eps * both;
+#else
                 const float dp = (2.f - turn.k) * C - turn.k * A, dq = -turn.k * (A + C);
                 const float dc = turn.k * turn.k * (turn.p + turn.q) * (A + C);
+#endif
                 const float tau_tau = turn.on_tau * C + dq * turn.q + dc * turn.c, eps_eps = turn.on_eps * A + dp * turn.p + dc * turn.c;
                 float d_tau[2], d_u[2], d_eps[2];
 #pragma unroll
@@ -186,24 +197,22 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     if (t >= length) d_tau[k] = d_u[k] = d_eps[k] = 0.f, straight[k] = grad[k];
                     if (!real) d_tau[k] = d_u[k] = d_eps[k] = straight[k] = 0.f;
                 }
-                const u32 o_tau = pack(d_tau[0], d_tau[1]), o_u = GATES == 2 ? pack(d_u[0], d_u[1]) : 0u;
-                publish_word(grads + grad_word, o_tau);
-                if (GATES == 2) publish_word(grads + NP * ROWS / 2 + grad_word, o_u);
-                u16* row = a.dxp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + first);
+                const Pair o_tau = pack(d_tau[0], d_tau[1]), o_u = GATES == 2 ? pack(d_u[0], d_u[1]) : Pair();
+                publish_pair(grads + grad_word, o_tau);
+                if (GATES == 2) publish_pair(grads + TILE_WORDS / 2 + grad_word, o_u);
+                Element* row = a.dxp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + first);
                 store_pair(row, count, o_tau);
                 if (GATES == 2) store_pair(row + N, count, o_u);
                 store_pair(row + GATES * N, count, pack(d_eps[0], d_eps[1]));
             }
 
-            Quad v_grads[NT];
+            Quad v_grads[PIECES];
             const u32* from = grads + g * (QUARTER_BYTES / 4);
             peek_stage<2 * STEPS>(v_grads, from, thread);
-            float c[NT][4];
-#pragma unroll
-            for (int j = 0; j < NT; j++)
-#pragma unroll
-                for (int k = 0; k < 4; k++) c[j][k] = 0.f;
+            float c[SETS * NT][4];
+            clear(c);
             multiply_stages<0>(c, weight, v_grads, grad_bytes + g * QUARTER_BYTES, from, g, thread);
+            join(c);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 partial[((split * 2 + half_tile) * NT + j) * 64 + lane] = make_float2(c[j][0], c[j][1]);

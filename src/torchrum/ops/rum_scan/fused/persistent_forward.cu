@@ -1,21 +1,24 @@
-// The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, ETA, ZONEOUT, LENGTHS, EVEN,
-// WGMMA.
+// The whole lam = 0 scan in one launch. Compile-time: NP, NT, GATES, ACTIVATION, HALF_BF16, WIDE, SPLIT, ETA, ZONEOUT,
+// LENGTHS, EVEN, WGMMA.
 //
 // Step t: gather h(t-1) of the tile, multiply, add up over the warpgroups; exchange four row sums; turn, mix, publish
 // h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
 
 #define DEFER (ETA && ZONEOUT == 0)
-#define TILE_WORDS (NP * ROWS / 2)     // one step's h, as [unit / 8][row][unit % 8] half numbers
-#define QUARTER_BYTES (NP / 4 * ROWS * 2)
+#define TILE_WORDS (NP * ROWS * SIZE / 4)  // one step's h, as [unit / 8][row][unit % 8] half or [unit / 4][row][unit % 4] float32 numbers
+#define QUARTER_BYTES (NP / 4 * ROWS * SIZE)
 
 struct ForwardArgs {
-    const u16 *xp, *weight;
+    const Element *xp, *weight;
     const float* h0;
     const i64 *lengths, *seed;
-    u16 *out, *gates;
-    float* stats;  // (T, B, 8): |eps|^2, |tau|^2, eps.tau, tau.h, eps.h, |h1|, then two sums for eta's gradient
+    Element *out, *gates;
+    float* stats;  // (T, B, 8): |eps|^2, |tau|^2, eps.tau, tau.h (WIDE: of the Bisector), eps.h, |h1|, then two sums for eta's gradient
     u32* states;   // (T, tiles, TILE_WORDS), slot t holds h(t-1)
     float *early, *late;  // boards: (T, tiles, NT, BOARD) and (T + 1, tiles, NT, BOARD)
+#if WIDE
+    float* narrow;  // boards as early's, used where eps and tau are nearly opposite
+#endif
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
 };
@@ -42,7 +45,7 @@ DEVICE void warpgroup_mma(float (&c)[NT][4], const u32 (&a)[4], u64 b) {
 
 // c[j] += W slice (16 rows of a warp) x h (8 rows of tile j), over k-steps FIRST to LAST - 1 of the warpgroup's quarter.
 template <int FIRST, int LAST>
-DEVICE void multiply(float (&c)[NT][4], const Weights& weight, const char* h) {
+DEVICE void multiply(float (&c)[SETS * NT][4], const Weights& weight, const char* h) {
 #if WGMMA && !defined(EMULATE)
     // Core matrices of 128 bytes; the next eight rows follow at 128 bytes, the next eight units at ROWS * 16.
     u64 base = (u64)(shared_address(h) >> 4) | (u64)ROWS << 16 | (u64)8 << 32;
@@ -59,7 +62,7 @@ DEVICE void multiply(float (&c)[NT][4], const Weights& weight, const char* h) {
 
 // `ask` is called when the last stage has arrived: what it asks for travels during the last product.
 template <int FIRST, class Ask>
-DEVICE void multiply_stages(float (&c)[NT][4], const Weights& weight, Quad (&v)[NT], char* h, const u32* from, int g, int thread,
+DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Quad (&v)[PIECES], char* h, const u32* from, int g, int thread,
                             const Ask& ask) {
     if constexpr (FIRST < STEPS) {
         const int LAST = FIRST + STAGE_STEPS < STEPS ? FIRST + STAGE_STEPS : STEPS, at = FIRST / STAGE_STEPS * STAGE_BYTES;
@@ -82,7 +85,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
     const bool pointwise = g < NT, saves = cta == 0 && w == 0 && q == 0;
 
     char* h_bytes = shared_memory();
-    float4* partial = (float4*)(h_bytes + NP * ROWS * 2);          // [4 warpgroups][NT][128 threads]; one set is enough, as in the backward
+    float4* partial = (float4*)(h_bytes + NP * ROWS * SIZE);          // [4 warpgroups][NT][128 threads]; one set is enough, as in the backward
     float* sums = (float*)(partial + 4 * NT * 128) + g * 512;  // this warpgroup's four [4][32]
 
     Weights weight;
@@ -92,10 +95,18 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         Fragment f;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int unit = cta * UNITS + 8 * w + i, k = g * (NP / 4) + s * 16 + half * 8 + 2 * q;
+            const int unit = cta * UNITS + 8 * w + i;
+#if WIDE
+            const int k = g * (NP / 4) + s * 8 + half * 4 + q;
+            const bool real = unit < N && k < N;
+            f.a[2 * half] = as_weight(real ? a.weight[unit * N + k] : 0.f);
+            f.a[2 * half + 1] = as_weight(real && GATES == 2 ? a.weight[(N + unit) * N + k] : 0.f);
+#else
+            const int k = g * (NP / 4) + s * 16 + half * 8 + 2 * q;
             const int count = unit < N ? pair_count(k, N) : 0;
             f.a[2 * half] = load_pair(a.weight + unit * N + k, count);
             f.a[2 * half + 1] = load_pair(a.weight + (N + unit) * N + k, GATES == 2 ? count : 0);
+#endif
         }
         weight.set(s, f);
     }
@@ -104,20 +115,20 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         const int b = tile * ROWS + 8 * g + i;
         const bool inside = pointwise && b < B;
         const int count = inside ? pair_count(first, N) : 0;
-        const int state_word = ((cta * 4 + w) * ROWS + 8 * g) * 4 + lane;
+        const int state_word = word_of_pair(cta * 4 + w, 8 * g, lane);
         float h[2] = {0.f, 0.f}, late[4];
         int length = T;
-        u32 x_tau = 0, x_u = 0, x_eps = 0;
+        Pair x_tau = {}, x_u = {}, x_eps = {};
 
         auto load_inputs = [&](int t) {
-            const u16* at = a.xp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + first);
+            const Element* at = a.xp + (i64)t * (B * (GATES + 1) * N) + (b * (GATES + 1) * N + first);
             x_tau = load_pair(at, count);
             if (GATES == 2) x_u = load_pair(at + N, count);
             x_eps = load_pair(at + GATES * N, count);
         };
         auto board = [&](float* boards, int t) { return boards + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD; };
         auto states = [&](int t) { return a.states + (i64)(t * (int)a.tiles + tile) * TILE_WORDS; };
-        auto publish_state = [&](int slot) { publish_word(states(slot) + state_word, pack(h[0], h[1])); };
+        auto publish_state = [&](int slot) { publish_pair(states(slot) + state_word, pack(h[0], h[1])); };
         auto wait_late = [&](int slot) {
             Quad v[PASSES];
             peek_sums(v, board(a.late, slot), thread);
@@ -141,26 +152,24 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             if (LENGTHS && inside) length = (int)a.lengths[b];
             publish_state(0);
             load_inputs(0);
-            float v[4] = {0.f, low_half(x_eps) * low_half(x_eps) + high_half(x_eps) * high_half(x_eps), 0.f, 0.f};
+            float v[4] = {0.f, low_of(x_eps) * low_of(x_eps) + high_of(x_eps) * high_of(x_eps), 0.f, 0.f};
             publish_sums(v, sums + 256, board(a.late, 0), g, cta, thread);
             if (ETA && !DEFER) wait_late(0);
         }
 
         for (int t = 0; t < T; t++) {
-            Quad v_h[NT];
+            Quad v_h[PIECES];
             const u32* from = states(t) + g * (QUARTER_BYTES / 4);
             peek_stage<STEPS>(v_h, from, thread);
             const bool late_here = pointwise && !(ETA && !DEFER);
-            float c[NT][4];
-#pragma unroll
-            for (int j = 0; j < NT; j++)
-#pragma unroll
-                for (int k = 0; k < 4; k++) c[j][k] = 0.f;
+            float c[SETS * NT][4];
+            clear(c);
             Quad late_packets[PASSES];
             auto ask = [&] {
                 if (late_here) peek_sums(late_packets, board(a.late, t), thread);
             };
             multiply_stages<0>(c, weight, v_h, h_bytes + g * QUARTER_BYTES, from, g, thread, ask);
+            join(c);
 #pragma unroll
             for (int j = 0; j < NT; j++)
                 if (j != g) partial[(g * NT + j) * 128 + thread] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
@@ -185,15 +194,16 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
 #pragma unroll
                 for (int k = 0; k < 2; k++) h[k] *= scale, tau[k] *= scale, raw_u[k] *= scale;
             }
-            const float eps[2] = {low_half(x_eps), high_half(x_eps)}, ee = late[1];
-            tau[0] += low_half(x_tau), tau[1] += high_half(x_tau);
-            if (GATES == 2) raw_u[0] += low_half(x_u), raw_u[1] += high_half(x_u);
+            const float eps[2] = {low_of(x_eps), high_of(x_eps)}, ee = late[1];
+            tau[0] += low_of(x_tau), tau[1] += high_of(x_tau);
+            if (GATES == 2) raw_u[0] += low_of(x_u), raw_u[1] += high_of(x_u);
             {
                 float v[4] = {tau[0] * tau[0] + tau[1] * tau[1], eps[0] * tau[0] + eps[1] * tau[1],
                               tau[0] * h[0] + tau[1] * h[1], eps[0] * h[0] + eps[1] * h[1]};
                 publish_sums(v, sums, board(a.early, t), g, cta, thread);
             }
             // What nothing waits for, while the sums travel.
+            if (WIDE && lane == 2 && t + AHEAD < T) call_back(states(t + AHEAD) + state_word);
             if (lane == 0 && t + AHEAD < T) {
                 call_back(states(t + AHEAD) + state_word);
                 if (w == 0) call_back(board(a.early, t + AHEAD) + cta * 32);
@@ -204,7 +214,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 store_out(t - 1);
                 save_late(t - 1);
             }
-            u16* gates = a.gates + (i64)t * (B * GATES * N) + (b * GATES * N + first);
+            Element* gates = a.gates + (i64)t * (B * GATES * N) + (b * GATES * N + first);
             store_pair(gates, count, pack(tau[0], tau[1]));
             if (GATES == 2) store_pair(gates + N, count, pack(raw_u[0], raw_u[1]));
             const float u[2] = {GATES == 2 ? sigmoid(raw_u[0]) : 0.f, GATES == 2 ? sigmoid(raw_u[1]) : 0.f};
@@ -216,15 +226,39 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 warpgroup_sync(g);
                 read_sums(s, sums + 128, i);
             }
+#if WIDE
+            Bisector bisector = bisector_of(ee, s[0], s[1], s[2], s[3]);
+            if (any_lane(bisector.square < NARROW)) {  // of the same rows in every block, since all add up in one order
+                const float inv_eps = inverse_root(ee), inv_tau = inverse_root(s[0]);
+                float v[4] = {0.f, 0.f, 0.f, 0.f}, anew[4];
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const float x = eps[k] * inv_eps + tau[k] * inv_tau;
+                    v[0] += x * x, v[1] += x * h[k];
+                }
+                publish_sums(v, sums, board(a.narrow, t), g, cta, thread);
+                Quad packets[PASSES];
+                peek_sums(packets, board(a.narrow, t), thread);
+                add_sums(packets, sums + 128, board(a.narrow, t), thread);
+                warpgroup_sync(g);
+                read_sums(anew, sums + 128, i);
+                if (bisector.square < NARROW) bisector = {anew[0], anew[1]};
+            }
+            s[1] = bisector.square, s[2] = bisector.along;
+#endif
 
             const Turn turn = turn_of(ee, s[0], s[1], s[2], s[3]);
             HalfTurn mirror = {0, 0.f, 0.f, 0.f};
             if (turn.opposite) {
                 mirror = half_turn_of(a.xp + (((i64)t * B + b) * (GATES + 1) + GATES) * N, N, turn.inv_eps);
-                const Quad state = peek(states(t) + (mirror.unit / 8 * ROWS + 8 * g + i) * 4);
-                const int column = mirror.unit % 8;
-                const u32 two = column < 2 ? state.x : column < 4 ? state.y : column < 6 ? state.z : state.w;
-                float there = column % 2 ? high_half(two) : low_half(two);
+                const Quad state = peek(states(t) + (mirror.unit / (16 / SIZE) * ROWS + 8 * g + i) * 4);
+                const int byte = mirror.unit % (16 / SIZE) * SIZE;
+                const u32 word = byte < 4 ? state.x : byte < 8 ? state.y : byte < 12 ? state.z : state.w;
+#if WIDE
+                float there = as_float(word);
+#else
+                float there = byte % 4 ? high_of(word) : low_of(word);
+#endif
                 if (DEFER && t > 0 && t - 1 < length) there *= scale_of_late();
                 mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
             }
@@ -235,12 +269,12 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 const float mixed = first + k < N ? u[k] * h[k] + (1.f - u[k]) * y : 0.f;
                 if (ETA) {
                     const float flow = slope(x, y) * (1.f - u[k]) * mixed;
-                    v[0] += mixed * mixed, v[2] += flow * eps[k], v[3] += flow * tau[k];
+                    v[0] += mixed * mixed, v[2] += flow * eps[k], v[3] += flow * second_of(turn, eps[k], tau[k]);
                 }
                 if (t < length) h[k] = mixed;
             }
             auto publish_late = [&]() {  // what the readers of h(t) need beside it
-                if (t + 1 < T) v[1] = low_half(x_eps) * low_half(x_eps) + high_half(x_eps) * high_half(x_eps);
+                if (t + 1 < T) v[1] = low_of(x_eps) * low_of(x_eps) + high_of(x_eps) * high_of(x_eps);
                 publish_sums(v, sums + 256, board(a.late, t + 1), g, cta, thread);
             };
             if (ETA && !DEFER) {
