@@ -8,6 +8,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core; more threads only wa
 import pytest
 import torch
 
+if torch.cuda.is_available() and "PYTEST_XDIST_WORKER" in os.environ:
+    from torchrum.ops.rum_scan.fused import compiling
+
+    compiling.MOST_THREADS = 2
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read where the kernels are declared, so before Triton is imported
 

@@ -37,7 +37,7 @@ class Emulator:
         return self.count
 
     def launch(self, name: str, plan: persistent.Plan, args: bytes, shared: int, device: torch.device) -> None:
-        stem = self.folder / "_".join([name, *(str(value) for _, value in plan.defines)])
+        stem = self.folder / "_".join([name, *(str(value) for _, value in plan.macros(name))])
         library = stem.with_suffix(".so")
         if not library.exists():
             struct_name = f"{name.capitalize()}Args"
@@ -47,7 +47,7 @@ class Emulator:
             )
             source = stem.with_suffix(".cpp")
             source.write_text(f'#include "{EMULATOR}"\n{persistent.kernel_source(name, plan)}\n{entry}\n')
-            defines = [f"-D{key}={value}" for key, value in plan.defines]
+            defines = [f"-D{key}={value}" for key, value in plan.macros(name)]
             command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *defines, source, "-o", library]
             subprocess.run([str(part) for part in command], check=True)
         buffer = ctypes.create_string_buffer(args, len(args))
@@ -282,15 +282,16 @@ def test_autocast_does_not_round_the_weight_gradient(T: int) -> None:
 
 
 def test_precision_is_compiled_in() -> None:
-    def defines(dtype: torch.dtype) -> tuple[int, int]:
-        found = dict(persistent.make_plan(8, 64, dtype, RumOptions(), False, 132).defines)
-        return found["WIDE"], found["SPLIT"]
+    def defines(dtype: torch.dtype) -> tuple[int, int, int]:
+        plan = persistent.make_plan(8, 64, dtype, RumOptions(), False, 132)
+        forward, backward = dict(plan.macros("forward")), dict(plan.macros("backward"))
+        return forward["WIDE"], forward["SPLIT"], backward["SPLIT"]
 
-    assert defines(torch.bfloat16) == (0, 0)
-    assert defines(torch.float32) == (1, 1)
+    assert defines(torch.bfloat16) == (0, 0, 0)
+    assert defines(torch.float32) == (1, 1, 1)
     torch.set_float32_matmul_precision("high")
-    assert defines(torch.float32) == (1, 0)
-    assert defines(torch.float16) == (0, 0)
+    assert defines(torch.float32) == (1, 1, 0)
+    assert defines(torch.float16) == (0, 0, 0)
 
 
 # Over many steps rounding puts some units on the other side of relu's kink, whose gradient is then off by all of it:
@@ -333,36 +334,18 @@ GPU_RUNS = [
 ]
 
 
-def gpu_case(case: str, precision: str) -> tuple[int, int, int, RumOptions, list[int] | None]:
-    wider = FLOAT32_CASES if PRECISIONS[precision][0] == torch.float32 else HALF_CASES
-    T, B, N, options, lengths = {**CASES, **wider}[case]
-    if precision == "tf32" and options.activation == "relu":
-        options = replace(options, activation="tanh")
-    return T, B, N, options, lengths
-
-
-@pytest.fixture(scope="session")
-def compiled() -> None:
-    """All kernels of the GPU tests, compiled side by side."""
-    plans = []
-    blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    for case, precision in GPU_RUNS:
-        _, B, N, options, lengths = gpu_case(case, precision)
-        dtype, products, _ = PRECISIONS[precision]
-        torch.set_float32_matmul_precision(products)
-        plans.append(persistent.make_plan(B, N, dtype, options, lengths is not None, blocks))
-    persistent.compile_ahead(plans)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("case", "precision"), GPU_RUNS)
-def test_kernels_match_float64(case: str, precision: str, compiled: None) -> None:
-    T, B, N, options, lengths = gpu_case(case, precision)
+def test_kernels_match_float64(case: str, precision: str) -> None:
     dtype, products, most = PRECISIONS[precision]
+    wider = FLOAT32_CASES if dtype == torch.float32 else HALF_CASES
+    T, B, N, options, lengths = {**CASES, **wider}[case]
     torch.set_float32_matmul_precision(products)
     given = draw(T, B, N, options, dtype, "cuda")
     assert persistent.persistent_obstacle(given["xp"], options) is None
+    blocks = torch.cuda.get_device_properties(0).multi_processor_count
+    persistent.compile_ahead([persistent.make_plan(B, N, dtype, options, lengths is not None, blocks)])
     assert_close(given, None if lengths is None else torch.tensor(lengths, device="cuda"), options, "cuda", most)
 
 

@@ -48,15 +48,9 @@ def test_only_float32_on_a_gpu_is_rounded():
     assert not rounds_products(torch.zeros(2, 3))
 
 
-OPTIONS = [{}, {"update_gate": False}, {"bias": False}, {"embed_bias": False}, {"lam": 1}]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_exact_rows_are_those_of_eps(options, monkeypatch):
-    """eps in exact products, and everything with lam 1; the result is that of one product."""
-    layer = RUM(5, 8, **options)
-    x = torch.randn(4, 3, 5)
-    wanted = layer(x)[0]
+@pytest.mark.parametrize(("hidden", "options", "exactly"), [(8, {}, True), (513, {}, False), (513, {"lam": 1}, True)])
+def test_the_projection_is_exact_where_the_recurrence_is(hidden, options, exactly, monkeypatch):
+    layer = RUM(5, hidden, **options)
     exact = []
 
     class Exact:
@@ -70,15 +64,20 @@ def test_exact_rows_are_those_of_eps(options, monkeypatch):
     linear = torch.nn.functional.linear
 
     def watched(x, weight, bias=None):
-        seen.append((len(weight), bool(exact)))
+        seen.append(bool(exact))
         return linear(x, weight, bias)
 
     monkeypatch.setattr(cell, "rounds_products", lambda x: True)
     monkeypatch.setattr(cell, "exact_products", Exact)
     monkeypatch.setattr(cell.F, "linear", watched)
-    assert torch.allclose(layer(x)[0], wanted, atol=1e-6)
-    gates = 8 if options.get("update_gate") is False else 16
-    assert seen == ([(24, True)] if "lam" in options else [(gates, False), (8, True)])
+    cell.project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
+    assert seen == [exactly]
+    assert not exact
+
+
+def test_the_units_of_exact_products_are_those_of_the_persistent_kernels():
+    persistent = pytest.importorskip("torchrum.ops.rum_scan.fused.persistent", reason="needs Triton")
+    assert persistent.MAX_HIDDEN[torch.float32] == cell.EXACT_UNITS
 
 
 @pytest.mark.gpu

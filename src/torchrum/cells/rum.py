@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from ..ops.rum_scan.reference import working_dtype
 from .base import Cell, State
 
 Weights = Mapping[str, Tensor | None]
+
+EXACT_UNITS = 512
+"""Hidden units up to which the fused scan of lam = 0 goes forward in exact products while torch rounds to TF32."""
 
 
 class RUMCell(Cell):
@@ -240,21 +244,17 @@ def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device,
 def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
     """``x W_ih^T + b`` for any leading dimensions.
 
-    TF32 would cost more than its ten bits: eps enters relu beside the turned state, and units whose sign it turns over
-    spoil the gradients far more than the rounding itself. So eps is exact; with lam other than 0 all is, since R adds
-    up every step's rotation.
+    TF32 would cost more than its ten bits: units of relu whose sign it turns over spoil the gradients far more than the
+    rounding itself, and with lam other than 0 R adds up every step's rotation. So this product is exact where the
+    recurrent one is.
     """
     weight, bias = weights["weight_ih"], weights["bias_ih"]
     assert weight is not None
     if bias is not None and bias.shape[0] < weight.shape[0]:
         bias = F.pad(bias, (0, weight.shape[0] - bias.shape[0]))  # no bias for eps
-    if not rounds_products(x):
+    exact = options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs
+    with exact_products() if exact and rounds_products(x) else nullcontext():
         return F.linear(x, weight, bias)
-    rows = 0 if options.keeps_rotation else weight.shape[0] * options.num_gates // options.num_inputs
-    parts = [F.linear(x, weight[:rows], None if bias is None else bias[:rows])] if rows else []
-    with exact_products():
-        parts.append(F.linear(x, weight[rows:], None if bias is None else bias[rows:]))
-    return torch.cat(parts, -1) if rows else parts[0]
 
 
 def scan_rum(

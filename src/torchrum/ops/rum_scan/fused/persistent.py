@@ -66,6 +66,15 @@ class Plan:
     def board_words(self) -> int:
         return self.row_blocks * self.group * 32
 
+    def macros(self, name: str) -> tuple[tuple[str, int], ...]:
+        """What a direction is compiled with: its defines, but a forward in float32 keeps all digits.
+
+        A relu unit whose sign TF32 turns over spoils the gradients far more than the rounding does elsewhere.
+        """
+        if name == "backward" or not self.wide:
+            return self.defines
+        return tuple({**dict(self.defines), "SPLIT": 1}.items())
+
     def shared_bytes(self, name: str, gates: int) -> int:
         """Dynamic shared memory: the gathered operand, partial products, row sums, weights left over."""
         inner, scratch, splits = (self.padded, 512, 4) if name == "forward" else (gates * self.padded, 320, 8)
@@ -77,7 +86,8 @@ class Plan:
 def make_plan(B: int, N: int, dtype: torch.dtype, options: RumOptions, with_lengths: bool, blocks: int) -> Plan:
     """The smallest batch tile with which the batch takes the fewest passes over ``blocks`` resident blocks.
 
-    float32 is multiplied as torch is set to: in TF32, or split into three such products that keep its digits.
+    float32 is multiplied as torch is set to: in TF32, or split into three such products that keep its digits; see
+    ``Plan.macros`` for the forward.
     """
     wide = dtype == torch.float32
     multiple = (32 if wide else 64) * (1 if options.update_gate else 2)
@@ -124,7 +134,9 @@ def _source(name: str, resident: int) -> str:
 
 def compile_ahead(plans: Sequence[Plan]) -> None:
     """Compile both kernels of every plan, several at a time; tests and benchmarks with many plans start so."""
-    jobs = {(kernel_source(name, plan), f"rum_persistent_{name}", plan.defines) for plan in plans for name in RESIDENT}
+    jobs = {
+        (kernel_source(name, plan), f"rum_persistent_{name}", plan.macros(name)) for plan in plans for name in RESIDENT
+    }
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: _compile(*job), jobs))
 
@@ -140,7 +152,7 @@ class Gpu:
         driver, grid = nvrtc._driver(), plan.group * plan.groups
         with torch.cuda.device(index):
             nvrtc._enter_context(driver, index)
-            function = _function(kernel_source(name, plan), f"rum_persistent_{name}", plan.defines, shared, index)
+            function = _function(kernel_source(name, plan), f"rum_persistent_{name}", plan.macros(name), shared, index)
             buffer = ctypes.create_string_buffer(args, len(args))
             params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
             stream = ctypes.c_void_p(torch.cuda.current_stream(index).cuda_stream)
