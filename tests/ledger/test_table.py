@@ -121,6 +121,20 @@ def test_a_file_without_markers_is_refused(tmp_path):
     assert (tmp_path / "README.md").read_text() == "no place"
 
 
-def test_the_readme_tables_are_those_of_the_ledger():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert fill_tables(text, read_ledger(ROOT / "results")) == text, "run torchrum table --write README.md"
+def test_a_budget_keeps_the_best_setting_of_each_model_within_it_and_beyond():
+    def run(steps: int, loss: float, *overrides: str):
+        return replace(LSTM, steps=steps, overrides=list(overrides), final={**LSTM.final, "loss": loss})
+
+    runs = [run(10, 0.5), run(10, 0.4, "optimizer.lr=0.1"), run(30, 0.3, "steps=30"), run(40, 0.2, "steps=40"), *RUM]
+    text = table(runs, "recall", 20)
+    assert len(lines(text)) == len(lines(table(RUM, "recall"))) + 2
+    lstm = [row for row in lines(text) if row[0] == "LSTM"]
+    assert [(row[1], row[3]) for row in lstm] == [("H 50, adam 0.1", "10"), ("H 50, adam 0.001", "40")]
+    marked = README.replace("recall -->", "recall best 20 -->")
+    assert text in fill_tables(marked, runs)
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/tables.md"])
+def test_the_tables_are_those_of_the_ledger(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert fill_tables(text, read_ledger(ROOT / "results")) == text, f"run torchrum table --write {name}"

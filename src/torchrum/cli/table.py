@@ -10,9 +10,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("task", nargs="?", help="copying, recall, ...; all if left out")
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
     parser.add_argument(
+        "--best", type=int, metavar="STEPS", help="of each model only the best within these steps, and beyond them"
+    )
+    parser.add_argument(
         "--write", type=Path, metavar="FILE", help="replace the tables between the markers of this file"
     )
     options = parser.parse_args(arguments)
+    if options.write and options.best is not None:
+        parser.error("--best is for printing; in a file the markers say it: <!-- torchrum:table recall best 20000 -->.")
 
     from torchrum.ledger import read_ledger
     from torchrum.ledger.table import table, write_tables
@@ -28,5 +33,5 @@ def main(arguments: list[str]) -> int:
         print(f"{options.write}: {'tables written' if changed else 'tables are up to date'}")
         return 0
     tasks = [options.task] if options.task else sorted({entry.task for entry in entries})
-    print("\n".join(table(entries, task) for task in tasks) or f"{options.results} holds no run yet.")
+    print("\n".join(table(entries, task, options.best) for task in tasks) or f"{options.results} holds no run yet.")
     return 0

@@ -9,19 +9,31 @@ from pathlib import Path
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.recipes import PAPER_ONLY, RECIPES
+from torchrum.tasks.base import Task
 from torchrum.training.records import write_atomic
 
 Row = list[Entry]
 
-MARKED = re.compile(r"(<!-- torchrum:table (\S+) -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- torchrum:table (\S+)(?: best (\d+))? -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL)
 
 
-def table(entries: Iterable[Entry], task: str) -> str:
+def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str:
     """The Markdown tables of one task, one for each size of it.
 
     Seeds of one setting share a row: the mean and, where there are several, the range of the last validation.
+
+    Args:
+        entries: the ledger.
+        task: its name.
+        budget: show of each model only the setting that ended lowest within this many steps and, where it ran longer,
+            the one that did beyond.
     """
-    parts = [_size_table(task, list(rows)) for _, rows in groupby(table_rows(entries, task), _place)]
+    rows = table_rows(entries, task)
+    if budget is not None:
+        within = [row for row in rows if max(entry.steps for entry in row) <= budget]
+        chosen = [*best_settings(within), *best_settings([row for row in rows if row not in within])]
+        rows = [row for row in rows if row in chosen]
+    parts = [_size_table(task, list(rows)) for _, rows in groupby(rows, _place)]
     return "\n".join(parts) or f"No run of {task} is in the ledger yet.\n"
 
 
@@ -33,6 +45,21 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
             groups[entry.recipe, *entry.overrides].append(entry)
     order = {name: place for place, name in enumerate(RECIPES)}
     return sorted(groups.values(), key=lambda row: (*_place(row), order[row[0].recipe], row[0].overrides))
+
+
+def best_settings(rows: Iterable[Row]) -> list[Row]:
+    """Of several settings of one model on one problem, the one that ended lowest."""
+    best: dict[tuple[Task, str], Row] = {}
+    for row in rows:
+        config = row[0].config()
+        place = config.task, model_label(config.model)
+        if place not in best or _loss(row) < _loss(best[place]):
+            best[place] = row
+    return list(best.values())
+
+
+def _loss(row: Row) -> float:
+    return sum(entry.final["loss"] for entry in row) / len(row)
 
 
 def _place(row: Row) -> tuple[int, list[str]]:
@@ -125,7 +152,12 @@ def _range(values: Sequence[float], form: str) -> str:
 
 def fill_tables(text: str, entries: Sequence[Entry]) -> str:
     """``text`` with every table between its markers made anew from the ledger."""
-    return MARKED.sub(lambda match: f"{match[1]}\n{table(entries, match[2])}\n{match[4]}", text)
+
+    def filled(match: re.Match[str]) -> str:
+        budget = int(match[3]) if match[3] else None
+        return f"{match[1]}\n{table(entries, match[2], budget)}\n{match[5]}"
+
+    return MARKED.sub(filled, text)
 
 
 def write_tables(path: Path, entries: Sequence[Entry]) -> bool:

@@ -8,10 +8,9 @@ from matplotlib.artist import Artist
 
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, LedgerError
-from torchrum.ledger.table import Row, table_rows
+from torchrum.ledger.table import Row, best_settings, table_rows
 from torchrum.plots.style import STYLE, Axes, Figure, baseline, colour, count_steps, matplotlib, save
 from torchrum.tasks import Copying, Recall
-from torchrum.tasks.base import Task
 
 T = TypeVar("T", Copying, Recall)
 
@@ -37,21 +36,6 @@ def draw_figure(name: str, entries: Sequence[Entry], out: Path) -> list[Path]:
     with matplotlib.rc_context(STYLE):
         figure = draw_copying(rows) if name == "copying" else draw_recall(rows)
         return [save(figure, out / f"{name}.{ending}") for ending in ("png", "svg")]
-
-
-def best_settings(rows: Sequence[Row]) -> list[Row]:
-    """Of several settings of one model on one problem, the one that ended lowest; the tables have them all."""
-    best: dict[tuple[Task, str], Row] = {}
-    for row in rows:
-        config = row[0].config()
-        place = config.task, model_label(config.model)
-        if place not in best or _loss(row) < _loss(best[place]):
-            best[place] = row
-    return list(best.values())
-
-
-def _loss(row: Row) -> float:
-    return sum(entry.final["loss"] for entry in row) / len(row)
 
 
 def draw_copying(rows: Sequence[Row]) -> Figure:
