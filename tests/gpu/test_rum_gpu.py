@@ -17,7 +17,7 @@ from torchrum import RUM
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
-T, B, I, H = 12, 5, 7, 20
+T, B, I, H = 12, 5, 7, 40  # lam0 runs the persistent kernels, lam0-all a product and a row kernel a step
 KINDS = {
     "lam0": {},
     "lam1": {"lam": 1},
@@ -98,7 +98,7 @@ def with_state(layer, x, *state):
 
 
 @kinds
-@pytest.mark.parametrize("hidden", [H, 1, 33])
+@pytest.mark.parametrize("hidden", [H, 1, 20, 33])
 def test_one_layer(kind, hidden, monkeypatch):
     monkeypatch.setitem(globals(), "H", hidden)
     fused, reference = build(kind)
@@ -379,8 +379,9 @@ def test_hidden_sizes_beyond_the_kernels_still_run():
     assert layer(torch.ones(3, 2, I, device=CUDA))[0].shape == (3, 2, 160)
 
 
-@kinds
-def test_new_lengths_and_batches_compile_nothing(kind, monkeypatch):
+@pytest.fixture
+def compiled(monkeypatch):
+    """Counts what Triton and NVRTC compile."""
     import triton
 
     from torchrum.ops.rum_scan.fused import nvrtc
@@ -401,23 +402,38 @@ def test_new_lengths_and_batches_compile_nothing(kind, monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", after_triton)
     library = Counting(nvrtc._nvrtc())
     monkeypatch.setattr(nvrtc, "_nvrtc", lambda: library)
+    return count
+
+
+def every_form(layer, time, batch):
+    lengths = torch.tensor([3, 1, 2, 2, 3]).clamp(max=time).repeat(batch)[:batch]
+    run(layer, lambda layer, x: layer(x), [draw(time, batch, I)])
+    run(layer, lambda layer, x: layer(x, lengths=lengths), [draw(time, batch, I)])
+
+
+@kinds
+def test_new_lengths_and_batches_compile_nothing(kind, monkeypatch, compiled):
     monkeypatch.setitem(globals(), "H", 27)  # no other test has compiled for this size
     fused, _ = build(kind, zoneout=0.1)
-    lengths = torch.tensor([3, 1, 2, 2, 3])
-
-    def every_form(time, batch):
-        run(fused, lambda layer, x: layer(x), [draw(time, batch, I)])
-        some = lengths.clamp(max=time).repeat(batch)[:batch]
-        run(fused, lambda layer, x: layer(x, lengths=some), [draw(time, batch, I)])
-
-    every_form(16, 16)
-    every_form(7, 5)
-    every_form(2, 3)  # too short for graphs, the other form of each kernel
-    first = sum(count.values())
+    for time, batch in ((16, 16), (7, 5), (2, 3)):  # the last is too short for graphs, the other form of each kernel
+        every_form(fused, time, batch)
+    first = sum(compiled.values())
     assert first > 0, "nothing was counted"
     for time, batch in ((3, 1), (1, 16), (16, 5), (33, 17), (130, 3), (64, 48), (5, 130)):
-        every_form(time, batch)
-    assert sum(count.values()) == first, count
+        every_form(fused, time, batch)
+    assert sum(compiled.values()) == first, compiled
+
+
+def test_a_persistent_kernel_is_compiled_once_for_all_batches_of_its_height(monkeypatch, compiled):
+    """Forward and backward, with lengths and without; a batch too large for tiles of eight rows compiles them anew."""
+    monkeypatch.setitem(globals(), "H", 45)
+    fused, _ = build("lam0", zoneout=0.1)
+    for time, batch in ((16, 16), (3, 1), (1, 16), (33, 200), (2, 5), (5, 130)):
+        every_form(fused, time, batch)
+    assert compiled["nvrtc"] == 4
+    every_form(fused, 3, 600)
+    every_form(fused, 2, 700)
+    assert compiled["nvrtc"] == 8
 
 
 def test_repr():
