@@ -125,6 +125,20 @@ def zoneout_keep_new(seed, t, index, threshold: tl.constexpr):
 
 
 @triton.jit
+def settled(mask):
+    """``mask``, computed here: the compiler would put it off to its first use, behind a wait."""
+    if INTERPRET:
+        return mask
+    else:
+        return (
+            tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+            )
+            != 0
+        )
+
+
+@triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 

@@ -15,6 +15,7 @@ from .common import (
     moments2,
     prefetch,
     rotation_scalars,
+    settled,
     sigmoid,
     sum2,
     sum3,
@@ -65,6 +66,7 @@ def kept_new(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEE
         keep = zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW)
         if lengths is not None:
             keep = keep & (t < tl.load(lengths + b))
+        keep = settled(keep)
     elif lengths is not None:
         keep = t < tl.load(lengths + b)
     return keep

@@ -185,9 +185,9 @@ def sums_ahead(again, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
     else:
         sum_u, sum_w, n_u, n_w = sum4(u, w, normed_c * u, normed_c * w)
         if ETA is not None:
-            to_c = mixed * slope * weight_c
+            to_c = mixed * (slope * weight_c)
             if GATE:
-                to_gate = mixed * slope_gate * weight_u
+                to_gate = mixed * (slope_gate * weight_u)
                 mixed_u, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n = sum6(
                     to_c * u, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u
                 )
@@ -229,9 +229,11 @@ def undo_step(
             along, dz_u, dz_w = sum3(dnew * mixed, dnew * slope * u, dnew * slope * w)
     else:
         tl.store(dseen + j, dnew.to(dseen.dtype.element_ty), mask=mask)
-        to_c = dnew * slope * weight_c
+        slope *= weight_c  # as ahead of the gradient: one vector less to hold while it comes
+        to_c = dnew * slope
         if GATE:
-            to_gate = dnew * slope_gate * weight_u
+            slope_gate *= weight_u
+            to_gate = dnew * slope_gate
             if ETA is None:
                 dz_u, dz_w, total, projection, total_u, projection_u = sum6(
                     to_c * u, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u
@@ -264,10 +266,10 @@ def undo_step(
         dgate = dnew * slope_gate
     if LN != "none":
         if GATE:
-            dgate = ln_backward(dgate, normed_u, weight_u, rstd_u, total_u, projection_u, H)
+            dgate = ln_backward(dgate, normed_u, 1.0, rstd_u, total_u, projection_u, H)
             if LN == "authors":
                 dgate *= slope_u
-        dz = ln_backward(dz, normed_c, weight_c, rstd_c, total, projection, H)
+        dz = ln_backward(dz, normed_c, 1.0, rstd_c, total, projection, H)
         dz_u = ln_backward(dz_u, n_u, 1.0, rstd_c, total * sum_u, projection, H)
         dz_w = ln_backward(dz_w, n_w, 1.0, rstd_c, total * sum_w, projection, H)
     dh_turn, de, dtau, dz_v = rotation_backward(
