@@ -11,10 +11,11 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from torchrum.ops.rum_scan import fused, rum_scan
 from torchrum.ops.rum_scan.fused import lam0_forward as forward_module
-from torchrum.ops.rum_scan.fused import product
+from torchrum.ops.rum_scan.fused import lam0_norms, product
 from torchrum.ops.rum_scan.fused.graphs import LARGEST_CHUNK, chunk_lengths, clear_graphs
-from torchrum.ops.rum_scan.fused.lam0_backward import STATS, BackwardSteps, lam0_backward
+from torchrum.ops.rum_scan.fused.lam0_backward import BackwardSteps, lam0_backward
 from torchrum.ops.rum_scan.fused.lam0_forward import ForwardSteps, lam0_forward, lam0_forward_kernel, padded
+from torchrum.ops.rum_scan.fused.lam0_step import STATS
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_reference
 from torchrum.ops.rum_scan.zoneout import keep_new
@@ -164,6 +165,69 @@ def test_layer_norm_of_a_large_mean_keeps_its_digits():
     grad_out = torch.randn(1, 2, 16, device=DEVICE)
     wanted = reference_gradients(case, None, seed, options, grad_out)
     assert_close(fused_gradients(case, None, seed, options, grad_out), wanted, ERROR[torch.float32])
+
+
+def fixed_tau(H: int, eps: Tensor, h0: Tensor, options: RumOptions) -> dict[str, Tensor | None]:
+    """One step whose tau is layer norm's shift: its gain is 0."""
+    case = draw(1, len(eps), H, options)
+    case["ln_weight"][:H] = 0.0
+    case["xp"][0, :, -H:], case["h0"] = eps, h0
+    return case
+
+
+@pytest.mark.parametrize("eta", [None, 1.0])
+@pytest.mark.parametrize("order", ["before", "authors"])
+def test_degenerate_rotations_behind_layer_norm(eta, order):
+    """The candidate's moments and the gradients of layer norm are made of the rotation's scalars."""
+    H, options = 12, RumOptions(eta=eta, layer_norm=True, ln_order=order)
+    case = fixed_tau(H, torch.randn(6, H, device=DEVICE), torch.randn(6, H, device=DEVICE), options)
+    tau, eps = case["ln_bias"][:H], case["xp"][0, :, 2 * H :]
+    eps[0] = 0.0  # no direction
+    eps[1] = 2.0 * tau  # parallel: the smooth limit
+    eps[2] = -2.0 * tau  # opposite: a half turn
+    eps[3] = -tau + 0.05 * tau.norm() * H**-0.5 * eps[3]  # near opposite, where 1 + cos cancels
+    seed, grad_out = torch.zeros((), dtype=torch.int64, device=DEVICE), torch.randn(1, 6, H, device=DEVICE)
+    wanted = reference_gradients(case, None, seed, options, grad_out)
+    found = fused_gradients(case, None, seed, options, grad_out)
+    for row in range(6):
+        for name in ("out", "dxp"):
+            want = wanted[name][:, row]
+            difference = (found[name][:, row].double() - want).norm()
+            assert difference <= ERROR[torch.float32] * want.norm() + 1e-12, f"{name} of row {row}"
+    assert_close(found, wanted, ERROR[torch.float32])
+
+
+def test_no_direction_behind_layer_norm_leaves_the_state():
+    """tau = 0 with eps and the state far from orthogonal: their product is the candidate's, not the rotation's."""
+    H, options = 12, RumOptions(layer_norm=True, activation="tanh")
+    eps = torch.randn(3, H, device=DEVICE)
+    case = fixed_tau(H, eps, 0.9 * eps, options)
+    case["ln_bias"][:H] = 0.0
+    seed, grad_out = torch.zeros((), dtype=torch.int64, device=DEVICE), torch.randn(1, 3, H, device=DEVICE)
+    wanted = reference_gradients(case, None, seed, options, grad_out)
+    assert_close(fused_gradients(case, None, seed, options, grad_out), wanted, ERROR[torch.float32])
+
+
+def test_layer_norm_of_a_candidate_that_cancels_keeps_its_digits():
+    """z = -eps up to 1 in 300: its moments from the lengths of both would lose five digits."""
+    H, options = 16, RumOptions(layer_norm=True, activation="tanh")
+    eps = torch.randn(1, H, device=DEVICE).expand(3, H) * 4.0
+    case = fixed_tau(H, eps, -eps + 0.0125 * torch.randn(3, H, device=DEVICE), options)
+    case["ln_bias"][:H] = eps[0]
+    seed = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    exact = reference_gradients(case, None, seed, options, torch.randn(1, 3, H, device=DEVICE))
+    out, _ = lam0_forward(*case.values(), None, seed, options)
+    assert (out.double() - exact["out"]).norm() <= 1e-4 * exact["out"].norm()  # what eps + z itself has
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("order", ["before", "authors"])
+def test_layer_norm_gradients_are_summed_over_all_rows_and_columns(monkeypatch, order, gate):
+    """Each program sums several rows of its columns; none of both numbers is a multiple of what a program takes."""
+    monkeypatch.setattr(lam0_norms, "PROGRAMS", 6)
+    monkeypatch.setattr(lam0_norms, "BLOCK", 32)
+    options = RumOptions(layer_norm=True, ln_order=order, update_gate=gate, eta=0.5, zoneout=0.2, training=True)
+    check(5, 3, 50, options, lengths=True)
 
 
 def test_zoneout_takes_the_reference_masks():

@@ -5,7 +5,6 @@ Unlike in a RUM by itself, the input is not known ahead: the product holds the i
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,8 +13,9 @@ from ...lstm_scan.fused.rows import gather_grad, hand_on, load_gate, zone
 from ...lstm_scan.fused.stage import BackwardStage, ForwardStage, Plan, Shared
 from ...rum_scan.fused.common import prefetch
 from ...rum_scan.fused.compiling import launch
-from ...rum_scan.fused.lam0_backward import STATS, rum_cell_backward, store_stats
-from ...rum_scan.fused.lam0_forward import launch_options, rum_cell
+from ...rum_scan.fused.lam0_forward import kept_new, launch_options, load_norms, rum_cell
+from ...rum_scan.fused.lam0_norms import norm_grads
+from ...rum_scan.fused.lam0_step import STATS, redo_step, store_stats, sums_ahead, undo_step
 from ...rum_scan.options import RumOptions
 
 
@@ -47,13 +47,14 @@ def slow_rum_forward_kernel(
     index = b * H + j
     raw += row * (G * H)
     h = tl.load(state + index, mask=mask, other=0.0)
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
     tau_raw = load_gate(product, None, bias, raw, 0, b, B, j, mask, H, HP, G, PARTS)
     u_raw = tau_raw
     if GATE:
         u_raw = load_gate(product, None, bias, raw, 1, b, B, j, mask, H, HP, G, PARTS)
     e = load_gate(product, None, bias, raw, G - 1, b, B, j, mask, H, HP, G, PARTS)
     new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = rum_cell(
-        tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
+        tau_raw, u_raw, e, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
     )
     store_stats(
         stats + row * STATS, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f,
@@ -72,8 +73,8 @@ def slow_rum_forward_kernel(
 
 @triton.jit(do_not_specialize=["t", "B"])
 def slow_rum_backward_kernel(
-    table, slots, raw, stats, before, draw,
-    product_plain, product_dropped, dstate, low, ln_grads, ln_weight, ln_bias, seeds, t, B,
+    table, slots, raw, stats, before, draw, dseen,
+    product_plain, product_dropped, dstate, low, ln_weight, ln_bias, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
@@ -91,6 +92,8 @@ def slow_rum_backward_kernel(
         stats = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(tl.float32)), 16)
         before = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(dtype)), 16)
         draw = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
+        if LN != "none":
+            dseen = tl.multiple_of(tl.load(slots + 5).to(tl.pointer_type(dtype)), 16)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     G: tl.constexpr = 3 if GATE else 2
@@ -101,7 +104,7 @@ def slow_rum_backward_kernel(
     draw += row * (G * H)
     low += b * (G * HP)
     if LN != "none":
-        ln_grads += b * (2 * G * H)
+        dseen += row * H
     tau_raw = tl.load(raw + j, mask=mask, other=0.0).to(tl.float32)
     u_raw = tau_raw
     if GATE:
@@ -121,10 +124,12 @@ def slow_rum_backward_kernel(
     seed = None
     if ZONEOUT == "train":
         seed = seeds + STREAM
-    dtau, dgate, deps, dprev = rum_cell_backward(
-        dh, tau_raw, u_raw, e, h, stats + row * STATS, ln_grads, ln_weight, ln_bias, None, seed, t, b, j, mask,
-        H, BLOCK, GATE, LN, ACTIVATION, ETA, ZONEOUT, KEEP_BELOW,
-    )  # fmt: skip
+    stats += row * STATS
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    keep = kept_new(None, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    again = redo_step(tau_raw, u_raw, e, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+    ahead = sums_ahead(again, GATE, LN, ETA)
+    dtau, dgate, deps, dprev = undo_step(dh, again, ahead, keep, h, stats, dseen, j, mask, H, GATE, LN, ETA, ZONEOUT)
     tl.store(low + j, dtau.to(dtype), mask=mask)
     if GATE:
         tl.store(low + HP + j, dgate.to(dtype), mask=mask)
@@ -167,17 +172,21 @@ class RumBackward(BackwardStage):
         super().__init__(like, B, plan, options.layer_norm, options.num_inputs, shared)
         self.dh = dh
         self.flags.update(rum_flags(like, plan.hidden, options, "backward"))
-        shape = (B, 2, options.num_inputs * plan.hidden)
-        self.ln_grads = torch.zeros(shape, device=like.device) if options.layer_norm else None
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
         flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
         launch(
             slow_rum_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.product_plain, self.product_dropped, self.dh,
-            self.low, self.ln_grads, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,
+            self.low, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,
         )  # fmt: skip
 
     def norm_grads(self) -> Tensor | None:
         """``(2, blocks*H)`` in float32: gradients of layer norm's gains and shifts, after the last step."""
-        return None if self.ln_grads is None else self.ln_grads.sum(0)
+        if self.ln_weight is None or self.ln_bias is None:
+            return None
+        raw, stats, before, _, dseen = self.given
+        assert raw is not None and stats is not None and before is not None and dseen is not None
+        H = self.plan.hidden
+        eps = raw[..., (self.plan.blocks - 1) * H :]
+        return norm_grads(raw, eps, before, None, stats, dseen, self.ln_weight, self.ln_bias, H, self.flags)

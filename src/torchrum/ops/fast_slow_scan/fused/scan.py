@@ -11,7 +11,7 @@ from ...lstm_scan.fused.scan import empty_shared, scan_key, weight_grad
 from ...lstm_scan.fused.stage import Chain, Given, LstmBackward, LstmForward, Plan, Shared, saved_tensors
 from ...lstm_scan.options import LstmOptions
 from ...rum_scan.fused.graphs import aligned, can_graph, plain_mode, run_graphed
-from ...rum_scan.fused.lam0_backward import STATS
+from ...rum_scan.fused.lam0_step import STATS
 from ..options import STREAMS_A_CELL, CellWeights, FastSlowOptions
 from .rum import RumBackward, RumForward
 
@@ -111,8 +111,6 @@ class BackwardScan(Chain):
             carry.zero_() if grad is None else carry.copy_(grad)
         for stage in self.in_order[:2]:
             stage.product.out.zero_()
-        if isinstance(self.in_order[1], RumBackward) and self.in_order[1].ln_grads is not None:
-            self.in_order[1].ln_grads.zero_()
 
     def finish(self) -> tuple[list[Tensor], list[Tensor | None]]:
         """Gradients of the first states and of each cell's layer norm, in float32."""
@@ -277,7 +275,8 @@ def backward_tensors(
             dnormed = gates.new_empty((*gates.shape[:2], 5 * plan.hidden)) if cell.layer_norm else None
             given.append((gates, cells, stats, told, dgates[number], dnormed))
         else:
-            given.append((gates, stats, saved.inputs[1][..., plan.offset(1) :], dgates[number]))
+            dseen = gates.new_empty((*gates.shape[:2], plan.hidden)) if cell.layer_norm else None
+            given.append((gates, stats, saved.inputs[1][..., plan.offset(1) :], dgates[number], dseen))
     return given
 
 

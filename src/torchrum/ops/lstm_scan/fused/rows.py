@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from ...rum_scan.fused.common import INTERPRET, moments, prefetch, sigmoid, sum2, sum4, tanh, zoneout_keep_new
-from ...rum_scan.fused.lam0_backward import ln_backward
 from ...rum_scan.fused.lam0_forward import load_ln
+from ...rum_scan.fused.lam0_step import ln_backward
 from ...rum_scan.fused.product import load_parts
 
 STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, j, f, o, c

@@ -39,6 +39,11 @@ def _add6(a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5
 
 
+@triton.jit
+def _add7(a0, a1, a2, a3, a4, a5, a6, b0, b1, b2, b3, b4, b5, b6):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
+
+
 # Several sums in one reduction share its shuffles' latency and its barrier. The interpreter walks a joint reduction
 # element by element in Python, so there the sums are taken one by one.
 
@@ -84,6 +89,14 @@ def sum6(a, b, c, d, e, f):
 
 
 @triton.jit
+def sum7(a, b, c, d, e, f, g):
+    if INTERPRET:
+        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0), tl.sum(e, 0), tl.sum(f, 0), tl.sum(g, 0)
+    else:
+        return tl.reduce((a, b, c, d, e, f, g), 0, _add7)
+
+
+@triton.jit
 def prefetch(row, BYTES: tl.constexpr):
     """Ask L2 for ``BYTES`` from the pointer ``row`` on, without waiting: the next step's data come from far memory."""
     if not INTERPRET:
@@ -109,6 +122,20 @@ def zoneout_keep_new(seed, t, index, threshold: tl.constexpr):
     """Which elements take their new value at step ``t``; ``index`` is ``b * H + j``, ``threshold`` (1 - p) 2^32."""
     key = hash32(seed.to(tl.uint32) ^ (t.to(tl.uint32) * 0x9E3779B9))
     return hash32(key ^ index.to(tl.uint32)) < threshold
+
+
+@triton.jit
+def settled(mask):
+    """``mask``, computed here: the compiler would put it off to its first use, behind a wait."""
+    if INTERPRET:
+        return mask
+    else:
+        return (
+            tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+            )
+            != 0
+        )
 
 
 @triton.jit
@@ -161,6 +188,20 @@ def moments(x, mask, total, squares, ln_eps: tl.constexpr, H: tl.constexpr):
         centred = tl.where(mask, x - mean, 0.0)
         var = tl.sum(centred * centred, 0) / H
     return mean, 1.0 / tl.sqrt(var + ln_eps)
+
+
+@triton.jit
+def moments2(x, y, mask, total_x, squares_x, total_y, squares_y, ln_eps: tl.constexpr, H: tl.constexpr):
+    """``moments`` of two rows, with one branch for both."""
+    mean_x, mean_y = total_x / H, total_y / H
+    var_x = tl.maximum(squares_x / H - mean_x * mean_x, 0.0)
+    var_y = tl.maximum(squares_y / H - mean_y * mean_y, 0.0)
+    if (mean_x * mean_x > 8.0 * (var_x + ln_eps)) | (mean_y * mean_y > 8.0 * (var_y + ln_eps)):
+        centred_x = tl.where(mask, x - mean_x, 0.0)
+        centred_y = tl.where(mask, y - mean_y, 0.0)
+        squares_x, squares_y = sum2(centred_x * centred_x, centred_y * centred_y)
+        var_x, var_y = squares_x / H, squares_y / H
+    return mean_x, 1.0 / tl.sqrt(var_x + ln_eps), mean_y, 1.0 / tl.sqrt(var_y + ln_eps)
 
 
 @triton.jit

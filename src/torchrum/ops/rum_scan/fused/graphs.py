@@ -24,14 +24,15 @@ from .compiling import compile_together, launch, rehearsing
 LARGEST_CHUNK = 128  # steps in the longest graph
 SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
 KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and buffers
-TABLE_SLOTS = 8
+TABLE_SLOTS = 10  # even: the cells of a chain have slots on 16-byte boundaries
 
 
 # Addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream. They travel as integers,
 # so that one kernel serves tensors of every dtype.
-@triton.jit(do_not_specialize=["step", "a", "b", "c", "d", "e", "f", "T"])
+@triton.jit(do_not_specialize=["step", "a", "b", "c", "d", "e", "f", "T", "g"])
 def fill_table_kernel(
-    table, step: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64, d: tl.int64, e: tl.int64, f: tl.int64, T: tl.int64
+    table, step: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64, d: tl.int64, e: tl.int64, f: tl.int64, T: tl.int64,
+    g: tl.int64,
 ):  # fmt: skip
     tl.store(table, step)
     tl.store(table + 1, a)
@@ -41,12 +42,13 @@ def fill_table_kernel(
     tl.store(table + 5, e)
     tl.store(table + 6, f)
     tl.store(table + 7, T)
+    tl.store(table + 8, g)
 
 
 def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor | None) -> None:
     """Write the first step, the addresses and T; kernels load from the addresses 16 bytes wide, see ``aligned``."""
-    addresses = [0 if x is None else x.data_ptr() for x in (*tensors, *[None] * (6 - len(tensors)))]
-    launch(fill_table_kernel, (1,), table, step, *addresses, T, num_warps=1)
+    addresses = [0 if x is None else x.data_ptr() for x in (*tensors, *[None] * (7 - len(tensors)))]
+    launch(fill_table_kernel, (1,), table, step, *addresses[:6], T, addresses[6], num_warps=1)
 
 
 @functools.cache

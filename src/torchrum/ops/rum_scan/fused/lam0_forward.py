@@ -9,16 +9,20 @@ from torch import Tensor
 
 from ..options import RumOptions
 from .common import (
+    ACCURATE_COS,
     activate,
     moments,
+    moments2,
     prefetch,
     rotation_scalars,
+    settled,
     sigmoid,
     sum2,
     sum3,
     sum4,
     sum5,
     sum6,
+    sum7,
     zoneout_keep_new,
 )
 from .compiling import launch
@@ -41,54 +45,106 @@ def load_ln(ln_weight, ln_bias, block: tl.constexpr, j, mask, H: tl.constexpr):
 
 
 @triton.jit
+def load_norms(ln_weight, ln_bias, j, mask, H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr):
+    """Layer norm's gain and shift for tau, for the gate and for the candidate."""
+    norms = None
+    if LN != "none":
+        weight_t, bias_t = load_ln(ln_weight, ln_bias, 0, j, mask, H)
+        weight_u, bias_u = weight_t, bias_t
+        if GATE:
+            weight_u, bias_u = load_ln(ln_weight, ln_bias, 1, j, mask, H)
+        weight_c, bias_c = load_ln(ln_weight, ln_bias, 2 if GATE else 1, j, mask, H)
+        norms = (weight_t, bias_t, weight_u, bias_u, weight_c, bias_c)
+    return norms
+
+
+@triton.jit
+def kept_new(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+    """Where zoneout's masks and the length let the new state in; None if everywhere."""
+    keep = None
+    if ZONEOUT == "train":
+        keep = zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW)
+        if lengths is not None:
+            keep = keep & (t < tl.load(lengths + b))
+        keep = settled(keep)
+    elif lengths is not None:
+        keep = t < tl.load(lengths + b)
+    return keep
+
+
+@triton.jit
+def sums_of_inputs(e, h, LN: tl.constexpr):
+    """The sums of ``rum_cell`` that need neither tau nor the gate: e.e, e.h and, for layer norm, h.h, those of e, h."""
+    if LN == "none":
+        ee, eh = sum2(e * e, e * h)
+        return ee, eh, ee, ee, ee
+    else:
+        return sum5(e * e, e * h, h * h, e, h)
+
+
+@triton.jit
 def rum_cell(
-    tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask,
+    tau_raw, u_raw, e, h, norms, j, mask,
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr,
-    ee=None, eh=None,
+    inputs=None,
 ):  # fmt: skip
     """The state before eta and zoneout, and every scalar that the backward needs to redo it without a sum.
 
-    ``ee`` and ``eh`` are the sums e.e and e.h where they are known already.
+    ``inputs`` is what ``sums_of_inputs`` returns, where that is known already.
     """
     mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     tau = tau_raw
     u = u_raw
     if LN == "none":
-        if ee is None:
+        if inputs is None:
             ee, eh, tt, et, th = sum5(e * e, e * h, tau * tau, e * tau, tau * h)
         else:
+            ee, eh, _, _, _ = inputs
             tt, et, th = sum3(tau * tau, e * tau, tau * h)
         if GATE:
             u = sigmoid(u)
     else:
+        weight_t, bias_t, weight_u, bias_u, weight_c, bias_c = norms
+        if inputs is not None:
+            ee, eh, hh, total_e, total_h = inputs
         if GATE:
             if LN == "authors":
                 u = tl.where(mask, sigmoid(u), 0.0)
-            if ee is None:
+            if inputs is None:
                 total, squares, total_u, squares_u, ee, eh = sum6(tau, tau * tau, u, u * u, e * e, e * h)
             else:
                 total, squares, total_u, squares_u = sum4(tau, tau * tau, u, u * u)
-            mean_u, rstd_u = moments(u, mask, total_u, squares_u, LN_EPS, H)
-            weight, bias = load_ln(ln_weight, ln_bias, 1, j, mask, H)
-            u = (u - mean_u) * rstd_u * weight + bias
+            mean_t, rstd_t, mean_u, rstd_u = moments2(
+                tau, u, mask, total, squares, total_u, squares_u, LN_EPS, H
+            )  # fmt: skip
+            u = (u - mean_u) * rstd_u * weight_u + bias_u
             if LN == "before":
                 u = sigmoid(u)
-        elif ee is None:
-            total, squares, ee, eh = sum4(tau, tau * tau, e * e, e * h)
         else:
-            total, squares = sum2(tau, tau * tau)
-        mean_t, rstd_t = moments(tau, mask, total, squares, LN_EPS, H)
-        weight, bias = load_ln(ln_weight, ln_bias, 0, j, mask, H)
-        tau = (tau - mean_t) * rstd_t * weight + bias
-        tt, et, th = sum3(tau * tau, e * tau, tau * h)
+            if inputs is None:
+                total, squares, ee, eh = sum4(tau, tau * tau, e * e, e * h)
+            else:
+                total, squares = sum2(tau, tau * tau)
+            mean_t, rstd_t = moments(tau, mask, total, squares, LN_EPS, H)
+        tau = (tau - mean_t) * rstd_t * weight_t + bias_t
+        if inputs is None:
+            tt, et, th, total_t, hh, total_e, total_h = sum7(tau * tau, e * tau, tau * h, tau, h * h, e, h)
+        else:
+            tt, et, th, total_t = sum4(tau * tau, e * tau, tau * h, tau)
 
     inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f = rotation_scalars(e, tau, h, j, mask, ee, eh, tt, et, th, H)
     new = e + h + (al * inv_e) * e + (be * inv_t) * tau + tl.where(j == i, ga, 0.0)
     if LN != "none":
-        total, squares = sum2(new, new * new)
-        mean_c, rstd_c = moments(new, mask, total, squares, LN_EPS, H)
-        weight, bias = load_ln(ln_weight, ln_bias, 2 if GATE else 1, j, mask, H)
-        new = (new - mean_c) * rstd_c * weight + bias
+        # Moments of e + z without another sum: z is as long as h, and e.z = |e| (2 p c - q).
+        ez = tl.where(inv_e == 0.0, eh, ee * inv_e * (2.0 * p * c - q))
+        mean_c = (total_e + total_h + (al * inv_e) * total_e + (be * inv_t) * total_t) / H
+        var_c = tl.maximum((ee + hh + 2.0 * ez) / H - mean_c * mean_c, 0.0)
+        if (c < ACCURATE_COS) | (ee + hh > (8.0 * H) * (var_c + LN_EPS)):  # these terms cancel: sum after all
+            mean_c = tl.sum(new, 0) / H
+            centred = tl.where(mask, new - mean_c, 0.0)
+            var_c = tl.sum(centred * centred, 0) / H
+        rstd_c = 1.0 / tl.sqrt(var_c + LN_EPS)
+        new = (new - mean_c) * rstd_c * weight_c + bias_c
     new = activate(new, ACTIVATION)
     if GATE:
         new = u * h + (1.0 - u) * new
@@ -128,12 +184,14 @@ def lam0_forward_kernel(
     u_raw = tau_raw
     if GATE:
         u_raw = tl.load(xp + H + j, mask=mask, other=0.0).to(tl.float32)
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
     if t + 1 < T:
         ROW: tl.constexpr = (G + 1) * H
         prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
-    ee, eh = None, None
+    inputs = None
     if PDL:  # the product begins after the row kernel before it has ended, so only its own output is waited for
-        ee, eh = sum2(e * e, e * h)
+        inputs = sums_of_inputs(e, h, LN)
         tl.extra.cuda.gdc_wait()
     product += b * (G * HP)
     tau_parts = fetch_parts(product, j, mask, B * (G * HP), PARTS)
@@ -144,17 +202,15 @@ def lam0_forward_kernel(
     tau_raw += add_parts(tau_parts, PARTS)
     tl.store(gates + j, tau_raw.to(dtype), mask=mask)
 
-    cell = rum_cell(tau_raw, u_raw, e, h, ln_weight, ln_bias, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, ee, eh)
+    cell = rum_cell(tau_raw, u_raw, e, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, inputs)
     new = cell[0]
     if ETA is not None:
         norm = tl.sqrt(tl.sum(new * new, 0))
         new = new * tl.where(norm <= 1e-12, 0.0, ETA / norm)
-    if ZONEOUT == "train":
-        new = tl.where(zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW), new, h)
-    elif ZONEOUT is not None:
+    if ZONEOUT is not None and ZONEOUT != "train":
         new = (1.0 - ZONEOUT) * new + ZONEOUT * h
-    if lengths is not None:
-        new = tl.where(t < tl.load(lengths + b), new, h)
+    if keep is not None:
+        new = tl.where(keep, new, h)
     tl.store(state + b * H + j, new, mask=mask)
     tl.store(low + b * HP + j, new.to(dtype), mask=mask)
     tl.store(out + row * H + j, new.to(dtype), mask=mask)
