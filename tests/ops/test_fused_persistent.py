@@ -262,6 +262,27 @@ def test_float32_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_order_in_memory_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, builds: Path, dtype: torch.dtype
+) -> None:
+    """vmap and transposed inputs bring tensors whose batch lies before their time."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    options, seed = RumOptions(eta=1.0), torch.tensor(1)
+    given = draw(3, 8, 64, options, dtype)
+    wanted = fused(given, None, seed, options)
+
+    def turned(x: Tensor) -> Tensor:
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+    turned_inputs = (turned(given["xp"]), given["h0"], turned(given["weight_hh"]), None, None, None, seed)
+    out, gates, stats = persistent.persistent_forward(*turned_inputs, options)
+    kept = (turned(out), turned(gates), turned(stats))
+    dxp, dh0, dweight, _, _ = persistent.persistent_backward(turned(given["grad_out"]), *turned_inputs, *kept, options)
+    found = {"out": out, "dxp": dxp, "dh0": dh0, "dweight_hh": dweight}
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("update_gate", [True, False])
 def test_every_plan_fits_shared_memory(dtype: torch.dtype, update_gate: bool) -> None:
     options = RumOptions(update_gate=update_gate)

@@ -148,19 +148,6 @@ def test_a_cuda_run_goes_on_on_the_cpu(tmp_path):
     assert result.step == 24
 
 
-@pytest.mark.gpu
-def test_recorded_steps_are_faster(tmp_path):
-    """Not a claim about the layer: a small GRU is bound by launches, so the recorded step must be faster."""
-    speeds = {}
-    for graph in (True, False):
-        config = replace(cuda(graph=graph), steps=600, log_every=100, eval_every=600, checkpoint_every=600)
-        Trainer(config, quiet_model(config), quiet=True).fit(tmp_path / str(graph))
-        lines = read_metrics(tmp_path / str(graph), "train")
-        speeds[graph] = 400 / (lines[-1]["seconds"] - lines[1]["seconds"])
-    print(f"steps/s: recorded {speeds[True]:.0f}, plain {speeds[False]:.0f}")
-    assert speeds[True] > speeds[False]
-
-
 def test_compiled_steps_are_those_of_the_cells_in_layers(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step.__self__) or step)

@@ -22,11 +22,14 @@ def _in_turn(op: Callable, size: int, dims: Dims, args: tuple[Any, ...]) -> tupl
 
 
 def _fold(x: Tensor | None, dim: int | None, at: int, size: int) -> Tensor | None:
-    """Join the mapped dimension to the batch dimension, number ``at`` of the sample; an unmapped tensor is repeated."""
+    """Join the mapped dimension to the batch dimension, number ``at`` of the sample; an unmapped tensor is repeated.
+
+    Contiguous, as a call without vmap would have it: flattening a batch of one leaves a view in another order.
+    """
     if x is None:
         return None
     x = x.unsqueeze(at).expand(*x.shape[:at], size, *x.shape[at:]) if dim is None else x.movedim(dim, at)
-    return x.flatten(at, at + 1)
+    return x.flatten(at, at + 1).contiguous()
 
 
 def _unfold(x: Tensor, at: int, size: int) -> Tensor:

@@ -213,6 +213,7 @@ def persistent_forward(
     """``xp`` ``(T, B, G*H)``, ``h0`` ``(B, H)`` -> out ``(T, B, H)``, raw gates and row scalars ``(T, B, 8)``."""
     assert ln_weight is None
     assert ln_bias is None
+    xp = _aligned(xp)
     T, B, N = xp.shape[0], xp.shape[1], h0.shape[-1]
     plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
     out, gates = xp.new_empty(T, B, N), xp.new_empty(T, B, options.num_gates * N)
@@ -222,7 +223,7 @@ def persistent_forward(
     if plan.wide:
         words.append(T * board_words)
     mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device).split(words)
-    xp, weight = _aligned(xp), _aligned(weight_hh.to(xp.dtype).contiguous())
+    weight = _aligned(weight_hh.to(xp.dtype))
     tensors = (xp, weight, h0.float().contiguous(), _int64(lengths), seed, out, gates, stats, *mail)
     _run("forward", plan, tensors, (T, B, N), options)
     return out, gates, stats
@@ -245,6 +246,7 @@ def persistent_backward(
     """Gradients of ``xp``, ``h0`` and ``weight_hh`` (layer norm has none here) from what the forward returned."""
     assert ln_weight is None
     assert ln_bias is None
+    xp, out, gates = _aligned(xp), _aligned(out), _aligned(gates)
     T, B, N, G = xp.shape[0], xp.shape[1], h0.shape[-1], options.num_gates
     plan = make_plan(B, N, xp.dtype, options, lengths is not None, machine.blocks(xp.device))
     dxp, dh0 = torch.empty_like(xp), torch.empty(B, N, dtype=torch.float32, device=xp.device)
@@ -252,9 +254,9 @@ def persistent_backward(
     words = (T * grad_bytes // 4, T * plan.tiles * plan.board_words)
     mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
     grads, early = mail.split(words)
-    weight, grad_out = weight_hh.to(xp.dtype).contiguous(), grad_out.to(xp.dtype).contiguous()
-    inputs = tuple(_aligned(x) for x in (grad_out, xp, weight, out, gates))
-    row_inputs = (h0.float().contiguous(), stats, _int64(lengths), seed)
+    weight, grad_out = _aligned(weight_hh.to(xp.dtype)), _aligned(grad_out.to(xp.dtype))
+    inputs = (grad_out, xp, weight, out, gates)
+    row_inputs = (h0.float().contiguous(), stats.contiguous(), _int64(lengths), seed)
     _run("backward", plan, (*inputs, *row_inputs, dxp, dh0, grads, early), (T, B, N), options)
     return dxp, dh0.to(h0.dtype), weight_gradient(dxp, h0, out, G).to(weight_hh.dtype), None, None
 
@@ -281,7 +283,9 @@ def _aligned_rows(x: Tensor) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    return x if x.data_ptr() % (2 * x.element_size()) == 0 else x.clone()  # the kernels read pairs
+    """``x`` contiguous, and where the kernels can read pairs of its numbers."""
+    x = x.contiguous()
+    return x if x.data_ptr() % (2 * x.element_size()) == 0 else x.clone()
 
 
 def _int64(x: Tensor | None) -> Tensor | None:
