@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchrum.ops.rum_scan import fused as backend
 from torchrum.ops.rum_scan.fused import persistent
+from torchrum.ops.rum_scan.fused.weight_gradient import weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_reference
 
@@ -262,9 +263,7 @@ def test_float32_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_order_in_memory_does_not_matter(
-    monkeypatch: pytest.MonkeyPatch, builds: Path, dtype: torch.dtype
-) -> None:
+def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, builds: Path, dtype: torch.dtype) -> None:
     """vmap and transposed inputs bring tensors whose batch lies before their time."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
     options, seed = RumOptions(eta=1.0), torch.tensor(1)
@@ -297,7 +296,7 @@ def test_every_plan_fits_shared_memory(dtype: torch.dtype, update_gate: bool) ->
 def test_autocast_does_not_round_the_weight_gradient(T: int) -> None:
     given = draw(T, 4, 40, RumOptions(), torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = persistent.weight_gradient(given["xp"], given["h0"], given["grad_out"], 2)
+        found = weight_gradient(given["xp"], given["h0"], given["grad_out"], 2)
     before = torch.cat([given["h0"][None], given["grad_out"][:-1]]).double()
     assert error(found, torch.einsum("tbg,tbn->gn", given["xp"][..., :80].double(), before)) <= 1e-6
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ...rum_scan.fused import lam0_forward
 from ...rum_scan.fused.graphs import aligned, can_graph, matmul_mode, plain_mode, run_graphed
-from ...rum_scan.fused.lam0_backward import aligned_rows
 from ...rum_scan.fused.lam0_forward import padded
 from ...rum_scan.fused.product import splits
+from ...rum_scan.fused.weight_gradient import aligned_rows
 from ..options import CellWeights, LstmOptions
 from .stage import Chain, LstmBackward, LstmForward, Plan, Shared, saved_tensors
 

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..options import RumOptions
 from .common import prefetch
@@ -20,6 +19,7 @@ from .lam0_forward import Buffers, kept_new, launch_options, load_norms, padded,
 from .lam0_norms import norm_grads
 from .lam0_step import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
 from .product import Product, load_parts
+from .weight_gradient import weight_gradient
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -176,25 +176,6 @@ class BackwardSteps(Buffers):
         self.dseen = None if self.dseen is None else self.dseen.new_empty(0)
 
 
-def recurrent_weight_grad(dxp: Tensor, h0: Tensor, out: Tensor, H: int, G: int) -> Tensor:
-    """Sum over steps of (gradient of the raw gates)^T (state before the step), as products over all T * B rows."""
-    dgates = dxp[..., : G * H]
-    grad = dgates[0].t() @ h0.to(dxp.dtype)
-    if out.shape[0] > 1:
-        left, right = aligned_rows(dgates[1:].flatten(0, 1)), aligned_rows(out[:-1].flatten(0, 1))
-        if left.shape[1] == G * H and right.shape[1] == H:
-            grad.addmm_(left.t(), right)
-        else:
-            grad += (left.t() @ right)[: G * H, :H]
-    return grad
-
-
-def aligned_rows(x: Tensor) -> Tensor:
-    """``x`` with rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is far slower otherwise."""
-    unit = 16 // x.element_size()
-    return F.pad(x, (0, -x.shape[1] % unit)) if x.is_cuda and x.stride(0) % unit else x
-
-
 def lam0_backward(
     grad_out: Tensor,
     xp: Tensor,
@@ -231,7 +212,7 @@ def lam0_backward(
             for t in range(T - 1, -1, -1):
                 steps.step(t)
             dh0, ln_grads = steps.finish()
-        dweight = recurrent_weight_grad(dxp, h0, out, H, options.num_gates).to(weight_hh.dtype)
+        dweight = weight_gradient(dxp, h0, out, options.num_gates).to(weight_hh.dtype)
         if ln_grads is None or ln_weight is None or ln_bias is None:
             return dxp, dh0.to(h0.dtype), dweight, None, None
         return dxp, dh0.to(h0.dtype), dweight, ln_grads[0].to(ln_weight.dtype), ln_grads[1].to(ln_bias.dtype)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..._precision import tf32_allowed
 from ..options import RumOptions
 from . import nvrtc
+from .weight_gradient import weight_gradient
 
 UNITS = 32  # hidden units a block owns
 THREADS = 512
@@ -129,7 +129,8 @@ def kernel_source(name: str, plan: Plan) -> str:
 def _source(name: str, resident: int) -> str:
     folder = Path(__file__).parent
     macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {resident}\n"
-    return macros + (folder / "persistent.cuh").read_text() + (folder / f"persistent_{name}.cu").read_text()
+    files = ("persistent.cuh", "persistent_step.cuh", f"persistent_{name}.cu")
+    return macros + "\n".join((folder / file).read_text() for file in files)
 
 
 def compile_ahead(plans: Sequence[Plan]) -> None:
@@ -259,27 +260,6 @@ def persistent_backward(
     row_inputs = (h0.float().contiguous(), stats.contiguous(), _int64(lengths), seed)
     _run("backward", plan, (*inputs, *row_inputs, dxp, dh0, grads, early), (T, B, N), options)
     return dxp, dh0.to(h0.dtype), weight_gradient(dxp, h0, out, G).to(weight_hh.dtype), None, None
-
-
-def weight_gradient(dxp: Tensor, h0: Tensor, out: Tensor, gates: int) -> Tensor:
-    """One product over all steps: the gates' gradient, which leads ``dxp``, with the state before each step."""
-    T, N = out.shape[0], out.shape[2]
-    d_gates = dxp[..., : gates * N]
-    with torch.autocast(dxp.device.type, enabled=False):  # it would round float32
-        first = d_gates[0].t() @ h0.to(dxp.dtype)
-        if T == 1:
-            return first
-        left, right = _aligned_rows(d_gates[1:].reshape(-1, gates * N)), _aligned_rows(out[:-1].reshape(-1, N))
-        if left.shape[1] == gates * N and right.shape[1] == N:
-            return torch.addmm(first, left.t(), right)
-        return first + (left.t() @ right)[: gates * N, :N]
-
-
-def _aligned_rows(x: Tensor) -> Tensor:
-    """float32 rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is far slower otherwise."""
-    if not x.is_cuda or x.dtype != torch.float32 or x.stride(0) % 4 == 0:
-        return x
-    return F.pad(x, (0, -x.shape[1] % 4))
 
 
 def _aligned(x: Tensor) -> Tensor:
