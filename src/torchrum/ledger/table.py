@@ -9,7 +9,6 @@ from pathlib import Path
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.recipes import PAPER_ONLY, RECIPES
-from torchrum.tasks.base import Task
 from torchrum.training.records import write_atomic
 
 Row = list[Entry]
@@ -49,10 +48,10 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
 
 def best_settings(rows: Iterable[Row]) -> list[Row]:
     """Of several settings of one model on one problem, the one that ended lowest."""
-    best: dict[tuple[Task, str], Row] = {}
+    best: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        config = row[0].config()
-        place = config.task, model_label(config.model)
+        size, changes = _place(row)
+        place = size, *changes, model_label(row[0].config().model)
         if place not in best or _loss(row) < _loss(best[place]):
             best[place] = row
     return list(best.values())
