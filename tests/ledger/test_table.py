@@ -94,9 +94,15 @@ def test_the_command_repeats_the_seeds_of_its_row():
 def test_headline_tells_our_score_of_each_recipe(tmp_path):
     assert headline(tmp_path) == {}
     (tmp_path / "recall").mkdir()
-    for item in (*RUM, replace(LSTM, overrides=["model.hidden_size=8"])):  # with overrides it is not the recipe
+    worse, better = entry("recall-lstm-t30", 0, loss=2.0, accuracy=0.2), replace(LSTM, overrides=["optimizer.lr=0.01"])
+    elsewhere = replace(entry("recall-lstm-t30", 0, loss=0.1, accuracy=1.0), overrides=["task.length=20"])
+    elsewhere = replace(elsewhere, baseline=elsewhere.config().task.baseline())
+    for item in (*RUM, worse, better, elsewhere):
         (tmp_path / "recall" / item.file_name).write_text(item.to_json())
-    assert headline(tmp_path) == {"recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%), 3 seeds"}
+    assert headline(tmp_path) == {
+        "recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%), 3 seeds",
+        "recall-lstm-t30": "accuracy 25.00% *",
+    }
 
 
 README = "before\n<!-- torchrum:table recall -->\nold\n<!-- /torchrum:table -->\nafter\n"

@@ -72,6 +72,8 @@ def main(arguments: list[str]) -> int:
         print("\n".join("\t".join(line) for line in (columns, *content)))
         return 0
     show(columns, content)
+    if not options.recipe and any(line[2].endswith("*") for line in content):
+        print("* with other settings than the recipe's; torchrum table shows them, with the command")
     return 0
 
 

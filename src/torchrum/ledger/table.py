@@ -121,16 +121,17 @@ def _command(row: Row) -> str:
 
 
 def headline(results: Path = Path("results")) -> dict[str, str]:
-    """Our score of each recipe without overrides, in the task's metric, for a list of the recipes."""
+    """Our best score of each recipe, in the task's metric, for a list of them; * with other settings than its own."""
     entries = read_ledger(results)
     tasks = dict.fromkeys(entry.task for entry in entries)
-    rows = [row for task in tasks for row in table_rows(entries, task) if not row[0].overrides]
-    return {row[0].recipe: _headline(row) for row in rows}
+    rows = [row for task in tasks for row in table_rows(entries, task) if not _place(row)[1]]
+    return {row[0].recipe: _headline(row) for row in sorted(rows, key=_loss, reverse=True)}  # the lowest comes last
 
 
 def _headline(row: Row) -> str:
     name, key = next(iter(_scores(row[0].config().task.metric).items()))
-    return f"{name} {_spread(row, key)}" + (f", {len(row)} seeds" if len(row) > 1 else "")
+    seeds = f", {len(row)} seeds" if len(row) > 1 else ""
+    return f"{name} {_spread(row, key)}{seeds}" + (" *" if row[0].overrides else "")
 
 
 def _scores(metric: str) -> dict[str, str]:
