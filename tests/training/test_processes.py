@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchrum.training import read_metrics
+from torchrum.training.fabric import part
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["-m", "torchrum", "train", "training.tiny:tiny", "--quiet", "--steps", "20", "--log_every", "2"]
@@ -51,3 +53,10 @@ def test_torchrun_gives_the_same_curve(one, tmp_path):
     run(*launcher, *TRAIN, "--out", str(tmp_path), "--devices", "2")
     check_same(tmp_path / "tiny", one)
     assert (tmp_path / "tiny" / "result.json").exists()
+
+
+def test_processes_part_before_they_end(tmp_path):
+    part()  # a single process has no one to part from
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    part()
+    assert not torch.distributed.is_initialized()

@@ -27,6 +27,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.recipes import load_recipe
     from torchrum.training import override, run_sweep
     from torchrum.training.errors import ConfigError
+    from torchrum.training.fabric import part
     from torchrum.training.sweep import grid, search
 
     for name in ("seeds", "trials"):
@@ -37,6 +38,9 @@ def main(arguments: list[str]) -> int:
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):
             raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
-        return search(config, options.search, options.trials, folder, quiet=options.quiet, on_end=draw)
-    results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, quiet=options.quiet, on_end=draw)
-    return max(result.exit_code for result in results)
+        code = search(config, options.search, options.trials, folder, quiet=options.quiet, on_end=draw)
+    else:
+        results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, quiet=options.quiet, on_end=draw)
+        code = max(result.exit_code for result in results)
+    part()
+    return code

@@ -151,6 +151,13 @@ class Engine:
             self._tracker.finalize("success")
 
 
+def part() -> None:
+    """Let the processes leave together: one that ends while another is still connected can bring that one down."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 class _Wandb:
     """A W&B run with the two calls of a Fabric logger; Fabric itself has none."""
 
