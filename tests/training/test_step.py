@@ -1,10 +1,13 @@
+import math
 import threading
 from dataclasses import replace
 
+import pytest
 import torch
 
 from torchrum.tasks.base import Batch
-from torchrum.training import Trainer
+from torchrum.training import OptimizerConfig, Trainer
+from torchrum.training.errors import RunError
 from torchrum.training.run_state import detach, to_device
 from training.tiny import tiny, tiny_model
 
@@ -35,3 +38,24 @@ def test_a_run_in_another_thread_leaves_the_signals_alone(tmp_path):
     thread.start()
     thread.join(60)
     assert results[0].stopped == "finished"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_clipping_drops_a_gradient_that_is_not_finite(tmp_path, value):
+    """One bad entry in one step; without clipping the run stops with a clear error."""
+    for clip in (1.0, None):
+        config = replace(tiny(), steps=6, optimizer=OptimizerConfig(lr=1e-2, clip=clip))
+        model, seen = tiny_model(config), []
+
+        def spoil(grad, seen=seen):
+            seen.append(1)
+            return torch.full_like(grad, value) if len(seen) == 3 else grad
+
+        next(model.parameters()).register_hook(spoil)
+        trainer = Trainer(config, model, quiet=True)
+        if clip is None:
+            with pytest.raises(RunError, match="loss is nan"):
+                trainer.fit(tmp_path / "plain")
+        else:
+            assert trainer.fit(tmp_path / "clipped").stopped == "finished"
+            assert all(weight.isfinite().all() for weight in model.parameters())

@@ -57,7 +57,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Decoupled decay of the weights (adam only)."""
     clip: float | None = None
-    """Largest norm of the gradient of all parameters together; None leaves it alone."""
+    """Largest norm of the gradient of all parameters together; one that is not finite is dropped. None: no limit."""
     warmup: int = 0
     """Steps in which the learning rate rises linearly to lr."""
     schedule: str = "constant"

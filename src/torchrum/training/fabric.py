@@ -83,8 +83,13 @@ class Engine:
         self._fabric.backward(loss)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, max_norm: float) -> None:
-        """Limit the norm of the whole gradient; nothing is read on the host."""
-        self._fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        """Limit the norm of the whole gradient; one without a finite norm becomes zero. Nothing is read on the host."""
+        norm = self._fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        assert norm is not None
+        lost = ~norm.isfinite()  # over a thousand steps a gradient can outgrow float32
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight.grad.masked_fill_(lost, 0.0)
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of ``value`` over the processes."""
