@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchrum import RUM
+from torchrum.ops import rum_scan
 from torchrum.ops.rum_scan import fused as backend
 from torchrum.ops.rum_scan.fused import persistent
 from torchrum.ops.rum_scan.fused.weight_gradient import weight_gradient
@@ -279,6 +281,28 @@ def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, bu
     dxp, dh0, dweight, _, _ = persistent.persistent_backward(turned(given["grad_out"]), *turned_inputs, *kept, options)
     found = {"out": out, "dxp": dxp, "dh0": dh0, "dweight_hh": dweight}
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_gradients_of_each_sample_through_the_persistent_kernels(monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+    """vmap folds unbatched samples into the batch: a batch of one, whose order in memory is not the kernels'."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    monkeypatch.setattr(rum_scan, "fused_obstacle", lambda *_: None)
+    monkeypatch.setattr(backend, "runs_persistent", lambda *_: True)
+    layer = RUM(7, 40, activation="tanh", backend="fused")
+    reference = RUM(7, 40, activation="tanh", backend="reference")
+    reference.load_state_dict(layer.state_dict())
+    x = torch.randn(5, 3, 7)
+
+    def of_each_sample(layer: RUM) -> dict[str, Tensor]:
+        weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+
+        def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(layer, weights, (x,))[0].square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss), (None, 1))(weights, x)
+
+    found, wanted = of_each_sample(layer), of_each_sample(reference)
+    assert all(error(found[name], wanted[name].double()) <= 2e-5 for name in wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
