@@ -33,6 +33,7 @@ import torchrum
 from torchrum.ops.rum_scan import RumOptions, rum_scan
 from torchrum.ops.rum_scan.fused import lam0_backward, lam0_forward, product
 from torchrum.ops.rum_scan.fused.graphs import clear_graphs
+from torchrum.ops.rum_scan.fused.weight_gradient import weight_gradient
 from torchrum.ops.rum_scan.reference import rum_scan_reference
 
 OPTIONS = {
@@ -304,7 +305,7 @@ def parallel_parts(T: int, B: int, N: int, dtype: torch.dtype) -> float:
 
     def run() -> None:
         torch.autograd.grad(F.linear(x, weight, bias), (x, weight, bias), dxp)
-        lam0_backward.recurrent_weight_grad(dxp, h0, x.detach(), N, 2)
+        weight_gradient(dxp, h0, x.detach(), 2)
 
     return microseconds(captured(run).replay, samples=10)[0] / T
 

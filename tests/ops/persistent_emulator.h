@@ -143,6 +143,13 @@ static unsigned transpose(unsigned x) {
     emulator::warp_sync();
     return low | high << 16;
 }
+// Puts a lane's operands where the whole warp can read them.
+static void show_operands(const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    unsigned* mine = emulator::slot(THREAD % 32);
+    for (int k = 0; k < 4; k++) mine[k] = a[k];
+    mine[4] = b0, mine[5] = b1;
+    emulator::warp_sync();
+}
 #if WIDE
 static unsigned to_tf32(unsigned x) {  // to nearest, ties away from zero
     if (as_float(x) != as_float(x)) return 0x7FFFFFFF;
@@ -153,10 +160,7 @@ static unsigned taken_now(unsigned x) { return x; }
 // largest of them, and drops what lies below its last bit.
 static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     int lane = THREAD % 32, i = lane / 4, q = lane % 4;
-    unsigned* mine = emulator::slot(lane);
-    for (int k = 0; k < 4; k++) mine[k] = a[k];
-    mine[4] = b0, mine[5] = b1;
-    emulator::warp_sync();
+    show_operands(a, b0, b1);
     auto tf32 = [](unsigned x) { return (double)as_float(x & ~0x1FFFu); };
     for (int n = 0; n < 4; n++) {
         int row = i + n / 2 * 8, column = 2 * q + n % 2;
@@ -194,10 +198,7 @@ static unsigned to_half(float x) {
 static unsigned pack(float low, float high) { return to_half(low) | to_half(high) << 16; }
 static void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     int lane = THREAD % 32, i = lane / 4, q = lane % 4;
-    unsigned* mine = emulator::slot(lane);
-    for (int k = 0; k < 4; k++) mine[k] = a[k];
-    mine[4] = b0, mine[5] = b1;
-    emulator::warp_sync();
+    show_operands(a, b0, b1);
     auto half = [](unsigned x, int k) { return to_float((unsigned short)(x >> (k % 2 * 16))); };
     for (int n = 0; n < 4; n++) {
         int row = i + n / 2 * 8, column = 2 * q + n % 2;

@@ -259,11 +259,6 @@ def test_obstacle_says_why() -> None:
     )
 
 
-def test_float32_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistent, "FLOAT32", False)
-    assert "switched off" in str(persistent.persistent_obstacle(torch.zeros(2, 3, 3 * 64), RumOptions()))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, builds: Path, dtype: torch.dtype) -> None:
     """vmap and transposed inputs bring tensors whose batch lies before their time."""

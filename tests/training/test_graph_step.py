@@ -10,6 +10,7 @@ from torchrum.layers.cells import compile_steps
 from torchrum.layers.registry import build_layer
 from torchrum.training import ModelConfig, OptimizerConfig, Trainer, read_metrics
 from torchrum.training.checkpoint import load_checkpoint
+from torchrum.training.errors import ConfigError
 from torchrum.training.graph_step import graph_obstacle
 from training.tiny import Model, tiny, tiny_model
 
@@ -152,8 +153,15 @@ def test_compiled_steps_are_those_of_the_cells_in_layers(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step.__self__) or step)
     model = torch.nn.Sequential(build_layer("ntm", 3, 4, 1), build_layer("goru", 4, 6, 2), torch.nn.LSTM(6, 6))
-    compile_steps(model)
+    assert compile_steps(model) == 3
     assert [type(cell).__name__ for cell in compiled] == ["NTMCell", "GORUCell", "GORUCell"]
+
+
+def test_compiling_a_layer_without_steps_is_refused(tmp_path):
+    config = replace(tiny(), device="cpu", compile=True, model=ModelConfig(layer="rum", hidden_size=4))
+    with pytest.raises(ConfigError, match="compile=true, but the layer 'rum' takes no steps"):
+        Trainer(config, quiet=True).fit(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.gpu

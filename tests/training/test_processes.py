@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchrum.training import read_metrics
-from torchrum.training.fabric import part
+from torchrum.training.fabric import leave_together
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["-m", "torchrum", "train", "training.tiny:tiny", "--quiet", "--steps", "20", "--log_every", "2"]
@@ -55,8 +55,8 @@ def test_torchrun_gives_the_same_curve(one, tmp_path):
     assert (tmp_path / "tiny" / "result.json").exists()
 
 
-def test_processes_part_before_they_end(tmp_path):
-    part()  # a single process has no one to part from
+def test_processes_leave_together(tmp_path):
+    leave_together()  # a single process has no one to part from
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    part()
+    leave_together()
     assert not torch.distributed.is_initialized()

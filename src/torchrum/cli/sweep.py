@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.recipes import load_recipe
     from torchrum.training import override, run_sweep
     from torchrum.training.errors import ConfigError
-    from torchrum.training.fabric import part
+    from torchrum.training.fabric import leave_together
     from torchrum.training.sweep import grid, search
 
     for name in ("seeds", "trials"):
@@ -42,5 +42,5 @@ def main(arguments: list[str]) -> int:
     else:
         results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, quiet=options.quiet, on_end=draw)
         code = max(result.exit_code for result in results)
-    part()
+    leave_together()
     return code

@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.recipes import load_recipe
     from torchrum.training import Trainer, override, read_config, run_sweep
     from torchrum.training.errors import ConfigError
-    from torchrum.training.fabric import part
+    from torchrum.training.fabric import leave_together
 
     fields = [*options.fields, *fields]
     if options.recipe is None and options.resume is None:
@@ -111,6 +111,6 @@ def main(arguments: list[str]) -> int:
         config = override(recipe, fields)
         trainer = Trainer(config, quiet=options.quiet, on_end=draw)
         code = trainer.fit(free_folder(options.out, config.name)).exit_code
-    part()
+    leave_together()
     # a further process that leaves with a code would make the first one be killed before it is done
     return code if os.environ.get("LOCAL_RANK", "0") == "0" else 0

@@ -49,9 +49,13 @@ class CellLayer(Recurrent):
         return cell
 
 
-def compile_steps(module: nn.Module) -> None:
-    """Let ``torch.compile`` make the step of every cell in ``module``; a cell that scans by kernels takes no steps."""
-    for layer in module.modules():
-        if isinstance(layer, CellLayer):
-            for cell in layer.cells:
-                cell.step = torch.compile(cell.step)  # type: ignore[arg-type, assignment]
+def compile_steps(module: nn.Module) -> int:
+    """Let ``torch.compile`` make the step of every cell in ``module``; returns how many there are.
+
+    A cell that scans by kernels takes no steps, and is left as it is.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, CellLayer)]
+    cells = [cell for layer in layers for cell in layer.cells]
+    for cell in cells:
+        cell.step = torch.compile(cell.step)  # type: ignore[arg-type, assignment]
+    return len(cells)

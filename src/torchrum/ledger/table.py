@@ -29,9 +29,9 @@ def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str
     """
     rows = table_rows(entries, task)
     if budget is not None:
-        within = [row for row in rows if max(entry.steps for entry in row) <= budget]
-        chosen = [*best_settings(within), *best_settings([row for row in rows if row not in within])]
-        rows = [row for row in rows if row in chosen]
+        within, beyond = ([row for row in rows if (_steps(row) > budget) is over] for over in (False, True))
+        chosen = {id(row) for row in (*best_settings(within), *best_settings(beyond))}
+        rows = [row for row in rows if id(row) in chosen]
     parts = [_size_table(task, list(rows)) for _, rows in groupby(rows, _place)]
     return "\n".join(parts) or f"No run of {task} is in the ledger yet.\n"
 
@@ -55,6 +55,10 @@ def best_settings(rows: Iterable[Row]) -> list[Row]:
         if place not in best or _loss(row) < _loss(best[place]):
             best[place] = row
     return list(best.values())
+
+
+def _steps(row: Row) -> int:
+    return max(entry.steps for entry in row)
 
 
 def _loss(row: Row) -> float:

@@ -156,8 +156,8 @@ class Engine:
             self._tracker.finalize("success")
 
 
-def part() -> None:
-    """Let the processes leave together: one that ends while another is still connected can bring that one down."""
+def leave_together() -> None:
+    """End the processes of a run at once: one that ends while another is still connected can bring that one down."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -88,8 +88,10 @@ class Trainer:
         self._module = self._given if self._given is not None else build(config)
         graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
         module = engine.place(self._module)
-        if config.compile:
-            compile_steps(module)
+        if config.compile and not compile_steps(module):
+            raise ConfigError(
+                f"compile=true, but the layer {config.model.layer!r} takes no steps to compile; leave it out."
+            )
         self._optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
         model, optimizer = engine.setup(module, self._optimizer)
         generator = torch.Generator(engine.device).manual_seed(config.seed)

@@ -25,11 +25,11 @@ _INPUTS = (
     "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
     "Tensor? lengths, Tensor? seed"
 )
-_library = library.Library("torchrum", "DEF")
-_library.define(f"rum_scan({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
-_library.define(
-    f"rum_scan_backward(Tensor grad_out, Tensor? grad_R, {_INPUTS}, Tensor out, Tensor gates, Tensor R_n, Tensor ends, "
-    f"{_OPTION_SCHEMA}, bool need_R0) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+library.define("torchrum::rum_scan", f"({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
+library.define(
+    "torchrum::rum_scan_backward",
+    f"(Tensor grad_out, Tensor? grad_R, {_INPUTS}, Tensor out, Tensor gates, Tensor R_n, Tensor ends, "
+    f"{_OPTION_SCHEMA}, bool need_R0) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -57,7 +57,7 @@ def _or_none(part: Tensor) -> Tensor | None:
     return None if part.numel() == 0 and part.dim() == 1 else part
 
 
-@library.impl(_library, "rum_scan", "CompositeExplicitAutograd")
+@library.impl("torchrum::rum_scan", "default")
 @torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
 def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options(flags)
@@ -65,7 +65,7 @@ def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     return tuple(_or_empty(part, xp) for part in results)
 
 
-@library.impl(_library, "rum_scan_backward", "CompositeExplicitAutograd")
+@library.impl("torchrum::rum_scan_backward", "default")
 @torch.no_grad()
 def _backward(
     grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
@@ -77,13 +77,13 @@ def _backward(
     return tuple(_or_empty(part, xp) for part in grads)
 
 
-@library.register_fake("torchrum::rum_scan", lib=_library)
+@library.register_fake("torchrum::rum_scan")
 def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options(flags)
     return tuple(_or_empty(part, xp) for part in _kernels(backend).empty_results(xp, h0.shape[-1], options))
 
 
-@library.register_fake("torchrum::rum_scan_backward", lib=_library)
+@library.register_fake("torchrum::rum_scan_backward")
 def _fake_backward(
     grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
 ):
@@ -94,8 +94,8 @@ def _fake_backward(
     )
 
 
-library.register_vmap("torchrum::rum_scan", batching.forward_rule, lib=_library)
-library.register_vmap("torchrum::rum_scan_backward", batching.backward_rule, lib=_library)
+library.register_vmap("torchrum::rum_scan", batching.forward_rule)
+library.register_vmap("torchrum::rum_scan_backward", batching.backward_rule)
 
 
 class _RumScan(torch.autograd.Function):

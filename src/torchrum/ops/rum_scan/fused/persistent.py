@@ -24,8 +24,6 @@ THREADS = 512
 MAX_HIDDEN = {torch.bfloat16: 1024, torch.float16: 1024, torch.float32: 512}
 """A block's share of wider weights, and the operands that it gathers, do not fit its registers and shared memory."""
 MIN_HIDDEN = 32
-FLOAT32 = True
-"""Let the persistent kernels take float32 too; without, each step is a product and a row kernel."""
 ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
 EMPTY = -1  # all bits set: a word that nobody has written yet
 STATS = 8  # row scalars that the forward leaves for the backward
@@ -182,8 +180,6 @@ def persistent_obstacle(xp: Tensor, options: RumOptions) -> str | None:
         return f"the persistent kernels know the activations {', '.join(ACTIVATION_CODES)} alone"
     if xp.dtype not in MAX_HIDDEN:
         return f"the persistent kernels compute in float32, bfloat16 and float16, not in {xp.dtype}"
-    if xp.dtype == torch.float32 and not FLOAT32:
-        return "the persistent kernels are switched off for float32"
     if not MIN_HIDDEN <= N <= MAX_HIDDEN[xp.dtype]:
         return f"the persistent kernels take {MIN_HIDDEN} to {MAX_HIDDEN[xp.dtype]} hidden units of {xp.dtype}, not {N}"
     if xp.numel() == 0:
