@@ -314,6 +314,34 @@ def test_split_products_match_reference(monkeypatch, B, H, dtype, half):
     check(3, B, H, RumOptions(eta=1.0), dtype)
 
 
+@pytest.fixture
+def _tf32():
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("_tf32")
+@pytest.mark.parametrize("kind", ["cublas", "split", "first"])
+@pytest.mark.parametrize(
+    "B, H, options",
+    [(3, 40, {"eta": 1.0}), (2, 64, {"update_gate": False}), (1, 130, {"layer_norm": True}), (5, 1, {})],
+)
+def test_rounded_floats_go_forward_in_split_products(monkeypatch, kind, B, H, options):
+    """Far closer to float64 than TF32 (ten bits) or bfloat16 (eight) would be."""
+    take(monkeypatch, kind)
+    options = RumOptions(activation="tanh", **options)
+    case, seed = draw(6, B, H, options), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    grad_out = torch.randn(6, B, H, device=DEVICE)
+    found = fused_gradients(case, None, seed, options, grad_out)
+    wanted = reference_gradients(case, None, seed, options, grad_out)
+    assert_close({"out": found["out"]}, {"out": wanted["out"]}, 5e-5)
+    assert_close(found, wanted, 2e-3 if DEVICE == "cuda" else 1e-4)  # backwards a GPU rounds to TF32
+    steps = ForwardSteps(case["xp"], B, H, options, False, graphed=False)
+    assert steps.split
+    assert steps.product.out.dtype == torch.float32
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("B, K, N, block", [(2, 64, 128, 0), (5, 704, 384, 0), (20, 448, 64, 64), (1, 128, 2880, 32)])
 def test_split_product_adds_up(monkeypatch, B, K, N, block, half):

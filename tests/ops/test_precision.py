@@ -48,8 +48,10 @@ def test_only_float32_on_a_gpu_is_rounded():
     assert not rounds_products(torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize(("hidden", "options", "exactly"), [(8, {}, True), (513, {}, False), (513, {"lam": 1}, True)])
-def test_the_projection_is_exact_where_the_recurrence_is(hidden, options, exactly, monkeypatch):
+@pytest.mark.parametrize(
+    ("hidden", "options", "product"), [(8, {}, "exact"), (513, {}, "split"), (513, {"lam": 1}, "exact")]
+)
+def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, product, monkeypatch):
     layer = RUM(5, hidden, **options)
     exact = []
 
@@ -64,14 +66,19 @@ def test_the_projection_is_exact_where_the_recurrence_is(hidden, options, exactl
     linear = torch.nn.functional.linear
 
     def watched(x, weight, bias=None):
-        seen.append(bool(exact))
+        seen.append("exact" if exact else "rounded")
+        return linear(x, weight, bias)
+
+    def split(x, weight, bias=None):
+        seen.append("split")
         return linear(x, weight, bias)
 
     monkeypatch.setattr(cell, "rounds_products", lambda x: True)
     monkeypatch.setattr(cell, "exact_products", Exact)
     monkeypatch.setattr(cell.F, "linear", watched)
+    monkeypatch.setattr(cell, "split_linear", split)
     cell.project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
-    assert seen == [exactly]
+    assert seen == [product]
     assert not exact
 
 
@@ -82,11 +89,14 @@ def test_the_units_of_exact_products_are_those_of_the_persistent_kernels():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("lam, hidden", [(0, 250), (1, 100)])
-def test_gradients_with_tf32_products_and_relu(lam, hidden):
+@pytest.mark.parametrize(
+    "hidden, options",
+    [(250, {}), (250, {"layer_norm": True}), (704, {}), (1000, {"eta": 1.0}), (2000, {}), (100, {"lam": 1})],
+)
+def test_gradients_with_tf32_products_and_relu(hidden, options):
     torch.manual_seed(0)
-    layer = RUM(hidden, hidden, lam=lam, device="cuda")
-    exact = RUM(hidden, hidden, lam=lam, device="cuda", dtype=torch.float64, backend="reference")
+    layer = RUM(hidden, hidden, **options, device="cuda")
+    exact = RUM(hidden, hidden, **options, device="cuda", dtype=torch.float64, backend="reference")
     exact.load_state_dict(layer.state_dict())
     x, grad = torch.randn(2, 20, 128, hidden, device="cuda").unbind(0)
 

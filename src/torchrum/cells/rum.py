@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from ..ops._dispatch import Backend
 from ..ops._precision import exact_products, rounds_products
+from ..ops._split import split_linear
 from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
 from ..ops.rum_scan.options import Activation, LNOrder
 from ..ops.rum_scan.reference import working_dtype
@@ -20,7 +20,8 @@ from .base import Cell, State
 Weights = Mapping[str, Tensor | None]
 
 EXACT_UNITS = 512
-"""Hidden units up to which the fused scan of lam = 0 goes forward in exact products while torch rounds to TF32."""
+"""Hidden units up to which the fused scan of lam = 0 goes forward in exact products while torch rounds to TF32; beyond,
+its products have sixteen bits."""
 
 
 class RUMCell(Cell):
@@ -245,16 +246,19 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
     """``x W_ih^T + b`` for any leading dimensions.
 
     TF32 would cost more than its ten bits: units of relu whose sign it turns over spoil the gradients far more than the
-    rounding itself, and with lam other than 0 R adds up every step's rotation. So this product is exact where the
-    recurrent one is.
+    rounding itself, and with lam other than 0 R adds up every step's rotation. So this product has the digits that the
+    recurrent one has.
     """
     weight, bias = weights["weight_ih"], weights["bias_ih"]
     assert weight is not None
     if bias is not None and bias.shape[0] < weight.shape[0]:
         bias = F.pad(bias, (0, weight.shape[0] - bias.shape[0]))  # no bias for eps
-    exact = options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs
-    with exact_products() if exact and rounds_products(x) else nullcontext():
+    if not rounds_products(x):
         return F.linear(x, weight, bias)
+    if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
+        with exact_products():
+            return F.linear(x, weight, bias)
+    return split_linear(x, weight, bias)
 
 
 def scan_rum(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...rum_scan.fused import lam0_forward
-from ...rum_scan.fused.graphs import aligned, can_graph, matmul_mode, plain_mode, run_graphed
+from ...rum_scan.fused.graphs import aligned, can_graph, plain_mode, rounded, run_graphed
 from ...rum_scan.fused.lam0_forward import padded
 from ...rum_scan.fused.product import splits
 from ...rum_scan.fused.weight_gradient import aligned_rows
@@ -32,7 +32,7 @@ def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> tuple[Any, ...
     """All that a scan's graphs bake in."""
     B = x.shape[1]
     tuning = (lam0_forward.PDL, lam0_forward.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
-    return kind, direction, x.device, x.dtype, B, matmul_mode(x.dtype), tuning, *more
+    return kind, direction, x.device, x.dtype, B, rounded(x.dtype), tuning, *more
 
 
 def empty_shared(like: Tensor, B: int, seeds: Tensor | None, lengths: Tensor | None) -> Shared:

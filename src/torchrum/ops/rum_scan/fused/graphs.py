@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._capture import recording
+from ..._precision import tf32_allowed
 from .compiling import compile_together, launch, rehearsing
 
 LARGEST_CHUNK = 128  # steps in the longest graph
@@ -228,12 +229,9 @@ def clear_graphs() -> None:
         _scans.clear()
 
 
-def matmul_mode(dtype: torch.dtype) -> str:
-    """The float32 product's precision, which capture bakes in."""
-    if dtype != torch.float32:
-        return ""
-    matmul = torch.backends.cuda.matmul
-    return str(matmul.fp32_precision) if hasattr(matmul, "fp32_precision") else str(matmul.allow_tf32)
+def rounded(dtype: torch.dtype) -> bool:
+    """Whether products of ``dtype`` are TF32, which capture bakes in."""
+    return dtype == torch.float32 and tf32_allowed()
 
 
 @contextmanager

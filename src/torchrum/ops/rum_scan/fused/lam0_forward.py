@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._split import HALF, split_left, split_right
 from ..options import RumOptions
 from .common import (
     ACCURATE_COS,
@@ -26,13 +27,14 @@ from .common import (
     zoneout_keep_new,
 )
 from .compiling import launch
-from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, matmul_mode, plain_mode, prefer_shared, run_graphed
+from .graphs import TABLE_SLOTS, aligned, can_graph, fill_table, plain_mode, prefer_shared, rounded, run_graphed
 from .product import Product, add_parts, fetch_parts, splits
 
 # Tuning, read when a scan's buffers are made (clear_graphs() makes them anew).
 LANES_PER_WARP = {"forward": 256, "backward": 256}  # of a row
 MOST_WARPS = 8
 ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a product's tile must fit beside a row
+SPLIT_PDL = True
 PDL = True  # launch each kernel while the one before it drains; half types only, where the products take part
 CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in products
 TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
@@ -160,9 +162,13 @@ def lam0_forward_kernel(
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One step for row b. A table holds the step that ``t`` counts from, and xp, out, gates and T."""
-    dtype = low.dtype.element_ty
+    """One step for row b. A table holds the step that ``t`` counts from, and xp, out, gates and T.
+
+    SPLIT leaves the new state in ``low`` as ``_split.py`` divides a factor in float32.
+    """
+    dtype = tl.float32 if SPLIT else low.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if table is not None:
@@ -212,7 +218,14 @@ def lam0_forward_kernel(
     if keep is not None:
         new = tl.where(keep, new, h)
     tl.store(state + b * H + j, new, mask=mask)
-    tl.store(low + b * HP + j, new.to(dtype), mask=mask)
+    if SPLIT:
+        low += b * (3 * HP) + j
+        head = new.to(low.dtype.element_ty)
+        tl.store(low, head, mask=mask)
+        tl.store(low + HP, (new - head.to(tl.float32)).to(low.dtype.element_ty), mask=mask)
+        tl.store(low + 2 * HP, head, mask=mask)
+    else:
+        tl.store(low + b * HP + j, new.to(dtype), mask=mask)
     tl.store(out + row * H + j, new.to(dtype), mask=mask)
 
 
@@ -221,12 +234,11 @@ def padded(H: int) -> int:
     return -(-H // 64) * 64
 
 
-def launch_options(like: Tensor, H: int, options: RumOptions, direction: str) -> dict[str, Any]:
+def launch_options(like: Tensor, H: int, options: RumOptions, direction: str, split: bool = False) -> dict[str, Any]:
     """Compile-time arguments of the row kernels: everything but T, B and the step."""
     block = max(32, triton.next_power_of_2(H))
-    pdl = (
-        PDL and like.dtype != torch.float32 and like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
-    )
+    pdl = SPLIT_PDL if split else PDL and like.dtype != torch.float32
+    pdl = pdl and like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
     zoneout: float | str | None = None
     if options.zoneout > 0:
         zoneout = "train" if options.training else float(options.zoneout)
@@ -256,17 +268,20 @@ class Buffers:
     direction: str
     flags: dict[str, Any]
 
-    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
+    def __init__(
+        self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool, split: bool = False
+    ) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=like.device)
 
         self.B, self.H, self.G = B, H, options.num_gates
-        HP = padded(H)
+        self.split, self.pieces = split, 3 if split else 1
+        HP, dtype = padded(H), HALF if split else like.dtype
         self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
         if TRANSPOSED[self.direction]:
-            self.weight = empty(HP, self.G * HP, dtype=like.dtype).t()
+            self.weight = empty(self.pieces * HP, self.G * HP, dtype=dtype).t()
         else:
-            self.weight = empty(self.G * HP, HP, dtype=like.dtype)
+            self.weight = empty(self.G * HP, self.pieces * HP, dtype=dtype)
         if HP != H:
             self.weight.zero_()  # padding stays zero
         self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
@@ -303,8 +318,10 @@ class Buffers:
         lengths: Tensor | None,
         seed: Tensor | None,
     ) -> None:
-        H = self.H
-        self.weight.unflatten(0, (self.G, -1))[:, :H, :H].copy_(weight_hh.view(self.G, H, H))
+        G, H, pieces = self.G, self.H, self.pieces
+        if self.split:
+            weight_hh = split_right(weight_hh)
+        self.weight.view(G, -1, pieces, padded(H))[:, :H, :, :H].copy_(weight_hh.view(G, H, pieces, H))
         self.h0.copy_(h0)
         for mine, given in (
             (self.ln_weight, ln_weight),
@@ -324,15 +341,17 @@ class ForwardSteps(Buffers):
     stride = 1
 
     def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
-        super().__init__(like, B, H, options, has_lengths, graphed)
+        super().__init__(like, B, H, options, has_lengths, graphed, rounded(like.dtype))
         HP = padded(H)
-        self.low = torch.zeros((B, HP), dtype=like.dtype, device=like.device)  # padding stays zero
-        self.flags = launch_options(like, H, options, "forward")
-        self.product = Product(self.low, self.weight.t(), self.flags["PDL"], self.direction)
+        self.low = self.weight.new_zeros(B, self.pieces * HP)  # padding stays zero
+        self.flags = launch_options(like, H, options, "forward", self.split) | {"SPLIT": self.split}
+        summed = like.dtype if self.split else None
+        self.product = Product(self.low, self.weight.t(), self.flags["PDL"], self.direction, summed)
 
     def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
         self.load(*loaded)
-        self.low[:, : self.H].copy_(self.h0)
+        first = split_left(self.h0) if self.split else self.h0
+        self.low.view(self.B, self.pieces, -1)[..., : self.H].copy_(first.view(self.B, self.pieces, self.H))
         self.given = (xp, out, gates)
         if self.table is not None:
             fill_table(self.table, 0, len(xp), *self.given)
@@ -354,7 +373,7 @@ class ForwardSteps(Buffers):
 def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
     """All that a scan's graphs bake in."""
     flags = tuple(sorted(launch_options(x, H, options, direction).items(), key=lambda item: item[0]))
-    product = (splits(direction, B, x.dtype), TRANSPOSED[direction], matmul_mode(x.dtype))
+    product = (splits(direction, B, x.dtype), TRANSPOSED[direction], rounded(x.dtype))
     return direction, x.device, x.dtype, B, has_lengths, flags, product
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._split import multiply_halves
 from .common import INTERPRET
 from .compiling import launch
 
@@ -124,15 +125,17 @@ def tiling(B: int, K: int, N: int, processors: int, size: int, block: int = 0) -
 
 
 class Product:
-    """``left (B, K) @ right (K, N)`` at fixed addresses; ``out`` is ``(parts, B, N)``."""
+    """``left (B, K) @ right (K, N)`` at fixed addresses; ``out`` is ``(parts, B, N)``, in ``summed`` if it is given."""
 
-    def __init__(self, left: Tensor, right: Tensor, pdl: bool, direction: str) -> None:
+    def __init__(
+        self, left: Tensor, right: Tensor, pdl: bool, direction: str, summed: torch.dtype | None = None
+    ) -> None:
         self.left, self.right, self.pdl = left, right, pdl
         (B, K), N = left.shape, right.shape[1]
-        self.parts, dtype = 1, left.dtype
+        self.parts, dtype = 1, summed or left.dtype
         self.split = self.weight_first = False
         if splits(direction, B, left.dtype):
-            summed = left.dtype if HALF_PARTS[direction] else torch.float32
+            summed = summed or (left.dtype if HALF_PARTS[direction] else torch.float32)
             self.tiling = tiling(B, K, N, multiprocessors(left), summed.itemsize, BLOCK[direction])
             self.warps = WARPS[direction]
             self.weight_first = self._prepare_weight_first(direction)
@@ -162,7 +165,10 @@ class Product:
 
     def __call__(self) -> None:
         if not self.split:
-            torch.mm(self.left, self.right, out=self.out[0])
+            if self.out.dtype == self.left.dtype:
+                torch.mm(self.left, self.right, out=self.out[0])
+            else:
+                multiply_halves(self.left, self.right, out=self.out[0])
             return
         (B, K), N, cut = self.left.shape, self.right.shape[1], self.tiling
         dependent = {"launch_pdl": True} if self.pdl else {}
