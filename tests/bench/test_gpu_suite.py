@@ -72,6 +72,7 @@ def test_error_is_measured_in_both_precisions(on_cpu):
     assert (ours.backend, ours.design, theirs.backend) == ("torch", None, None)
     assert 0 < ours.error < 2e-5
     assert 0 < ours.error_ieee < 2e-5
+    assert 0 < ours.error_apart < 2e-5
     assert theirs.error is None
 
 

@@ -1,11 +1,13 @@
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from torchrum import RUM
-from torchrum.bench.accuracy import relative_error
+from torchrum.bench import accuracy
+from torchrum.bench.accuracy import clear_of_kinks, relative_error
 from torchrum.bench.measure import summarise, time_cpu
 from torchrum.bench.memory import peak_memory
 from torchrum.bench.work import Shape, Work, equal_parameters, make_layer
@@ -67,6 +69,29 @@ def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():
     rum = RUM(8, 8, eta=1.0, layer_norm=True, zoneout=0.2, backend="torch")
     assert relative_error(rum, shape) < 2e-5
     assert relative_error(rum.bfloat16(), Shape(N=8, T=30, B=3, dtype="bfloat16")) > 1e-4
+
+
+def test_rows_at_a_kink_of_relu_are_told_from_the_others():
+    torch.manual_seed(0)
+    exact = RUM(2, 3, dtype=torch.float64, backend="reference")
+    with torch.no_grad():
+        exact.weight_ih_l0.zero_()
+        exact.weight_ih_l0[6:, 0] = torch.tensor([1.0, 2.0, -1.0])  # eps; from h = 0 it is relu's argument
+    x = torch.tensor([[[1.0, 0.0], [1e9, 0.0], [0.0, 1.0]]], dtype=torch.float64)
+    exact.bias_ih_l0.data[6:] = torch.tensor([0.0, 1e-9, 0.0])
+    assert clear_of_kinks(exact, x).tolist() == [True, True, False]
+    exact.options = replace(exact.options, activation="tanh")
+    assert clear_of_kinks(exact, x).all()
+
+
+def test_rows_left_out_have_no_gradient(monkeypatch):
+    grads, outputs = [], accuracy._outputs
+    monkeypatch.setattr(accuracy, "_outputs", lambda rum, x, grad: grads.append(grad) or outputs(rum, x, grad))
+    monkeypatch.setattr(accuracy, "clear_of_kinks", lambda exact, x: torch.tensor([True, False, True]))
+    rum = RUM(6, 6, backend="torch")
+    assert relative_error(rum, Shape(N=6, T=4, B=3), apart=True) < 2e-5
+    assert relative_error(rum, Shape(N=6, T=4, B=3)) < 2e-5
+    assert [grad.abs().sum((0, 2)).gt(0).tolist() for grad in grads] == 2 * [[True, False, True]] + 2 * [[True] * 3]
 
 
 @pytest.mark.slow

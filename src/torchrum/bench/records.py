@@ -33,6 +33,8 @@ class Row:
     """Largest relative error of outputs and gradients against float64, in the row's precision."""
     error_ieee: float | None = None
     """The same with IEEE float32 products."""
+    error_apart: float | None = None
+    """As ``error_ieee``, without the gradients of rows of the batch in which a unit of relu comes near to its kink."""
     error_smooth: float | None = None
     """The same in the row's precision, with tanh for relu, whose kinks rounding steps over."""
     num_parameters: int | None = None
