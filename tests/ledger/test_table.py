@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from torchrum.ledger import Entry, LedgerError, headline, read_ledger
-from torchrum.ledger.table import fill_tables, table, write_tables
+from torchrum.ledger.markers import fill_tables, write_tables
+from torchrum.ledger.table import table
 
 ROOT = Path(__file__).parents[2]
 

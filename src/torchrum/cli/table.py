@@ -13,14 +13,24 @@ def main(arguments: list[str]) -> int:
         "--best", type=int, metavar="STEPS", help="of each model only the best within these steps, and beyond them"
     )
     parser.add_argument(
+        "--within", type=int, metavar="WORK", help="every model after WORK / T steps, T being the size of the problem"
+    )
+    parser.add_argument(
         "--write", type=Path, metavar="FILE", help="replace the tables between the markers of this file"
     )
     options = parser.parse_args(arguments)
-    if options.write and options.best is not None:
-        parser.error("--best is for printing; in a file the markers say it: <!-- torchrum:table recall best 20000 -->.")
+    if options.best is not None and options.within is not None:
+        parser.error("--best and --within make different tables; take one.")
+    for name in ("best", "within"):
+        if options.write and getattr(options, name) is not None:
+            parser.error(
+                f"--{name} is for printing; in a file the markers say it: <!-- torchrum:table recall {name} 20000 -->."
+            )
 
     from torchrum.ledger import read_ledger
-    from torchrum.ledger.table import table, write_tables
+    from torchrum.ledger.budget import budget_table
+    from torchrum.ledger.markers import write_tables
+    from torchrum.ledger.table import table
     from torchrum.recipes import RECIPES
     from torchrum.training.overrides import unknown_name
 
@@ -33,5 +43,9 @@ def main(arguments: list[str]) -> int:
         print(f"{options.write}: {'tables written' if changed else 'tables are up to date'}")
         return 0
     tasks = [options.task] if options.task else sorted({entry.task for entry in entries})
-    print("\n".join(table(entries, task, options.best) for task in tasks) or f"{options.results} holds no run yet.")
+    if options.within is not None:
+        tables = [f"**{task}**\n\n{budget_table(entries, task, options.within)}" for task in tasks]
+    else:
+        tables = [table(entries, task, options.best) for task in tasks]
+    print("\n".join(tables) or f"{options.results} holds no run yet.")
     return 0

@@ -1,4 +1,4 @@
-"""Tables of the ledger in Markdown, and their place in a README."""
+"""Tables of the ledger in Markdown."""
 
 import re
 from collections import defaultdict
@@ -7,13 +7,10 @@ from itertools import groupby
 from pathlib import Path
 
 from torchrum.ledger.labels import model_label
-from torchrum.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.ledger.schema import Entry, read_ledger
 from torchrum.recipes import PAPER_ONLY, RECIPES
-from torchrum.training.records import write_atomic
 
 Row = list[Entry]
-
-MARKED = re.compile(r"(<!-- torchrum:table (\S+)(?: best (\d+))? -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL)
 
 
 def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str:
@@ -32,7 +29,7 @@ def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str
         within, beyond = ([row for row in rows if (_steps(row) > budget) is over] for over in (False, True))
         chosen = {id(row) for row in (*best_settings(within), *best_settings(beyond))}
         rows = [row for row in rows if id(row) in chosen]
-    parts = [_size_table(task, list(rows)) for _, rows in groupby(rows, _place)]
+    parts = [_size_table(task, list(rows)) for _, rows in groupby(rows, place)]
     return "\n".join(parts) or f"No run of {task} is in the ledger yet.\n"
 
 
@@ -43,17 +40,17 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
         if entry.task == task:
             groups[entry.recipe, *entry.overrides].append(entry)
     order = {name: place for place, name in enumerate(RECIPES)}
-    return sorted(groups.values(), key=lambda row: (*_place(row), order[row[0].recipe], row[0].overrides))
+    return sorted(groups.values(), key=lambda row: (*place(row), order[row[0].recipe], row[0].overrides))
 
 
 def best_settings(rows: Iterable[Row]) -> list[Row]:
     """Of several settings of one model on one problem, the one that ended lowest."""
     best: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        size, changes = _place(row)
-        place = size, *changes, model_label(row[0].config().model)
-        if place not in best or _loss(row) < _loss(best[place]):
-            best[place] = row
+        size, changes = place(row)
+        which = size, *changes, model_label(row[0].config().model)
+        if which not in best or _loss(row) < _loss(best[which]):
+            best[which] = row
     return list(best.values())
 
 
@@ -65,7 +62,7 @@ def _loss(row: Row) -> float:
     return sum(entry.final["loss"] for entry in row) / len(row)
 
 
-def _place(row: Row) -> tuple[int, list[str]]:
+def place(row: Row) -> tuple[int, list[str]]:
     """The table that a row belongs to: the size in its recipe's name, 0 if none, and what made it another problem."""
     entry = row[0]
     match = re.search(r"-t(\d+)$", entry.recipe)
@@ -75,23 +72,23 @@ def _place(row: Row) -> tuple[int, list[str]]:
 
 
 def _size_table(task: str, rows: Sequence[Row]) -> str:
-    size, changes = _place(rows[0])
+    size, changes = place(rows[0])
     problem = rows[0][0].config().task
-    scores = _scores(problem.metric)
+    scores = score_names(rows[0][0])
     title = f"**{', '.join([task, *([f'T = {size}'] if size else []), *changes])}**"
     header = ("model", "settings", "parameters", "steps", "seeds", *scores, "paper", "command")
     lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
-    lines += [_line(header), _line(["---"] * len(header))]
-    lines += [_line(_cells(row)) for row in rows]
+    lines += [line(header), line(["---"] * len(header))]
+    lines += [line(_cells(row)) for row in rows]
     for name, text in {} if changes else PAPER_ONLY.get((task, size or None), {}).items():
-        lines.append(_line([name, *[""] * (len(header) - 3), text, "not run"]))
+        lines.append(line([name, *[""] * (len(header) - 3), text, "not run"]))
     notes = sorted(
         {f"- {entry.recipe}, seed {entry.seed}: {entry.note}" for row in rows for entry in row if entry.note}
     )
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
 
 
-def _line(cells: Iterable[str]) -> str:
+def line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
@@ -108,8 +105,8 @@ def _cells(row: Row) -> list[str]:
         f"{entry.parameters:,}",
         _range(steps, "{:,}"),
         str(len(row)),
-        *(_spread(row, name) for name in _scores(config.task.metric).values()),
-        config.paper.text if config.paper and not _place(row)[1] else "",
+        *(spread([item.final[name] for item in row], name) for name in score_names(entry).values()),
+        config.paper.text if config.paper and not place(row)[1] else "",
         f"`{_command(row)}`",
     ]
 
@@ -128,53 +125,29 @@ def headline(results: Path = Path("results")) -> dict[str, str]:
     """Our best score of each recipe, in the task's metric, for a list of them; * with other settings than its own."""
     entries = read_ledger(results)
     tasks = dict.fromkeys(entry.task for entry in entries)
-    rows = [row for task in tasks for row in table_rows(entries, task) if not _place(row)[1]]
+    rows = [row for task in tasks for row in table_rows(entries, task) if not place(row)[1]]
     return {row[0].recipe: _headline(row) for row in sorted(rows, key=_loss, reverse=True)}  # the lowest comes last
 
 
 def _headline(row: Row) -> str:
-    name, key = next(iter(_scores(row[0].config().task.metric).items()))
+    name, key = next(iter(score_names(row[0]).items()))
     seeds = f", {len(row)} seeds" if len(row) > 1 else ""
-    return f"{name} {_spread(row, key)}{seeds}" + (" *" if row[0].overrides else "")
+    return f"{name} {spread([entry.final[key] for entry in row], key)}{seeds}" + (" *" if row[0].overrides else "")
 
 
-def _scores(metric: str) -> dict[str, str]:
+def score_names(entry: Entry) -> dict[str, str]:
+    """What a task's scores are called in a table, and where an entry holds them."""
+    metric = entry.config().task.metric
     return {"loss / baseline": "ratio", "accuracy": "accuracy"} if metric == "ratio" else {metric: metric}
 
 
-def _spread(row: Row, name: str) -> str:
-    values = [entry.final[name] for entry in row]
+def spread(values: Sequence[float], name: str) -> str:
+    """The mean of a score over seeds and, where they differ, its range."""
     form = "{:.2%}" if name == "accuracy" else "{:.4f}"
-    mean, spread = form.format(sum(values) / len(values)), _range(values, form)
-    return mean if mean == spread else f"{mean} ({spread})"
+    mean, ends = form.format(sum(values) / len(values)), _range(values, form)
+    return mean if mean == ends else f"{mean} ({ends})"
 
 
 def _range(values: Sequence[float], form: str) -> str:
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"
-
-
-def fill_tables(text: str, entries: Sequence[Entry]) -> str:
-    """``text`` with every table between its markers made anew from the ledger."""
-
-    def filled(match: re.Match[str]) -> str:
-        budget = int(match[3]) if match[3] else None
-        return f"{match[1]}\n{table(entries, match[2], budget)}\n{match[5]}"
-
-    return MARKED.sub(filled, text)
-
-
-def write_tables(path: Path, entries: Sequence[Entry]) -> bool:
-    """Make the tables of a file anew; says whether the file changed."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
-    if not MARKED.search(text):
-        raise LedgerError(
-            f"{path} has no place for a table; put <!-- torchrum:table copying --> and <!-- /torchrum:table --> in it."
-        )
-    filled = fill_tables(text, entries)
-    if filled != text:
-        write_atomic(path, filled.encode())
-    return filled != text
