@@ -5,7 +5,7 @@ import torch
 
 from torchrum import RUM
 from torchrum.cells import rum as cell
-from torchrum.ops._precision import exact_products, rounds_products, tf32_allowed
+from torchrum.ops._precision import exact_products, has_tf32, rounds_products, tf32_allowed
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,14 @@ def test_exact_products_come_and_go(choose, name, allowed):
 def test_only_float32_on_a_gpu_is_rounded():
     torch.set_float32_matmul_precision("high")
     assert not rounds_products(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(("capability", "rounded"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_older_gpus_have_no_tf32(capability, rounded, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    has_tf32.cache_clear()
+    assert has_tf32(torch.device("cuda", 0)) == rounded
+    has_tf32.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Where a GPU's float32 products must not be rounded to TF32's ten bits."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,13 @@ def rounds_products(x: Tensor) -> bool:
     """Whether a product of ``x`` would be TF32; a compiled program keeps its precision, and is not asked."""
     if torch.compiler.is_compiling() or not x.is_cuda or x.dtype != torch.float32:
         return False
-    return not torch.is_autocast_enabled("cuda") and tf32_allowed()
+    return not torch.is_autocast_enabled("cuda") and tf32_allowed() and has_tf32(x.device)
+
+
+@functools.cache
+def has_tf32(device: torch.device) -> bool:
+    """Whether a GPU has such products at all."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def tf32_allowed() -> bool:

@@ -32,7 +32,7 @@ def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> tuple[Any, ...
     """All that a scan's graphs bake in."""
     B = x.shape[1]
     tuning = (lam0_forward.PDL, lam0_forward.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
-    return kind, direction, x.device, x.dtype, B, rounded(x.dtype), tuning, *more
+    return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
 
 
 def empty_shared(like: Tensor, B: int, seeds: Tensor | None, lengths: Tensor | None) -> Shared:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._capture import recording
-from ..._precision import tf32_allowed
+from ..._precision import has_tf32, tf32_allowed
 from .compiling import compile_together, launch, rehearsing
 
 LARGEST_CHUNK = 128  # steps in the longest graph
@@ -229,9 +229,9 @@ def clear_graphs() -> None:
         _scans.clear()
 
 
-def rounded(dtype: torch.dtype) -> bool:
-    """Whether products of ``dtype`` are TF32, which capture bakes in."""
-    return dtype == torch.float32 and tf32_allowed()
+def rounded(x: Tensor) -> bool:
+    """Whether products of ``x`` are TF32, which capture bakes in; Triton's interpreter believes the setting."""
+    return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
 
 
 @contextmanager

@@ -341,7 +341,7 @@ class ForwardSteps(Buffers):
     stride = 1
 
     def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
-        super().__init__(like, B, H, options, has_lengths, graphed, rounded(like.dtype))
+        super().__init__(like, B, H, options, has_lengths, graphed, rounded(like))
         HP = padded(H)
         self.low = self.weight.new_zeros(B, self.pieces * HP)  # padding stays zero
         self.flags = launch_options(like, H, options, "forward", self.split) | {"SPLIT": self.split}
@@ -373,7 +373,7 @@ class ForwardSteps(Buffers):
 def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
     """All that a scan's graphs bake in."""
     flags = tuple(sorted(launch_options(x, H, options, direction).items(), key=lambda item: item[0]))
-    product = (splits(direction, B, x.dtype), TRANSPOSED[direction], rounded(x.dtype))
+    product = (splits(direction, B, x.dtype), TRANSPOSED[direction], rounded(x))
     return direction, x.device, x.dtype, B, has_lengths, flags, product
 
 
