@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from torchrum.tasks.base import Batch
-from torchrum.training import ConfigError, OptimizerConfig, RunError, Trainer, evaluate, load_model, read_metrics
+from torchrum.training import (
+    ConfigError,
+    OptimizerConfig,
+    RunError,
+    Trainer,
+    evaluate,
+    load_model,
+    read_metrics,
+    signals,
+)
 from torchrum.training.checkpoint import load_checkpoint
 from training.tiny import First, Model, tiny, tiny_model
 
@@ -133,16 +142,27 @@ def test_a_signal_saves_and_the_resumed_run_is_bit_identical(whole, tmp_path, at
     assert json.loads((folder / "environment.json").read_text())["resumed"][0]["step"] == at
 
 
-def test_a_second_signal_acts_at_once(tmp_path):
-    config = tiny()
+def interrupted_twice(config, number):
+    model = Interrupted(config, 3, number)
+    model.register_forward_hook(lambda *_: signal.raise_signal(number) if model.calls == 3 else None)
+    return model
+
+
+def test_a_later_signal_acts_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "AT_ONCE", -1.0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    model = Interrupted(config, 3, signal.SIGINT)
-    model.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT) if model.calls == 3 else None)
     try:
         with pytest.raises(KeyboardInterrupt):
-            Trainer(config, model, quiet=True).fit(tmp_path / "run")
+            Trainer(tiny(), interrupted_twice(tiny(), signal.SIGINT), quiet=True).fit(tmp_path / "run")
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_told_twice_at_once_is_one(tmp_path, number):
+    """As ``timeout`` sends it, to the process and to its group."""
+    result = Trainer(tiny(), interrupted_twice(tiny(), number), quiet=True).fit(tmp_path / "run")
+    assert (result.stopped, result.step) == (signal.Signals(number).name, 3)
 
 
 def test_a_longer_resumed_run_goes_on(tmp_path):

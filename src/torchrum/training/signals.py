@@ -2,23 +2,31 @@
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
+AT_ONCE = 1.0
+"""Seconds in which more signals are the same wish: ``timeout``, for one, tells the process and then its group."""
+
 
 class Interrupts:
-    """While active, the first signal is noted; a second one of the same kind acts as it always does."""
+    """While active, the first signal is noted; a later one acts as it always does."""
 
     WATCHED = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.received: int = 0
         """Number of the signal; 0 while there was none."""
+        self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        signal.signal(number, self._before[signal.Signals(number)])
+        if not self.received:
+            self.received, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > AT_ONCE:
+            signal.signal(number, self._before[signal.Signals(number)])
+            signal.raise_signal(number)
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # Python lets no other thread set handlers

@@ -34,7 +34,6 @@ from .product import Product, add_parts, fetch_parts, splits
 LANES_PER_WARP = {"forward": 256, "backward": 256}  # of a row
 MOST_WARPS = 8
 ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a product's tile must fit beside a row
-SPLIT_PDL = True
 PDL = True  # launch each kernel while the one before it drains; half types only, where the products take part
 CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in products
 TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
@@ -234,11 +233,18 @@ def padded(H: int) -> int:
     return -(-H // 64) * 64
 
 
-def launch_options(like: Tensor, H: int, options: RumOptions, direction: str, split: bool = False) -> dict[str, Any]:
+def takes_pdl(factor: Tensor) -> bool:
+    """Whether a product with ``factor`` and the row kernels around it are launched while the one before drains."""
+    half = PDL and factor.dtype != torch.float32
+    return half and factor.is_cuda and torch.cuda.get_device_capability(factor.device) >= (9, 0)
+
+
+def launch_options(
+    like: Tensor, H: int, options: RumOptions, direction: str, pdl: bool | None = None
+) -> dict[str, Any]:
     """Compile-time arguments of the row kernels: everything but T, B and the step."""
     block = max(32, triton.next_power_of_2(H))
-    pdl = SPLIT_PDL if split else PDL and like.dtype != torch.float32
-    pdl = pdl and like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
+    pdl = takes_pdl(like) if pdl is None else pdl
     zoneout: float | str | None = None
     if options.zoneout > 0:
         zoneout = "train" if options.training else float(options.zoneout)
@@ -344,9 +350,11 @@ class ForwardSteps(Buffers):
         super().__init__(like, B, H, options, has_lengths, graphed, rounded(like))
         HP = padded(H)
         self.low = self.weight.new_zeros(B, self.pieces * HP)  # padding stays zero
-        self.flags = launch_options(like, H, options, "forward", self.split) | {"SPLIT": self.split}
         summed = like.dtype if self.split else None
-        self.product = Product(self.low, self.weight.t(), self.flags["PDL"], self.direction, summed)
+        self.product = Product(self.low, self.weight.t(), takes_pdl(self.low), self.direction, summed)
+        if self.split and not self.product.weight_first:
+            self.product.pdl = False  # 2 % slower with cuBLAS
+        self.flags = launch_options(like, H, options, "forward", self.product.pdl) | {"SPLIT": self.split}
 
     def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
         self.load(*loaded)
