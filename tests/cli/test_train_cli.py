@@ -220,7 +220,8 @@ def test_list_never_cuts_a_name(width, capsys, monkeypatch):
 def test_list_shows_the_ledgers_scores(capsys):
     assert main(["list", "--plain", "--results", str(ROOT / "results")]) == 0
     ours = {line.split("\t")[0]: line.split("\t")[2] for line in capsys.readouterr().out.splitlines()[1:]}
-    assert ours == {name: headline(ROOT / "results").get(name, "") for name in RECIPES}
+    scores = headline(ROOT / "results")
+    assert ours == {name: scores.get(name, "") for name in RECIPES}
     assert any(ours.values())
 
 
