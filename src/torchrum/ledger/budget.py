@@ -11,11 +11,12 @@ from torchrum.ledger.table import Row, line, place, score_names, spread, table_r
 def budget_table(entries: Iterable[Entry], task: str, budget: int) -> str:
     """A Markdown table, a line for each model and a column for each size T: its score after ``budget / T`` steps.
 
-    The score is that of the last validation by then; of several settings the lowest loss counts. If a
-    run ended sooner, the table says when. Sizes with a single model are left out.
+    The score is that of the last validation by then; of several settings the lowest loss counts. If a run ended sooner,
+    the table says when. Sizes with a single model are left out.
     """
     found: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(dict)
-    for row in table_rows(entries, task):
+    rows = table_rows(entries, task)
+    for row in rows:
         size, changes = place(row)
         if not size or changes or budget < size:
             continue
@@ -28,7 +29,7 @@ def budget_table(entries: Iterable[Entry], task: str, budget: int) -> str:
     models = {model: best for model, best in found.items() if any(size in best for size in sizes)}
     if not models:
         return f"No two models of {task} were run for {budget:,} / T steps.\n"
-    name, key = next(iter(score_names(next(row for row in table_rows(entries, task))[0]).items()))
+    name, key = next(iter(score_names(rows[0][0]).items()))
     header = ["model", *(f"{name}, T = {size} ({budget // size:,} steps)" for size in sizes)]
     lines = [line(header), line(["---"] * len(header))]
     for model, best in models.items():
