@@ -1,3 +1,4 @@
+import math
 import time
 from dataclasses import replace
 
@@ -72,16 +73,25 @@ def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():
 
 
 def test_rows_at_a_kink_of_relu_are_told_from_the_others():
-    torch.manual_seed(0)
     exact = RUM(2, 3, dtype=torch.float64, backend="reference")
     with torch.no_grad():
         exact.weight_ih_l0.zero_()
-        exact.weight_ih_l0[6:, 0] = torch.tensor([1.0, 2.0, -1.0])  # eps; from h = 0 it is relu's argument
-    x = torch.tensor([[[1.0, 0.0], [1e9, 0.0], [0.0, 1.0]]], dtype=torch.float64)
-    exact.bias_ih_l0.data[6:] = torch.tensor([0.0, 1e-9, 0.0])
-    assert clear_of_kinks(exact, x).tolist() == [True, True, False]
+        exact.weight_ih_l0[6:] = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, -1.0]])  # eps, relu's argument from h = 0
+        exact.bias_ih_l0.zero_()
+    x = torch.tensor([[1, 0], [1e-9, 0], [1e9, 1e9 - 1e3], [1, 1 - 1e-6], [1, 0.999]], dtype=torch.float64)
+    assert clear_of_kinks(exact, x[None]).tolist() == [True, True, False, False, True]  # however large the numbers are
+    below = torch.tensor([-1.0, 0.0], dtype=torch.float64).expand_as(x)  # leaves h at 0
+    assert clear_of_kinks(exact, torch.stack((below, x, below))).tolist() == [True, True, False, False, True]
     exact.options = replace(exact.options, activation="tanh")
-    assert clear_of_kinks(exact, x).all()
+    assert clear_of_kinks(exact, x[None]).all()
+
+
+def test_an_error_that_is_not_a_number_is_not_lost(monkeypatch):
+    monkeypatch.setattr(accuracy, "_outputs", lambda rum, x, grad: [torch.ones(2), torch.full((2,), math.nan)])
+    assert math.isnan(relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3)))
+    monkeypatch.setattr(accuracy, "clear_of_kinks", lambda exact, x: torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="every row of the batch comes near to a kink"):
+        relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3), without_kinks=True)
 
 
 def test_rows_left_out_have_no_gradient(monkeypatch):
@@ -89,7 +99,7 @@ def test_rows_left_out_have_no_gradient(monkeypatch):
     monkeypatch.setattr(accuracy, "_outputs", lambda rum, x, grad: grads.append(grad) or outputs(rum, x, grad))
     monkeypatch.setattr(accuracy, "clear_of_kinks", lambda exact, x: torch.tensor([True, False, True]))
     rum = RUM(6, 6, backend="torch")
-    assert relative_error(rum, Shape(N=6, T=4, B=3), apart=True) < 2e-5
+    assert relative_error(rum, Shape(N=6, T=4, B=3), without_kinks=True) < 2e-5
     assert relative_error(rum, Shape(N=6, T=4, B=3)) < 2e-5
     assert [grad.abs().sum((0, 2)).gt(0).tolist() for grad in grads] == 2 * [[True, False, True]] + 2 * [[True] * 3]
 

@@ -119,6 +119,8 @@ def test_seeds_and_grids(tmp_path):
         (["sweep", TINY, "--trials", "2", "--grid", "steps=1,2"], "and no --grid or --seeds"),
         (["figure", "unknown"], "'unknown' is neither a figure (copying, recall) nor a run folder"),
         (["table", "nonsense"], "no task 'nonsense'; there are: copying, recall"),
+        (["table", "--best", "9", "--within", "9"], "--best and --within make different tables; take one."),
+        (["table", "--write", "f", "--within", "9"], "in a file the markers say it: <!-- torchrum:table recall within"),
     ],
 )
 def test_a_wrong_call_is_answered_with_what_is_right_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, message):

@@ -35,6 +35,11 @@ def test_every_model_is_read_at_the_same_work():
     assert gru == ["GRU", "", "1.1000"]
 
 
+def test_seeds_that_ended_sooner_are_told():
+    seeds = [run("copying-rum-t200", (600, 0.2)), run("copying-rum-t200", (1000, 0.4), seed=1), RUNS[3]]
+    assert lines(budget_table(seeds, "copying", 200_000))[2][1] == "0.3000 (0.2000 to 0.4000) after 600 to 1,000"
+
+
 def test_what_cannot_be_compared_is_left_out():
     assert "No two models" in budget_table(RUNS[-1:], "copying", 10**6)
     assert "No two models" in budget_table([], "copying", 10**6)

@@ -10,6 +10,8 @@ def test_from_run_to_table_and_figure(run, tmp_path, capsys):
     assert main(["record", str(run), "--results", results, "--commit", "abc", "--note", "a note"]) == 0
     assert capsys.readouterr().out.strip().startswith(f"{results}/copying/copying-lstm-t200-seed7-")
 
+    assert main(["table", "--within", "1000", "--results", results]) == 0
+    assert "No two models of copying were run for 1,000 / T steps." in capsys.readouterr().out
     assert main(["table", "copying", "--results", results]) == 0
     printed = capsys.readouterr().out
     assert "| LSTM | H 4, rmsprop_tf 0.001" in printed

@@ -77,21 +77,26 @@ def stand_in() -> None:
 Pass = Callable[[], Any]
 
 
-def lam0(T: int) -> tuple[Pass, Pass]:
+def lam0(T: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Pass, Pass]:
     from torchrum.ops.rum_scan.fused.lam0_backward import lam0_backward
     from torchrum.ops.rum_scan.fused.lam0_forward import lam0_forward
     from torchrum.ops.rum_scan.options import RumOptions
 
-    B, H, half = 3, 40, torch.bfloat16
+    B, H = 3, 40
     options = RumOptions(eta=1.0, layer_norm=True, zoneout=0.1, training=True)
-    xp, h0 = torch.ones(T, B, 3 * H, dtype=half), torch.ones(B, H, dtype=half)
-    given = (h0, torch.ones(2 * H, H, dtype=half), torch.ones(3 * H), torch.ones(3 * H), None, torch.tensor(1))
+    xp, h0 = torch.ones(T, B, 3 * H, dtype=dtype), torch.ones(B, H, dtype=dtype)
+    given = (h0, torch.ones(2 * H, H, dtype=dtype), torch.ones(3 * H), torch.ones(3 * H), None, torch.tensor(1))
     results: list[torch.Tensor] = []
 
     def forward() -> None:
         results[:] = lam0_forward(xp, *given, options)
 
-    return forward, lambda: lam0_backward(torch.ones(T, B, H, dtype=half), xp, *given, *results, options)
+    return forward, lambda: lam0_backward(torch.ones(T, B, H, dtype=dtype), xp, *given, *results, options)
+
+
+def lam0_tf32(T: int) -> tuple[Pass, Pass]:
+    torch.set_float32_matmul_precision("high")
+    return lam0(T, torch.float32)
 
 
 def fast_slow(T: int) -> tuple[Pass, Pass]:
@@ -113,7 +118,7 @@ def fast_slow(T: int) -> tuple[Pass, Pass]:
 
 def main(name: str) -> None:
     stand_in()
-    make = {"lam0": lam0, "fast_slow": fast_slow}[name]
+    make = {"lam0": lam0, "lam0_tf32": lam0_tf32, "fast_slow": fast_slow}[name]
     counts = []
     for T, capturing in ((4, False), (4, True), (5, False)):
         torch.cuda.is_current_stream_capturing = lambda capturing=capturing: capturing  # type: ignore[assignment,misc]

@@ -57,7 +57,7 @@ def test_a_failed_rehearsal_leaves_the_kernels_to_their_launches(compiled):
     assert compiling.launch(kernel, (1,)) == "launched"
 
 
-@pytest.mark.parametrize("name", ["lam0", "fast_slow"])
+@pytest.mark.parametrize("name", ["lam0", "lam0_tf32", "fast_slow"])
 def test_the_first_forward_compiles_all_kernels_once(tmp_path, name):
     """Forward and backward; then under a capture; then at another length. None compiles anything again."""
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}

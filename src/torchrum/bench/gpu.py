@@ -176,7 +176,7 @@ def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
         if case.shape.dtype == "float32":
             exact = case.precision == "highest"
             row.error_ieee = row.error if exact else relative_error(work.layer, case.shape, "highest")
-            row.error_apart = relative_error(work.layer, case.shape, "highest", apart=True)
+            row.error_apart = relative_error(work.layer, case.shape, "highest", without_kinks=True)
             if not exact:
                 row.error_smooth = relative_error(work.layer, case.shape, case.precision, "tanh")
     return Captured(run) if how.graphed else run

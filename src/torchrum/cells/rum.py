@@ -246,8 +246,8 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
     """``x W_ih^T + b`` for any leading dimensions.
 
     TF32 would cost more than its ten bits: units of relu whose sign it turns over spoil the gradients far more than the
-    rounding itself, and with lam other than 0 R adds up every step's rotation. So this product has the digits that the
-    recurrent one has.
+    rounding itself, and with lam other than 0 R adds up every step's rotation. So this product has at least the
+    digits of the recurrent one.
     """
     weight, bias = weights["weight_ih"], weights["bias_ih"]
     assert weight is not None

@@ -19,13 +19,14 @@ def main(arguments: list[str]) -> int:
         "--write", type=Path, metavar="FILE", help="replace the tables between the markers of this file"
     )
     options = parser.parse_args(arguments)
+    from torchrum.training.errors import ConfigError
+
     if options.best is not None and options.within is not None:
-        parser.error("--best and --within make different tables; take one.")
+        raise ConfigError("--best and --within make different tables; take one.")
     for name in ("best", "within"):
         if options.write and getattr(options, name) is not None:
-            parser.error(
-                f"--{name} is for printing; in a file the markers say it: <!-- torchrum:table recall {name} 20000 -->."
-            )
+            marker = f"<!-- torchrum:table recall {name} 20000 -->"
+            raise ConfigError(f"--{name} is for printing; in a file the markers say it: {marker}.")
 
     from torchrum.ledger import read_ledger
     from torchrum.ledger.budget import budget_table

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import Row, line, place, score_names, spread, table_rows
+from torchrum.ledger.table import Row, line, place, score_names, span, spread, table_rows
 
 
 def budget_table(entries: Iterable[Entry], task: str, budget: int) -> str:
     """A Markdown table, a line for each model and a column for each size T: its score after ``budget / T`` steps.
 
-    The score is that of the last validation by then; of several settings the lowest loss counts. If a run ended sooner,
+    The score is that of the last validation by then; of several settings the lowest loss counts. If it came sooner,
     the table says when. Sizes with a single model are left out.
     """
     found: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(dict)
@@ -51,8 +51,8 @@ def scores_at(row: Row, steps: int) -> dict[str, list[float]]:
 
 
 def _cell(scores: dict[str, list[float]], key: str, steps: int) -> str:
-    last = max(scores["step"])
-    return spread(scores[key], key) + (f" after {last:,.0f}" if last < steps else "")
+    sooner = f" after {span(scores['step'], '{:,.0f}')}" if min(scores["step"]) < steps else ""
+    return spread(scores[key], key) + sooner
 
 
 def _mean(values: Sequence[float]) -> float:

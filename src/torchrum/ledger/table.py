@@ -39,7 +39,7 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
     for entry in entries:
         if entry.task == task:
             groups[entry.recipe, *entry.overrides].append(entry)
-    order = {name: place for place, name in enumerate(RECIPES)}
+    order = {name: number for number, name in enumerate(RECIPES)}
     return sorted(groups.values(), key=lambda row: (*place(row), order[row[0].recipe], row[0].overrides))
 
 
@@ -103,7 +103,7 @@ def _cells(row: Row) -> list[str]:
         model_label(config.model),
         ", ".join(settings),
         f"{entry.parameters:,}",
-        _range(steps, "{:,}"),
+        span(steps, "{:,}"),
         str(len(row)),
         *(spread([item.final[name] for item in row], name) for name in score_names(entry).values()),
         config.paper.text if config.paper and not place(row)[1] else "",
@@ -144,10 +144,11 @@ def score_names(entry: Entry) -> dict[str, str]:
 def spread(values: Sequence[float], name: str) -> str:
     """The mean of a score over seeds and, where they differ, its range."""
     form = "{:.2%}" if name == "accuracy" else "{:.4f}"
-    mean, ends = form.format(sum(values) / len(values)), _range(values, form)
+    mean, ends = form.format(sum(values) / len(values)), span(values, form)
     return mean if mean == ends else f"{mean} ({ends})"
 
 
-def _range(values: Sequence[float], form: str) -> str:
+def span(values: Sequence[float], form: str) -> str:
+    """The least and the greatest, or the one that they are."""
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"

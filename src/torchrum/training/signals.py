@@ -11,7 +11,7 @@ AT_ONCE = 1.0
 
 
 class Interrupts:
-    """While active, the first signal is noted; a later one acts as it always does."""
+    """While active, the first signal is noted; one that comes after ``AT_ONCE`` acts as it always does."""
 
     WATCHED = (signal.SIGINT, signal.SIGTERM)
 
