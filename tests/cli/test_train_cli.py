@@ -103,6 +103,8 @@ def test_seeds_and_grids(tmp_path):
         (["train", TINY, "--steps"], "--steps needs a value"),
         (["train", TINY, "--lr", "3"], "did you mean 'optimizer.lr'?"),
         (["train"], "train needs a recipe, or --resume RUN"),
+        (["train", TINY, "--resume", "x"], f"--resume goes on with the run's own recipe; leave {TINY} out."),
+        (["table", "--within", "0"], "--within is 0, but it must be at least 1."),
         (["train", TINY, "--devices", "3"], "batch_size 8 does not divide among 3 processes"),
         (["train", TINY, "--seeds", "0"], "at least 1"),
         (["trian", TINY], "no command 'trian'; did you mean 'train'?"),
@@ -217,6 +219,14 @@ def test_list_never_cuts_a_name(width, capsys, monkeypatch):
     words = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).split()
     assert set(RECIPES) <= set(words)
     assert ("about" in words, "where" in words) == (width >= 110, width >= 150)
+
+
+def test_list_in_a_pipe_has_room_for_every_column(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["list", "--results", str(ROOT / "results")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["recipe", "paper", "ours", "about", "where"]
+    assert 120 < max(map(len, lines)) <= 160
 
 
 def test_list_shows_the_ledgers_scores(capsys):

@@ -1,4 +1,5 @@
 import io
+import re
 import time
 
 from rich.console import Console
@@ -25,6 +26,19 @@ def test_a_terminal_shows_a_bar_with_loss_metric_baseline_speed_and_time_left():
     for part in ("copying", "20/100", "loss 0.1250 (memoryless 0.5000)", "accuracy 87.5%", "steps/s", "left"):
         assert part in text
     assert "runs/[x]" in text
+
+
+def test_the_bar_keeps_to_one_line_and_ends_with_the_last_score():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, soft_wrap=True)
+    with Display("copying-rum-lam1-eta-t1000", 100_000, 0, 0.0204, "ratio", console=console) as display:
+        display.train(100_000, {"loss": 1e-5})
+        display.validation(100_000, {"loss": 1e-5, "ratio": 1.0012}, best=False)
+    last = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).rstrip())[-1]
+    assert "loss 1.00e-05 of 0.0204 ratio 1.0012" in last
+    assert "100000/100000" in last
+    assert "…" not in last
+    assert len(last) <= 80
 
 
 def test_no_color_is_respected(monkeypatch):

@@ -43,6 +43,18 @@ def test_seeds_are_trained_summed_up_and_kept(tmp_path):
         run_sweep({}, tmp_path)
 
 
+def test_a_run_that_diverges_does_not_end_the_sweep(tmp_path, capsys):
+    runs = grid(replace(SHORT, steps=8), ["optimizer.lr=1e38,0.01"])
+    bad, good = run_sweep(runs, tmp_path)
+    assert (bad.stopped, bad.exit_code, bad.scores) == ("diverged", 1, {})
+    assert (good.stopped, good.exit_code) == ("finished", 0)
+    error = capsys.readouterr().err
+    assert "optimizer.lr=1e38/seed-0: the loss is nan at step" in error.replace("inf", "nan")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["runs"]["optimizer.lr=1e38/seed-0"]["stopped"] == "diverged"
+    assert list(summary["means"]) == ["optimizer.lr=0.01"]
+
+
 def test_a_search_tries_values_in_range_and_goes_on(tmp_path):
     pytest.importorskip("optuna", reason="Optuna is an extra")
     space = ["optimizer.lr=1e-4:1e-1:log", "model.hidden_size=4:6", "optimizer.name=adam,rmsprop_tf"]

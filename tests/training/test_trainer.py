@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import signal
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -165,10 +166,31 @@ def test_a_signal_told_twice_at_once_is_one(tmp_path, number):
     assert (result.stopped, result.step) == (signal.Signals(number).name, 3)
 
 
+def test_a_signal_that_comes_too_late_for_the_run_is_not_lost(tmp_path):
+    """A sweep, for one, must not go on to its next run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    trainer = Trainer(tiny(), quiet=True, on_end=lambda run: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "finished"
+
+
+def test_a_damaged_line_of_metrics_is_named(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], '{"kind": \n', *lines[2:]]))
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is damaged"):
+        read_metrics(tmp_path / "run")
+
+
 def test_a_longer_resumed_run_goes_on(tmp_path):
     config = replace(tiny(), steps=10)
     Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
-    with pytest.raises(RunError, match="is complete: 10 of 10 steps"):
+    with pytest.raises(RunError, match="is complete: 10 steps are done, 10 are asked for"):
         Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
     longer = replace(config, steps=20)
     assert Trainer(longer, tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True).step == 20
@@ -189,7 +211,7 @@ def test_it_stops_when_the_goal_is_reached_twice(tmp_path):
     config = replace(tiny(), stop_at=0.0, stop_after=2)
     result = Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
     assert (result.stopped, result.step) == ("goal", 20)
-    with pytest.raises(RunError, match="is complete: 20 of 40 steps done"):
+    with pytest.raises(RunError, match="is complete: 20 steps are done, 40 are asked for"):
         Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
     on = Trainer(replace(config, stop_at=None), tiny_model(config), quiet=True).fit(tmp_path / "run", resume=True)
     assert (on.stopped, on.step) == ("finished", 40)

@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import itertools
+import os
 import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -83,7 +84,9 @@ def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:
     from rich.table import Table
 
     console = Console(markup=False, highlight=False)
-    width = console.width if console.is_terminal else 160
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160
+    width = console.width
     shown = 3 if width < 110 else 4 if width < 150 else 5
     columns, content = columns[:shown], [line[:shown] for line in content]
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -92,4 +95,4 @@ def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:
         table.add_column(name, overflow="fold")
     for line in content:
         table.add_row(*line)
-    console.print(table, width=width, crop=False)
+    console.print(table, crop=False)

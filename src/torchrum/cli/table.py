@@ -24,6 +24,8 @@ def main(arguments: list[str]) -> int:
     if options.best is not None and options.within is not None:
         raise ConfigError("--best and --within make different tables; take one.")
     for name in ("best", "within"):
+        if (count := getattr(options, name)) is not None and count < 1:
+            raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
         if options.write and getattr(options, name) is not None:
             marker = f"<!-- torchrum:table recall {name} 20000 -->"
             raise ConfigError(f"--{name} is for printing; in a file the markers say it: {marker}.")

@@ -7,6 +7,10 @@ class RunError(RuntimeError):
     exit_code = 1
 
 
+class DivergedError(RunError):
+    """The loss is not a number any more; another setting may do better."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be: an unknown field, an impossible value."""
 

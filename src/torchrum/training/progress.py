@@ -23,10 +23,18 @@ def _time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
+NARROW = 126
+"""Columns below which the bar leaves out what is known, so that it stays on one line."""
+
+
 class _Speed(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
     def render(self, row: Row) -> Text:
         speed = row.fields["speed"]
-        return Text(f"{speed:,.1f} steps/s" if speed else "", style="progress.data.speed")
+        return Text(f"{speed:,.1f}{self._unit}" if speed else "", style="progress.data.speed")
 
 
 class Display:
@@ -56,16 +64,17 @@ class Display:
         self._console = console or Console(file=sys.stderr, soft_wrap=True)
         self._step, self._time, self._speed = step, time.monotonic(), 0.0
         self._line_time = 0.0
-        self._score = ""
+        self._loss = self._score = ""
+        self._narrow = self._console.width < NARROW
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
             self._bar = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-                _Speed(),
+                *([] if self._narrow else [TextColumn("[bold]{task.description}")]),
+                BarColumn(bar_width=6 if self._narrow else 24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                _Speed("/s" if self._narrow else " steps/s"),
                 TextColumn("{task.fields[text]}"),
-                TextColumn("left"),
+                *([] if self._narrow else [TextColumn("left")]),
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 refresh_per_second=4,
@@ -90,7 +99,9 @@ class Display:
         self._step, self._time = step, now
         text = f"loss {_number(values['loss'])} (memoryless {_number(self._baseline)})"
         if self._bar is not None:
-            self._bar.update(self._row, completed=step, speed=self._speed, text=f"{text} {self._score}".strip())
+            short = f"loss {_number(values['loss'])} of {_number(self._baseline)}"
+            self._loss = short if self._narrow else text
+            self._bar.update(self._row, completed=step, speed=self._speed, text=f"{self._loss} {self._score}".strip())
         elif now - self._line_time >= PLAIN_SECONDS or step == self._steps:
             self._line_time = now
             left = _time((self._steps - step) / self._speed) if self._speed else "?"
@@ -104,7 +115,7 @@ class Display:
             f"{self._metric} {score:.1%}" if self._metric.endswith("accuracy") else f"{self._metric} {_number(score)}"
         )
         if self._bar is not None:
-            self._bar.update(self._row, completed=step)
+            self._bar.update(self._row, completed=step, text=f"{self._loss} {self._score}".strip())
             return
         better = "  best so far" if best else ""
         loss = f"loss {_number(values['loss'])} (memoryless {_number(self._baseline)})"

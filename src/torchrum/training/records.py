@@ -65,7 +65,12 @@ def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, 
     """The lines of ``metrics.jsonl``, of one ``kind`` or of both; a last line cut short by a crash is left out."""
     path = Path(folder) / METRICS
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    records = [json.loads(line) for line in lines]
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise RunError(f"{path}, line {number}, is damaged: {error}. Mend the line or delete it.") from error
     return [record for record in records if kind is None or record["kind"] == kind]
 
 

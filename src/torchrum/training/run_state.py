@@ -34,7 +34,7 @@ class Result:
     folder: Path
     """Where everything about it is written."""
     stopped: str
-    """Why: "finished", "goal" (stop_at was reached), "SIGINT" or "SIGTERM"."""
+    """Why: "finished", "goal" (stop_at was reached), "SIGINT", "SIGTERM" or, in a sweep, "diverged"."""
     step: int
     """Steps done."""
     scores: dict[str, float]
@@ -48,8 +48,10 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """0, or 128 plus the number of the signal, as shells expect."""
-        return 128 + signal.Signals[self.stopped].value if self.stopped.startswith("SIG") else 0
+        """0, or 128 plus the number of the signal, as shells expect, or 1 for a run that diverged."""
+        if self.stopped.startswith("SIG"):
+            return 128 + signal.Signals[self.stopped].value
+        return int(self.stopped == "diverged")
 
 
 def detach(state: Any) -> Any:

@@ -18,6 +18,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.received: int = 0
         """Number of the signal; 0 while there was none."""
+        self.heeded = False
+        """Set by whoever ends its work because of the signal; otherwise the signal acts after all, at the end."""
         self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -34,6 +36,8 @@ class Interrupts:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: Any) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.received and not self.heeded and failure is None:
+            signal.raise_signal(self.received)

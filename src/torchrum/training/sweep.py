@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, identity
-from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.overrides import override
 from torchrum.training.records import holds_run, read_result, write_json
@@ -51,7 +52,8 @@ def run_sweep(
         quiet, on_end: as for ``Trainer``.
 
     Returns:
-        The results, up to the first that a signal ended; ``folder/summary.json`` has them too.
+        The results, up to the first that a signal ended; ``folder/summary.json`` has them too. A run that diverged is
+        one of them, without scores.
     """
     if not runs:
         raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
@@ -59,8 +61,13 @@ def run_sweep(
     folder = Path(engine.broadcast(str(folder)))
     results: dict[str, Result] = {}
     for label, config in runs.items():
-        results[label] = _train(config, folder / label, quiet, engine, on_end)
-        if results[label].exit_code:
+        try:
+            results[label] = _train(config, folder / label, quiet, engine, on_end)
+        except DivergedError as error:
+            results[label] = Result(folder / label, "diverged", 0, {}, None, 0, 0.0)
+            if engine.rank == 0 and not quiet:
+                print(f"{label}: {error}", file=sys.stderr)
+        if results[label].stopped.startswith("SIG"):
             break
         engine.first(lambda: _summarise(folder, runs, results))
     return list(results.values())
@@ -83,8 +90,9 @@ def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[s
     }
     groups: dict[str, list[float]] = {}
     for label, result in results.items():
-        value = result.scores.get(runs[label].task.metric, math.nan)
-        groups.setdefault(label.rpartition("/")[0], []).append(value)
+        if result.stopped != "diverged":
+            value = result.scores.get(runs[label].task.metric, math.nan)
+            groups.setdefault(label.rpartition("/")[0], []).append(value)
     means = {
         group or "all": {"runs": len(values), "mean": statistics.fmean(values), "spread": statistics.pstdev(values)}
         for group, values in groups.items()

@@ -16,7 +16,7 @@ from torchrum.training import random_state
 from torchrum.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, identity, to_json
-from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.graph_step import GraphStep, graph_obstacle
 from torchrum.training.optim import build_optimizer, learning_rate, set_learning_rate
@@ -200,8 +200,9 @@ class Trainer:
 
     def _check_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
-            raise RunError(
-                f"the loss is {loss} at step {self._progress.step}; the checkpoints in {self._folder} are from before. "
+            kept = f"; the checkpoints in {self._folder} are from before" if has_checkpoint(self._folder) else ""
+            raise DivergedError(
+                f"the loss is {loss} at step {self._progress.step}{kept}. "
                 "Try a lower --optimizer.lr, or --optimizer.clip 1."
             )
 
@@ -285,8 +286,8 @@ class Trainer:
         self._progress = Progress(**state["progress"])
         complete = self._progress.step >= self.config.steps or self._goal()
         if complete and engine.first(lambda: (folder / RESULT).exists()):
-            done = f"{self._progress.step} of {self.config.steps} steps done"
-            raise RunError(f"{folder} is complete: {done}. Pass --steps, or --stop_at none, for more.")
+            done = f"{self._progress.step} steps are done, {self.config.steps} are asked for"
+            raise RunError(f"{folder} is complete: {done}. Pass more --steps, or --stop_at none.")
         self._step.position.fill_(self._progress.step)
         notes = [f"resuming {folder} at step {self._progress.step}"]
         processes = state["processes"]
@@ -315,6 +316,7 @@ class Trainer:
             self._folder, stopped, progress.step, scores, progress.best, progress.best_step, progress.seconds
         )
         if stopped.startswith("SIG"):
+            self._interrupts.heeded = True
             self._display.say(
                 f"{stopped}: saved at step {progress.step}; go on with: torchrum train --resume {self._folder}"
             )
