@@ -103,7 +103,6 @@ def test_seeds_and_grids(tmp_path):
         (["train", TINY, "--steps"], "--steps needs a value"),
         (["train", TINY, "--lr", "3"], "did you mean 'optimizer.lr'?"),
         (["train"], "train needs a recipe, or --resume RUN"),
-        (["train", TINY, "--resume", "x"], f"--resume goes on with the run's own recipe; leave {TINY} out."),
         (["table", "--within", "0"], "--within is 0, but it must be at least 1."),
         (["train", TINY, "--devices", "3"], "batch_size 8 does not divide among 3 processes"),
         (["train", TINY, "--seeds", "0"], "at least 1"),
@@ -143,6 +142,14 @@ def test_fields_may_stand_anywhere_and_stray_words_are_refused(tmp_path, capsys)
         main(["train", TINY, "stray", *out])
     assert stop.value.code == 2
     assert "stray" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_as_another_recipe(tmp_path, capsys):
+    assert main(["train", TINY, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
+    resume = ["--resume", str(tmp_path / "tiny"), "--steps", "3", "--quiet"]
+    assert main(["train", "copying-lstm-t200", *resume]) == 2
+    assert "tiny is a run of tiny, not of copying-lstm-t200; leave the recipe out." in capsys.readouterr().err
+    assert main(["train", TINY, *resume]) == 0
 
 
 def test_a_failed_run_has_exit_code_1(tmp_path, capsys):

@@ -53,6 +53,9 @@ def test_a_run_that_diverges_does_not_end_the_sweep(tmp_path, capsys):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["runs"]["optimizer.lr=1e38/seed-0"]["stopped"] == "diverged"
     assert list(summary["means"]) == ["optimizer.lr=0.01"]
+    assert "optimizer.lr=0.01/seed-0, 2 of 2\n" in error
+    assert f"optimizer.lr=0.01: accuracy {good.scores['accuracy']:.4f} +- 0.0000 over 1\n" in error
+    assert error.endswith(f"all of it: {tmp_path / 'summary.json'}\n")
 
 
 def test_a_search_tries_values_in_range_and_goes_on(tmp_path):

@@ -104,9 +104,11 @@ def main(arguments: list[str]) -> int:
         results = run_sweep(runs, folder, quiet=options.quiet, on_end=draw)
         code = max(result.exit_code for result in results)
     elif options.resume is not None:
-        if recipe is not None:
-            raise ConfigError(f"--resume goes on with the run's own recipe; leave {options.recipe} out.")
         config = override(read_config(options.resume), fields)
+        if recipe is not None and recipe.name != config.name:
+            raise ConfigError(
+                f"{options.resume} is a run of {config.name}, not of {recipe.name}; leave the recipe out."
+            )
         code = Trainer(config, quiet=options.quiet, on_end=draw).fit(options.resume, resume=True).exit_code
     else:
         assert recipe is not None

@@ -60,16 +60,26 @@ def run_sweep(
     engine = Engine(next(iter(runs.values())))
     folder = Path(engine.broadcast(str(folder)))
     results: dict[str, Result] = {}
-    for label, config in runs.items():
+
+    def say(text: str) -> None:
+        if engine.rank == 0 and not quiet:
+            print(text, file=sys.stderr)
+
+    for number, (label, config) in enumerate(runs.items(), 1):
+        say(f"{label}, {number} of {len(runs)}")
         try:
             results[label] = _train(config, folder / label, quiet, engine, on_end)
         except DivergedError as error:
             results[label] = Result(folder / label, "diverged", 0, {}, None, 0, 0.0)
-            if engine.rank == 0 and not quiet:
-                print(f"{label}: {error}", file=sys.stderr)
+            say(f"{label}: {error}")
         if results[label].stopped.startswith("SIG"):
-            break
-        engine.first(lambda: _summarise(folder, runs, results))
+            say(f"to go on with all {len(runs)} runs, give the same command with --resume {folder}")
+            return list(results.values())
+        means = engine.first(lambda: _summarise(folder, runs, results))
+    metric = next(iter(runs.values())).task.metric
+    for group, found in means.items():
+        say(f"{group}: {metric} {found['mean']:.4f} +- {found['spread']:.4f} over {found['runs']}")
+    say(f"all of it: {folder / SUMMARY}")
     return list(results.values())
 
 
@@ -83,7 +93,8 @@ def _train(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_en
     return Result(folder=folder, **done)
 
 
-def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[str, Result]) -> None:
+def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[str, Result]) -> dict[str, Any]:
+    """Write the summary; returns the means of the runs that differ in their seed alone."""
     rows = {
         label: {"scores": result.scores, "best": result.best, "step": result.step, "stopped": result.stopped}
         for label, result in results.items()
@@ -98,6 +109,7 @@ def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[s
         for group, values in groups.items()
     }
     write_json(folder / SUMMARY, {"metric": next(iter(runs.values())).task.metric, "means": means, "runs": rows})
+    return means
 
 
 def search(

@@ -76,9 +76,13 @@ class Trainer:
             try:
                 return self._run(resume, graph, notes)
             except OSError as error:
+                further = (
+                    f"Earlier checkpoints are intact; make room, then go on with: torchrum train --resume {folder}"
+                    if has_checkpoint(folder)
+                    else "Make room or choose another --out."
+                )
                 raise RunError(
-                    f"{error.filename or folder} cannot be written: {error.strerror or error}. Earlier checkpoints are "
-                    f"intact; make room or choose another --out, then go on with: torchrum train --resume {folder}"
+                    f"{error.filename or folder} cannot be written: {error.strerror or error}. {further}"
                 ) from error
 
     def _prepare(self, resume: bool) -> tuple[bool, list[str]]:
