@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -156,10 +157,16 @@ class Engine:
             self._tracker.finalize("success")
 
 
+LET_GO = 0.1  # seconds
+
+
 def leave_together() -> None:
     """End the processes of a run at once: one that ends while another is still connected can bring that one down."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
+        # gloo's thread needs the interpreter to let go of the barrier; the group's destructor waits for that thread
+        # without giving the interpreter up
+        time.sleep(LET_GO)
         torch.distributed.destroy_process_group()
 
 
