@@ -1,4 +1,4 @@
-"""Float32 products as three bfloat16 ones, where torch rounds to TF32: near its speed, sixteen bits instead of ten.
+"""Float32 products as three bfloat16 ones, where torch rounds to TF32: its speed, and sixteen bits instead of ten.
 
 ``x = head + rest`` with both in bfloat16, so ``x y`` is ``head head' + rest head' + head rest'`` up to ``rest rest'``.
 Side by side along the inner axis they are one product of three times its length, summed in float32.
@@ -30,7 +30,7 @@ def multiply_halves(left: Tensor, right: Tensor, out: Tensor | None = None) -> T
     """``left @ right`` of half types in float32."""
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32, out=out)
-    return torch.mm(left.float(), right.float(), out=out)  # the same products; a CPU would sum halves in halves
+    return torch.mm(left.float(), right.float(), out=out)  # the same numbers, a product at a time
 
 
 def split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -40,6 +40,8 @@ def split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 class _SplitProduct(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
         product = multiply_halves(split_left(_rows(x)), split_right(weight).t())
@@ -56,17 +58,6 @@ class _SplitProduct(torch.autograd.Function):
         dx = grad @ weight if ctx.needs_input_grad[0] else None
         dweight = _rows(grad).t() @ _rows(x) if ctx.needs_input_grad[1] else None
         return dx, dweight
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
-        """If x alone is mapped, its samples are rows of one product; else a product a sample."""
-        x_dim, weight_dim = in_dims
-        if weight_dim is None:
-            assert x_dim is not None
-            return _SplitProduct.apply(x.movedim(x_dim, 0), weight), 0
-        xs = [x] * info.batch_size if x_dim is None else x.unbind(x_dim)
-        pairs = zip(xs, weight.unbind(weight_dim), strict=True)
-        return torch.stack([_SplitProduct.apply(*pair) for pair in pairs]), 0
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dweight: Tensor | None) -> Tensor:

@@ -34,7 +34,7 @@ from .product import Product, add_parts, fetch_parts, splits
 LANES_PER_WARP = {"forward": 256, "backward": 256}  # of a row
 MOST_WARPS = 8
 ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a product's tile must fit beside a row
-PDL = True  # launch each kernel while the one before it drains; for products of half types, which take part
+PDL = True  # launch each kernel while the one before it drains; half types only, where the products take part
 CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in products
 TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
 
@@ -161,13 +161,13 @@ def lam0_forward_kernel(
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
-    PIECES: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One step for row b. A table holds the step that ``t`` counts from, and xp, out, gates and T.
 
-    With three PIECES the new state goes to ``low`` as ``_split.py`` divides a factor in float32.
+    SPLIT leaves the new state in ``low`` as ``_split.py`` divides a factor in float32.
     """
-    dtype = tl.float32 if PIECES == 3 else low.dtype.element_ty
+    dtype = tl.float32 if SPLIT else low.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if table is not None:
@@ -217,8 +217,8 @@ def lam0_forward_kernel(
     if keep is not None:
         new = tl.where(keep, new, h)
     tl.store(state + b * H + j, new, mask=mask)
-    if PIECES == 3:
-        low += b * (PIECES * HP) + j
+    if SPLIT:
+        low += b * (3 * HP) + j
         head = new.to(low.dtype.element_ty)
         tl.store(low, head, mask=mask)
         tl.store(low + HP, (new - head.to(tl.float32)).to(low.dtype.element_ty), mask=mask)
@@ -235,9 +235,8 @@ def padded(H: int) -> int:
 
 def takes_pdl(factor: Tensor) -> bool:
     """Whether a product with ``factor`` and the row kernels around it are launched while the one before drains."""
-    if not PDL or factor.dtype == torch.float32 or not factor.is_cuda:
-        return False
-    return torch.cuda.get_device_capability(factor.device) >= (9, 0)
+    half = PDL and factor.dtype != torch.float32
+    return half and factor.is_cuda and torch.cuda.get_device_capability(factor.device) >= (9, 0)
 
 
 def launch_options(
@@ -276,14 +275,14 @@ class Buffers:
     flags: dict[str, Any]
 
     def __init__(
-        self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool, pieces: int = 1
+        self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool, split: bool = False
     ) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=like.device)
 
         self.B, self.H, self.G = B, H, options.num_gates
-        self.pieces = pieces  # of each number of the product's factors
-        HP, dtype = padded(H), HALF if pieces == 3 else like.dtype
+        self.split, self.pieces = split, 3 if split else 1
+        HP, dtype = padded(H), HALF if split else like.dtype
         self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
         if TRANSPOSED[self.direction]:
             self.weight = empty(self.pieces * HP, self.G * HP, dtype=dtype).t()
@@ -326,7 +325,7 @@ class Buffers:
         seed: Tensor | None,
     ) -> None:
         G, H, pieces = self.G, self.H, self.pieces
-        if pieces == 3:
+        if self.split:
             weight_hh = split_right(weight_hh)
         self.weight.view(G, -1, pieces, padded(H))[:, :H, :, :H].copy_(weight_hh.view(G, H, pieces, H))
         self.h0.copy_(h0)
@@ -348,18 +347,18 @@ class ForwardSteps(Buffers):
     stride = 1
 
     def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
-        super().__init__(like, B, H, options, has_lengths, graphed, 3 if rounded(like) else 1)
+        super().__init__(like, B, H, options, has_lengths, graphed, rounded(like))
         HP = padded(H)
         self.low = self.weight.new_zeros(B, self.pieces * HP)  # padding stays zero
-        summed = like.dtype if self.pieces == 3 else None
+        summed = like.dtype if self.split else None
         self.product = Product(self.low, self.weight.t(), takes_pdl(self.low), self.direction, summed)
-        if self.pieces == 3 and not self.product.weight_first:
+        if self.split and not self.product.weight_first:
             self.product.pdl = False  # 2 % slower with cuBLAS
-        self.flags = launch_options(like, H, options, "forward", self.product.pdl) | {"PIECES": self.pieces}
+        self.flags = launch_options(like, H, options, "forward", self.product.pdl) | {"SPLIT": self.split}
 
     def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
         self.load(*loaded)
-        first = split_left(self.h0) if self.pieces == 3 else self.h0
+        first = split_left(self.h0) if self.split else self.h0
         self.low.view(self.B, self.pieces, -1)[..., : self.H].copy_(first.view(self.B, self.pieces, self.H))
         self.given = (xp, out, gates)
         if self.table is not None:

@@ -189,7 +189,7 @@ class Product:
 
 
 def splits(direction: str, B: int, dtype: torch.dtype) -> bool:
-    """Whether the product may be left in parts; float32 factors go to cuBLAS, which follows torch's precision."""
+    """Whether the product may be left in parts; float32 follows torch's precision settings, so it goes to cuBLAS."""
     wanted = SPLIT[direction] or WEIGHT_FIRST[direction]
     return wanted and B <= ROWS and dtype in (torch.float16, torch.bfloat16)
 
