@@ -1,4 +1,5 @@
 import json
+import math
 import os
 
 import pytest
@@ -78,6 +79,15 @@ def test_targets_take_the_better_of_our_two_ways():
 def test_a_failed_contestant_misses_its_target():
     made = Report("gpu", PLACE, [row("fused", None, failed="x"), row("gru graphed", 6.0)])
     assert [target.value for target in gpu_targets(made)] == [None]
+
+
+def test_an_error_that_is_not_a_number_misses_its_target():
+    rows = [row("fused", 1.0), row("fused graphed", 1.0)]
+    for place, error in enumerate((1e-9, math.nan)):
+        rows[place].error = error
+    [target] = [target for target in gpu_targets(Report("gpu", PLACE, rows)) if "relative error" in target.name]
+    assert math.isnan(target.value)
+    assert not target.reached
 
 
 def test_every_gpu_target_has_its_case():
