@@ -72,6 +72,14 @@ def test_a_run_of_no_recipe_is_refused(run, tmp_path):
         record(copy, tmp_path / "results")
 
 
+def test_a_run_names_no_module(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"name": "os:abort"}))
+    with pytest.raises(LedgerError, match="no recipe 'os:abort'"):
+        record(copy, tmp_path / "results")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -39,6 +39,8 @@ def test_a_sound_entry_is_read(data):
         ({"surprise": 1}, "the fields surprise are missing or unknown"),
         ({"format": 2}, "format is 2, but this version reads 1"),
         ({"recipe": "copying-lstmm-t200"}, "its recipe cannot be rebuilt: no recipe 'copying-lstmm-t200'"),
+        ({"recipe": "os:abort"}, "its recipe cannot be rebuilt: no recipe 'os:abort'"),
+        ({"recipe": "copying-lstm"}, "its recipe cannot be rebuilt: no recipe 'copying-lstm'"),
         ({"overrides": ["task.dilay=3"]}, "its recipe cannot be rebuilt: no field 'task.dilay'"),
         ({"overrides": ["task.delay=0"]}, "its recipe cannot be rebuilt: Copying: delay=0"),
         ({"baseline": 0.5}, "baseline is 0.5, but the task's is"),

@@ -1,4 +1,5 @@
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -109,9 +110,15 @@ def test_json_of_another_program_is_refused():
     with pytest.raises(ConfigError, match="no field of TrainConfig 'stepz'"):
         from_json({**data, "stepz": 1})
     with pytest.raises(ConfigError, match="not part of torchrum"):
-        from_json({**data, "task": {"type": "antigravity:Task"}})
-    with pytest.raises(ConfigError, match="is not a task"):
         from_json({**data, "task": {"type": "torchrum.training.config:ModelConfig"}})
+
+
+@pytest.mark.parametrize("module", ["antigravity", "torchrum.bench.plot"])
+def test_a_file_does_not_choose_what_is_imported(module, monkeypatch):
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ConfigError, match="not part of torchrum"):
+        from_json({**to_json(tiny()), "task": {"type": f"{module}:Task"}})
+    assert module not in sys.modules
 
 
 def test_identity_ignores_length_and_place_only():

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchrum.ledger.schema import MAX_POINTS, Entry, LedgerError, from_json
 from torchrum.models import build_model
-from torchrum.recipes import load_recipe
+from torchrum.recipes import registered_recipe
 from torchrum.training import records
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import from_json as config_from_json
@@ -81,7 +81,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
 def changes(config: TrainConfig) -> list[str]:
     """Where a config differs from the recipe of its name, as ``field=value``."""
     try:
-        recipe = load_recipe(config.name)
+        recipe = registered_recipe(config.name)
     except ConfigError as error:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
     return [text for text in _changes(to_json(recipe), to_json(config)) if text.partition("=")[0] not in NOT_RECORDED]

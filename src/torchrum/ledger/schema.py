@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchrum.recipes import load_recipe
+from torchrum.recipes import registered_recipe
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import override
@@ -79,7 +79,7 @@ class Entry:
 
     def config(self) -> TrainConfig:
         """The config of the run, rebuilt from the recipe."""
-        return override(load_recipe(self.recipe), [*self.overrides, f"seed={self.seed}"])
+        return override(registered_recipe(self.recipe), [*self.overrides, f"seed={self.seed}"])
 
     def to_json(self) -> str:
         """The text of the file: a field a line, so that two runs can be compared line by line."""

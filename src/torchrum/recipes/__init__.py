@@ -10,7 +10,7 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import unknown_name
 
-__all__ = ["PAPER_ONLY", "RECIPES", "Recipe", "load_recipe"]
+__all__ = ["PAPER_ONLY", "RECIPES", "Recipe", "load_recipe", "registered_recipe"]
 
 Recipe = Callable[[], TrainConfig]
 
@@ -31,21 +31,26 @@ PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
 """Task and size to rivals that have no recipe: name and printed number."""
 
 
+def registered_recipe(name: str) -> TrainConfig:
+    """The config of a recipe in ``RECIPES``, by its full name: all that a file may name, since it imports nothing."""
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES, "torchrum list shows those that there are.")
+    return RECIPES[name]()
+
+
 def load_recipe(name: str) -> TrainConfig:
-    """The config that a recipe returns.
+    """The config that a recipe returns; for names that the user types, never for those that stand in a file.
 
     Args:
         name: a name in ``RECIPES``; the same without its size, as ``copying-rum``, which takes the smallest; or
-            ``module:function``, a recipe of your own.
+            ``module:function``, a recipe of your own, whose module is imported.
     """
-    if name in RECIPES:
-        return RECIPES[name]()
     if ":" in name:
         return _load_own(name)
     sized = [known for known in RECIPES if re.fullmatch(re.escape(name) + r"-t\d+", known)]
-    if sized:
+    if sized and name not in RECIPES:
         return RECIPES[min(sized, key=lambda known: int(known.rpartition("-t")[2]))]()
-    raise unknown_name("recipe", name, RECIPES, "torchrum list shows those that there are.")
+    return registered_recipe(name)
 
 
 def _load_own(name: str) -> TrainConfig:

@@ -1,7 +1,5 @@
 """A config as plain data and back, and what two configs have in common."""
 
-import importlib
-import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -28,16 +26,17 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         plain = {name: _plain(getattr(value, name)) for name in field_names(value)}
-        return (
-            {"type": f"{type(value).__module__}:{type(value).__qualname__}", **plain}
-            if isinstance(value, Task)
-            else plain
-        )
+        return {"type": task_name(type(value)), **plain} if isinstance(value, Task) else plain
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+def task_name(kind: type[Task]) -> str:
+    """What a file calls a class of tasks: ``module:class``."""
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def from_json(data: Mapping[str, Any]) -> TrainConfig:
@@ -63,18 +62,16 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _task_class(path: str) -> type[Task]:
-    module, _, name = path.partition(":")
-    if module not in sys.modules and not module.startswith("torchrum."):  # a file must not choose what is imported
+    """The task of this name among those that are loaded: a file must not choose what is imported."""
+    kinds = Task.__subclasses__()
+    for kind in kinds:  # grows as it is walked
+        kinds += kind.__subclasses__()
+    found = {task_name(kind): kind for kind in kinds}
+    if path not in found:
         raise ConfigError(
             f"the task {path} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION --resume RUN"
         )
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the task {path} cannot be found: {error}") from error
-    if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise ConfigError(f"{path} is not a task.")
-    return cls
+    return found[path]
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
