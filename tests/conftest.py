@@ -8,6 +8,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core; more threads only wa
 import pytest
 import torch
 
+from torchrum.ops._onednn import limit_isa
+
+if "PYTEST_XDIST_WORKER" not in os.environ and (done := limit_isa()):  # workers and children inherit it
+    print(done, flush=True)
 if torch.cuda.is_available() and "PYTEST_XDIST_WORKER" in os.environ:
     from torchrum.ops.rum_scan.fused import compiling
 

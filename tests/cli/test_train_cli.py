@@ -197,6 +197,15 @@ def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
         main(["train"])
 
 
+def test_ungranted_amx_is_named_with_its_cure(capsys, monkeypatch):
+    def fail(arguments):
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr("torchrum.cli.command", lambda name: fail)
+    assert main(["list"]) == 1
+    assert "ONEDNN_MAX_CPU_ISA" in capsys.readouterr().err
+
+
 def test_without_the_extra_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     assert main(["train", TINY, "--out", str(tmp_path), "--quiet"]) == 2

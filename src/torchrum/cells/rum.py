@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from ..ops._dispatch import Backend
+from ..ops._onednn import explained_linear
 from ..ops._precision import exact_products, rounds_products
 from ..ops._split import split_linear
 from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
@@ -254,7 +255,7 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
     if bias is not None and bias.shape[0] < weight.shape[0]:
         bias = F.pad(bias, (0, weight.shape[0] - bias.shape[0]))  # no bias for eps
     if not rounds_products(x):
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if torch.compiler.is_compiling() else explained_linear(x, weight, bias)
     if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
         with exact_products():
             return F.linear(x, weight, bias)

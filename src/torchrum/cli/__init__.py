@@ -75,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         code = getattr(error, "exit_code", None)  # only errors that are meant for the user have one
+        if code is None and "could not create a primitive" in str(error):
+            from torchrum.ops._onednn import ADVICE
+
+            complain(f"{ADVICE}.")
+            return 1
         if code is None:
             raise
         complain(str(error))
