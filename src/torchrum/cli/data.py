@@ -1,0 +1,67 @@
+"""``torchrum data fetch babi`` and ``torchrum data verify``"""
+
+import argparse
+import os
+from pathlib import Path
+
+EPILOG = """The data directory is --data-dir, else TORCHRUM_DATA, else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
+TORCHRUM_OFFLINE=1 forbids downloads. Training fetches what it needs by itself."""
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
+    """The option that commands which read data share."""
+    return parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="folder of the data sets (default: TORCHRUM_DATA, else the cache)"
+    )
+
+
+def use_data_dir(folder: Path | None) -> None:
+    """Take ``folder`` for the data of this process and of those that it starts."""
+    if folder is not None:
+        from torchrum.data.files import ROOT_VARIABLE
+
+        os.environ[ROOT_VARIABLE] = str(folder.absolute())
+
+
+def main(arguments: list[str]) -> int:
+    """Show, fetch or verify data sets."""
+    parser = argparse.ArgumentParser(
+        prog="torchrum data",
+        description="Data sets: where they live (path), download or import (fetch), check every hash (verify).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", choices=("path", "fetch", "verify"))
+    parser.add_argument("corpus", nargs="?", help="ptb or babi; all if left out")
+    parser.add_argument("--from", dest="origin", type=Path, metavar="FILE", help="fetch from this tar, zip or folder")
+    add_data_dir(parser)
+    options = parser.parse_args(arguments)
+
+    from torchrum.data import CORPORA, data_root
+    from torchrum.data.files import fetch, fetch_from, location, verify
+    from torchrum.training.errors import ConfigError
+    from torchrum.training.overrides import unknown_name
+
+    if options.corpus is not None and options.corpus not in CORPORA:
+        raise unknown_name("data set", options.corpus, CORPORA)
+    if options.origin is not None and (options.action != "fetch" or options.corpus is None):
+        raise ConfigError("--from belongs to one data set: torchrum data fetch babi --from FILE.")
+    use_data_dir(options.data_dir)
+    corpora = [CORPORA[options.corpus]] if options.corpus else list(CORPORA.values())
+    code = 0
+    for corpus in corpora:
+        if options.action == "path":
+            print(data_root() / corpus.name)
+        elif options.action == "fetch":
+            if options.origin is not None:
+                fetch_from(corpus, options.origin)
+            elif missing := [file for file in corpus.files if not location(corpus, file).exists()]:
+                fetch(corpus, missing)
+            print(f"{data_root() / corpus.name}: {corpus.title}")
+        else:
+            states = verify(corpus)
+            for path, state in states.items():
+                print(f"{corpus.name}/{path}: {state}")
+            if any(state == "missing" or state.startswith("wrong") for state in states.values()):
+                code = 3
+    return code
