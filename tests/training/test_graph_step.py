@@ -8,10 +8,12 @@ import torch
 
 from torchrum.layers.cells import compile_steps
 from torchrum.layers.registry import build_layer
+from torchrum.tasks.base import Batch
 from torchrum.training import ModelConfig, OptimizerConfig, Trainer, read_metrics
 from torchrum.training.checkpoint import load_checkpoint
 from torchrum.training.errors import ConfigError
 from torchrum.training.graph_step import graph_obstacle
+from training.test_trainer import Buckets, ResettableModel, Stream
 from training.tiny import Model, tiny, tiny_model
 
 
@@ -171,3 +173,47 @@ def test_compiled_and_recorded_steps_give_the_losses_of_plain_ones(tmp_path, lay
     for how, changes in (("compiled", {"compile": True}), ("plain", {"graph": False})):
         Trainer(replace(config, **changes), quiet=True).fit(tmp_path / how)
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_each_shape_has_its_own_graph(tmp_path, monkeypatch, average):
+    config = cuda(task=Buckets(), average=average)
+    replays = []
+    original = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(graph), original(graph)))
+    Trainer(config, quiet_model(config), quiet=True).fit(tmp_path / "graph")
+    assert len(set(map(id, replays))) == 2
+    assert len(replays) >= config.steps - 6
+    Trainer(replace(config, graph=False), quiet_model(config), quiet=True).fit(tmp_path / "plain")
+    assert losses(tmp_path / "graph") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+    graph, plain = (load_checkpoint(tmp_path / kind)[0] for kind in ("graph", "plain"))
+    for key in graph:
+        torch.testing.assert_close(graph[key], plain[key], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_carried_state_is_captured_and_reset_in_its_place(tmp_path, monkeypatch, precision):
+    config = cuda(task=DeviceStream(), precision=precision)
+    replays = []
+    original = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), original(graph)))
+    for kind, graph in (("graph", True), ("plain", False)):
+        torch.manual_seed(0)
+        Trainer(replace(config, graph=graph), ResettableModel(), quiet=True).fit(tmp_path / kind)
+    assert len(replays) == config.steps - 3
+    tolerance = 1e-4 if precision == "32-true" else 2e-2
+    assert losses(tmp_path / "graph") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+
+
+class DeviceStream(Stream):
+    """The same text on the device, read without a look at the step from the host."""
+
+    def setup(self, device, seed):
+        return super().setup(torch.device("cpu"), seed).to(device)
+
+    def train_batch(self, size, generator, step, data):
+        places = step % self.epoch * self.length + torch.arange(self.length + 1, device=data.device)
+        text = data[:size].index_select(1, places)
+        return Batch(text[:, :-1], text[:, 1:])

@@ -8,7 +8,7 @@ import torch
 from torchrum.tasks.base import Batch
 from torchrum.training import OptimizerConfig, Trainer
 from torchrum.training.errors import RunError
-from torchrum.training.run_state import detach, to_device
+from torchrum.training.run_state import copy_into, detached_copy, to_device
 from training.tiny import tiny, tiny_model
 
 
@@ -24,9 +24,13 @@ def test_a_batch_is_cut_and_moved_with_its_lengths():
 
 def test_carried_state_may_be_nested_and_partly_absent():
     state = (torch.ones(2, requires_grad=True) * 2, (torch.zeros(1), None))
-    cut = detach(state)
+    cut = detached_copy(state)
     assert not cut[0].requires_grad
+    assert cut[0].data_ptr() != state[0].data_ptr()
     assert cut[1][1] is None
+    place = cut[0].data_ptr()
+    assert copy_into(cut, (torch.full((2,), 7.0), (torch.ones(1), None))) is cut
+    assert (cut[0].tolist(), cut[1][0].tolist(), cut[0].data_ptr()) == ([7, 7], [1], place)
     assert to_device(cut, torch.device("meta"))[1][0].is_meta
 
 

@@ -17,10 +17,13 @@ from torchrum.training import (
     Trainer,
     evaluate,
     load_model,
+    override,
     read_metrics,
     signals,
 )
+from torchrum.training import trainer as trainer_module
 from torchrum.training.checkpoint import load_checkpoint
+from torchrum.training.step import TrainStep
 from training.tiny import First, Model, tiny, tiny_model
 
 
@@ -307,19 +310,107 @@ class StreamModel(nn.Module):
         return self.readout(output), state
 
 
-def test_state_is_carried_reset_and_resumed(tmp_path):
+class ResettableModel(StreamModel):
+    """The same with a state to start from, so that the carried one can stay in its place."""
+
+    def initial_state(self, batch_size, device, dtype):
+        return torch.zeros(1, batch_size, 8, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", [StreamModel, ResettableModel])
+def test_state_is_carried_reset_and_resumed(tmp_path, kind):
     config = replace(tiny(), task=Stream(), steps=13, checkpoint_every=100, eval_every=8)
     torch.manual_seed(0)
-    model = StreamModel()
+    model = kind()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     Trainer(config, model, quiet=True).fit(tmp_path / "whole")
-    assert [state is None for state in model.states] == [step % 5 == 0 for step in range(13)]
+    assert [state is None or not state.any() for state in model.states] == [step % 5 == 0 for step in range(13)]
+    assert [state is None for state in model.states].count(True) == (3 if kind is StreamModel else 1)
     assert not model.states[1].requires_grad
 
-    half = StreamModel()
+    half = kind()
     half.load_state_dict(weights)
     Trainer(replace(config, steps=8), half, quiet=True).fit(tmp_path / "half")
-    rest = StreamModel()
+    rest = kind()
     Trainer(config, rest, quiet=True).fit(tmp_path / "half", resume=True)
     assert torch.equal(rest.states[0], model.states[8])
     assert numbers(tmp_path / "half")[-1] == numbers(tmp_path / "whole")[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets(First):
+    """Sequences of two lengths, drawn in an order that is new in each epoch."""
+
+    epoch: int = 4
+    """Steps of an epoch."""
+
+    def setup(self, device, seed):
+        return {"seen": [], "widths": [], "width": 0, "epoch": None}
+
+    def plan(self, step, data):
+        epoch, place = divmod(step, self.epoch)
+        if data["epoch"] != epoch:  # from the step alone: a resumed run comes in the middle of one
+            order = torch.randperm(self.epoch, generator=torch.Generator().manual_seed(epoch))
+            data["widths"], data["epoch"] = [self.length + int(number) % 2 for number in order], epoch
+        data["width"] = data["widths"][place]
+        data["seen"].append(data["width"])
+        return data["width"]
+
+    def train_batch(self, size, generator, step, data):
+        x = torch.randint(self.symbols, (size, data["width"]), generator=generator, device=generator.device)
+        return Batch(x, x[:, 0].clone())
+
+
+def test_a_step_is_planned_on_the_host_and_resumed_in_the_middle_of_an_epoch(tmp_path):
+    config = replace(tiny(), task=Buckets(), steps=14, checkpoint_every=100, eval_every=7)
+    Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "whole")
+    Trainer(replace(config, steps=6), tiny_model(config), quiet=True).fit(tmp_path / "half")
+    Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "half", resume=True)
+    whole, half = (load_checkpoint(tmp_path / name)[0] for name in ("whole", "half"))
+    for name in whole:
+        assert torch.equal(whole[name], half[name])
+
+
+def test_the_average_of_the_weights_is_scored_kept_and_resumed(tmp_path, monkeypatch):
+    config = replace(tiny(), average=0.5, steps=9, eval_every=3, checkpoint_every=100)
+    plain = replace(config, average=None)
+    seen, scored = [], []
+    original = TrainStep.run
+
+    def run(step):
+        original(step)
+        seen.append({name: weight.detach().clone() for name, weight in step.model.state_dict().items()})
+
+    monkeypatch.setattr(TrainStep, "run", run)
+    real = trainer_module.score
+    monkeypatch.setattr(
+        trainer_module, "score", lambda task, model, *rest: scored.append(model) or real(task, model, *rest)
+    )
+    torch.manual_seed(0)
+    model = tiny_model(config)
+    expected = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    Trainer(config, model, quiet=True).fit(tmp_path / "run")
+    for step, weights in enumerate(seen):
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = {name: decay * expected[name] + (1 - decay) * weights[name] for name in expected}
+    kept = load_checkpoint(tmp_path / "run")[0]
+    assert scored[0] is not model
+    for name in kept:
+        torch.testing.assert_close(kept[name], expected[name])
+        assert not torch.equal(kept[name], model.state_dict()[name])
+
+    monkeypatch.setattr(TrainStep, "run", original)
+    Trainer(plain, tiny_model(config), quiet=True).fit(tmp_path / "plain")
+    trained = load_checkpoint(tmp_path / "plain")[0]
+    assert all(torch.equal(trained[name], model.state_dict()[name]) for name in trained)  # it changes no step
+
+    Trainer(replace(config, steps=4), tiny_model(config), quiet=True).fit(tmp_path / "half")
+    Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "half", resume=True)
+    half = load_checkpoint(tmp_path / "half")[0]
+    assert all(torch.equal(half[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize("value", ["0", "1", "nan", "-0.5"])
+def test_an_average_that_keeps_nothing_or_everything_is_refused(value):
+    with pytest.raises(ConfigError, match="average is"):
+        override(tiny(), [f"average={value}"])

@@ -1,7 +1,7 @@
 """What a task is: data, loss, metrics and the score to beat. It has no optimizer and no loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -35,7 +35,8 @@ class Task(ABC):
 
     The trainer calls ``setup`` once, then for each step ``train_batch``, ``loss`` and ``metrics``, and now and then it
     scores the batches of ``validation``. A model is called ``model(x, lengths)`` and returns logits; for a task that
-    carries state it is called ``model(x, lengths, state)`` and returns ``(logits, state)``, ``state`` None at first.
+    carries state it is called ``model(x, lengths, state)`` and returns ``(logits, state)``, ``state`` None at first; to
+    be captured in a CUDA graph it needs ``model.initial_state(batch_size, device, dtype)``, what None stands for.
     """
 
     answers: ClassVar[Literal["steps", "last"]] = "steps"
@@ -65,6 +66,18 @@ class Task(ABC):
 
     def setup(self, device: torch.device, seed: int) -> Any:
         """Make or load what ``train_batch`` reads (a fixed training set, say); depends on ``seed`` alone."""
+        return None
+
+    def plan(self, step: int, data: Any) -> Hashable:
+        """Prepare ``data`` for the step that follows ``step`` finished ones, on the host.
+
+        Whatever ``train_batch`` reads keeps its place in memory: buffers are filled in place. All of it follows from
+        ``step`` alone, so that a resumed run finds its place.
+
+        Returns:
+            What the shapes of the step depend on, such as the width of a bucket of sequences of like length; a CUDA
+            graph is recorded for each value.
+        """
         return None
 
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Any) -> Batch:

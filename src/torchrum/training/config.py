@@ -123,6 +123,8 @@ class TrainConfig:
     """Steps between two scores on the validation set."""
     checkpoint_every: int = 500
     """Steps between two checkpoints: the most that a crash can cost."""
+    average: float | None = None
+    """Decay of a moving average of the weights, as 0.999; it is validated, kept and tested in place of them."""
     stop_at: float | None = None
     """Stop early once the task's metric on the validation set is this good."""
     stop_after: int = 2
@@ -145,5 +147,7 @@ class TrainConfig:
                 f"config: batch_size {self.batch_size} does not divide among {self.devices * self.nodes} processes; "
                 "take a batch_size that is a multiple of devices * nodes."
             )
+        if self.average is not None and not 0 < self.average < 1:
+            raise ConfigError(f"config: average is {self.average}, but it must be above 0 and below 1, or none.")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")

@@ -1,11 +1,11 @@
-"""The training step recorded once as a CUDA graph and replayed: small models are otherwise bound by kernel launches."""
+"""The training step captured as a CUDA graph and replayed: small models are otherwise bound by kernel launches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
 from torchrum.ops._capture import recording
-from torchrum.training.step import TrainStep
+from torchrum.training.step import TrainStep, initial_state
 
 WARM_UP = 3  # steps before recording; they are real ones, so that kernels are tuned and the optimizer has its state
 
@@ -21,47 +21,53 @@ def graph_obstacle(step: TrainStep) -> str | None:
         return "precision 16-mixed reads the loss scale on the host; bf16-mixed does not"
     if not config.task.capturable:
         return f"the batches of {type(config.task).__name__} differ in shape or need the host"
-    if config.task.carries_state:
-        return f"{type(config.task).__name__} carries state from batch to batch"
+    if config.task.carries_state and initial_state(step.model) is None:
+        return f"{type(config.task).__name__} carries state, and the model has no initial_state to reset it to"
     return None
 
 
 class GraphStep:
-    """Runs ``step`` eagerly three times, records it, and replays the record from then on.
+    """Runs ``step`` eagerly three times, captures it, and replays the graph from then on; one graph for each shape.
 
     All that a step reads or changes keeps its place in memory: parameters, optimizer state, the learning rate (a
-    tensor), the position in the data, the sums, and the state of the data's generator, registered with the graph.
+    tensor), the position in the data, the sums, the carried state, and the state of the data's generator, registered
+    with the graph. The graphs share one pool of memory: a step leaves nothing in it that the next one needs.
 
     Args:
-        step: what to record; its optimizer must be capturable.
-        report: called with the reason if recording fails; the steps then run eagerly.
+        step: what to capture; its optimizer must be capturable.
+        report: called with the reason if capturing fails; the steps then run eagerly.
     """
 
     def __init__(self, step: TrainStep, report: Callable[[str], None]) -> None:
         self._step, self._report = step, report
         self._stream = torch.cuda.Stream(step.engine.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._met: set[Hashable] = set()
+        """Shapes that ran eagerly, so that their kernels are compiled: that may not happen while capturing."""
         self._done = 0
         self._failed = False
 
     def run(self) -> None:
         """Do one step."""
-        if self._graph is None and not self._failed and self._done >= WARM_UP:
-            self._record()
-        if self._graph is not None:
-            self._graph.replay()
+        shape = self._step.shape
+        if shape not in self._graphs and not self._failed and self._done >= WARM_UP and shape in self._met:
+            self._capture(shape)
+        if shape in self._graphs:
+            self._graphs[shape].replay()
         else:
             self._eager()
+            self._met.add(shape)
         self._done += 1
 
     def _eager(self) -> None:
         current = torch.cuda.current_stream(self._step.engine.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):  # the stream of the recording: autograd remembers where a weight was used
+        with torch.cuda.stream(self._stream):  # the stream of the capture: autograd remembers where a weight was used
             self._step.run()
         current.wait_stream(self._stream)
 
-    def _record(self) -> None:
+    def _capture(self, shape: Hashable) -> None:
         step, device = self._step, self._step.engine.device
         generators = (step.generator, torch.cuda.default_generators[torch.cuda.current_device()])
         states = [generator.get_state() for generator in generators]
@@ -71,11 +77,11 @@ class GraphStep:
         graph.register_generator_state(step.generator)
         torch.cuda.synchronize(device)
         try:
-            with recording(graph, stream=self._stream):
+            with recording(graph, self._pool, self._stream):
                 step.run()
-        except Exception as error:  # whatever a layer does that cannot be recorded; nothing of the step was done
+        except Exception as error:  # whatever a layer does that cannot be captured; nothing of the step was done
             self._failed = True
-            torch.cuda.set_stream(current)  # a recording that breaks off does not leave its stream
+            torch.cuda.set_stream(current)  # a capture that breaks off does not leave its stream
             step.optimizer.zero_grad(set_to_none=True)
             for generator, state in zip(generators, states, strict=True):  # they still believe that they are recorded
                 fresh = torch.Generator(device)
@@ -83,4 +89,4 @@ class GraphStep:
                 generator.graphsafe_set_state(fresh.graphsafe_get_state())
             self._report(f"no CUDA graph, steps run one kernel at a time: {str(error).splitlines()[0]}")
         else:
-            self._graph = graph
+            self._graphs[shape] = graph

@@ -54,11 +54,20 @@ class Result:
         return int(self.stopped == "diverged")
 
 
-def detach(state: Any) -> Any:
-    """The same nested tuple of tensors, cut from its history."""
+def detached_copy(state: Any) -> Any:
+    """The same nested tuple of tensors in memory of their own, cut from their history."""
     if isinstance(state, Tensor):
-        return state.detach()
-    return type(state)(detach(part) for part in state) if isinstance(state, (tuple, list)) else state
+        return state.detach().clone()
+    return type(state)(detached_copy(part) for part in state) if isinstance(state, (tuple, list)) else state
+
+
+def copy_into(state: Any, new: Any) -> Any:
+    """Copy the tensors of ``new`` into those of ``state``, a nested tuple of the same form, and return ``state``."""
+    if isinstance(state, Tensor):
+        return state.copy_(new)
+    for part, fresh in zip(state, new, strict=True) if isinstance(state, (tuple, list)) else ():
+        copy_into(part, fresh)
+    return state
 
 
 def to_device(state: Any, device: torch.device) -> Any:

@@ -1,18 +1,20 @@
 """One training step: data, forward, loss, backward, clipping, optimizer, and the sums of what is reported."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchrum.training.average import Average
 from torchrum.training.config import TrainConfig
 from torchrum.training.fabric import Engine
-from torchrum.training.run_state import detach
+from torchrum.training.run_state import copy_into, detached_copy
 
 
 class TrainStep:
-    """Runs steps and keeps what lasts from one to the next. Nothing in ``run`` waits for the device.
+    """Runs steps and keeps what lasts from one to the next, each in its place. Nothing in ``run`` waits for the device.
 
     Args:
         config: the run.
@@ -20,7 +22,7 @@ class TrainStep:
         model, optimizer: as ``engine.setup`` returned them.
         generator: makes the data, on the device.
         data: what the task's ``setup`` returned.
-        step: steps done before.
+        average: of the weights, if there is one.
     """
 
     def __init__(
@@ -31,13 +33,22 @@ class TrainStep:
         optimizer: Optimizer,
         generator: torch.Generator,
         data: Any,
-        step: int,
+        average: Average | None = None,
     ) -> None:
         self.config, self.engine, self.model, self.optimizer = config, engine, model, optimizer
-        self.generator, self.data = generator, data
-        self.position = torch.tensor(step, dtype=torch.int64, device=engine.device)
+        self.generator, self.data, self.average = generator, data, average
+        self.position = torch.zeros((), dtype=torch.int64, device=engine.device)
         self.sums: dict[str, Tensor] = {}
         self.carried: Any = None
+        self.shape: Hashable = None
+        """What the shapes of the next step depend on."""
+
+    def prepare(self, step: int) -> None:
+        """Make ready on the host for the step that follows ``step`` finished ones."""
+        task = self.config.task
+        self.shape = task.plan(step, self.data)
+        if task.carries_state and task.starts_over(step):
+            self._forget()
 
     def run(self) -> None:
         """Do one step."""
@@ -47,9 +58,8 @@ class TrainStep:
             batch = batch.rows(*engine.share(self.config.batch_size))
         if task.carries_state:
             logits, carried = self.model(batch.x, batch.lengths, self.carried)
-            self.carried = detach(carried)
         else:
-            logits = self.model(batch.x, batch.lengths)
+            logits, carried = self.model(batch.x, batch.lengths), None
         loss = task.loss(logits, batch)
         self.optimizer.zero_grad()
         engine.backward(loss)
@@ -61,4 +71,26 @@ class TrainStep:
                 if name not in self.sums:
                     self.sums[name] = torch.zeros((), device=engine.device)
                 self.sums[name].add_(value.detach())
+            # after the backward, which reads the state that the step began with
+            self.carried = detached_copy(carried) if self.carried is None else copy_into(self.carried, carried)
+            if self.average is not None:
+                self.average.update(self.position)
             self.position.add_(1)
+
+    def _forget(self) -> None:
+        """Put the initial state in the place of the carried one."""
+        initial = initial_state(self.model)
+        if self.carried is None or initial is None:
+            self.carried = None
+            return
+        start, stop = self.engine.share(self.config.batch_size)
+        dtype = next(self.model.parameters()).dtype
+        with torch.no_grad():
+            copy_into(self.carried, initial(stop - start, self.engine.device, dtype))
+
+
+def initial_state(model: nn.Module) -> Any:
+    """The method of that name of a model, however wrapped; None if it has none."""
+    while not hasattr(type(model), "initial_state") and isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module  # type: ignore[assignment]
+    return getattr(model, "initial_state", None) if hasattr(type(model), "initial_state") else None

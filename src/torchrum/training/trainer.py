@@ -13,6 +13,7 @@ from torch import nn
 
 from torchrum.layers.cells import compile_steps
 from torchrum.training import random_state
+from torchrum.training.average import Average
 from torchrum.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, identity, to_json
@@ -101,7 +102,8 @@ class Trainer:
         generator = torch.Generator(engine.device).manual_seed(config.seed)
         random_state.seed_process(config.seed, engine.rank)
         data = config.task.setup(engine.device, config.seed)
-        self._step = TrainStep(config, engine, model, optimizer, generator, data, 0)
+        self._average = None if config.average is None else Average(module, config.average)
+        self._step = TrainStep(config, engine, model, optimizer, generator, data, self._average)
         self._progress = Progress()
         return graph, self._restore() if resume else []
 
@@ -150,8 +152,7 @@ class Trainer:
             if planned != rate:
                 rate = planned
                 set_learning_rate(self._optimizer, rate)
-            if config.task.carries_state and config.task.starts_over(progress.step):
-                self._step.carried = None
+            self._step.prepare(progress.step)
             runner.run()
             progress.step += 1
             progress.since_log += 1
@@ -173,6 +174,11 @@ class Trainer:
             if goal:
                 return "goal", scores
         return "finished", scores
+
+    @property
+    def _scored(self) -> nn.Module:
+        """The model that is validated and kept: the average of the weights, if there is one."""
+        return self._module if self._average is None else self._average.model
 
     def _goal(self) -> bool:
         return self.config.stop_at is not None and self._progress.reached >= self.config.stop_after
@@ -212,7 +218,7 @@ class Trainer:
 
     def _validate(self, batches: list[Any]) -> tuple[dict[str, float], bool]:
         task, progress = self.config.task, self._progress
-        scores = self._engine.first(lambda: score(task, self._module, batches, self._engine))
+        scores = self._engine.first(lambda: score(task, self._scored, batches, self._engine))
         sign = 1 if task.goal == "max" else -1
         value = scores[task.metric]
         improved = math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best)
@@ -243,11 +249,13 @@ class Trainer:
             "scaler": engine.scaler_state(),
             "processes": processes,
         }
+        if self._average is not None:  # the checkpoint's own weights are the average
+            state["trained"] = {name: value.to(cpu, copy=True) for name, value in self._module.state_dict().items()}
 
         def write() -> None:
             assert self._metrics is not None
             self._metrics.sync()
-            save_checkpoint(self._folder, progress.step, self._module.state_dict(), state, best)
+            save_checkpoint(self._folder, progress.step, self._scored.state_dict(), state, best)
 
         engine.first(write)
 
@@ -282,7 +290,9 @@ class Trainer:
         changed = differences(state["config"], identity(self.config))
         if changed:
             raise RunError(f"the checkpoint in {folder} belongs to another run: {'; '.join(changed)}.")
-        fill(self._module, weights, folder)
+        fill(self._scored, weights, folder)
+        if self._average is not None:
+            fill(self._module, state["trained"], folder)
         whole = self._optimizer.state_dict()
         whole["state"] = state["optimizer"]  # the groups come from the config: they depend on the device
         self._optimizer.load_state_dict(whole)
