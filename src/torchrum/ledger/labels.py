@@ -13,6 +13,8 @@ NAMES = {
     "fast_weights": "FW-LN",
     "ntm": "NTM",
     "exprnn": "expRNN",
+    "nas": "NASCell",
+    "rhn": "RHN",
 }
 
 

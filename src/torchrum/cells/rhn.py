@@ -1,0 +1,103 @@
+"""The Recurrent Highway Network: several highway layers inside each time step."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops._checks import check_finite, check_positive_int, check_probability
+from .base import Cell, State
+from .variational import sequence_mask
+
+
+class RHNCell(Cell):
+    """Recurrent Highway Network (Zilly et al., 2017) with the carry gate coupled to the transform gate.
+
+    s_0 = h;  for l = 1..depth:
+        g = tanh([l = 1] W_g (x * mask_x) + U_g^l (s_{l-1} * mask_s) + b_g^l)
+        t = sigmoid([l = 1] W_t (x * mask_x) + U_t^l (s_{l-1} * mask_s) + b_t^l)
+        s_l = g * t + s_{l-1} * (1 - t)
+    h' = s_depth; the carried s is never dropped.
+
+    Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)`` -> output h' ``(B, H)``, state ``(h',)``.
+
+    Args:
+        input_size, hidden_size: I, H.
+        depth: highway layers per time step.
+        transform_bias: start of b_t; the deeper the cell, the lower: -4 goes with depth 10 on characters.
+        init_range: every weight and b_g starts uniform from -init_range to init_range.
+        input_dropout, state_dropout: chances of mask_x, mask_s; one mask for all steps and layers of a sequence.
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        depth: int = 10,
+        transform_bias: float = -4.0,
+        init_range: float = 0.04,
+        input_dropout: float = 0.0,
+        state_dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        check_positive_int("RHNCell", input_size=input_size, hidden_size=hidden_size, depth=depth)
+        check_finite("RHNCell", transform_bias=transform_bias, init_range=init_range)
+        check_probability("RHNCell", input_dropout=input_dropout, state_dropout=state_dropout)
+        if init_range < 0:
+            raise ValueError(f"RHNCell: init_range={init_range!r} is not allowed; it must be 0 or more.")
+        self.depth = depth
+        self.transform_bias = transform_bias
+        self.init_range = init_range
+        self.input_dropout = input_dropout
+        self.state_dropout = state_dropout
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+
+        self.weight_ih = empty(2 * hidden_size, input_size)  # rows: g, t
+        # one parameter per highway layer: slices of a single one would each make a gradient of its full size
+        self.weight_hh = nn.ParameterList(empty(2 * hidden_size, hidden_size) for _ in range(depth))
+        self.bias = nn.ParameterList(empty(2 * hidden_size) for _ in range(depth))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weights and the biases of g anew; the biases of t start at ``transform_bias``."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -self.init_range, self.init_range)
+        for bias in self.bias:
+            bias[self.hidden_size :] = self.transform_bias
+
+    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        return (torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype),)
+
+    @property
+    def _masked(self) -> bool:
+        return self.training and self.state_dropout > 0
+
+    def project(self, x: Tensor) -> Tensor:
+        if self.training and self.input_dropout > 0:
+            x = x * sequence_mask(x, self.input_size, self.input_dropout)
+        projected = F.linear(x, self.weight_ih)  # (..., 2H)
+        if not self._masked:
+            return projected
+        return torch.cat((projected, sequence_mask(x, self.hidden_size, self.state_dropout)), -1)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (s,) = state
+        H, mask = self.hidden_size, None
+        if self._masked:
+            x, mask = x.split((2 * H, H), -1)
+        for layer, (weight, bias) in enumerate(zip(self.weight_hh, self.bias, strict=True)):
+            z = F.linear(s if mask is None else s * mask, weight, bias)
+            g, t = (x + z if layer == 0 else z).chunk(2, -1)
+            t = torch.sigmoid(t)
+            s = torch.tanh(g) * t + s * (1 - t)
+        return s, (s,)
+
+    def extra_repr(self) -> str:
+        words = f"{self.input_size}, {self.hidden_size}, depth={self.depth}, transform_bias={self.transform_bias}"
+        return f"{words}, input_dropout={self.input_dropout}, state_dropout={self.state_dropout}"
