@@ -10,7 +10,8 @@ from torchrum.recipes import load_recipe
 from torchrum.tasks import Recall
 from torchrum.training import RunError
 from torchrum.training.config_file import to_json
-from torchrum.training.records import CONFIG, MetricsFile, write_json
+from torchrum.training.files import write_json
+from torchrum.training.records import CONFIG, MetricsFile
 
 
 def entry(recipe: str, seed: int, steps: int = 400) -> Entry:

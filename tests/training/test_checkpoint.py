@@ -94,7 +94,7 @@ DAMAGE = {
         lambda run: (run / "checkpoints/index.json").write_text(
             json.dumps({"format": checkpoints.FORMAT, "last": "../..", "best": None})
         ),
-        "which is not there",
+        r"index.json: '../..' is not the name of a checkpoint",
     ),
     "no config": (lambda run: (run / "config.json").unlink(), "is not a run folder"),
 }
@@ -141,7 +141,7 @@ def test_a_full_disk_while_saving_keeps_the_earlier_checkpoint(run, monkeypatch)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         path.write_bytes(content)
 
-    monkeypatch.setattr(checkpoints, "_write", full)
+    monkeypatch.setattr(checkpoints, "write_synced", full)
     with pytest.raises(RunError, match=r"cannot be written: No space left on device.*--resume"):
         resume(run)
     assert files(run / "checkpoints") == before
@@ -168,8 +168,9 @@ def test_a_full_disk_on_the_command_line(run):
 
 
 def test_a_folder_that_cannot_be_written(run, tmp_path):
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        parent.chmod(0o755)
+    for parent in (tmp_path, *tmp_path.parents):  # the way there must be open to nobody
+        if not parent.stat().st_mode & 0o005:
+            parent.chmod(0o755)
     (tmp_path / "locked").mkdir(mode=0o555)
     before = files(run)
     for folder in (tmp_path / "locked" / "new", run):
@@ -203,3 +204,121 @@ def test_complex_and_shared_weights_are_kept(tmp_path):
     assert weights["t"].shape == (3, 2)
     with pytest.raises(RunError, match="has no best checkpoint"):
         load_checkpoint(tmp_path, "best")
+
+
+def save(folder, step, best=False):
+    save_checkpoint(folder, step, {"w": torch.full((2,), float(step))}, {"step": step}, best)
+
+
+def names(folder):
+    return {path.name for path in (folder / "checkpoints").iterdir()}
+
+
+def test_saving_removes_nothing_that_the_run_did_not_write(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    save(other, 7)
+    save(run, 1)
+    root = run / "checkpoints"
+    shutil.copytree(root / "step-00000001", root / "mine")
+    shutil.copytree(other / "checkpoints" / "step-00000007", root / "step-00000007")
+    (root / "step-00000003").symlink_to(other / "checkpoints", target_is_directory=True)
+    (root / "step-00000009").mkdir()
+    for step in range(2, 10):
+        save(run, step)
+    assert load_checkpoint(run)[1] == {"step": 9}
+    assert load_checkpoint(other)[1] == {"step": 7}
+    moved = {"step-00000003.other-1", "step-00000007.other-1", "step-00000009.other-1"}
+    assert names(run) == {"index.json", "step-00000009", "mine", *moved}
+    assert (root / "step-00000003.other-1").readlink() == other / "checkpoints"
+    assert files(root / "step-00000007.other-1") == files(other / "checkpoints" / "step-00000007")
+
+
+def test_a_known_step_that_became_a_link_is_not_followed(tmp_path):
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    run.mkdir()
+    save(run, 1)
+    (run / "checkpoints" / "step-00000001").rename(kept)  # a user makes room on another disk
+    (run / "checkpoints" / "step-00000001").symlink_to(kept)
+    before = files(kept)
+    save(run, 2)
+    save(run, 3)
+    assert files(kept) == before
+    assert names(run) == {"index.json", "step-00000003"}
+
+
+def test_checkpoints_that_are_a_link_are_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="is a symbolic link, which is never followed"):
+        save(tmp_path / "run", 1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_temporary_name_that_is_a_link_is_not_written_through(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("safe")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".index.json.tmp").symlink_to(victim)
+    (tmp_path / "checkpoints" / ".step-00000001.tmp").symlink_to(tmp_path)
+    save(tmp_path, 1)
+    assert victim.read_text() == "safe"
+    assert load_checkpoint(tmp_path)[1] == {"step": 1}
+
+
+def test_without_the_index_the_newest_intact_checkpoint_is_found(tmp_path):
+    save(tmp_path, 1, best=True)
+    save(tmp_path, 2)
+    root = tmp_path / "checkpoints"
+    shutil.copytree(root / "step-00000002", root / "step-00000003")
+    (root / "step-00000004").mkdir()
+    (root / "index.json").unlink()
+    assert checkpoints.has_checkpoint(tmp_path)
+    assert load_checkpoint(tmp_path)[1] == {"step": 2}
+    assert load_checkpoint(tmp_path, "best")[1] == {"step": 1}
+    save(tmp_path, 5)
+    assert names(tmp_path) == {"index.json", *(f"step-0000000{step}" for step in (1, 3, 4, 5))}
+    assert load_checkpoint(tmp_path, "best")[1] == {"step": 1}
+
+
+def test_a_run_without_its_index_is_resumed_and_loses_nothing(run):
+    (run / "checkpoints" / "index.json").unlink()
+    assert resume(run).step == 32
+    assert json.loads((run / "environment.json").read_text())["resumed"][0]["step"] == 16
+
+
+def test_an_index_and_manifests_from_before_are_read(run):
+    index = json.loads((run / "checkpoints" / "index.json").read_text())
+    old = {name: index[name] for name in ("format", "last", "best")}
+    (run / "checkpoints" / "index.json").write_text(json.dumps(old))
+    for path in (run / "checkpoints").glob("*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        path.write_text(json.dumps({name: manifest[name] for name in ("format", "step", "files")}))
+    assert resume(run).step == 32
+    index = json.loads((run / "checkpoints" / "index.json").read_text())
+    assert names(run) == {"index.json", index["last"], index["best"]}
+
+
+def test_names_are_on_the_disk_before_and_after_the_index(tmp_path, monkeypatch):
+    """The checkpoint's files, its folder, the rename, the index and its rename: each synced before the next."""
+    order = []
+    for name in ("fsync", "rename", "replace"):
+        real = getattr(os, name)
+
+        def noted(*arguments, name=name, real=real):
+            path = Path(f"/proc/self/fd/{arguments[0]}").readlink() if name == "fsync" else Path(arguments[1])
+            order.append((name, path.name.lstrip(".").removesuffix(".tmp")))
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, noted)
+    (tmp_path / "checkpoints").mkdir()
+    save(tmp_path, 1)
+    step = "step-00000001"
+    assert order == [
+        *[("fsync", "model.safetensors"), ("fsync", "state.pt")],
+        *[("fsync", "manifest.json"), ("replace", "manifest.json"), ("fsync", step)],
+        *[("rename", step), ("fsync", "checkpoints")],
+        *[("fsync", "index.json"), ("replace", "index.json"), ("fsync", "checkpoints")],
+    ]

@@ -72,7 +72,7 @@ def test_twenty_kills_at_random_moments(whole, tmp_path):
 
 
 # the writes and renames of the config, of the first checkpoint and of the second, which removes the first
-@pytest.mark.parametrize("number", [2, 4, 5, 8, 10, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 29])
+@pytest.mark.parametrize("number", [2, 5, 8, 10, 13, 14, 15, 16, 17, 18, 19, 25, 28, 29, 31, 33, 34])
 def test_a_kill_at_each_change_of_the_disk(whole, tmp_path, number):
     folder, steps = tmp_path / "run", 20
     assert finish(train_until_call, folder, steps, number) == -signal.SIGKILL

@@ -12,7 +12,7 @@ from pathlib import Path
 from torchrum.ledger.budget import budget_table
 from torchrum.ledger.schema import Entry, LedgerError
 from torchrum.ledger.table import table
-from torchrum.training.records import write_atomic
+from torchrum.training.files import write_atomic
 
 MARKED = re.compile(
     r"(<!-- torchrum:table (\S+)(?: (best|within) (\d+))? -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL

@@ -13,6 +13,7 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import from_json as config_from_json
 from torchrum.training.config_file import to_json
 from torchrum.training.errors import ConfigError
+from torchrum.training.files import read_json, write_atomic
 
 NOT_RECORDED = frozenset(
     ("name", "seed", "paper", "about", "device", "devices", "nodes", "logger", "log_every", "checkpoint_every")
@@ -40,14 +41,14 @@ def record(run: Path, results: Path, *, note: str = "", commit: str | None = Non
     text = entry.to_json()
     from_json(text, str(run))  # what is written can be read back
     path.parent.mkdir(parents=True, exist_ok=True)
-    records.write_atomic(path, text.encode())
+    write_atomic(path, text.encode())
     return path
 
 
 def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
     """The entry of a run folder; a run that has not ended is an error."""
-    config = config_from_json(records.read_json(run / records.CONFIG))
-    environment = records.read_json(run / records.ENVIRONMENT)
+    config = config_from_json(read_json(run / records.CONFIG))
+    environment = read_json(run / records.ENVIRONMENT)
     if records.read_result(run) is None:
         raise LedgerError(f"{run} has not ended; finish it with torchrum train {config.name} --resume {run}.")
     validation, training = records.read_metrics(run, "validation"), records.read_metrics(run, "train")

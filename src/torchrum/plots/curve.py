@@ -5,7 +5,8 @@ from pathlib import Path
 from torchrum.plots.style import STYLE, Figure, baseline, count_steps, matplotlib, save
 from torchrum.training.config_file import from_json
 from torchrum.training.errors import RunError
-from torchrum.training.records import CONFIG, read_json, read_metrics
+from torchrum.training.files import read_json
+from torchrum.training.records import CONFIG, read_metrics
 
 TRAINING, VALIDATION = "#9ecae1", "#d55e00"
 

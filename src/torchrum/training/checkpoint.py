@@ -1,10 +1,11 @@
 """Checkpoints: each a folder that is complete or absent, with an index that names the last and the best.
 
-    checkpoints/index.json          {"last": "step-00001000", "best": "step-00000500"}
+    checkpoints/index.json          {"last": "step-00001000", "best": "step-00000500", "written": both, "run": ...}
     checkpoints/step-00001000/      model.safetensors, state.pt (read with weights_only), manifest.json (sizes, sha256)
 
 A checkpoint is written under another name, forced to the disk, renamed, and only then entered in the index. A crash
-between any two of these leaves the index on the checkpoint before.
+between any two of these leaves the index on the checkpoint before. Removed are those alone that the index lists as
+written; without an index, the newest checkpoint that is intact counts.
 """
 
 import hashlib
@@ -12,8 +13,10 @@ import io
 import os
 import pickle
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,67 +24,120 @@ import torch
 from torch import Tensor
 
 from torchrum.training.errors import RunError
-from torchrum.training.records import read_json, write_json
+from torchrum.training.files import read_bytes, read_json, sync_folder, write_json, write_synced
+from torchrum.training.schema import Reader
 
 FORMAT = "torchrum checkpoint 1"
 MODEL, STATE, MANIFEST, INDEX = "model.safetensors", "state.pt", "manifest.json", "index.json"
+NAME = re.compile(r"step-\d{8,18}")
+ADVICE = "Copy it back from elsewhere, or train anew in another folder."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """``checkpoints/index.json``."""
+
+    format: str = FORMAT
+    last: str | None = None
+    """The checkpoint to resume from."""
+    best: str | None = None
+    """The one that scored best."""
+    written: list[str] = field(default_factory=list)
+    """Every checkpoint that this run wrote and has not removed; nothing else is ever removed."""
+    run: str = ""
+    """Drawn once for a run, and written into each checkpoint of it."""
+
+    def __post_init__(self) -> None:
+        for name in (self.last, self.best, *self.written):
+            if name is not None and not NAME.fullmatch(name):
+                raise ValueError(f"{name!r:.60} is not the name of a checkpoint, such as step-00001000.")
+
+    @property
+    def known(self) -> set[str]:
+        """Checkpoints that this run wrote; an index from before ``written`` knows the two that it names."""
+        return {name for name in (self.last, self.best, *self.written) if name is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A file of a checkpoint, in its manifest."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """``manifest.json`` of a checkpoint."""
+
+    format: str
+    step: int
+    files: dict[str, FileEntry]
+    best: str | None = None
+    """The best checkpoint when this one was written."""
+    run: str = ""
+    """That of the index."""
 
 
 def _root(run: Path) -> Path:
-    return run / "checkpoints"
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    root = run / "checkpoints"
+    if root.is_symlink():
+        raise RunError(f"{root} is a symbolic link, which is never followed; link the whole run folder instead.")
+    return root
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _index(run: Path) -> dict[str, Any]:
+def _index(run: Path) -> Index:
     path = _root(run) / INDEX
     if not path.exists():
-        return {"format": FORMAT, "last": None, "best": None}
-    index = read_json(path)
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        return _search(run)
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RunError(f"{path} is not an index of torchrum checkpoints.")
-    return index
+    return Reader(path).build(Index, data)
+
+
+def _search(run: Path) -> Index:
+    """The index as it must have been, from the checkpoints that are intact."""
+    root, found = _root(run), {}
+    for path in sorted(root.glob("step-*"), key=lambda path: (len(path.name), path.name)):
+        try:
+            manifest, _ = _read(path)
+        except RunError:
+            continue
+        found[path.name] = manifest
+    if not found:
+        return Index()
+    last, newest = list(found.items())[-1]
+    best = newest.best if newest.best in found else None
+    return Index(last=last, best=best, written=[last, *([best] if best else [])], run=newest.run)
 
 
 def has_checkpoint(run: Path) -> bool:
     """Whether there is anything to resume from."""
-    return _index(run)["last"] is not None
+    return _index(run).last is not None
 
 
 def save_checkpoint(run: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool) -> None:
-    """Write a checkpoint and make it the last one, and the best one if ``best``; others are removed afterwards.
+    """Write a checkpoint and make it the last one, and the best one if ``best``; this run's others are removed then.
 
     Args:
         run: the run folder.
         step: steps done.
         weights: the model's state dict.
-        state: everything else that a run needs to go on; tensors and plain Python data.
+        state: everything else that a run needs to be resumed; tensors and plain Python data.
         best: whether the model scored better than ever.
     """
     from safetensors.torch import save
 
     root, name = _root(run), f"step-{step:08d}"
     index = _index(run)
-    if name in (index["last"], index["best"]):  # written already; at most it has become the best
-        if best and index["best"] != name:
-            write_json(root / INDEX, {**index, "best": name})
+    if name in (index.last, index.best):  # written already; at most it has become the best
+        if best and index.best != name:
+            write_json(root / INDEX, asdict(replace(index, best=name)))
         return
     # serialised in memory first: a full disk then shows as an OSError of a plain write, with nothing half done
     buffer = io.BytesIO()
@@ -89,25 +145,53 @@ def save_checkpoint(run: Path, step: int, weights: Mapping[str, Tensor], state: 
     weights = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in weights.items()}
     contents = {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()}
 
-    root.mkdir(exist_ok=True)
+    token, best_name, known = index.run or secrets.token_hex(8), name if best else index.best, {*index.known, name}
+    files = {file: FileEntry(bytes=len(data), sha256=_digest(data)) for file, data in contents.items()}
+    manifest = Manifest(format=FORMAT, step=step, files=files, best=best_name, run=token)
+    if not root.exists():
+        root.mkdir()
+        sync_folder(run)
     temporary = root / f".{name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
+    _remove(temporary)
     try:
         temporary.mkdir()
         for file, content in contents.items():
-            _write(temporary / file, content)
-        files = {file: {"bytes": len(data), "sha256": _digest(data)} for file, data in contents.items()}
-        write_json(temporary / MANIFEST, {"format": FORMAT, "step": step, "files": files})
-        shutil.rmtree(root / name, ignore_errors=True)  # from a crash before it was entered in the index
+            write_synced(temporary / file, content)
+        write_json(temporary / MANIFEST, asdict(manifest))
+        _make_way(root / name, token)
         os.rename(temporary, root / name)
-        _sync_folder(root)
-        write_json(root / INDEX, {"format": FORMAT, "last": name, "best": name if best else index["best"]})
+        sync_folder(root)
+        # what is about to be removed is still listed: after a crash before that, the next save removes it
+        write_json(root / INDEX, asdict(Index(last=name, best=best_name, written=sorted(known), run=token)))
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    kept = {name, name if best else index["best"]}
-    for old in root.iterdir():
-        if old.is_dir() and old.name not in kept:
-            shutil.rmtree(old, ignore_errors=True)
+        _remove(temporary)
+    for old in known - {name, best_name}:
+        _remove(root / old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder of ours; of a link the link itself, never what it points to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_way(path: Path, token: str) -> None:
+    """Free the name of a new checkpoint: this run's own, from a crash before it was indexed, goes; others are moved."""
+    if not path.is_symlink() and not path.exists():
+        return
+    try:
+        own = not path.is_symlink() and _manifest(path).run == token
+    except RunError:
+        own = False
+    if own:
+        _remove(path)
+        return
+    count = 1
+    while (other := path.with_name(f"{path.name}.other-{count}")).is_symlink() or other.exists():
+        count += 1
+    os.rename(path, other)
 
 
 def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -119,31 +203,45 @@ def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    name = _index(run)[which]
+    index = _index(run)
+    name = index.last if which == "last" else index.best
     if name is None:
         raise RunError(f"{run} has no {which} checkpoint yet.")
-    folder = _root(run) / str(name)
-    advice = "Copy it back from elsewhere, or train anew in another folder."
-    if not re.fullmatch(r"step-\d{8,}", str(name)) or not folder.is_dir():
-        raise RunError(f"{_root(run) / INDEX} names the checkpoint {name!r}, which is not there. {advice}")
-    manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise RunError(f"{folder} is not a torchrum checkpoint: its {MANIFEST} says {manifest!r:.80}.")
-    contents = {}
-    for file in (MODEL, STATE):
-        try:
-            contents[file] = (folder / file).read_bytes()
-        except OSError as error:
-            raise RunError(f"{folder / file} cannot be read: {error.strerror}. {advice}") from error
-        expected = manifest["files"][file]
-        if len(contents[file]) != expected["bytes"]:
-            found = f"{len(contents[file])} bytes instead of {expected['bytes']}"
-            raise RunError(f"{folder / file} is damaged: it has {found}. {advice}")
-        if _digest(contents[file]) != expected["sha256"]:
-            raise RunError(f"{folder / file} is damaged: its content has changed since it was written. {advice}")
+    folder = _root(run) / name
+    if not folder.is_dir():
+        raise RunError(f"{_root(run) / INDEX} names the checkpoint {name!r}, which is not there. {ADVICE}")
+    _, contents = _read(folder)
     try:
         weights = load(contents[MODEL])
         state = torch.load(io.BytesIO(contents[STATE]), map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise RunError(f"{folder} is not a torchrum checkpoint: {error}") from error
     return weights, state
+
+
+def _manifest(folder: Path) -> Manifest:
+    data = read_json(folder / MANIFEST)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise RunError(f"{folder} is not a torchrum checkpoint: its {MANIFEST} says {data!r:.80}.")
+    return Reader(folder / MANIFEST).build(Manifest, data)
+
+
+def _read(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest and the files of a checkpoint, compared with it."""
+    manifest, contents = _manifest(folder), {}
+    if folder.name != f"step-{manifest.step:08d}":
+        raise RunError(f"{folder / MANIFEST} is that of step {manifest.step}. {ADVICE}")
+    for file in (MODEL, STATE):
+        expected = manifest.files.get(file)
+        if expected is None:
+            raise RunError(f"{folder / MANIFEST}: the field files.{file} is missing.")
+        try:
+            contents[file] = read_bytes(folder / file)
+        except OSError as error:
+            raise RunError(f"{folder / file} cannot be read: {error.strerror}. {ADVICE}") from error
+        if len(contents[file]) != expected.bytes:
+            found = f"{len(contents[file])} bytes instead of {expected.bytes}"
+            raise RunError(f"{folder / file} is damaged: it has {found}. {ADVICE}")
+        if _digest(contents[file]) != expected.sha256:
+            raise RunError(f"{folder / file} is damaged: its content has changed since it was written. {ADVICE}")
+    return manifest, contents

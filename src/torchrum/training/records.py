@@ -22,38 +22,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchrum.training.errors import RunError
+from torchrum.training.files import read_json, write_atomic
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 RESULT = "result.json"
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: a reader, or a crash, never sees a part of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, atomically."""
-    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a run folder; a missing or damaged one is a RunError."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{path.parent} is not a run folder: it has no {path.name}.") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
 
 
 def holds_run(folder: Path) -> bool:

@@ -14,7 +14,8 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import from_json
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.fabric import Engine
-from torchrum.training.records import CONFIG, read_json
+from torchrum.training.files import read_json
+from torchrum.training.records import CONFIG
 
 WEIGHT_TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # other precisions keep float32 weights
 

@@ -19,6 +19,7 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, identity, to_json
 from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
+from torchrum.training.files import read_json, write_json
 from torchrum.training.graph_step import GraphStep, graph_obstacle
 from torchrum.training.optim import build_optimizer, learning_rate, set_learning_rate
 from torchrum.training.progress import Display
@@ -30,8 +31,6 @@ from torchrum.training.records import (
     environment,
     holds_run,
     last_scores,
-    read_json,
-    write_json,
 )
 from torchrum.training.run_state import Progress, Result, to_device
 from torchrum.training.scoring import build, fill, read_config, score
