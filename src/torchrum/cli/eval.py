@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from torchrum.cli.data import add_data_dir, use_data_dir
+
 
 def main(arguments: list[str]) -> int:
     """Score a run."""
@@ -18,7 +20,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    add_data_dir(parser)
     options = parser.parse_args(arguments)
+    use_data_dir(options.data_dir)
 
     from torchrum.training import evaluate, read_config
 

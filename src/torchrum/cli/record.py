@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from torchrum.cli.data import add_data_dir, use_data_dir
+
 
 def main(arguments: list[str]) -> int:
     """Enter runs in the ledger."""
@@ -12,7 +14,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--note", default="", help="what a reader of the numbers should know")
     parser.add_argument("--commit", help="commit of the code, if the run was made outside a checkout")
     parser.add_argument("--replace", action="store_true", help="write over an entry of the same name")
+    add_data_dir(parser)
     options = parser.parse_args(arguments)
+    use_data_dir(options.data_dir)
 
     from torchrum.ledger import record
 

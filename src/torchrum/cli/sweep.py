@@ -2,6 +2,7 @@
 
 import argparse
 
+from torchrum.cli.data import use_data_dir
 from torchrum.cli.train import add_common, draw, free_folder, split_fields
 
 
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> int:
     ]
     fields, rest = split_fields(arguments, own)
     options = parser.parse_args(rest)
+    use_data_dir(options.data_dir)
 
     from torchrum.recipes import load_recipe
     from torchrum.training import override, run_sweep

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchrum.cli import complain
+from torchrum.cli.data import add_data_dir, use_data_dir
 
 EPILOG = """Every field of the recipe can be set, as --steps 1000 or --set steps=1000; fields inside others have dotted
 names: --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows them all. A recipe of your own is
@@ -50,6 +51,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         add("--seeds", type=int, metavar="N", help="train N times, with seed, seed + 1, ..."),
         add("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field"),
         add("--quiet", action="store_true", help="show no progress"),
+        add_data_dir(parser),
     ]
 
 
@@ -85,6 +87,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("recipe", nargs="?", help="a name from torchrum list, or MODULE:FUNCTION")
     fields, rest = split_fields(arguments, add_common(parser))
     options = parser.parse_args(rest)
+    use_data_dir(options.data_dir)
 
     from torchrum.recipes import load_recipe
     from torchrum.training import Trainer, override, read_config, run_sweep
