@@ -347,7 +347,7 @@ class Buckets(First):
     def setup(self, device, seed):
         return {"seen": [], "widths": [], "width": 0, "epoch": None}
 
-    def plan(self, step, data):
+    def plan(self, size, step, data):
         epoch, place = divmod(step, self.epoch)
         if data["epoch"] != epoch:  # from the step alone: a resumed run comes in the middle of one
             order = torch.randperm(self.epoch, generator=torch.Generator().manual_seed(epoch))

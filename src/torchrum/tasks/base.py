@@ -68,11 +68,11 @@ class Task(ABC):
         """Make or load what ``train_batch`` reads (a fixed training set, say); depends on ``seed`` alone."""
         return None
 
-    def plan(self, step: int, data: Any) -> Hashable:
-        """Prepare ``data`` for the step that follows ``step`` finished ones, on the host.
+    def plan(self, size: int, step: int, data: Any) -> Hashable:
+        """Prepare ``data`` for the batch of ``size`` examples that follows ``step`` finished steps, on the host.
 
         Whatever ``train_batch`` reads keeps its place in memory: buffers are filled in place. All of it follows from
-        ``step`` alone, so that a resumed run finds its place.
+        ``size`` and ``step`` alone, so that a resumed run finds its place.
 
         Returns:
             What the shapes of the step depend on, such as the width of a bucket of sequences of like length; a CUDA

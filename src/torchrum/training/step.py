@@ -46,7 +46,7 @@ class TrainStep:
     def prepare(self, step: int) -> None:
         """Make ready on the host for the step that follows ``step`` finished ones."""
         task = self.config.task
-        self.shape = task.plan(step, self.data)
+        self.shape = task.plan(self.config.batch_size, step, self.data)
         if task.carries_state and task.starts_over(step):
             self._forget()
 
