@@ -85,7 +85,8 @@ def changes(config: TrainConfig) -> list[str]:
         recipe = registered_recipe(config.name)
     except ConfigError as error:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
-    return [text for text in _changes(to_json(recipe), to_json(config)) if text.partition("=")[0] not in NOT_RECORDED]
+    left_out = NOT_RECORDED | {f"task.{name}" for name in config.task.local}
+    return [text for text in _changes(to_json(recipe), to_json(config)) if text.partition("=")[0] not in left_out]
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -2,6 +2,7 @@
 
 from torchrum.models.answering import AnsweringModel
 from torchrum.models.build import build_model
+from torchrum.models.char_lm import CharModel
 from torchrum.models.tagging import TaggingModel
 
-__all__ = ["AnsweringModel", "TaggingModel", "build_model"]
+__all__ = ["AnsweringModel", "CharModel", "TaggingModel", "build_model"]

@@ -1,7 +1,8 @@
 """The problems: data, loss, metrics and the score to beat."""
 
 from torchrum.tasks.base import Batch, Task
+from torchrum.tasks.char_lm import CharLM
 from torchrum.tasks.copying import Copying
 from torchrum.tasks.recall import Recall
 
-__all__ = ["Batch", "Copying", "Recall", "Task"]
+__all__ = ["Batch", "CharLM", "Copying", "Recall", "Task"]

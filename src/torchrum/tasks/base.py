@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+Split = Literal["train", "validation", "test"]
+
 
 class Batch(NamedTuple):
     """Inputs and answers; the first dimension of every tensor is the batch."""
@@ -49,6 +51,8 @@ class Task(ABC):
     """Whether the state after one batch is the state before the next (truncated backpropagation)."""
     capturable: ClassVar[bool] = True
     """Whether ``train_batch`` can be recorded in a CUDA graph: fixed shapes, and no value is read on the host."""
+    local: ClassVar[tuple[str, ...]] = ()
+    """Fields that hold for one machine alone, such as a path: kept in the run folder, no part of what was run."""
 
     @property
     @abstractmethod
@@ -110,6 +114,18 @@ class Task(ABC):
     def test(self, seed: int) -> Iterable[Batch]:
         """The examples of the final score, apart from those of ``validation``."""
         return self.validation(seed + 1_000_003)
+
+    def evaluation(self, split: Split, seed: int) -> Iterable[Batch]:
+        """The examples of a final score on ``split``; a task may go through them more carefully than while training."""
+        return self.validation(seed) if split == "validation" else self.test(seed)
+
+    def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
+        """Further numbers of a final score, made from the scores of all batches: totals, other units."""
+        return {}
+
+    def check_batch_size(self, size: int) -> None:
+        """Refuse a ``batch_size`` that the task cannot work with, by a ValueError."""
+        return None
 
     def weight(self, batch: Batch) -> int:
         """How much a batch counts when scores are averaged over batches: its number of answers."""

@@ -34,9 +34,26 @@ class ModelConfig:
     """Layers on top of each other."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the layer, such as lam and eta."""
+    embedding_size: int | None = None
+    """Width of a trained embedding of the symbols; none feeds one-hot vectors."""
+    input_dropout: float = 0.0
+    """Chance that a number of the embedding is zeroed."""
+    output_dropout: float = 0.0
+    """Chance that a number of the layer's output is zeroed before the softmax."""
+    locked_dropout: bool = False
+    """Draw the two masks once per segment instead of in each step."""
+    weight_drop: float = 0.0
+    """Chance that a recurrent weight is zeroed for a segment."""
+    tied: bool = False
+    """The softmax uses the matrix of the embedding."""
 
     def __post_init__(self) -> None:
         _positive("model", hidden_size=self.hidden_size, num_layers=self.num_layers)
+        if self.embedding_size is not None:
+            _positive("model", embedding_size=self.embedding_size)
+        for name in ("input_dropout", "output_dropout", "weight_drop"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model: {name} is {getattr(self, name)!r}, but it must be at least 0 and below 1.")
         object.__setattr__(self, "options", dict(self.options))
 
 
@@ -149,5 +166,9 @@ class TrainConfig:
             )
         if self.average is not None and not 0 < self.average < 1:
             raise ConfigError(f"config: average is {self.average}, but it must be above 0 and below 1, or none.")
+        try:
+            self.task.check_batch_size(self.batch_size)
+        except ValueError as error:
+            raise ConfigError(f"config: {error}") from error
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")

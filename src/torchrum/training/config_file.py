@@ -76,7 +76,8 @@ def _task_class(path: str) -> type[Task]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
-    return {name: value for name, value in to_json(config).items() if name not in CHANGEABLE and name != "name"}
+    plain = {name: value for name, value in to_json(config).items() if name not in CHANGEABLE and name != "name"}
+    return {**plain, "task": {name: value for name, value in plain["task"].items() if name not in config.task.local}}
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -95,5 +95,5 @@ def evaluate(
     config = replace(read_config(run), device=device, devices=1, nodes=1)
     model = load_model(run, which)
     engine = Engine(config)
-    batches = config.task.validation(config.seed) if split == "validation" else config.task.test(config.seed)
-    return score(config.task, engine.place(model), batches, engine)
+    scores = score(config.task, engine.place(model), config.task.evaluation(split, config.seed), engine)
+    return scores | config.task.summary(split, scores)

@@ -1,0 +1,217 @@
+"""Character-level language modelling: the next symbol of a text, with the state carried from segment to segment."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchrum.data.errors import DataError
+from torchrum.data.text import KNOWN, PARTS, Facts, Parts, describe, encode, read_known, read_own
+from torchrum.tasks.base import Batch, Split, Task
+from torchrum.tasks.fixed import check_sizes
+
+IGNORED = -100  # the answer where a lane is padded; cross_entropy leaves it out
+ONE_LANE = 4000  # steps of a segment in the final evaluation: long, since each call has a fixed cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharLM(Task):
+    """Predict each symbol of a text from those before it.
+
+    The training part is cut into ``lanes`` contiguous lanes of equal length, and every step reads the next ``segment``
+    symbols of each. The state is carried along and forgotten at the start of an epoch. What is left at the end of a
+    lane is not read.
+    """
+
+    answers: ClassVar = "steps"
+    metric: ClassVar = "bpc"
+    goal: ClassVar = "min"
+    carries_state: ClassVar = True
+    local: ClassVar = ("path",)
+
+    corpus: str = "ptb"
+    """ptb (Penn Treebank, raw bytes), ptb.char (without the spaces around lines), or the name of a text of your own."""
+    lanes: int = 128
+    """Contiguous lanes that are read side by side; the same as batch_size."""
+    segment: int = 150
+    """Symbols of a lane in one step; T of truncated backpropagation."""
+    validation_lanes: int = 128
+    """Lanes of the validation part while training: more are faster, and each starts without a past."""
+    heldout: float = 0.05
+    """Share of a text of your own that is kept for validation, and again for the test."""
+    symbols: str = ""
+    """Bytes of a text of your own, by descending frequency, in hexadecimal; read from it."""
+    sizes: tuple[int, ...] = ()
+    """Symbols of its training, validation and test part; read from it."""
+    words: tuple[int, ...] = ()
+    """Words of each part; read from it."""
+    memoryless: float = 0.0
+    """Loss of its best bigram model; read from it."""
+    sha256: str = ""
+    """Hash of its three parts; read from it."""
+    path: str = ""
+    """Where a text of your own lies on this machine; no part of a result."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "lanes", "segment", "validation_lanes")
+        if not 0 < self.heldout < 0.5:
+            raise ValueError(f"CharLM: heldout={self.heldout!r}; it must be above 0 and below 0.5.")
+        if self.corpus not in KNOWN and not self.sha256:
+            raise ValueError(
+                f"CharLM: there is no corpus {self.corpus!r}; take {' or '.join(KNOWN)}, "
+                "or give a text of your own with --data PATH (in Python: task.reading(path))."
+            )
+        if self.segments < 1:
+            needed = self.lanes * self.segment + 1
+            raise ValueError(
+                f"CharLM: the training part of {self.corpus} has {self.facts.sizes[0]} symbols, but {self.lanes} lanes "
+                f"of one segment of {self.segment} need {needed}; take a longer text, fewer lanes "
+                "(--task.lanes and --batch_size) or a shorter --task.segment."
+            )
+
+    def reading(self, path: Path | str) -> "CharLM":
+        """The same task on a text of the user's own: a file, or a folder (see ``torchrum.data.text.read_own``)."""
+        path = Path(path)
+        facts = describe(read_own(path, self.heldout))
+        return replace(
+            self,
+            corpus=path.resolve().name,
+            symbols=facts.symbols.hex(),
+            sizes=facts.sizes,
+            words=facts.words,
+            memoryless=facts.memoryless,
+            sha256=facts.sha256,
+            path=str(path.absolute()),
+        )
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of the text without reading it."""
+        if not self.sha256:
+            return KNOWN[self.corpus]
+        sizes, words = (self.sizes[0], self.sizes[1], self.sizes[2]), (self.words[0], self.words[1], self.words[2])
+        return Facts(bytes.fromhex(self.symbols), sizes, words, self.memoryless, self.sha256)
+
+    @property
+    def input_size(self) -> int:
+        """Symbols of the text."""
+        return len(self.facts.symbols)
+
+    @property
+    def num_classes(self) -> int:
+        """The same symbols."""
+        return self.input_size
+
+    @property
+    def segments(self) -> int:
+        """Steps of an epoch."""
+        return (self.facts.sizes[0] - 1) // self.lanes // self.segment
+
+    def check_batch_size(self, size: int) -> None:
+        """A row of the batch is a lane."""
+        if size != self.lanes:
+            raise ValueError(
+                f"batch_size is {size}, but the text is read in {self.lanes} lanes; "
+                f"set both: --batch_size {size} --task.lanes {size}."
+            )
+
+    def read(self) -> Parts:
+        """The text; one that is not that of this task is an error."""
+        if not self.sha256:
+            return read_known(self.corpus)
+        if not self.path:
+            raise DataError(f"this task reads a text of one's own, {self.corpus}; say where it is with --data PATH.")
+        parts = read_own(Path(self.path), self.heldout)
+        if describe(parts).sha256 != self.sha256:
+            raise DataError(
+                f"{self.path} has changed: it is not the text of this run any more ({self.corpus}, sha256 of its parts "
+                f"{self.sha256[:12]}...). Give the right one with --data PATH."
+            )
+        return parts
+
+    def unseen(self) -> tuple[int, ...]:
+        """Bytes of each part that are left out because training never shows them."""
+        return tuple(len(part) - size for part, size in zip(self.read(), self.facts.sizes, strict=True))
+
+    def setup(self, device: torch.device, seed: int) -> Tensor:
+        """The lanes on ``device``, ``(lanes, length + 1)`` uint8: the last column is the next lane's first symbol."""
+        ids = encode(self.read().train, self.facts.symbols)
+        length = (len(ids) - 1) // self.lanes
+        return ids.unfold(0, length + 1, length)[: self.lanes].contiguous().to(device)
+
+    def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Tensor) -> Batch:
+        """The next segment of every lane, and the symbols that follow, ``(lanes, segment)`` int64."""
+        first = (step % self.segments) * self.segment
+        columns = first + torch.arange(self.segment + 1, device=data.device)
+        window = data.index_select(1, columns).long()
+        return Batch(window[:, :-1], window[:, 1:])
+
+    def starts_over(self, step: int) -> bool:
+        """At the start of an epoch."""
+        return step % self.segments == 0
+
+    def batch(self, size: int, generator: torch.Generator) -> Batch:
+        """``size`` segments from anywhere in the training part, ``(B, segment)`` int64."""
+        ids = encode(self.read().train, self.facts.symbols).to(generator.device)
+        starts = torch.randint(len(ids) - self.segment, (size, 1), generator=generator, device=generator.device)
+        window = ids[starts + torch.arange(self.segment + 1, device=generator.device)].long()
+        return Batch(window[:, :-1], window[:, 1:])
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Nats per symbol, the mean over those that are not padding; logits are ``(B, T, V)``."""
+        return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED)
+
+    def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """``bpc``, bits per character."""
+        return {"bpc": self.loss(logits, batch) / math.log(2)}
+
+    def weight(self, batch: Batch) -> int:
+        """Symbols that are scored: all but the padding."""
+        return int((batch.y != IGNORED).sum())
+
+    def validation(self, seed: int) -> Iterator[Batch]:
+        """Yield the validation part in ``validation_lanes`` lanes, each symbol once."""
+        return self._stream("valid", self.validation_lanes, self.segment)
+
+    def test(self, seed: int) -> Iterator[Batch]:
+        """Yield the test part in one lane, each symbol once."""
+        return self._stream("test", 1, ONE_LANE)
+
+    def evaluation(self, split: Split, seed: int) -> Iterator[Batch]:
+        """Yield a part in one lane, each symbol once: the state never starts without a past but at the first one."""
+        return self._stream("valid" if split == "validation" else split, 1, ONE_LANE)
+
+    def _stream(self, part: str, lanes: int, segment: int) -> Iterator[Batch]:
+        symbols, texts = self.facts.symbols, dict(zip(PARTS, self.read(), strict=True))
+        y = encode(texts[part], symbols).long()
+        before = encode(texts[PARTS[PARTS.index(part) - 1]], symbols)[
+            -1:
+        ].long()  # the first symbol has one before it too
+        x = torch.cat((before, y[:-1]))
+        lanes = min(lanes, len(y))
+        length = -(-len(y) // lanes)
+        padding = lanes * length - len(y)
+        x, y = F.pad(x, (0, padding)).view(lanes, length), F.pad(y, (0, padding), value=IGNORED).view(lanes, length)
+        for start in range(0, length, segment):
+            yield Batch(x[:, start : start + segment], y[:, start : start + segment])
+
+    def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
+        """Totals of a part, and bits per character in both conventions where the text has two.
+
+        The same bits count for both: the two spaces of each line that ``ptb.char`` lacks cost it nothing.
+        """
+        place = PARTS.index("valid" if split == "validation" else split)
+        bits = scores["bpc"] * self.facts.sizes[place]
+        totals = {"bits": bits, "symbols": float(self.facts.sizes[place])}
+        if not self.sha256:
+            totals |= {f"bpc_{name}": bits / facts.sizes[place] for name, facts in KNOWN.items()}
+        return totals | {"word_perplexity": 2 ** (bits / self.facts.words[place])}
+
+    def baseline(self) -> float:
+        """Nats per symbol of the best model that sees only the symbol before: the bigrams of the training part."""
+        return self.facts.memoryless
