@@ -14,6 +14,11 @@ def test_every_recipe_is_a_config_of_its_name(name):
     assert isinstance(config, TrainConfig)
     assert config.name == name
     assert config.about
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("copying", "recall"))])
+def test_generated_tasks_share_batch_and_rate(name):
+    config = load_recipe(name)
     assert config.batch_size == 128
     assert config.optimizer.lr == 1e-3
 

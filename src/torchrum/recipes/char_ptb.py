@@ -1,0 +1,128 @@
+"""Character-level Penn Treebank: the paper's table, the baseline models it names, and what goes beyond it."""
+
+from dataclasses import replace
+from typing import Any
+
+from torchrum.tasks import CharLM
+from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
+
+TABLE = "Table 3"
+EPOCH = CharLM().segments  # 265 steps: 128 lanes in segments of 150
+
+RUM: dict[str, Any] = {"layer_norm": True, "ln_order": "authors", "zoneout": 0.1}
+"""Options of every RUM of the table: the published models normalise the update gate after its sigmoid."""
+FAST_SLOW: dict[str, Any] = {"cell_dropout": 0.35, "zoneout": 0.1, "zoneout_cell": 0.5}
+FS_RUM = ModelConfig(
+    layer="fs",
+    hidden_size=700,
+    embedding_size=128,
+    options={**FAST_SLOW, "slow": "rum", "slow_size": 1000, "eta": 1.0, "ln_order": "authors"},
+)
+
+
+def _fs_lstm(num_fast: int, hidden_size: int) -> ModelConfig:
+    options = {**FAST_SLOW, "slow_size": 400, "num_fast": num_fast}
+    return ModelConfig(layer="fs", hidden_size=hidden_size, embedding_size=128, options=options)
+
+
+RUM_2000 = ModelConfig(layer="rum", hidden_size=2000, embedding_size=128, options={**RUM, "eta": 1.0})
+
+# name: model, epochs, schedule in epochs (factors of the learning rate), the paper's bits per character, what it is
+MODELS: dict[str, tuple[ModelConfig, int, dict[int, float], float | None, str]] = {
+    "zoneout-lstm": (
+        ModelConfig(
+            layer="ln_lstm",
+            hidden_size=1000,
+            options={"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5},
+        ),
+        100,
+        {},
+        1.27,
+        "LSTM of 1000 units with zoneout, one-hot input",
+    ),
+    "ln-lstm": (
+        ModelConfig(
+            layer="ln_lstm",
+            hidden_size=1000,
+            embedding_size=128,
+            input_dropout=0.35,
+            output_dropout=0.35,
+            options={"zoneout": 0.1, "zoneout_cell": 0.5},
+        ),
+        100,
+        {},
+        None,
+        "LSTM of 1000 units with layer norm, zoneout and dropout",
+    ),
+    "rum-2000": (RUM_2000, 100, {}, 1.28, "RUM of 2000 units, eta 1, without dropout as its authors ran it"),
+    "rum-2000-dropout": (
+        replace(RUM_2000, input_dropout=0.35, output_dropout=0.35),
+        100,
+        {},
+        1.28,
+        "the same with the dropout of 0.35 that the paper prints",
+    ),
+    "rum-2x1500": (
+        ModelConfig(layer="rum", hidden_size=1500, num_layers=2, embedding_size=128, options={**RUM, "eta": 0.3}),
+        100,
+        {},
+        1.26,
+        "two layers of RUM, 1500 units each, eta 0.3",
+    ),
+    "fs-lstm-2": (_fs_lstm(2, 700), 200, {180: 0.1}, 1.190, "Fast-Slow LSTM, two fast cells of 700 units, slow 400"),
+    "fs-lstm-4": (_fs_lstm(4, 500), 200, {180: 0.1}, 1.193, "Fast-Slow LSTM, four fast cells of 500 units, slow 400"),
+    "fs-rum-2": (FS_RUM, 360, {180: 0.05, 240: 0.005}, 1.189, "Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000"),
+}
+"""The rows of the table that have one setting in print."""
+
+
+def char_ptb(model: str) -> TrainConfig:
+    """A row of the table: Adam at 0.002, 128 lanes, segments of 150, the rate falling at the printed epochs.
+
+    The authors limit the gradient of the loss summed over a segment to a norm of 1: of the mean, to 1/150. The
+    checkpoint with the best validation is what counts.
+    """
+    choice, epochs, drops, bpc, about = MODELS[model]
+    schedule = ",".join(f"{epoch * EPOCH}:{factor:g}" for epoch, factor in drops.items()) or "constant"
+    return TrainConfig(
+        name=f"char-ptb-{model}",
+        task=CharLM(),
+        model=choice,
+        optimizer=OptimizerConfig(name="adam", lr=2e-3, clip=1 / 150, schedule=schedule),
+        batch_size=128,
+        steps=epochs * EPOCH,
+        precision="bf16-mixed",
+        log_every=EPOCH,
+        eval_every=EPOCH,
+        checkpoint_every=10 * EPOCH,
+        paper=None if bpc is None else Paper(text=f"{bpc:g} BPC", where=TABLE, value=bpc),
+        about=about,
+    )
+
+
+def char_ptb_cosine() -> TrainConfig:
+    """FS-RUM-2 with a learning rate that falls as a cosine: as many epochs as the paper, a better schedule."""
+    config = char_ptb("fs-rum-2")
+    return replace(
+        config,
+        name="char-ptb-fs-rum-2-cosine",
+        optimizer=replace(config.optimizer, schedule="cosine"),
+        paper=None,
+        about="Fast-Slow RUM with a cosine schedule",
+    )
+
+
+def char_rum() -> TrainConfig:
+    """A RUM that a laptop trains in minutes, on Penn Treebank or, with ``--data``, on a text of one's own."""
+    return TrainConfig(
+        name="char-rum",
+        task=CharLM(lanes=32, segment=100, validation_lanes=32),
+        model=ModelConfig(layer="rum", hidden_size=256, embedding_size=64, options={"layer_norm": True, "eta": 1.0}),
+        optimizer=OptimizerConfig(name="adam", lr=2e-3, clip=0.05, warmup=50, schedule="cosine"),
+        batch_size=32,
+        steps=3000,
+        log_every=50,
+        eval_every=250,
+        checkpoint_every=500,
+        about="a small RUM on a text of your own: --data mybook.txt",
+    )

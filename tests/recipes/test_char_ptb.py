@@ -1,0 +1,57 @@
+import math
+
+import pytest
+
+from torchrum.models import build_model
+from torchrum.recipes import RECIPES, load_recipe
+from torchrum.recipes.char_ptb import EPOCH
+
+COUNTS = {
+    "zoneout-lstm": 4_254_050,
+    "ln-lstm": 4_582_450,
+    "rum-2000": 8_892_450,
+    "rum-2000-dropout": 8_892_450,
+    "rum-2x1500": 16_434_450,
+    "fs-lstm-2": 7_225_050,
+    "fs-lstm-4": 6_561_050,
+    "fs-rum-2": 11_248_450,
+    "fs-rum-2-cosine": 11_248_450,
+}
+"""Counted by hand from the equations, every trainable number."""
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_models_have_the_counted_parameters(name, monkeypatch):
+    for start in ("orthogonal_", "uniform_"):  # drawing millions of numbers takes longer than counting them
+        monkeypatch.setattr(f"torch.nn.init.{start}", lambda tensor, *_: tensor)
+    config = load_recipe(f"char-ptb-{name}")
+    model = build_model(config.model, config.task)
+    assert sum(parameter.numel() for parameter in model.parameters()) == COUNTS[name]
+
+
+def test_fs_rum_2_is_trained_as_the_paper_says():
+    config = load_recipe("char-ptb-fs-rum-2")
+    assert EPOCH == 265
+    assert config.steps == 360 * EPOCH
+    assert config.optimizer.schedule == f"{180 * EPOCH}:0.05,{240 * EPOCH}:0.005"  # 2e-3, 1e-4, 1e-5
+    assert (config.optimizer.name, config.optimizer.lr) == ("adam", 2e-3)
+    assert config.optimizer.clip == pytest.approx(1 / 150)
+    options = config.model.options
+    assert (options["ln_order"], options["eta"], options["cell_dropout"]) == ("authors", 1.0, 0.35)
+    assert (options["zoneout"], options["zoneout_cell"]) == (0.1, 0.5)
+    assert config.paper is not None and config.paper.value == 1.189
+
+
+def test_plain_rum_has_no_dropout_but_in_the_labelled_recipe():
+    plain, printed = load_recipe("char-ptb-rum-2000"), load_recipe("char-ptb-rum-2000-dropout")
+    assert (plain.model.input_dropout, plain.model.output_dropout) == (0, 0)
+    assert (printed.model.input_dropout, printed.model.output_dropout) == (0.35, 0.35)
+    assert "0.35" in printed.about
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("char-ptb")])
+def test_rows_of_the_table_share_text_and_batch(name):
+    config = load_recipe(name)
+    assert (config.task.corpus, config.task.lanes, config.task.segment) == ("ptb", 128, 150)
+    assert config.steps % EPOCH == 0 == config.eval_every % EPOCH
+    assert math.isclose(config.task.baseline(), 2.3154111, rel_tol=1e-7)
