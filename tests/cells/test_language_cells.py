@@ -10,7 +10,11 @@ from tolerances import TOL
 from torchrum.layers.registry import LAYERS
 
 I, H, B, T = 3, 4, 2, 3
-CASES = [("nas", {"state_dropout": 0.3}), ("rhn", {"depth": 3, "input_dropout": 0.2, "state_dropout": 0.3})]
+CASES = [
+    ("hyper_lstm", {"hyper_size": 3, "embedding_size": 2, "recurrent_dropout": 0.2}),
+    ("nas", {"state_dropout": 0.3}),
+    ("rhn", {"depth": 3, "input_dropout": 0.2, "state_dropout": 0.3}),
+]
 each = pytest.mark.parametrize("name, options", CASES, ids=lambda value: str(value).replace("'", ""))
 
 

@@ -17,7 +17,7 @@ from torchrum.layers.registry import LAYERS, SHARED, build_layer
 
 I, H, T, B = 3, 4, 5, 3
 WIDE = 32  # where rounding is compared: layer norm over four units that happen to be alike magnifies it
-SMALL = {"ntm": {"num_slots": 6, "slot_size": 3}}
+SMALL = {"ntm": {"num_slots": 6, "slot_size": 3}, "hyper_lstm": {"hyper_size": 3, "embedding_size": 2}}
 VARIANTS = [
     ("rum", {"lam": 1}),
     ("rum", {"eta": 1.0, "layer_norm": True}),
@@ -218,6 +218,10 @@ def test_autocast_runs(name, options):
 @every
 def test_every_parameter_and_the_input_get_gradients(name, options):
     layer = build(name, options, num_layers=2, bidirectional=True)
+    if name == "hyper_lstm":  # the small LSTM is connected by zeros until the first update
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter += 0.1
     x = draw(T, B, I).requires_grad_()
     output, _ = layer(x)
     (output * draw(T, B, 2 * H)).sum().backward()

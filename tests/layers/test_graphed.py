@@ -27,7 +27,21 @@ from torchrum.layers.registry import build_layer
 
 I, H, T, B = 3, 6, 5, 4
 SMALL = {"ntm": {"num_slots": 6, "slot_size": 3}, "exprnn": {"orthogonal_map": "taylor"}}
-NAMES = ["eunn", "goru", "fast_weights", "ntm", "exprnn", "urnn", "ln_lstm", "gru_tf", "nas", "rhn", "fs", "rum"]
+NAMES = [
+    "eunn",
+    "goru",
+    "fast_weights",
+    "ntm",
+    "exprnn",
+    "urnn",
+    "ln_lstm",
+    "gru_tf",
+    "hyper_lstm",
+    "nas",
+    "rhn",
+    "fs",
+    "rum",
+]
 
 
 class FakeGraph:

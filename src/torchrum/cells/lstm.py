@@ -104,7 +104,7 @@ class LSTMCell(Cell):
         H = self.hidden_size
         gates = (x + F.linear(h, self.weight_hh)).unflatten(-1, (4, H))  # (B, 4, H)
         if self.layer_norm:
-            gates = F.layer_norm(gates, (H,), eps=self.ln_eps) * self.ln_weight.view(4, H) + self.ln_bias.view(4, H)
+            gates = norm_gates(gates, self.ln_weight, self.ln_bias, self.ln_eps)
         i, j, f, o = gates.unbind(-2)
         new_c = c * torch.sigmoid(f + self.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
         seen = new_c
@@ -158,6 +158,12 @@ def projected_like(x: Tensor, width: int) -> Tensor:
     kind = x.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return x.new_empty((0, 0, width), dtype=torch.get_autocast_dtype(kind) if autocast else x.dtype)
+
+
+def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """Layer norm of each gate by itself: ``gates`` ``(B, G, H)``, ``gain`` and ``shift`` ``(G H,)``."""
+    shape = gates.shape[-2:]
+    return F.layer_norm(gates, shape[-1:], eps=eps) * gain.view(shape) + shift.view(shape)
 
 
 def zoneout(new: Tensor, old: Tensor, chance: float, training: bool) -> Tensor:

@@ -81,6 +81,7 @@ LAYERS: dict[str, Entry] = {
     "fast_weights": Entry("cells.fast_weights:FastWeightsCell", "fast weights with layer norm"),
     "ntm": Entry("cells.ntm:NTMCell", "Neural Turing Machine"),
     "exprnn": Entry("cells.orthogonal:OrthogonalCell", "RNN with an orthogonal matrix by the exponential"),
+    "hyper_lstm": Entry("cells.hyper_lstm:HyperLSTMCell", "LSTM whose weights a smaller LSTM rescales"),
     "nas": Entry("cells.nas:NASCell", "NASCell, found by architecture search"),
     "rhn": Entry("cells.rhn:RHNCell", "Recurrent Highway Network"),
     "fs": Entry("cells.fast_slow:fast_slow", "Fast-Slow RNN of LSTMs, the slow cell an LSTM or a RUM"),

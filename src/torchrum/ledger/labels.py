@@ -13,6 +13,7 @@ NAMES = {
     "fast_weights": "FW-LN",
     "ntm": "NTM",
     "exprnn": "expRNN",
+    "hyper_lstm": "HyperLSTM",
     "nas": "NASCell",
     "rhn": "RHN",
 }
