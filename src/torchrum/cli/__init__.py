@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Each subcommand: ``module:function`` (arguments -> exit code) and what it does."""
 
-EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib")
+EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib", "numpy")
 """Packages of the ``train`` extra."""
 
 

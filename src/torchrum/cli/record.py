@@ -14,6 +14,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--note", default="", help="what a reader of the numbers should know")
     parser.add_argument("--commit", help="commit of the code, if the run was made outside a checkout")
     parser.add_argument("--replace", action="store_true", help="write over an entry of the same name")
+    parser.add_argument(
+        "--arrays", action="store_true", help="keep what the figures of a trained RUM need, in a file beside the entry"
+    )
     add_data_dir(parser)
     options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
@@ -21,5 +24,16 @@ def main(arguments: list[str]) -> int:
     from torchrum.ledger import record
 
     for run in options.runs:
-        print(record(run, options.results, note=options.note, commit=options.commit, replace=options.replace))
+        path = record(
+            run,
+            options.results,
+            note=options.note,
+            commit=options.commit,
+            replace=options.replace,
+            arrays=options.arrays,
+        )
+        print(path)
+        if options.arrays:
+            kept = path.with_suffix(".npz")
+            print(kept if kept.exists() else f"{run} has no RUM: no arrays to keep")
     return 0

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrum.ledger.schema import MAX_POINTS, Entry, LedgerError, from_json
 from torchrum.models import build_model
@@ -15,13 +15,24 @@ from torchrum.training.config_file import to_json
 from torchrum.training.errors import ConfigError
 from torchrum.training.files import read_json, write_atomic
 
+if TYPE_CHECKING:
+    from torchrum.ledger.arrays import Arrays
+
 NOT_RECORDED = frozenset(
     ("name", "seed", "paper", "about", "device", "devices", "nodes", "logger", "log_every", "checkpoint_every")
 )
 """Fields that do not change the numbers, or stand elsewhere in the entry."""
 
 
-def record(run: Path, results: Path, *, note: str = "", commit: str | None = None, replace: bool = False) -> Path:
+def record(
+    run: Path,
+    results: Path,
+    *,
+    note: str = "",
+    commit: str | None = None,
+    replace: bool = False,
+    arrays: bool = False,
+) -> Path:
     """Write the entry of a finished run, ``results/<task>/<recipe>-seed<k>[-<hash of overrides>].json``.
 
     Args:
@@ -30,6 +41,8 @@ def record(run: Path, results: Path, *, note: str = "", commit: str | None = Non
         note: what a reader of the numbers should know.
         commit: commit of the code, where the run was made outside a checkout and could not tell.
         replace: write over an entry of the same name.
+        arrays: write also the arrays that figures of a trained RUM need, see :mod:`torchrum.ledger.arrays`; they are
+            made from the best checkpoint, which must still be there.
 
     Returns:
         The path of the entry.
@@ -40,9 +53,20 @@ def record(run: Path, results: Path, *, note: str = "", commit: str | None = Non
         raise LedgerError(f"{path} exists; pass --replace to write over it, or train with another seed.")
     text = entry.to_json()
     from_json(text, str(run))  # what is written can be read back
+    kept = _arrays(run) if arrays else {}  # before anything is written: a lost checkpoint must leave no entry
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text.encode())
+    if kept:
+        from torchrum.ledger.arrays import write_arrays
+
+        write_arrays(path.with_suffix(".npz"), kept)
     return path
+
+
+def _arrays(run: Path) -> "Arrays":
+    from torchrum.ledger.arrays import collect_arrays  # numpy comes with the extra "train"
+
+    return collect_arrays(run)
 
 
 def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:

@@ -8,7 +8,9 @@
     curve.png           loss and metric over the steps
 
 A line of metrics.jsonl has ``kind`` ("train": means since the last such line; "validation": the fixed set), ``step``,
-``loss``, the task's metrics, and ``seconds`` of training so far; "train" lines also have ``lr``.
+``loss``, the task's metrics, and ``seconds`` of training so far; "train" lines also have ``lr``. Where
+the model has a RUM, a line of kind "weights" follows each "validation": how far the diagonals of its recurrent matrices
+stand out.
 """
 
 import json
@@ -34,7 +36,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, of one ``kind`` or of both; a last line cut short by a crash is left out."""
+    """The lines of ``metrics.jsonl``, of one ``kind`` or of all; a last line cut short by a crash is left out."""
     path = Path(folder) / METRICS
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     records = []

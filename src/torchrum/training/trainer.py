@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchrum.layers.cells import compile_steps
+from torchrum.layers.observing import diagonal_dominance, recurrent_blocks
 from torchrum.training import random_state
 from torchrum.training.average import Average
 from torchrum.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
@@ -226,8 +227,16 @@ class Trainer:
         goal = self.config.stop_at
         progress.reached = progress.reached + 1 if goal is not None and sign * value >= sign * goal else 0
         self._record("validation", scores)
+        self._record_weights()
         self._display.validation(progress.step, scores, improved)
         return scores, improved
+
+    def _record_weights(self) -> None:
+        """How far the diagonal of each recurrent block of a RUM stands out: figures show it over training."""
+        blocks = {f"{name}/{block}_dominance": matrix for name, block, matrix in recurrent_blocks(self._scored)}
+        if blocks:
+            values = torch.stack([diagonal_dominance(matrix) for matrix in blocks.values()]).tolist()
+            self._record("weights", dict(zip(blocks, values, strict=True)))
 
     def _save(self, best: bool) -> None:
         engine, progress = self._engine, self._progress

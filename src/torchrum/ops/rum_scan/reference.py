@@ -29,6 +29,33 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def block_norm(x: Tensor, block: int, weight: Tensor | None, bias: Tensor | None, options: RumOptions) -> Tensor:
+    """Layer norm of ``x`` ``(B, H)`` with the ``block``-th H of the gains and shifts; ``x`` itself without them."""
+    if weight is None or bias is None:
+        return x
+    H = x.shape[-1]
+    rows = slice(block * H, (block + 1) * H)
+    return F.layer_norm(x, (H,), weight[rows].to(x.dtype), bias[rows].to(x.dtype), options.ln_eps)
+
+
+def rotation_vectors(
+    xp: Tensor,
+    h: Tensor,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The two vectors that span the rotation, eps and tau ``(B, H)``, and the gates' sums ``(B, num_gates * H)``."""
+    H = h.shape[-1]
+    eps = xp[..., -H:].to(h.dtype)
+    gates = xp[..., :-H].to(h.dtype) + F.linear(h.to(xp.dtype), weight_hh).to(h.dtype)
+    tau = block_norm(gates[..., :H], 0, ln_weight, ln_bias, options)
+    if options.target_activation is not None:
+        tau = activation_function(options.target_activation)(tau)
+    return eps, tau, gates
+
+
 def rum_step_reference(
     xp: Tensor,
     h: Tensor,
@@ -45,18 +72,10 @@ def rum_step_reference(
     ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training.
     """
     H = h.shape[-1]
+    eps, tau, gates = rotation_vectors(xp, h, weight_hh, ln_weight, ln_bias, options)
 
     def norm(x: Tensor, block: int) -> Tensor:
-        if ln_weight is None or ln_bias is None:
-            return x
-        rows = slice(block * H, (block + 1) * H)
-        return F.layer_norm(x, (H,), ln_weight[rows].to(x.dtype), ln_bias[rows].to(x.dtype), options.ln_eps)
-
-    eps = xp[..., -H:].to(h.dtype)
-    gates = xp[..., :-H].to(h.dtype) + F.linear(h.to(xp.dtype), weight_hh).to(h.dtype)
-    tau = norm(gates[..., :H], 0)
-    if options.target_activation is not None:
-        tau = activation_function(options.target_activation)(tau)
+        return block_norm(x, block, ln_weight, ln_bias, options)
 
     if R is None:
         turned = rotate(eps, tau, h)

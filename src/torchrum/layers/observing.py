@@ -1,0 +1,157 @@
+"""What a RUM does as it reads: the angle and plane of every rotation, the state's norm, the accumulated rotation."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cells.rum import RUMCell, Weights, project_rum
+from ..ops.rotation import rotation_angle
+from ..ops.rum_scan.options import RumOptions
+from ..ops.rum_scan.reference import accumulate, rotation_vectors, working_dtype
+from .rum import RUM
+
+Seen = dict[tuple[nn.Module, int], list[tuple[Tensor, Tensor, Tensor]]]
+
+BLOCKS = ("tau", "u")
+"""Row blocks of ``weight_hh``, in order: the target's, which generates tau, and the update gate's."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One recurrence over one batch, T steps of B sequences."""
+
+    name: str
+    """Where it stands in the model, as ``layer.l0``."""
+    lam: float
+    """Exponent of the accumulated rotation; NaN if it is learnable."""
+    eps: Tensor
+    """Where each rotation starts, ``(T, B, H)``."""
+    tau: Tensor
+    """Where it ends: the target, ``(T, B, H)``."""
+    state: Tensor
+    """The state after each step, ``(T, B, H)``."""
+    learnt_lam: Tensor | None = None
+    """The parameter, where lam is learnable."""
+
+    @property
+    def theta(self) -> Tensor:
+        """The angle of each rotation, ``(T, B)``, from 0 to pi."""
+        return rotation_angle(self.eps, self.tau)
+
+    def planes(self) -> Tensor:
+        """An orthonormal basis of each rotation's plane, ``(T, B, H, 2)``."""
+        return torch.linalg.qr(torch.stack((self.eps, self.tau), -1).double()).Q
+
+    def rotations(self) -> Iterator[Tensor]:
+        """The accumulated rotation R ``(B, H, H)`` after each step, from the identity; nothing where lam is 0."""
+        if self.lam == 0:
+            return
+        B, H = self.eps.shape[1:]
+        R = torch.eye(H, dtype=torch.float64).expand(B, H, H)
+        for eps, tau in zip(self.eps.double(), self.tau.double(), strict=True):
+            R = accumulate(R, eps, tau, self.lam if self.learnt_lam is None else self.learnt_lam)
+            yield R
+
+
+def recurrences(model: nn.Module) -> Iterator[tuple[str, nn.Module, int, Weights, RumOptions]]:
+    """Every RUM recurrence of a model: its name, its module, its place in it, its weights and options."""
+    for path, module in model.named_modules():
+        where = f"{path}." if path else ""
+        if isinstance(module, RUM):
+            for index, suffix in enumerate(module._suffixes()):
+                yield where + suffix.removeprefix("_"), module, index, module._weights(index), module.options
+        elif isinstance(module, RUMCell):
+            yield path or "cell", module, 0, module._weights(), module.options
+
+
+def recurrent_blocks(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """Name of the recurrence, name of the block and matrix ``(H, H)`` of every block of ``weight_hh``."""
+    for name, _, _, weights, options in recurrences(model):
+        weight = weights["weight_hh"]
+        assert weight is not None
+        for block, matrix in zip(BLOCKS[: options.num_gates], weight.detach().chunk(options.num_gates), strict=True):
+            yield name, block, matrix
+
+
+def diagonal_dominance(matrix: Tensor) -> Tensor:
+    """Mean size of the diagonal entries of ``(H, H)`` over that of the others: 1 for a matrix without structure."""
+    sizes = matrix.detach().abs().float()
+    diagonal, H = sizes.diagonal().mean(), len(sizes)
+    others = (sizes.mean() * H - diagonal) / max(H - 1, 1)
+    return diagonal / others.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+@torch.no_grad()
+def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
+    """Watch every RUM of ``model`` while ``call()`` runs it once, in evaluation, on the CPU.
+
+    Args:
+        model: a model that holds a RUM layer or cell.
+        call: runs the model, as ``lambda: model(x)``; each recurrence must read its sequence once, in one direction.
+
+    Returns:
+        An observation of each recurrence, in the model's order.
+
+    Example:
+        >>> rum = RUM(3, 8, lam=1)
+        >>> (seen,) = observe(rum, lambda: rum(torch.randn(5, 2, 3)))
+        >>> seen.theta.shape, seen.state.shape
+        (torch.Size([5, 2]), torch.Size([5, 2, 8]))
+    """
+    was_training, found = model.training, list(recurrences(model))
+    seen: Seen = {(module, index): [] for _, module, index, _, _ in found}
+    model.eval()
+    with ExitStack() as stack:
+        for module in {module for module, _ in seen}:
+            stack.enter_context(_watched(module, seen))
+        try:
+            call()
+        finally:
+            model.train(was_training)
+    return [
+        _observation(name, weights, options, parts)
+        for name, module, index, weights, options in found
+        if (parts := seen[module, index])
+    ]
+
+
+@contextmanager
+def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
+    """Note the projected input, the states before and the states after, ``(T, B, ...)``, of each call."""
+    name = "scan" if isinstance(module, RUM) else "step"
+    original = getattr(module, name)
+
+    def scan(index: int, x: Tensor, state: tuple[Tensor, ...], *rest: Any, **named: Any) -> Any:
+        assert isinstance(module, RUM)
+        output, last = original(index, x, state, *rest, **named)
+        before = torch.cat((state[0].unsqueeze(0).to(output.dtype), output[:-1]))
+        seen[module, index].append((project_rum(x, module._weights(index), module.options), before, output))
+        return output, last
+
+    def step(x: Tensor, state: tuple[Tensor, ...], *rest: Any, **named: Any) -> Any:
+        output, last = original(x, state, *rest, **named)
+        seen[module, 0].append((x.unsqueeze(0), state[0].unsqueeze(0), output.unsqueeze(0)))
+        return output, last
+
+    setattr(module, name, scan if isinstance(module, RUM) else step)
+    try:
+        yield
+    finally:
+        delattr(module, name)  # the method of the class shows again
+
+
+def _observation(
+    name: str, weights: Weights, options: RumOptions, parts: list[tuple[Tensor, Tensor, Tensor]]
+) -> Observation:
+    xp, before, after = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    weight = weights["weight_hh"]
+    assert weight is not None
+    before = before.to(working_dtype(xp.dtype))
+    eps, tau, _ = rotation_vectors(xp, before, weight, weights["ln_weight"], weights["ln_bias"], options)
+    lam = weights["lam"] if math.isnan(options.lam) else None
+    return Observation(name, options.lam, eps, tau, after, lam)
