@@ -93,7 +93,7 @@ def char_ptb(model: str) -> TrainConfig:
         steps=epochs * EPOCH,
         precision="bf16-mixed",
         log_every=EPOCH,
-        eval_every=EPOCH,
+        eval_every=(5 if epochs > 100 else 2) * EPOCH,  # each that improves writes a checkpoint of over 100 MB
         checkpoint_every=10 * EPOCH,
         paper=None if bpc is None else Paper(text=f"{bpc:g} BPC", where=TABLE, value=bpc),
         about=about,
