@@ -1,14 +1,17 @@
-"""The scan as two opaque operators with an autograd rule: it compiles whole, and composes with torch.func.
+"""The scan as two opaque operators: it compiles whole, exports with its gradients, and composes with torch.func.
 
-An operator's define/impl pair under an ``autograd.Function`` is the one form that passes fullgraph compilation,
-``torch.func.grad`` and ``vmap`` together. The backward is a Function too, differentiated by the reference.
+The derivative is the operator's own kernel for the Autograd key, as that of torch's operators is; a rule from
+``torch.library.register_autograd`` fails under ``torch.func.grad``, and a Function around the operator is lost by
+``torch.export``. The backward is an operator too, and where it is differentiated a Function by way of the reference.
 """
 
+import functools
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import batching, torch_scan
 from .options import RumOptions
@@ -25,6 +28,7 @@ _INPUTS = (
     "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
     "Tensor? lengths, Tensor? seed"
 )
+NUM_INPUTS = len(_INPUTS.split(", "))
 library.define("torchrum::rum_scan", f"({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
 library.define(
     "torchrum::rum_scan_backward",
@@ -37,6 +41,7 @@ def _flags(options: RumOptions, backend: str) -> tuple[Any, ...]:
     return (*(getattr(options, name) for name in _OPTION_NAMES), backend)
 
 
+@functools.lru_cache(64)
 def _options(flags: tuple[Any, ...]) -> tuple[RumOptions, str]:
     return RumOptions(**dict(zip(_OPTION_NAMES, flags[:-1], strict=True))), flags[-1]
 
@@ -79,7 +84,7 @@ def _backward(
 
 @library.register_fake("torchrum::rum_scan")
 def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
-    options, backend = _options(flags)
+    options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be looked up
     return tuple(_or_empty(part, xp) for part in _kernels(backend).empty_results(xp, h0.shape[-1], options))
 
 
@@ -99,32 +104,53 @@ library.register_vmap("torchrum::rum_scan_backward", batching.backward_rule)
 
 
 class _RumScan(torch.autograd.Function):
-    generate_vmap_rule = True
+    """The derivative of the operator; ``_autograd`` below is its only caller."""
 
     @staticmethod
-    def forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, flags):
-        inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-        return torch.ops.torchrum.rum_scan(*inputs, *flags)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.flags = inputs
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+        # gradients stay on: below this level may be another one of functorch, which a Function would turn off
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+            output = torch.ops.torchrum.rum_scan(*args)
+        ctx.flags = args[NUM_INPUTS:]
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*args[:NUM_INPUTS], *output)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, grad_out, grad_R, *unused):
+    def backward(ctx: Any, grad_out: Tensor | None, grad_R: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
         *inputs, out, R_n, gates, ends = ctx.saved_tensors
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         need_R0 = ctx.needs_input_grad[2]
-        flags = (*ctx.flags, need_R0)
-        grads = list(_RumScanBackward.apply(grad_out, grad_R, *inputs, out, gates, R_n, ends, flags))
+        args, flags = (grad_out, grad_R, *inputs, out, gates, R_n, ends), (*ctx.flags, need_R0)
+        if torch.is_grad_enabled():  # somebody differentiates this backward in turn
+            grads = _RumScanBackward.apply(*args, flags)
+        else:
+            grads = torch.ops.torchrum.rum_scan_backward(*args, *flags)
         # one gradient for each tensor input; those that were not given, lengths, seed and flags have none
         given = [part is not None for part in inputs[:6]]
         given[2] = need_R0
-        return *(grad if there else None for there, grad in zip(given, grads, strict=True)), None, None, None
+        nones = [None] * (len(inputs) - 6 + len(ctx.flags))
+        return *(grad if there else None for there, grad in zip(given, grads, strict=True)), *nones
+
+
+# Function.apply without its inspect.signature, which costs as much as a small scan; ``forward`` has no defaults to bind
+_apply = super(torch.autograd.Function, _RumScan).apply
+
+
+@library.impl("torchrum::rum_scan", "Autograd")
+def _autograd(*args: Any) -> tuple[Tensor, ...]:
+    """The operator with gradients.
+
+    They hang on the operator itself, as for one of torch's own: a program of ``torch.export`` calls nothing else, and
+    functorch hands each of its levels to this key.
+    """
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        with enable_single_level_autograd_function():  # functorch asks who calls a Function with ctx in its forward
+            return _apply(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.torchrum.rum_scan(*args)
 
 
 class _RumScanBackward(torch.autograd.Function):
@@ -184,5 +210,5 @@ def rum_scan_op(
 ) -> tuple[Tensor, Tensor | None]:
     """States ``(T, B, H)`` and the last R by the ``torch`` or ``fused`` backend, differentiable."""
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-    out, R_n, _, _ = _RumScan.apply(*inputs, _flags(options, backend))
+    out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *_flags(options, backend))
     return out, R_n if options.keeps_rotation else None

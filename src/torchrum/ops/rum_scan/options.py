@@ -1,6 +1,5 @@
 """What a RUM step can vary, in one place that every backend reads."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -64,4 +63,4 @@ class RumOptions:
     @property
     def keeps_rotation(self) -> bool:
         """Whether the state holds the accumulated rotation R beside h."""
-        return self.lam != 0 or math.isnan(self.lam)
+        return self.lam != 0  # so for NaN, which stands for a learnable lam

@@ -101,7 +101,8 @@ def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tens
     if not options.keeps_rotation:
         return out, None, saved, xp.new_empty(T, B, len(Angle._fields), dtype=dtype)
     R = xp.new_empty(B, H, H, dtype=dtype)
-    return out, R, saved, R.new_empty((T + WINDOW - 1) // WINDOW, B, 2 * WINDOW, H)
+    windows = T // WINDOW + 2  # at least one more than is used: a size that can be 0 or 1 binds an exported T
+    return out, R, saved, R.new_empty(windows, B, 2 * WINDOW, H)
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,7 +155,10 @@ def forward(
         h = scan.finish(t, h, scan.gate(gates), scan.candidate(total), room)
     if memory is None:
         return out, None, saved, kept
-    memory.form((T - 1) % WINDOW + 1)
+    last, steps_of_last = (T - 1) // WINDOW, (T - 1) % WINDOW + 1
+    memory.form(steps_of_last)
+    kept[last, :, 2 * steps_of_last :] = 0  # what no step wrote: an operator's results may not be left to chance
+    kept[last + 1 :] = 0
     return out, memory.R.mT.contiguous(), saved, kept
 
 
