@@ -12,6 +12,7 @@ from torchrum.layers.registry import LAYERS
 I, H, B, T = 3, 4, 2, 3
 CASES = [
     ("hyper_lstm", {"hyper_size": 3, "embedding_size": 2, "recurrent_dropout": 0.2}),
+    ("hm_lstm", {"level_size": 3, "boundary": "step"}),
     ("nas", {"state_dropout": 0.3}),
     ("rhn", {"depth": 3, "input_dropout": 0.2, "state_dropout": 0.3}),
 ]

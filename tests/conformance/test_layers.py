@@ -27,6 +27,8 @@ VARIANTS = [
 ]
 CASES = [(name, SMALL.get(name, {})) for name in LAYERS] + VARIANTS
 TORCH = ("lstm", "gru")
+STILL = ("hyper_lstm", "hm_lstm")
+"""Parts that get no gradient at the start: an LSTM connected by zeros, levels below which no boundary is found yet."""
 
 every = pytest.mark.parametrize("name, options", CASES, ids=lambda value: str(value).replace("'", ""))
 
@@ -218,7 +220,7 @@ def test_autocast_runs(name, options):
 @every
 def test_every_parameter_and_the_input_get_gradients(name, options):
     layer = build(name, options, num_layers=2, bidirectional=True)
-    if name == "hyper_lstm":  # the small LSTM is connected by zeros until the first update
+    if name in STILL:
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter += 0.1
@@ -234,6 +236,8 @@ def test_every_parameter_and_the_input_get_gradients(name, options):
 
 @every
 def test_gradients_are_those_of_finite_differences(name, options):
+    if (name, options) == ("hm_lstm", {}):
+        pytest.skip("a straight-through gradient is not that of the step; boundary='soft' has a true one")
     layer = build(name, options)
     x = draw(3, 2, I).requires_grad_()
     leaves = [parameter for parameter in layer.parameters() if parameter.numel()]

@@ -37,6 +37,7 @@ NAMES = [
     "ln_lstm",
     "gru_tf",
     "hyper_lstm",
+    "hm_lstm",
     "nas",
     "rhn",
     "fs",

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torchrum.models import build_model
 from torchrum.tasks.base import Batch
-from torchrum.training import OptimizerConfig, Trainer
+from torchrum.training import ModelConfig, OptimizerConfig, Trainer
 from torchrum.training.errors import RunError
 from torchrum.training.run_state import copy_into, detached_copy, to_device
 from training.tiny import tiny, tiny_model
@@ -63,3 +64,16 @@ def test_clipping_drops_a_gradient_that_is_not_finite(tmp_path, value):
         else:
             assert trainer.fit(tmp_path / "clipped").stopped == "finished"
             assert all(weight.isfinite().all() for weight in model.parameters())
+
+
+def test_a_cell_is_told_the_step_before_it(tmp_path):
+    """HM-LSTM's slope follows the steps, also those of a resumed run."""
+    options = {"slope_per_step": 0.25, "max_slope": 3.0}
+    config = replace(tiny(), steps=4, model=ModelConfig(layer="hm_lstm", hidden_size=4, options=options))
+    model = build_model(config.model, config.task)
+    (cell,) = model.layer.cells
+    Trainer(config, model, quiet=True).fit(tmp_path / "run")
+    assert cell.slope.item() == 1.75  # the last of four steps follows three
+    cell.slope.fill_(9.0)
+    Trainer(replace(config, steps=7), model, quiet=True).fit(tmp_path / "run", resume=True)
+    assert cell.slope.item() == 2.5

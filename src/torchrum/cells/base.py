@@ -36,6 +36,13 @@ class Cell(nn.Module, ABC):
         """The part of a step that needs no state, for ``x`` ``(..., I)``."""
         return x
 
+    def at_step(self, step: int) -> None:
+        """Called before the training step that follows ``step`` finished ones.
+
+        A cell that anneals a value sets it here, in place: a captured step then reads the new one.
+        """
+        return
+
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One step on ``x`` ``(B, I)`` or ``(I,)``; no state means ``initial_state``."""
         if x.shape[-1] != self.input_size or x.dim() not in (1, 2):

@@ -82,6 +82,7 @@ LAYERS: dict[str, Entry] = {
     "ntm": Entry("cells.ntm:NTMCell", "Neural Turing Machine"),
     "exprnn": Entry("cells.orthogonal:OrthogonalCell", "RNN with an orthogonal matrix by the exponential"),
     "hyper_lstm": Entry("cells.hyper_lstm:HyperLSTMCell", "LSTM whose weights a smaller LSTM rescales"),
+    "hm_lstm": Entry("cells.hm_lstm:HMLSTMCell", "hierarchical multiscale LSTM with learnt boundaries"),
     "nas": Entry("cells.nas:NASCell", "NASCell, found by architecture search"),
     "rhn": Entry("cells.rhn:RHNCell", "Recurrent Highway Network"),
     "fs": Entry("cells.fast_slow:fast_slow", "Fast-Slow RNN of LSTMs, the slow cell an LSTM or a RUM"),

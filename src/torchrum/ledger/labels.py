@@ -14,6 +14,7 @@ NAMES = {
     "ntm": "NTM",
     "exprnn": "expRNN",
     "hyper_lstm": "HyperLSTM",
+    "hm_lstm": "HM-LSTM",
     "nas": "NASCell",
     "rhn": "RHN",
 }

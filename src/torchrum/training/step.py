@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchrum.cells.base import Cell
 from torchrum.training.average import Average
 from torchrum.training.config import TrainConfig
 from torchrum.training.fabric import Engine
@@ -38,6 +39,7 @@ class TrainStep:
         self.config, self.engine, self.model, self.optimizer = config, engine, model, optimizer
         self.generator, self.data, self.average = generator, data, average
         self.position = torch.zeros((), dtype=torch.int64, device=engine.device)
+        self._annealed = [m for m in model.modules() if isinstance(m, Cell) and type(m).at_step is not Cell.at_step]
         self.sums: dict[str, Tensor] = {}
         self.carried: Any = None
         self.shape: Hashable = None
@@ -49,6 +51,8 @@ class TrainStep:
         self.shape = task.plan(self.config.batch_size, step, self.data)
         if task.carries_state and task.starts_over(step):
             self._forget()
+        for cell in self._annealed:
+            cell.at_step(step)
 
     def run(self) -> None:
         """Do one step."""
