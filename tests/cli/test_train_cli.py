@@ -119,7 +119,7 @@ def test_seeds_and_grids(tmp_path):
         (["sweep", TINY, "--trials", "2", "--search", "optimizer.lr=1:2:3"], "is not a search range; write"),
         (["sweep", TINY, "--trials", "2", "--grid", "steps=1,2"], "and no --grid or --seeds"),
         (["figure", "unknown"], "'unknown' is neither a figure (copying, recall) nor a run folder"),
-        (["table", "nonsense"], "no task 'nonsense'; there are: copying, recall"),
+        (["table", "nonsense"], "no task 'nonsense'; there are: "),
         (["table", "--best", "9", "--within", "9"], "--best and --within make different tables; take one."),
         (["table", "--write", "f", "--within", "9"], "in a file the markers say it: <!-- torchrum:table recall within"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
     "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
+    "sample": ("torchrum.cli.sample:main", "draw text from a trained language model"),
     "list": ("torchrum.cli.list:main", "list the recipes, or the fields of one"),
     "sweep": ("torchrum.cli.sweep:main", "train over seeds, a grid, or a search"),
     "record": ("torchrum.cli.record:main", "enter a run in the results ledger"),

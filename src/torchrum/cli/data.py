@@ -2,7 +2,14 @@
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchrum.cli import complain
+
+if TYPE_CHECKING:
+    from torchrum.training.config import TrainConfig
 
 EPILOG = """The data directory is --data-dir, else TORCHRUM_DATA, else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
 TORCHRUM_OFFLINE=1 forbids downloads. Training fetches what it needs by itself."""
@@ -21,6 +28,35 @@ def use_data_dir(folder: Path | None) -> None:
         from torchrum.data.files import ROOT_VARIABLE
 
         os.environ[ROOT_VARIABLE] = str(folder.absolute())
+
+
+def add_text(parser: argparse.ArgumentParser) -> argparse.Action:
+    """The option that commands which may read a text of the user's own share."""
+    return parser.add_argument(
+        "--data", type=Path, metavar="PATH", help="a text of your own, a file or a folder, for recipes such as char-rum"
+    )
+
+
+def with_text(config: "TrainConfig", path: Path | None) -> "TrainConfig":
+    """The config with a text of the user's own in its task; one that reads none is an error."""
+    if path is None:
+        return config
+    from torchrum.tasks import CharLM
+    from torchrum.training.errors import ConfigError
+
+    if not isinstance(config.task, CharLM):
+        raise ConfigError(
+            f"--data {path}: {config.name} reads no text of your own; take a recipe that does, such as char-rum."
+        )
+    try:
+        task = config.task.reading(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if lost := sum(task.unseen()):
+        complain(
+            f"{task.corpus}: {lost} bytes of its validation and test part never occur in training; they are left out"
+        )
+    return replace(config, task=task)
 
 
 def main(arguments: list[str]) -> int:

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from torchrum.cli.data import add_data_dir, use_data_dir
+from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 
 
 def main(arguments: list[str]) -> int:
@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     add_data_dir(parser)
+    add_text(parser)
     options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
 
@@ -30,13 +31,14 @@ def main(arguments: list[str]) -> int:
         from torchrum.recipes import load_recipe
 
         load_recipe(options.recipe)
-    scores = evaluate(options.run, options.split, options.checkpoint, options.device)
+    config = with_text(read_config(options.run), options.data)
+    scores = evaluate(options.run, options.split, options.checkpoint, options.device, task=config.task)
     if options.json:
         print(json.dumps(scores))
         return 0
     print(f"{options.run}: {options.split} set, {options.checkpoint} checkpoint")
+    width = max(12, *map(len, scores))
     for name, value in scores.items():
-        print(f"  {name:<12} {value:.6g}")
-    baseline = read_config(options.run).task.baseline()
-    print(f"  {'memoryless':<12} {baseline:.6g}  (loss of the best model without memory)")
+        print(f"  {name:<{width}} {value:,.0f}" if value >= 1e5 else f"  {name:<{width}} {value:.6g}")
+    print(f"  {'memoryless':<{width}} {config.task.baseline():.6g}  (loss of the best model without memory)")
     return 0

@@ -2,7 +2,7 @@
 
 import argparse
 
-from torchrum.cli.data import use_data_dir
+from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.train import add_common, draw, free_folder, split_fields
 
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     for name in ("seeds", "trials"):
         if (count := getattr(options, name)) is not None and count < 1:
             raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
-    config = override(load_recipe(options.recipe), [*options.fields, *fields])
+    config = with_text(override(load_recipe(options.recipe), [*options.fields, *fields]), options.data)
     folder = options.resume or free_folder(options.out, config.name)
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):

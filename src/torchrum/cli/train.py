@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchrum.cli import complain
-from torchrum.cli.data import add_data_dir, use_data_dir
+from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 
 EPILOG = """Every field of the recipe can be set, as --steps 1000 or --set steps=1000; fields inside others have dotted
 names: --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows them all. A recipe of your own is
@@ -52,6 +52,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         add("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field"),
         add("--quiet", action="store_true", help="show no progress"),
         add_data_dir(parser),
+        add_text(parser),
     ]
 
 
@@ -101,13 +102,13 @@ def main(arguments: list[str]) -> int:
     if options.seeds is not None:
         if recipe is None:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
-        config = override(recipe, fields)
+        config = with_text(override(recipe, fields), options.data)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
         folder = options.resume or free_folder(options.out, config.name)
         results = run_sweep(runs, folder, quiet=options.quiet, on_end=draw)
         code = max(result.exit_code for result in results)
     elif options.resume is not None:
-        config = override(read_config(options.resume), fields)
+        config = with_text(override(read_config(options.resume), fields), options.data)
         if recipe is not None and recipe.name != config.name:
             raise ConfigError(
                 f"{options.resume} is a run of {config.name}, not of {recipe.name}; leave the recipe out."
@@ -115,7 +116,7 @@ def main(arguments: list[str]) -> int:
         code = Trainer(config, quiet=options.quiet, on_end=draw).fit(options.resume, resume=True).exit_code
     else:
         assert recipe is not None
-        config = override(recipe, fields)
+        config = with_text(override(recipe, fields), options.data)
         trainer = Trainer(config, quiet=options.quiet, on_end=draw)
         code = trainer.fit(free_folder(options.out, config.name)).exit_code
     leave_together()

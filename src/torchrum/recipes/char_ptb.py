@@ -116,7 +116,7 @@ def char_rum() -> TrainConfig:
     """A RUM that a laptop trains in minutes, on Penn Treebank or, with ``--data``, on a text of one's own."""
     return TrainConfig(
         name="char-rum",
-        task=CharLM(lanes=32, segment=100, validation_lanes=32),
+        task=CharLM(lanes=32, segment=100, validation_lanes=32, shown=200),
         model=ModelConfig(layer="rum", hidden_size=256, embedding_size=64, options={"layer_norm": True, "eta": 1.0}),
         optimizer=OptimizerConfig(name="adam", lr=2e-3, clip=0.05, warmup=50, schedule="cosine"),
         batch_size=32,

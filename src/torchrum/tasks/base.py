@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Split = Literal["train", "validation", "test"]
 
@@ -122,6 +122,10 @@ class Task(ABC):
     def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
         """Further numbers of a final score, made from the scores of all batches: totals, other units."""
         return {}
+
+    def show(self, model: nn.Module) -> str:
+        """Something for a person to look at after a validation, such as a drawn text; the model is in eval mode."""
+        return ""
 
     def check_batch_size(self, size: int) -> None:
         """Refuse a ``batch_size`` that the task cannot work with, by a ValueError."""

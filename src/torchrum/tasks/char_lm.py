@@ -1,5 +1,6 @@
 """Character-level language modelling: the next symbol of a text, with the state carried from segment to segment."""
 
+import codecs
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,10 +9,12 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchrum.data.errors import DataError
 from torchrum.data.text import KNOWN, PARTS, Facts, Parts, describe, encode, read_known, read_own
+from torchrum.models import CharModel
+from torchrum.models.sampling import sample
 from torchrum.tasks.base import Batch, Split, Task
 from torchrum.tasks.fixed import check_sizes
 
@@ -32,7 +35,7 @@ class CharLM(Task):
     metric: ClassVar = "bpc"
     goal: ClassVar = "min"
     carries_state: ClassVar = True
-    local: ClassVar = ("path",)
+    local: ClassVar = ("path", "shown")
 
     corpus: str = "ptb"
     """ptb (Penn Treebank, raw bytes), ptb.char (without the spaces around lines), or the name of a text of your own."""
@@ -56,6 +59,8 @@ class CharLM(Task):
     """Hash of its three parts; read from it."""
     path: str = ""
     """Where a text of your own lies on this machine; no part of a result."""
+    shown: int = 0
+    """Characters of drawn text to show after each validation."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "lanes", "segment", "validation_lanes")
@@ -80,7 +85,7 @@ class CharLM(Task):
         facts = describe(read_own(path, self.heldout))
         return replace(
             self,
-            corpus=path.resolve().name,
+            corpus=self.corpus if facts.sha256 == self.sha256 else path.resolve().name,  # it may have been renamed
             symbols=facts.symbols.hex(),
             sizes=facts.sizes,
             words=facts.words,
@@ -199,6 +204,37 @@ class CharLM(Task):
         x, y = F.pad(x, (0, padding)).view(lanes, length), F.pad(y, (0, padding), value=IGNORED).view(lanes, length)
         for start in range(0, length, segment):
             yield Batch(x[:, start : start + segment], y[:, start : start + segment])
+
+    def show(self, model: nn.Module) -> str:
+        """A few lines drawn from the model, to see how far it is."""
+        if not self.shown or not isinstance(model, CharModel):
+            return ""
+        return self.draw(model, length=self.shown, temperature=0.7)
+
+    def draw(self, model: CharModel, *, length: int, prompt: str = "", temperature: float = 1.0, seed: int = 0) -> str:
+        """Text that follows ``prompt``: ``task.draw(load_model(run), length=500, prompt="the company said ")``."""
+        return "".join(self.stream(model, length=length, prompt=prompt, temperature=temperature, seed=seed))
+
+    def stream(
+        self, model: CharModel, *, length: int, prompt: str = "", temperature: float = 1.0, seed: int = 0
+    ) -> Iterator[str]:
+        """The same, piece by piece: a character may take several symbols, and comes when it is whole."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for symbol in sample(model, self.ids(prompt), length, temperature=temperature, seed=seed):
+            yield decoder.decode(self.facts.symbols[symbol : symbol + 1])
+        yield decoder.decode(b"", final=True)
+
+    def ids(self, prompt: str) -> list[int]:
+        """The symbols of a prompt; an empty one is the end of a line, where the text has lines."""
+        symbols = self.facts.symbols
+        unknown = sorted({letter for letter in prompt if not set(letter.encode()) <= set(symbols)})
+        if unknown:
+            raise ValueError(
+                f"the prompt has {', '.join(map(repr, unknown))}, which the text of the run ({self.corpus}) "
+                f"never shows; it knows {bytes(sorted(symbols)).decode('utf-8', 'replace')!r}."
+            )
+        start = prompt.encode() or (b"\n" if b"\n" in symbols else symbols[:1])
+        return [symbols.index(byte) for byte in start]
 
     def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
         """Totals of a part, and bits per character in both conventions where the text has two.

@@ -11,7 +11,7 @@ from torch import nn
 from torchrum.tasks.base import Batch, Task
 from torchrum.training.checkpoint import load_checkpoint
 from torchrum.training.config import TrainConfig
-from torchrum.training.config_file import from_json
+from torchrum.training.config_file import differences, from_json, identity
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import read_json
@@ -85,14 +85,33 @@ def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.M
     return model.eval()
 
 
+def same_task(config: TrainConfig, task: Task) -> Task:
+    """``task``, which may differ from that of ``config`` in what holds for one machine alone."""
+    changed = differences(identity(config), identity(replace(config, task=task)))
+    if changed:
+        raise ConfigError(f"the data are not those of the run: {'; '.join(changed)}.")
+    return task
+
+
 def evaluate(
     run: Path | str,
     split: Literal["validation", "test"] = "test",
     which: Literal["last", "best"] = "best",
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    task: Task | None = None,
 ) -> dict[str, float]:
-    """Score a finished or interrupted run: ``evaluate("runs/copying-rum")["accuracy"]``."""
+    """Score a finished or interrupted run: ``evaluate("runs/copying-rum")["accuracy"]``.
+
+    Args:
+        run: the run folder.
+        split: which examples.
+        which: which checkpoint.
+        device: where.
+        task: the run's task with its data in another place, for a text that was moved.
+    """
     config = replace(read_config(run), device=device, devices=1, nodes=1)
+    if task is not None:
+        config = replace(config, task=same_task(config, task))
     model = load_model(run, which)
     engine = Engine(config)
     scores = score(config.task, engine.place(model), config.task.evaluation(split, config.seed), engine)

@@ -229,6 +229,8 @@ class Trainer:
         self._record("validation", scores)
         self._record_weights()
         self._display.validation(progress.step, scores, improved)
+        if self._engine.rank == 0 and (text := self._shown()):
+            self._display.say(text)
         return scores, improved
 
     def _record_weights(self) -> None:
@@ -237,6 +239,13 @@ class Trainer:
         if blocks:
             values = torch.stack([diagonal_dominance(matrix) for matrix in blocks.values()]).tolist()
             self._record("weights", dict(zip(blocks, values, strict=True)))
+
+    def _shown(self) -> str:
+        training = self._scored.training
+        with self._engine.autocast():
+            text = self.config.task.show(self._scored.eval())
+        self._scored.train(training)
+        return text
 
     def _save(self, best: bool) -> None:
         engine, progress = self._engine, self._progress

@@ -1,0 +1,49 @@
+"""``torchrum sample runs/char-rum --prompt "the company said" --temperature 0.8``"""
+
+import argparse
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Write text."""
+    parser = argparse.ArgumentParser(prog="torchrum sample", description="Draw text from a trained language model.")
+    parser.add_argument("run", type=Path, help="a run folder of a recipe that reads text, such as char-rum")
+    parser.add_argument("--prompt", default="", help="text to continue (default: the start of a line)")
+    parser.add_argument("--length", type=int, default=500, metavar="N", help="characters to draw (default: 500)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest each time (default: 0.8)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where (default: cpu)")
+    options = parser.parse_args(arguments)
+
+    import torch
+
+    from torchrum.models import CharModel
+    from torchrum.tasks import CharLM
+    from torchrum.training import load_model, read_config
+    from torchrum.training.errors import ConfigError, RunError
+
+    task = read_config(options.run).task
+    if not isinstance(task, CharLM):
+        raise ConfigError(
+            f"{options.run} is a run of {type(task).__name__}, which writes no text; sample needs a run of CharLM."
+        )
+    cuda = torch.cuda.is_available()
+    if options.device == "cuda" and not cuda:
+        raise RunError("--device cuda, but torch sees no CUDA device; pass --device cpu.")
+    model = load_model(options.run, options.checkpoint).to("cuda" if cuda and options.device != "cpu" else "cpu")
+    assert isinstance(model, CharModel)
+    pieces = task.stream(
+        model, length=options.length, prompt=options.prompt, temperature=options.temperature, seed=options.seed
+    )
+    try:
+        first = next(pieces, "")  # what is refused is refused before anything is printed
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    print(options.prompt + first, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    return 0

@@ -1,0 +1,38 @@
+"""Symbols drawn from a language model, one at a time."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from torchrum.models.char_lm import CharModel
+
+
+@torch.no_grad()
+def sample(
+    model: CharModel, prompt: Sequence[int], length: int, *, temperature: float = 1.0, seed: int = 0
+) -> Iterator[int]:
+    """Yield ``length`` symbols that follow ``prompt``; the state is carried, so each costs one step.
+
+    Args:
+        model: in eval mode, on any device.
+        prompt: ids of at least one symbol.
+        length: symbols to draw.
+        temperature: divides the logits; 0 takes the likeliest symbol each time.
+        seed: of the draws, which are made on the CPU: the same on every device, up to rounding.
+    """
+    if not prompt:
+        raise ValueError("sample: the prompt is empty; give at least one symbol.")
+    if temperature < 0 or length < 0:
+        raise ValueError(f"sample: temperature={temperature} and length={length}; both must be at least 0.")
+    device = model.readout.weight.device
+    generator = torch.Generator().manual_seed(seed)
+    logits, state = model(torch.tensor([prompt], device=device))
+    for number in range(length):
+        scores = logits[0, -1].double().cpu()
+        if temperature == 0:
+            symbol = int(scores.argmax())
+        else:
+            symbol = int(torch.multinomial(torch.softmax(scores / temperature, -1), 1, generator=generator))
+        yield symbol
+        if number + 1 < length:
+            logits, state = model(torch.tensor([[symbol]], device=device), None, state)

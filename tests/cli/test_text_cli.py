@@ -1,0 +1,140 @@
+"""A text of one's own trains, is scored and is continued with one command each."""
+
+import json
+
+import pytest
+
+from texts import small_text
+from torchrum.cli import main
+from torchrum.ledger.record import changes
+from torchrum.models import CharModel
+from torchrum.training import load_model, read_config
+
+SMALL = "--steps 6 --eval_every 3 --checkpoint_every 3 --model.hidden_size 16 --model.embedding_size 8 --device cpu"
+LANES = "--batch_size 8 --task.lanes 8 --task.segment 20 --task.validation_lanes 4"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_curve():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchrum.plots.curve.draw_curve", lambda run: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on a small text, trained by one command."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "book.txt").write_bytes(small_text(4000))
+    words = f"train char-rum --data {folder / 'book.txt'} --out {folder} {SMALL} {LANES}"
+    assert main(words.split()) == 0
+    return folder / "char-rum"
+
+
+def test_every_character_of_the_test_part_is_scored(run, capsys):
+    assert main(["eval", str(run), "--json", "--device", "cpu"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    task = read_config(run).task
+    assert scores["symbols"] == task.facts.sizes[2] == 201
+    assert scores["bits"] == pytest.approx(scores["bpc"] * 201)
+    assert main(["eval", str(run), "--split", "validation", "--device", "cpu"]) == 0
+    assert "word_perplexity" in capsys.readouterr().out
+
+
+def test_text_is_drawn_and_repeats_with_its_seed(run, capsys):
+    command = ["sample", str(run), "--prompt", "the cook", "--length", "50", "--temperature", "0.8"]
+    drawn = []
+    for seed in ("0", "0", "1"):
+        assert main([*command, "--seed", seed]) == 0
+        drawn.append(capsys.readouterr().out)
+    assert drawn[0].startswith("the cook") and len(drawn[0].removesuffix("\n")) == 58
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_trained_model_loads_in_two_lines(run):
+    model = load_model(run)
+    text = read_config(run).task.draw(model, length=20, prompt="the ", temperature=0)
+    assert isinstance(model, CharModel) and len(text) == 20
+
+
+def test_a_run_shows_what_it_writes(run, capsys, tmp_path):
+    words = f"train char-rum --data {run.parent / 'book.txt'} --out {tmp_path} {SMALL} {LANES} --task.shown 40"
+    assert main(words.split()) == 0
+    shown = capsys.readouterr().err
+    assert len(shown) > 2 * 40 and "best so far" in shown
+
+
+def test_bytes_that_training_lacks_are_counted(run, capsys, tmp_path):
+    (tmp_path / "signs.txt").write_bytes(small_text(4000) + b"@@")
+    assert main(f"train char-rum --data {tmp_path / 'signs.txt'} --out {tmp_path} {SMALL} {LANES} --quiet".split()) == 0
+    assert "signs.txt: 2 bytes of its validation and test part never occur in training" in capsys.readouterr().err
+
+
+def test_the_ledger_learns_nothing_of_the_machine(run):
+    recorded = " ".join(changes(read_config(run)))
+    assert "task.sha256=" in recorded and "task.corpus=book.txt" in recorded
+    assert str(run.parent) not in recorded and "task.path" not in recorded
+
+
+def test_a_moved_text_is_named_again(run, capsys, tmp_path):
+    text = (run.parent / "book.txt").read_bytes()
+    (run.parent / "book.txt").rename(tmp_path / "moved.txt")
+    try:
+        assert main(["eval", str(run), "--device", "cpu"]) == 1
+        assert "book.txt does not exist" in capsys.readouterr().err
+        assert main(["eval", str(run), "--device", "cpu", "--data", str(tmp_path / "moved.txt")]) == 0
+        resumed = ["train", "--resume", str(run), "--steps", "8", "--quiet", "--data", str(tmp_path / "moved.txt")]
+        assert main(resumed) == 0
+        (tmp_path / "moved.txt").write_bytes(small_text(4000, seed=1))
+        capsys.readouterr()
+        assert main(["eval", str(run), "--device", "cpu", "--data", str(tmp_path / "moved.txt")]) == 2
+        assert "the data are not those of the run: task.corpus 'book.txt' -> 'moved.txt'" in capsys.readouterr().err
+        assert main([*resumed, "--steps", "9"]) == 2
+        assert "a resumed run cannot change task.corpus" in capsys.readouterr().err
+    finally:
+        (run.parent / "book.txt").write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "words, code, message",
+    [
+        ("train char-rum --data nothing.txt", 1, "nothing.txt does not exist; --data takes a text file or a folder"),
+        ("train char-rum --data empty.txt", 1, "empty.txt is empty; it must hold text"),
+        ("train char-rum --data short.txt", 2, "32 lanes of one segment of 100 need 3201; take a longer text"),
+        ("train char-rum --data noise.bin", 1, "noise.bin is not text"),
+        ("train copying-rum --data short.txt", 2, "copying-rum-t200 reads no text of your own"),
+        ("train char-rum --batch_size 8", 2, "batch_size is 8, but the text is read in 32 lanes"),
+        ("train char-rum --task.corpus enwik8", 2, "there is no corpus 'enwik8'; take ptb or ptb.char"),
+        ("train char-rum --model.tied true", 2, "tied=True needs an embedding as wide as the layer"),
+    ],
+)
+def test_wrong_calls_are_one_clear_line(tmp_path, monkeypatch, capsys, words, code, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "short.txt").write_bytes(small_text(500))
+    (tmp_path / "noise.bin").write_bytes(bytes(range(256)) * 30)
+    assert main([*words.split(), "--quiet"]) == code
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--prompt Überall", "the prompt has 'Ü', which the text of the run (book.txt) never shows; it knows"),
+        ("--temperature -1", "temperature=-1.0 and length=500; both must be at least 0"),
+        ("--length -5", "length=-5"),
+    ],
+)
+def test_wrong_samples_are_refused_before_anything_is_printed(run, capsys, words, message):
+    assert main(["sample", str(run), *words.split()]) == 2
+    caught = capsys.readouterr()
+    assert message in caught.err and caught.out == ""
+
+
+def test_only_language_models_write(tmp_path, capsys):
+    words = f"train copying-rum --steps 1 --task.delay 2 --task.validation_size 2 --out {tmp_path} --device cpu --quiet"
+    assert main(words.split()) == 0
+    assert main(["sample", str(tmp_path / "copying-rum-t200")]) == 2
+    assert "is a run of Copying, which writes no text" in capsys.readouterr().err
