@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from golden import DIGITS, X, fill, sines
 from tolerances import TOL
 from torchrum.cells.lstm import LSTMCell, draw_kept, zoneout
+from torchrum.layers.registry import build_layer
 
 I, H, B, T = 3, 5, 4, 6
 EXACT = TOL[torch.float64]
@@ -76,6 +78,37 @@ def test_layer_norm_is_the_equations(ln_eps):
         np.testing.assert_allclose(new_c[row].detach(), expected_c, rtol=1e-12)  # stored without layer norm
 
 
+def test_zoneout_lstm_gives_the_numbers_computed_elsewhere():
+    cell = LSTMCell(2, 3, zoneout=0.05, zoneout_cell=0.5, dtype=torch.float64).eval()
+    order = torch.arange(12).view(4, 3)[[0, 2, 1, 3]].flatten()  # the numbers are for i, f, g, o
+    for parameter, values in (
+        (cell.weight_ih, sines(10, 2, 12)),
+        (cell.weight_hh, sines(40, 3, 12)),
+        (cell.bias, sines(80, 12)),
+    ):
+        fill(parameter, values[..., order])
+    _, (h, c) = cell.scan(X, cell.initial_state(1, device="cpu", dtype=torch.float64))
+    torch.testing.assert_close(h, h.new_tensor([[-0.19760576, -0.03080741, 0.12307027]]), **DIGITS)
+    torch.testing.assert_close(c, c.new_tensor([[-0.24733619, -0.10848407, 0.18936382]]), **DIGITS)
+
+
+def test_layer_norm_lstm_gives_the_numbers_computed_elsewhere():
+    cell = LSTMCell(2, 3, layer_norm=True, dtype=torch.float64)
+    fill(cell.weight_ih, sines(10, 2, 12))
+    fill(cell.weight_hh, sines(40, 3, 12))
+    fill(cell.bias, sines(80, 12))
+    _, (h, c) = cell.scan(X, cell.initial_state(1, device="cpu", dtype=torch.float64))
+    torch.testing.assert_close(h, h.new_tensor([[0.5808697, 0.17674135, -0.23377532]]), **DIGITS)
+    torch.testing.assert_close(c, c.new_tensor([[0.19017051, -0.14736407, -1.39555936]]), **DIGITS)
+
+
+def test_published_zoneout_lstm_can_be_built():
+    """One layer of 1000 on one-hot input with a softmax over 50 symbols; the authors also train the initial state."""
+    words = {"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5, "init": "block_orthogonal", "device": "meta"}
+    layer = build_layer("ln_lstm", 50, 1000, **words)
+    assert sum(p.numel() for p in layer.parameters()) + 1001 * 50 == 4_256_050 - 2 * 1000
+
+
 def test_zoneout_in_evaluation_is_the_mean_of_old_and_new():
     cell = shuffled(LSTMCell(I, H, layer_norm=True, zoneout=0.1, zoneout_cell=0.5).double()).eval()
     x, h, c = draw(B, I), draw(B, H), draw(B, H)
@@ -117,6 +150,10 @@ def test_initialisations():
     assert not cell.bias.any()
     assert (cell.ln_weight == 1).all()
     assert not cell.ln_bias_c.any()
+    cell = LSTMCell(6, 15, init="block_orthogonal")
+    for weight, size in ((cell.weight_ih, 6), (cell.weight_hh, 15)):
+        for block in (part for rows in weight.split(size) for part in rows.split(size, 1)):
+            torch.testing.assert_close(block.T @ block, torch.eye(size), atol=1e-5, rtol=0)
     glorot, bound = LSTMCell(6, 16), (6 / (6 + 16 + 64)) ** 0.5
     for weight in (glorot.weight_ih, glorot.weight_hh):
         assert 0.9 * bound < weight.abs().max() <= bound

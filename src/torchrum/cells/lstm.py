@@ -1,5 +1,7 @@
 """The LSTM with a forget bias, and with the layer norm and zoneout that character models need."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from ..ops._dispatch import Backend, Choice
 from ..ops.lstm_scan import CellWeights, LstmOptions, lstm_scan, lstm_scan_choice
 from .base import Cell, State
 
-INITS = ("glorot", "orthogonal")
+INITS = ("glorot", "orthogonal", "block_orthogonal")
 
 
 class LSTMCell(Cell):
@@ -28,7 +30,8 @@ class LSTMCell(Cell):
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step; not trained.
         zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value.
-        init: ``"glorot"`` as TensorFlow does it, or ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows.
+        init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows, or
+            ``"block_orthogonal"``: W and U tiled with square orthogonal blocks, as the Zoneout LSTM starts.
         device, dtype: of the parameters.
         backend: of ``scan``: "auto", or "fused" to insist on the kernels, "torch" or "reference" on the plain loop.
     """
@@ -81,11 +84,12 @@ class LSTMCell(Cell):
 
     def reset_parameters(self) -> None:
         """Draw the weights anew; biases start at 0, gains at 1."""
-        if self.init == "orthogonal":
-            for weight in (self.weight_ih, self.weight_hh):
-                orthogonal_(weight)
-        else:
+        if self.init == "glorot":
             glorot_(self.weight_ih, self.weight_hh)
+        else:
+            fill = orthogonal_ if self.init == "orthogonal" else block_orthogonal_
+            for weight in (self.weight_ih, self.weight_hh):
+                fill(weight)
         nn.init.zeros_(self.bias)
         if self.layer_norm:
             for gain, shift in ((self.ln_weight, self.ln_bias), (self.ln_weight_c, self.ln_bias_c)):
@@ -190,6 +194,16 @@ def orthogonal_(*blocks: Tensor) -> None:
     nn.init.orthogonal_(whole)
     for block, part in zip(blocks, whole.split(widths, 1), strict=True):
         block.copy_(part)
+
+
+@torch.no_grad()
+def block_orthogonal_(weight: Tensor) -> None:
+    """Tile ``weight`` with the largest square blocks that fit and make each orthogonal; in place."""
+    size = math.gcd(*weight.shape)
+    if weight.numel() > 0:
+        for rows in weight.split(size):
+            for block in rows.split(size, 1):
+                orthogonal_(block)
 
 
 @torch.no_grad()

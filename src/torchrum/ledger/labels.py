@@ -3,10 +3,10 @@
 from torchrum.training.config import ModelConfig
 
 NAMES = {
-    "rum": "RUM",
     "lstm": "LSTM",
     "gru": "GRU",
     "ln_lstm": "LN-LSTM",
+    "gru_tf": "GRU (TensorFlow)",
     "urnn": "uRNN",
     "eunn": "EUNN",
     "goru": "GORU",
@@ -21,9 +21,17 @@ NAMES = {
 
 
 def model_label(model: ModelConfig) -> str:
-    """The layer's name in print; for RUM with the two numbers that tell its variants apart."""
-    name = NAMES.get(model.layer, model.layer)
-    if model.layer != "rum":
-        return name
-    numbers = {"lam": 0, **model.options}
-    return ", ".join([f"{name} λ={numbers['lam']:g}", *([f"η={numbers['eta']:g}"] if numbers.get("eta") else [])])
+    """The layer's name in print, with what tells its variants apart; several layers are counted before it."""
+    return (f"{model.num_layers} × " if model.num_layers > 1 else "") + _layer_label(model)
+
+
+def _layer_label(model: ModelConfig) -> str:
+    options = model.options
+    if model.layer == "rum":
+        eta = [f"η={options['eta']:g}"] if options.get("eta") else []
+        return ", ".join([f"RUM λ={options.get('lam', 0):g}", *eta])
+    if model.layer == "fs":
+        return f"FS-{options.get('slow', 'lstm').upper()}-{options.get('num_fast', 2)}"
+    if model.layer == "ln_lstm" and not options.get("layer_norm", True):
+        return "Zoneout LSTM" if options.get("zoneout") or options.get("zoneout_cell") else "LSTM (TensorFlow)"
+    return NAMES.get(model.layer, model.layer)

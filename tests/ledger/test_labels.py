@@ -1,0 +1,31 @@
+"""What models are called in tables."""
+
+import pytest
+
+from torchrum.layers.registry import LAYERS
+from torchrum.ledger.labels import NAMES, model_label
+from torchrum.training.config import ModelConfig
+
+
+@pytest.mark.parametrize(
+    "layer, num_layers, options, expected",
+    [
+        ("rum", 1, {}, "RUM λ=0"),
+        ("rum", 2, {"lam": 1, "eta": 0.3}, "2 × RUM λ=1, η=0.3"),
+        ("fs", 1, {}, "FS-LSTM-2"),
+        ("fs", 1, {"slow": "rum", "num_fast": 4}, "FS-RUM-4"),
+        ("ln_lstm", 1, {}, "LN-LSTM"),
+        ("ln_lstm", 1, {"zoneout": 0.05}, "LN-LSTM"),
+        ("ln_lstm", 1, {"layer_norm": False, "zoneout": 0.05}, "Zoneout LSTM"),
+        ("ln_lstm", 1, {"layer_norm": False}, "LSTM (TensorFlow)"),
+        ("hyper_lstm", 2, {}, "2 × HyperLSTM"),
+        ("unheard_of", 1, {}, "unheard_of"),
+    ],
+)
+def test_label(layer, num_layers, options, expected):
+    assert model_label(ModelConfig(layer=layer, hidden_size=4, num_layers=num_layers, options=options)) == expected
+
+
+def test_every_layer_has_a_name_in_print():
+    assert set(LAYERS) - set(NAMES) == {"rum", "fs"}  # they have variants
+    assert set(NAMES) <= set(LAYERS)
