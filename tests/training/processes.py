@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -36,6 +37,18 @@ def train(folder: Path, steps: int, hidden_size: int = 8) -> None:
     config = tiny()
     config = replace(config, steps=steps, log_every=1, model=replace(config.model, hidden_size=hidden_size))
     Trainer(config, tiny_model(config), quiet=True).fit(folder, resume=(folder / CONFIG).exists())
+
+
+def train_fresh(folder: Path, hidden_size: int, rename: bool, at: float) -> None:
+    """Begin a run at a given moment; 3 if the folder is refused."""
+    torch.set_num_threads(1)
+    config = replace(tiny(), steps=16, log_every=1, model=replace(tiny().model, hidden_size=hidden_size))
+    trainer = Trainer(config, tiny_model(config), quiet=True)
+    time.sleep(max(0.0, at - time.time()))
+    try:
+        trainer.fit(folder, rename=rename)
+    except RunError as error:
+        sys.exit(3 if "in use by" in str(error) or "holds a run already" in str(error) else 4)
 
 
 def train_until_call(folder: Path, steps: int, number: int) -> None:

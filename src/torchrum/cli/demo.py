@@ -41,17 +41,23 @@ def main(arguments: list[str]) -> int:
 
     from dataclasses import replace
 
-    from rich.console import Console
-
-    from torchrum.cli.train import free_folder
     from torchrum.ledger.labels import model_label
     from torchrum.recipes.demo import MODELS, demo
-    from torchrum.training import RunError
+    from torchrum.training.lock import lock_free_folder
 
     configs = {model_label(model): demo(name, options.seed) for name, model in MODELS.items()}
     if options.steps is not None:
         configs = {label: replace(config, steps=options.steps) for label, config in configs.items()}
-    folder = free_folder(options.out, "demo")
+    with lock_free_folder(options.out / "demo") as lock:
+        return train_both(configs, lock.folder)
+
+
+def train_both(configs: "dict[str, TrainConfig]", folder: Path) -> int:
+    """Train both at the same time, and compare them."""
+    from rich.console import Console
+
+    from torchrum.training import RunError
+
     runs = {label: folder / config.name for label, config in configs.items()}
     console = Console(soft_wrap=True)
     introduce(console, next(iter(configs.values())).task)

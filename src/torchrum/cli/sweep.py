@@ -3,7 +3,7 @@
 import argparse
 
 from torchrum.cli.data import use_data_dir, with_text
-from torchrum.cli.train import add_common, draw, free_folder, split_fields
+from torchrum.cli.train import add_common, draw, split_fields
 
 
 def main(arguments: list[str]) -> int:
@@ -36,13 +36,13 @@ def main(arguments: list[str]) -> int:
         if (count := getattr(options, name)) is not None and count < 1:
             raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
     config = with_text(override(load_recipe(options.recipe), [*options.fields, *fields]), options.data)
-    folder = options.resume or free_folder(options.out, config.name)
+    folder, new = options.resume or options.out / config.name, options.resume is None
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):
             raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
-        code = search(config, options.search, options.trials, folder, quiet=options.quiet, on_end=draw)
+        code = search(config, options.search, options.trials, folder, options.quiet, draw, rename=new)
     else:
-        results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, quiet=options.quiet, on_end=draw)
+        results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, options.quiet, draw, rename=new)
         code = max(result.exit_code for result in results)
     leave_together()
     return code

@@ -56,15 +56,6 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     ]
 
 
-def free_folder(parent: Path, name: str) -> Path:
-    """``parent/name``, or with -2, -3, ... if a run is there."""
-    folder, count = parent / name, 1
-    while folder.exists() and any(folder.iterdir()):
-        count += 1
-        folder = parent / f"{name}-{count}"
-    return folder
-
-
 def draw(run: Path) -> None:
     """Draw the curve of a finished run; one that cannot be drawn is no less finished."""
     try:
@@ -104,8 +95,8 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
         config = with_text(override(recipe, fields), options.data)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
-        folder = options.resume or free_folder(options.out, config.name)
-        results = run_sweep(runs, folder, quiet=options.quiet, on_end=draw)
+        folder, new = options.resume or options.out / config.name, options.resume is None
+        results = run_sweep(runs, folder, options.quiet, draw, rename=new)
         code = max(result.exit_code for result in results)
     elif options.resume is not None:
         config = with_text(override(read_config(options.resume), fields), options.data)
@@ -118,7 +109,7 @@ def main(arguments: list[str]) -> int:
         assert recipe is not None
         config = with_text(override(recipe, fields), options.data)
         trainer = Trainer(config, quiet=options.quiet, on_end=draw)
-        code = trainer.fit(free_folder(options.out, config.name)).exit_code
+        code = trainer.fit(options.out / config.name, rename=True).exit_code
     leave_together()
     # a further process that leaves with a code would make the first one be killed before it is done
     return code if os.environ.get("LOCAL_RANK", "0") == "0" else 0

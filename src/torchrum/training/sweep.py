@@ -5,6 +5,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torchrum.training.config_file import differences, identity
 from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
+from torchrum.training.lock import FolderLock, lock_folder, lock_free_folder
 from torchrum.training.overrides import override
 from torchrum.training.records import holds_run, read_result
 from torchrum.training.run_state import Result
@@ -43,14 +45,19 @@ def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[st
 
 
 def run_sweep(
-    runs: Mapping[str, TrainConfig], folder: Path | str, quiet: bool = False, on_end: OnEnd = None
+    runs: Mapping[str, TrainConfig],
+    folder: Path | str,
+    quiet: bool = False,
+    on_end: OnEnd = None,
+    rename: bool = False,
 ) -> list[Result]:
     """Train each config in its own folder under ``folder``; what is finished there is kept, what is begun is resumed.
 
     Args:
         runs: the configs by the name of their folder.
-        folder: where they go.
+        folder: where they go; one process at a time may sweep there.
         quiet, on_end: as for ``Trainer``.
+        rename: take the next free name, as ``folder-2``, where ``folder`` is taken.
 
     Returns:
         The results, up to the first that a signal ended; ``folder/summary.json`` has them too. A run that diverged is
@@ -59,7 +66,16 @@ def run_sweep(
     if not runs:
         raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
     engine = Engine(next(iter(runs.values())))
-    folder = Path(engine.broadcast(str(folder)))
+    with ExitStack() as held:
+        folder = engine.first(lambda: held.enter_context(_claim(Path(folder), rename)).folder)
+        return _run_all(runs, folder, quiet, on_end, engine)
+
+
+def _claim(folder: Path, rename: bool) -> FolderLock:
+    return lock_free_folder(folder) if rename else lock_folder(folder)
+
+
+def _run_all(runs: Mapping[str, TrainConfig], folder: Path, quiet: bool, on_end: OnEnd, engine: Engine) -> list[Result]:
     results: dict[str, Result] = {}
 
     def say(text: str) -> None:
@@ -74,7 +90,7 @@ def run_sweep(
             results[label] = Result(folder / label, "diverged", 0, {}, None, 0, 0.0)
             say(f"{label}: {error}")
         if results[label].stopped.startswith("SIG"):
-            say(f"to go on with all {len(runs)} runs, give the same command with --resume {folder}")
+            say(f"to resume all {len(runs)} runs, give the same command with --resume {folder}")
             return list(results.values())
         means = engine.first(lambda: _summarise(folder, runs, results))
     metric = next(iter(runs.values())).task.metric
@@ -114,19 +130,24 @@ def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[s
 
 
 def search(
-    config: TrainConfig, space: Sequence[str], trials: int, folder: Path, quiet: bool = False, on_end: OnEnd = None
+    config: TrainConfig,
+    space: Sequence[str],
+    trials: int,
+    folder: Path,
+    quiet: bool = False,
+    on_end: OnEnd = None,
+    rename: bool = False,
 ) -> int:
     """Let Optuna choose fields (``"field=low:high:log"`` or ``"field=a,b"``) for the best value of the task's metric.
 
-    The study is kept in ``folder/optuna.log``, so a search that was stopped goes on where it was.
+    The study is kept in ``folder/optuna.log``, so a search that was stopped resumes where it was. ``rename`` is that of
+    ``run_sweep``.
 
     Returns:
         0, or the exit code of a run that a signal ended.
     """
     try:
         import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
     except ModuleNotFoundError as error:
         raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
 
@@ -135,7 +156,23 @@ def search(
     engine = Engine(config)
     if engine.world_size > 1:
         raise ConfigError("a search trains in one process; start it with devices 1, or sweep over a grid.")
-    folder.mkdir(parents=True, exist_ok=True)
+    with _claim(folder, rename) as lock:
+        return _search(config, ranges, trials, lock.folder, quiet, on_end, engine)
+
+
+def _search(
+    config: TrainConfig,
+    ranges: list[tuple[str, list[str]]],
+    trials: int,
+    folder: Path,
+    quiet: bool,
+    on_end: OnEnd,
+    engine: Engine,
+) -> int:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
     study = optuna.create_study(
         study_name=config.name,
         direction="maximize" if config.task.goal == "max" else "minimize",

@@ -3,7 +3,8 @@
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ from torchrum.training.records import (
     RESULT,
     MetricsFile,
     environment,
-    holds_run,
     last_scores,
 )
+from torchrum.training.run_folder import claim_run
 from torchrum.training.run_state import Progress, Result, to_device
-from torchrum.training.scoring import build, fill, read_config, score
+from torchrum.training.scoring import build, fill, score
 from torchrum.training.signals import Interrupts
 from torchrum.training.step import TrainStep
 
@@ -60,31 +61,41 @@ class Trainer:
         self.config = config
         self._given, self._quiet, self._on_end = model, quiet, on_end
 
-    def fit(self, folder: Path | str, resume: bool = False) -> Result:
+    def fit(self, folder: Path | str, resume: bool = False, rename: bool = False) -> Result:
         """Train to the end, to the goal, or to a signal.
 
         Args:
             folder: the run folder; a new one, or with ``resume`` that of an interrupted run.
-            resume: go on from the last checkpoint. The config must describe the same run; its length may change.
+            resume: start from the last checkpoint. The config must describe the same run; its length may change.
+            rename: give a new run the next free name, as ``folder-2``, where ``folder`` is taken.
         """
-        engine = Engine(self.config)
-        folder = Path(engine.broadcast(str(folder)))
-        engine.first(lambda: self._check_folder(folder, resume))
-        self._engine, self._folder, self._interrupts = engine, folder, Interrupts()
-        with self._interrupts:
+        self._engine, self._folder, self._interrupts = Engine(self.config), Path(folder), Interrupts()
+        with self._interrupts, ExitStack() as held:
+
+            def claim() -> Path:
+                return held.enter_context(claim_run(self._folder, self.config, resume, rename)).folder
+
+            with self._writing():
+                self._folder = self._engine.first(claim)
             graph, notes = self._prepare(resume)
             # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
-            try:
+            with self._writing():
                 return self._run(resume, graph, notes)
-            except OSError as error:
-                further = (
-                    f"Earlier checkpoints are intact; make room, then go on with: torchrum train --resume {folder}"
-                    if has_checkpoint(folder)
-                    else "Make room or choose another --out."
-                )
-                raise RunError(
-                    f"{error.filename or folder} cannot be written: {error.strerror or error}. {further}"
-                ) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What the disk refuses becomes an error that says how to resume."""
+        try:
+            yield
+        except OSError as error:
+            further = (
+                f"Earlier checkpoints are intact; make room, then: torchrum train --resume {self._folder}"
+                if has_checkpoint(self._folder)
+                else "Make room or choose another --out."
+            )
+            raise RunError(
+                f"{error.filename or self._folder} cannot be written: {error.strerror or error}. {further}"
+            ) from error
 
     def _prepare(self, resume: bool) -> tuple[bool, list[str]]:
         config, engine = self.config, self._engine
@@ -276,18 +287,7 @@ class Trainer:
 
         engine.first(write)
 
-    def _check_folder(self, folder: Path, resume: bool) -> None:
-        if not resume:
-            if holds_run(folder):
-                raise RunError(f"{folder} holds a run already; go on with --resume {folder}, or choose another --out.")
-            return
-        kept = identity(read_config(folder))
-        changed = differences(kept, identity(self.config))
-        if changed:
-            raise ConfigError(f"a resumed run cannot change {'; '.join(changed)}. Start a new run for that.")
-
     def _open_folder(self, resume: bool) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         now = environment(self._engine.device, self._engine.world_size)
         if resume:
             before = read_json(self._folder / ENVIRONMENT)
