@@ -6,9 +6,11 @@ import pytest
 
 from texts import small_text
 from torchrum.cli import main
+from torchrum.ledger import read_ledger
 from torchrum.ledger.record import changes
 from torchrum.models import CharModel
 from torchrum.training import load_model, read_config
+from torchrum.training.testing import read_looks
 
 SMALL = "--steps 6 --eval_every 3 --checkpoint_every 3 --model.hidden_size 16 --model.embedding_size 8 --device cpu"
 LANES = "--batch_size 8 --task.lanes 8 --task.segment 20 --task.validation_lanes 4"
@@ -39,6 +41,26 @@ def test_every_character_of_the_test_part_is_scored(run, capsys):
     assert scores["bits"] == pytest.approx(scores["bpc"] * 201)
     assert main(["eval", str(run), "--split", "validation", "--device", "cpu"]) == 0
     assert "word_perplexity" in capsys.readouterr().out
+
+
+def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tmp_path):
+    looks = len(read_looks(run))
+    assert main(["eval", str(run), "--device", "cpu"]) == 0
+    assert main(["eval", str(run), "--device", "cpu", "--split", "validation"]) == 0
+    assert len(read_looks(run)) == looks + 1
+    assert main(["record", str(run), "--results", str(tmp_path), "--commit", "abc"]) == 0
+    assert len(read_looks(run)) == looks + 1  # known already
+    (entry,) = read_ledger(tmp_path)
+    assert entry.test["step"] == entry.steps == 6
+    assert entry.test["bpc"] == pytest.approx(read_looks(run)[-1].scores["bpc"], rel=1e-5)
+    assert entry.tested == [look.date for look in read_looks(run)]
+    capsys.readouterr()
+    assert main(["table", "char", "--results", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    assert "| test bpc |" in table and f"| {entry.test['bpc']:.4f} |" in table
+    (run / "test.json").unlink()
+    assert main(["record", str(run), "--results", str(tmp_path / "anew"), "--commit", "abc"]) == 0
+    assert len(read_looks(run)) == 1  # recording looks where nobody did
 
 
 def test_text_is_drawn_and_repeats_with_its_seed(run, capsys):
@@ -116,7 +138,7 @@ def test_wrong_calls_are_one_clear_line(tmp_path, monkeypatch, capsys, words, co
     assert main([*words.split(), "--quiet"]) == code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
+    assert not list(tmp_path.glob("runs/*/config.json"))
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,17 @@ def main(arguments: list[str]) -> int:
     use_data_dir(options.data_dir)
 
     from torchrum.training import evaluate, read_config
+    from torchrum.training.testing import look
 
     if options.recipe:
         from torchrum.recipes import load_recipe
 
         load_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
-    scores = evaluate(options.run, options.split, options.checkpoint, options.device, task=config.task)
+    if options.split == "test" and config.task.has_test:
+        scores = look(options.run, options.checkpoint, options.device, config.task).scores
+    else:
+        scores = evaluate(options.run, options.split, options.checkpoint, options.device, config.task)
     if options.json:
         print(json.dumps(scores))
         return 0

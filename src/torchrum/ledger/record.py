@@ -83,6 +83,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
     last = max(validation[-1]["step"], training[-1]["step"])
     if curve["step"][-1] != last:
         raise LedgerError(f"{run} ends at step {last} without a validation; resume it to its end first.")
+    test, tested = _test(run) if config.task.has_test else ({}, [])
     return Entry(
         recipe=config.name,
         overrides=overrides,
@@ -100,7 +101,22 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         curve=curve,
         train_curve=thin(training),
         note=note,
+        test=test,
+        tested=tested,
     )
+
+
+def _test(run: Path) -> tuple[dict[str, float], list[str]]:
+    """Test scores of the best checkpoint, made now if they were not before, and the days of all looks."""
+    from torchrum.training.testing import best_look, read_looks
+
+    look = best_look(run)
+    test = {"step": float(look.step), **{name: rounded(value) for name, value in look.scores.items()}}
+    looks = read_looks(run)
+    for other in looks:
+        if other.dynamic and other.step == look.step:
+            test |= {f"dynamic_{name}": rounded(value) for name, value in other.scores.items()}
+    return test, [item.date for item in looks]
 
 
 def changes(config: TrainConfig) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import re
 import typing
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from torchrum.training.overrides import override
 
 FORMAT = 1
 MAX_POINTS = 200
+OPTIONAL = {"test", "tested"}
+"""Fields that are left out where they are empty."""
 LOCAL_NAME = re.compile(r"(^|[\s='\"(])(/\w|~/|[A-Za-z]:\\)|@[\w-]+|\blocalhost\b|\w\.(local|internal|lan)\b")
 
 
@@ -65,6 +67,10 @@ class Entry:
     """Training scores on the way, laid out in the same way."""
     note: str = ""
     """What a reader of the numbers should know."""
+    test: dict[str, float] = field(default_factory=dict)
+    """Test scores of the checkpoint that was best on validation, and its ``step``; where the task has a test set."""
+    tested: list[str] = field(default_factory=list)
+    """Days on which the test set was looked at, once for each look."""
 
     @property
     def task(self) -> str:
@@ -83,7 +89,8 @@ class Entry:
 
     def to_json(self) -> str:
         """The text of the file: a field a line, so that two runs can be compared line by line."""
-        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(self).items())
+        values = {key: value for key, value in asdict(self).items() if value or key not in OPTIONAL}
+        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -117,10 +124,10 @@ def read_ledger(folder: Path, task: str | None = None) -> list[Entry]:
 
 def _check_types(data: dict[str, Any], source: str) -> None:
     kinds = typing.get_type_hints(Entry)
-    names = [field.name for field in fields(Entry)]
-    if wrong := sorted(set(names) ^ set(data)):
+    names = [item.name for item in fields(Entry)]
+    if wrong := sorted(set(names) ^ (set(data) | OPTIONAL)):
         raise LedgerError(f"{source}: the fields {', '.join(wrong)} are missing or unknown.")
-    for name in names:
+    for name in data:
         if not _is(data[name], kinds[name]):
             kind = getattr(kinds[name], "__name__", str(kinds[name]))
             raise LedgerError(f"{source}: {name} is {str(data[name])[:60]!r}, but it must be {kind}.")
@@ -157,6 +164,10 @@ def problems(entry: Entry) -> Iterator[str]:
         yield f"steps is {entry.steps}, but the curve ends at {entry.curve['step'][-1]}."
     if task.metric not in entry.final:
         yield f"final has no {task.metric}, the metric of the task."
+    if entry.test and (task.metric not in entry.test or not 0 < entry.test.get("step", 0) <= entry.steps):
+        yield f"test must have {task.metric} and the step of its checkpoint, up to {entry.steps}; it is {entry.test}."
+    if bool(entry.test) != bool(entry.tested):
+        yield "test and tested belong together: the scores, and the days of the looks."
     if "ratio" in last and not math.isclose(last["ratio"], last["loss"] / entry.baseline, rel_tol=1e-3, abs_tol=1e-6):
         yield f"ratio is {last['ratio']}, but loss / baseline is {last['loss'] / entry.baseline:.6g}."
     if not 0 <= last.get("accuracy", 0) <= 1:

@@ -76,10 +76,11 @@ def _size_table(task: str, rows: Sequence[Row]) -> str:
     problem = rows[0][0].config().task
     scores = score_names(rows[0][0])
     title = f"**{', '.join([task, *([f'T = {size}'] if size else []), *changes])}**"
-    header = ("model", "settings", "parameters", "steps", "seeds", *scores, "paper", "command")
+    tested = [f"test {name}" for name in _test_names(rows)]
+    header = ("model", "settings", "parameters", "steps", "seeds", *scores, *tested, "paper", "command")
     lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
     lines += [line(header), line(["---"] * len(header))]
-    lines += [line(_cells(row)) for row in rows]
+    lines += [line(_cells(row, _test_names(rows))) for row in rows]
     for name, text in {} if changes else PAPER_ONLY.get((task, size or None), {}).items():
         lines.append(line([name, *[""] * (len(header) - 3), text, "not run"]))
     notes = sorted(
@@ -92,7 +93,15 @@ def line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _cells(row: Row) -> list[str]:
+def _test_names(rows: Sequence[Row]) -> list[str]:
+    """Test scores to show: the task's metric, or its several forms where it has them, as ``bpc_ptb``."""
+    metric = next(iter(score_names(rows[0][0]).values()))
+    found = {name for row in rows for entry in row for name in entry.test}
+    forms = [name for name in found if name.removeprefix("dynamic_").startswith(f"{metric}_")]
+    return sorted(forms or found & {metric})
+
+
+def _cells(row: Row, tested: Sequence[str]) -> list[str]:
     entry, config = row[0], row[0].config()
     optimizer = f"{config.optimizer.name} {config.optimizer.lr:g}"
     shown = ("model.hidden_size", "model.lam", "model.eta", "optimizer.name", "optimizer.lr", "steps")
@@ -106,6 +115,7 @@ def _cells(row: Row) -> list[str]:
         span(steps, "{:,}"),
         str(len(row)),
         *(spread([item.final[name] for item in row], name) for name in score_names(entry).values()),
+        *(spread([item.test[name] for item in row if name in item.test], name) for name in tested),
         config.paper.text if config.paper and not place(row)[1] else "",
         f"`{_command(row)}`",
     ]
@@ -132,6 +142,10 @@ def headline(results: Path = Path("results")) -> dict[str, str]:
 def _headline(row: Row) -> str:
     name, key = next(iter(score_names(row[0]).items()))
     seeds = f", {len(row)} seeds" if len(row) > 1 else ""
+    if all(entry.test for entry in row):
+        return f"test {name} {spread([entry.test[key] for entry in row], key)}{seeds}" + (
+            " *" if row[0].overrides else ""
+        )
     return f"{name} {spread([entry.final[key] for entry in row], key)}{seeds}" + (" *" if row[0].overrides else "")
 
 
@@ -143,6 +157,8 @@ def score_names(entry: Entry) -> dict[str, str]:
 
 def spread(values: Sequence[float], name: str) -> str:
     """The mean of a score over seeds and, where they differ, its range."""
+    if not values:
+        return ""
     form = "{:.2%}" if name == "accuracy" else "{:.4f}"
     mean, ends = form.format(sum(values) / len(values)), span(values, form)
     return mean if mean == ends else f"{mean} ({ends})"

@@ -51,6 +51,8 @@ class Task(ABC):
     """Whether the state after one batch is the state before the next (truncated backpropagation)."""
     capturable: ClassVar[bool] = True
     """Whether ``train_batch`` can be recorded in a CUDA graph: fixed shapes, and no value is read on the host."""
+    has_test: ClassVar[bool] = False
+    """Whether there is a test set that is looked at once a model is chosen; its score then belongs to the result."""
     local: ClassVar[tuple[str, ...]] = ()
     """Fields that hold for one machine alone, such as a path: kept in the run folder, no part of what was run."""
 

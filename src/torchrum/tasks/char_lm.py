@@ -35,6 +35,7 @@ class CharLM(Task):
     metric: ClassVar = "bpc"
     goal: ClassVar = "min"
     carries_state: ClassVar = True
+    has_test: ClassVar = True
     local: ClassVar = ("path", "shown")
 
     corpus: str = "ptb"

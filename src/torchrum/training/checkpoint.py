@@ -121,6 +121,14 @@ def has_checkpoint(run: Path) -> bool:
     return _index(run).last is not None
 
 
+def checkpoint_step(run: Path, which: Literal["last", "best"]) -> int:
+    """Steps of training before the last or the best checkpoint."""
+    name = getattr(_index(run), which)
+    if name is None:
+        raise RunError(f"{run} has no {which} checkpoint yet.")
+    return int(name.removeprefix("step-"))
+
+
 def save_checkpoint(run: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool) -> None:
     """Write a checkpoint and make it the last one, and the best one if ``best``; this run's others are removed then.
 
