@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from ..ops._dispatch import Backend, Choice
+from ..ops._precision import autocast_dtype
 from ..ops.lstm_scan import CellWeights, LstmOptions, lstm_scan, lstm_scan_choice
 from .base import Cell, State
 
@@ -159,9 +160,7 @@ class LSTMCell(Cell):
 
 def projected_like(x: Tensor, width: int) -> Tensor:
     """An empty tensor of the device and dtype that a projection of ``x`` has, under autocast too."""
-    kind = x.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return x.new_empty((0, 0, width), dtype=torch.get_autocast_dtype(kind) if autocast else x.dtype)
+    return x.new_empty((0, 0, width), dtype=autocast_dtype(x.device.type) or x.dtype)
 
 
 def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cells.base import Cell
+from ..ops._precision import autocast_dtype
 from .recurrent import Recurrent, State
 
 
@@ -35,9 +36,7 @@ class CellLayer(Recurrent):
         self.state_names = cells[0].state_names
 
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
-        dtype = (
-            torch.get_autocast_dtype(like.device.type) if torch.is_autocast_enabled(like.device.type) else like.dtype
-        )
+        dtype = autocast_dtype(like.device.type) or like.dtype
         return self._cell(index).initial_state(batch_size, device=like.device, dtype=dtype)
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:

@@ -2,11 +2,15 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.proxy import TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from ..ops._precision import autocast_dtype
 
 State = tuple[Tensor, ...]
 Hidden = Tensor | tuple[Tensor | None, ...]
@@ -83,6 +87,8 @@ class Recurrent(nn.Module, ABC):
         Returns:
             ``output`` ``(T, B, num_directions * H)`` in the form of ``input``, and ``h_n`` in the form of ``hx``.
         """
+        if any(isinstance(part, torch.fx.Proxy) for part in (input, hx, lengths)):
+            return self._leaf(input, hx, lengths)
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise ValueError(f"{type(self).__name__}: a PackedSequence has its lengths; leave lengths out.")
@@ -111,6 +117,17 @@ class Recurrent(nn.Module, ABC):
         if lengths is not None:
             out = out * _going(lengths, x.shape[0]).unsqueeze(-1).to(out.dtype)
         return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
+
+    def _leaf(self, input: Any, hx: Any, lengths: Any) -> Any:
+        """The node that ``torch.fx.symbolic_trace`` makes of a call, as it makes of one of nn.GRU."""
+        tracer: Any = next(part.tracer for part in (input, hx, lengths) if isinstance(part, torch.fx.Proxy))
+        path = tracer.path_of_module(self)
+        if not path:
+            raise TraceError(
+                f"{type(self).__name__}: torch.fx.symbolic_trace takes it whole, as nn.GRU; it cannot be the root. "
+                "Trace a model that holds it."
+            )
+        return tracer.create_proxy("call_module", path, (input, hx), {} if lengths is None else {"lengths": lengths})
 
     def _run(self, x: Tensor, states: list[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
         last: list[State] = []
@@ -187,8 +204,7 @@ class Recurrent(nn.Module, ABC):
             raise ValueError(
                 f"{name}: input is on {input.device}, the weights on {parameter.device}; move one of them."
             )
-        autocast = torch.is_autocast_enabled(input.device.type)
-        if parameter.dtype != input.dtype and not autocast:
+        if parameter.dtype != input.dtype and autocast_dtype(input.device.type) is None:
             raise ValueError(f"{name}: input is {input.dtype}, the weights {parameter.dtype}; convert one of them.")
 
     def _check_lengths(self, lengths: Tensor, x: Tensor) -> Tensor:

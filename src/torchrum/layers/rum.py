@@ -16,6 +16,7 @@ from ..cells.rum import (
     scan_rum,
 )
 from ..ops._dispatch import Backend, Choice
+from ..ops._precision import autocast_dtype
 from ..ops.rum_scan import rum_scan_choice
 from ..ops.rum_scan.options import Activation, LNOrder
 from .recurrent import Recurrent, State
@@ -133,7 +134,10 @@ class RUM(Recurrent):
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         weights = self._weights(index)
         xp = project_rum(x, weights, self.options)
-        return scan_rum(xp, state, weights, self.options, lengths, self.training, self.backend)
+        output, last = scan_rum(xp, state, weights, self.options, lengths, self.training, self.backend)
+        if index == len(self._suffixes()) - 1 and not self.bidirectional and output.requires_grad:
+            output = output.clone()  # the backward reads the states, and a user may write to what is returned
+        return output, last
 
     def explain_backend(self, input: Tensor) -> Choice:
         """Which backend runs such an input, and why.
@@ -142,9 +146,7 @@ class RUM(Recurrent):
             >>> RUM(10, 20).explain_backend(torch.randn(5, 3, 10))
             Choice(backend='torch', reason='fused cannot run: the input is on cpu')
         """
-        dtype, kind = input.dtype, input.device.type
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        dtype = autocast_dtype(input.device.type) or input.dtype
         # what the scan will see, without taking its memory
         projected = input.new_empty(1, dtype=dtype).expand(
             *input.shape[:-1], self.options.num_inputs * self.hidden_size

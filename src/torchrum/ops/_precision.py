@@ -1,11 +1,27 @@
-"""Where a GPU's float32 products must not be rounded to TF32's ten bits."""
+"""The precision of matmuls: what autocast makes of them, and where a GPU's must not be rounded to TF32's ten bits."""
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What autocast rounds the operands of a matmul to on a kind of device; None where it is off."""
+    # a meta device has no autocast, and torch raises where it is asked for it
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Matmuls in the dtype of their operands."""
+    if autocast_dtype(device_type) is None:
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def rounds_products(x: Tensor) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch.autograd import forward_ad
 
+from torchrum.ops._precision import without_autocast
 from torchrum.ops.rotation.reference import saturate
 
 # Eigenvectors come from the Hermitian part of e^{-i SHIFT} R. Two different angles with phi + phi' = 2 SHIFT could not
@@ -117,6 +119,16 @@ class _Once(torch.autograd.Function):
         )
 
 
+def _divided_difference(lam: Tensor, phi: Tensor) -> Tensor:
+    """Of z^lam between each two eigenvalues e^{i phi}, finite where they are equal."""
+    half_sum = (phi.unsqueeze(-1) + phi.unsqueeze(-2)) / 2
+    half_gap = (phi.unsqueeze(-1) - phi.unsqueeze(-2)) / 2
+    # The two sides of a half turn (gap 2 pi) keep their plane: that choice is a constant.
+    split = half_gap.abs() > math.pi - HALF_TURN
+    ratio = torch.sinc(lam * half_gap / math.pi) / torch.sinc(half_gap / math.pi)  # torch's sinc has the pi inside
+    return torch.where(split, 0.0, lam * ratio) * torch.exp(1j * (lam - 1) * half_sum)
+
+
 class _Power(torch.autograd.Function):
     """R^lam from the eigenvectors and angles of R; the gradient is the Daleckii-Krein formula."""
 
@@ -134,17 +146,29 @@ class _Power(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         R, lam, U, phi = ctx.saved_tensors
         G = U.mH @ grad.to(U.dtype) @ U
-        half_sum = (phi.unsqueeze(-1) + phi.unsqueeze(-2)) / 2
-        half_gap = (phi.unsqueeze(-1) - phi.unsqueeze(-2)) / 2
-        # The divided difference of z^lam between two eigenvalues, finite where they are equal.
-        # The two sides of a half turn (gap 2 pi) keep their plane: that choice is a constant.
-        split = half_gap.abs() > math.pi - HALF_TURN
-        ratio = torch.sinc(lam * half_gap / math.pi) / torch.sinc(half_gap / math.pi)  # torch's sinc has the pi inside
-        size = torch.where(split, 0.0, lam * ratio)
-        grad_R = saturate(_assemble(U, size * torch.exp(-1j * (lam - 1) * half_sum) * G), R.dtype)
+        grad_R = saturate(_assemble(U, _divided_difference(lam, phi).conj() * G), R.dtype)
         slope = 1j * phi * torch.exp(1j * lam * phi)
         grad_lam = (slope * G.diagonal(dim1=-2, dim2=-1).conj()).real.sum()
         return _Once.apply(grad_R, R, lam), _Once.apply(grad_lam, R, lam), None, None
+
+
+class _PowerInBothModes(_Power):
+    """The same for forward-mode differentiation too; a class of its own, since torch.compile refuses a ``jvp``."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, R_tangent: Tensor | None, lam_tangent: Tensor | None, *unused: None) -> Tensor:
+        R, lam, U, phi = ctx.saved_tensors
+        tangent = torch.zeros_like(U)
+        if R_tangent is not None:
+            tangent = tangent + _divided_difference(lam, phi) * (U.mH @ R_tangent.to(U.dtype) @ U)
+        if lam_tangent is not None:
+            tangent = tangent + torch.diag_embed(lam_tangent * 1j * phi * torch.exp(1j * lam * phi))
+        return _assemble(U, tangent).to(R.dtype)
 
 
 def integer_power(R: Tensor, n: int) -> Tensor:
@@ -152,11 +176,12 @@ def integer_power(R: Tensor, n: int) -> Tensor:
     if n == 1:
         return R
     wide = R if R.dtype in (torch.float32, torch.float64) else R.float()
-    with torch.autocast(R.device.type, enabled=False):
+    with without_autocast(R.device.type):
         return torch.linalg.matrix_power(wide if n >= 0 else wide.mT, abs(n)).to(R.dtype)
 
 
 def real_power(R: Tensor, lam: Tensor) -> Tensor:
     """R^lam for a scalar tensor ``lam``, differentiable in both."""
     U, phi = rotation_phases(R.detach())
-    return _Power.apply(R, lam.to(R.device, torch.float64), U, phi)
+    power = _Power if forward_ad._current_level < 0 else _PowerInBothModes
+    return power.apply(R, lam.to(R.device, torch.float64), U, phi)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -81,7 +82,8 @@ def polar(x: Tensor, tiny: float | None = None) -> tuple[Tensor, Tensor]:
     # counts as a constant.
     scale = x.detach().abs().amax(-1, keepdim=True).to(dtype)
     scale = torch.where(scale == 0, 1.0, scale)
-    scaled = _Scale.apply(x, scale)
+    # torch.compile refuses a Function with a rule for forward mode; there the plain division serves
+    scaled = _Scale.apply(x, scale) if forward_ad._current_level < 0 else x.to(dtype) / scale
     none = scale * dot(scaled, scaled).detach().sqrt() <= tiny  # False for NaN, which must not be repaired
     # Replaced before the square root, not only after: a NaN gradient would pass through the second where.
     safe = torch.where(none, 1.0, scaled)

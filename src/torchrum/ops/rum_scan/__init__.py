@@ -2,8 +2,10 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._dispatch import Backend, Choice, choose_backend
+from .flops import register_flops
 from .op import rum_scan_op
 from .options import RumOptions
 from .reference import ACTIVATIONS, rum_scan_reference
@@ -13,6 +15,8 @@ __all__ = ["ACTIVATIONS", "RumOptions", "rum_scan", "rum_scan_choice"]
 
 def torch_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
     """Why the torch and fused backends cannot run a recurrence, or None."""
+    if forward_ad._current_level >= 0:  # torch.func.jvp enters a level too, and a compiler guards the number
+        return "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
     if learnable_lam or options.lam not in (0, 1):
         return f"lam is {'learnable' if learnable_lam else options.lam}, and its backward is written for lam 0 and 1"
     if not isinstance(options.activation, str):
@@ -77,6 +81,8 @@ def rum_scan(
     weight_hh = weight_hh.to(xp.dtype)  # under autocast the projected input comes in the lower precision
     choice = rum_scan_choice(xp, options, learnable_lam=lam is not None, backend=backend)
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+    if not torch.compiler.is_compiling():
+        register_flops()
     if choice.backend == "reference":
         return rum_scan_reference(*inputs, lam=lam)
     return rum_scan_op(*inputs, choice.backend)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from . import batching, torch_scan
 from .options import RumOptions
@@ -146,6 +147,11 @@ def _autograd(*args: Any) -> tuple[Tensor, ...]:
     They hang on the operator itself, as for one of torch's own: a program of ``torch.export`` calls nothing else, and
     functorch hands each of its levels to this key.
     """
+    if forward_ad._current_level >= 0:  # rum_scan takes the reference then; this is a program that names the operator
+        raise NotImplementedError(
+            "torchrum::rum_scan has no forward-mode derivative. Differentiate the RUM itself instead of a program that "
+            "was exported from it, or take the gradient in reverse mode."
+        )
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
         with enable_single_level_autograd_function():  # functorch asks who calls a Function with ctx in its forward
             return _apply(*args)

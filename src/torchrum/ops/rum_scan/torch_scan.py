@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._precision import without_autocast
 from ..rotation.reference import tiny_of
 from .options import RumOptions
 from .reference import ACTIVATIONS, working_dtype
@@ -110,7 +111,7 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(first: Tensor, *args: Any) -> Any:
-        with torch.autocast(first.device.type, enabled=False):
+        with without_autocast(first.device.type):
             return function(first, *args)
 
     return run

@@ -1,0 +1,214 @@
+"""What users of autograd do with a layer: in-place operations, forward mode, counting, tracing, meta tensors."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchrum import RUM
+from torchrum.layers.registry import build_layer
+
+both = pytest.mark.parametrize("lam", [0, 1])
+SHAPES = [dict(), dict(num_layers=2), dict(num_layers=2, bidirectional=True), dict(batch_first=True)]
+
+
+def make(lam: float, **options) -> RUM:
+    torch.manual_seed(0)
+    return RUM(3, 4, lam=lam, activation="tanh", dtype=torch.float64, **options)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@both
+@pytest.mark.parametrize("with_lengths", [False, True], ids=["whole", "lengths"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_output_may_be_changed_in_place(shape, with_lengths, lam):
+    """As with nn.GRU on a CPU: gradients are those of the same operations on copies."""
+    rum, x = make(lam, **shape), draw(5, 2, 3)
+    lengths = torch.tensor([5, 3] if not rum.batch_first else [2, 1, 2, 2, 2]) if with_lengths else None
+
+    def run(triple) -> list[Tensor]:
+        output, hidden = rum(x, lengths=lengths)
+        output, h_n, *memory = (triple(part) for part in (output, *(hidden if lam else (hidden,))))
+        total = output.sin().sum() + h_n.square().sum() + sum(R.square().sum() for R in memory)
+        return list(torch.autograd.grad(total, list(rum.parameters())))
+
+    torch.testing.assert_close(run(lambda part: part.mul_(3.0)), run(lambda part: 3.0 * part))
+    output, _ = rum(x, lengths=lengths)
+    torch.relu_(output[-1])
+    output.sum().backward()
+    assert rum.weight_hh_l0.grad.isfinite().all()
+
+
+def test_the_output_may_be_changed_in_place_after_compile():
+    rum = make(0)
+    torch._dynamo.reset()
+    compiled, x = torch.compile(rum, fullgraph=True, backend="aot_eager"), draw(5, 2, 3)
+    grads = []
+    for module in (rum, compiled):
+        output, _ = module(x)
+        output.mul_(3.0)
+        grads.append(torch.autograd.grad(output.square().sum(), list(rum.parameters())))
+    torch.testing.assert_close(*grads)
+
+
+def differences(function, x: Tensor, tangent: Tensor, step: float = 1e-6) -> Tensor:
+    return (function(x + step * tangent) - function(x - step * tangent)) / (2 * step)
+
+
+@pytest.mark.parametrize("lam", [0, 1, 0.5])
+@pytest.mark.parametrize("options", [dict(), dict(eta=1.0, layer_norm=True, num_layers=2, bidirectional=True)], ids=str)
+def test_forward_mode_is_the_directional_derivative(lam, options):
+    rum, x = make(lam, **options), draw(4, 2, 3)
+    tangent = draw(4, 2, 3)
+    value, derivative = jvp(lambda x: rum(x)[0], (x,), (tangent,))
+    torch.testing.assert_close(value, rum(x)[0])
+    with torch.no_grad():
+        expected = differences(lambda x: rum(x)[0], x, tangent)
+    torch.testing.assert_close(derivative, expected, rtol=1e-6, atol=1e-7)
+    with torch.autograd.forward_ad.dual_level():
+        output, _ = rum(torch.autograd.forward_ad.make_dual(x, tangent))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(output).tangent, derivative)
+
+
+@both
+def test_forward_mode_in_the_parameters(lam):
+    rum, x = make(lam), draw(4, 2, 3)
+    weights = {name: part.detach() for name, part in rum.named_parameters()}
+    tangents = {name: torch.randn_like(part) for name, part in weights.items()}
+
+    def run(weights):
+        return functional_call(rum, weights, (x,))[0]
+
+    _, derivative = jvp(run, (weights,), (tangents,))
+    step = 1e-6
+    ahead, behind = (run({n: w + s * step * tangents[n] for n, w in weights.items()}) for s in (1, -1))
+    torch.testing.assert_close(derivative, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-7)
+
+
+@both
+def test_jacobians_and_hessians_agree_in_both_modes(lam):
+    rum, x = make(lam), draw(3, 2, 3)
+    torch.testing.assert_close(jacfwd(lambda x: rum(x)[0])(x), jacrev(lambda x: rum(x)[0])(x))
+
+    def loss(x: Tensor) -> Tensor:
+        return rum(x)[0].square().sum()
+
+    expected = torch.autograd.functional.hessian(loss, x)
+    torch.testing.assert_close(hessian(loss)(x), expected)
+    torch.testing.assert_close(vmap(hessian(loss))(torch.stack([x, x])), torch.stack([expected, expected]))
+
+
+def test_compiled_forward_mode_is_not_zero():
+    rum, x = make(0), draw(1, 2, 3)  # a compiler unrolls the reference
+    torch._dynamo.reset()
+
+    def run(x):
+        return jvp(lambda x: rum(x)[0], (x,), (torch.ones_like(x),))[1]
+
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x))
+
+
+def test_forward_mode_is_refused_where_only_the_operator_is_left():
+    rum, x = make(0), draw(3, 2, 3)
+    module = torch.export.export(rum, (x,)).module()
+    with pytest.raises(NotImplementedError, match=r"has no forward-mode derivative\. Differentiate the RUM itself"):
+        jvp(lambda x: module(x)[0], (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(ValueError, match="backend='torch' cannot run: forward-mode differentiation is on"):
+            make(0, backend="torch")(dual)
+
+
+def counted(run) -> tuple[int, int]:
+    """Flops of the scan's two operators, and of everything."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    counts = counter.get_flop_counts()["Global"]
+    scan = sum(count for operator, count in counts.items() if "rum_scan" in str(operator))
+    return scan, counter.get_total_flops()
+
+
+def test_flops_are_those_of_the_reference_loop():
+    """Its matmuls with weight_hh, which the operator hides, and the same input projection."""
+    x = draw(5, 2, 3)
+    _, expected = counted(lambda: make(0, backend="reference")(x))
+    scan, total = counted(lambda: make(0)(x))
+    assert total == expected
+    assert scan == 5 * 2 * 2 * 8 * 4  # T B, two per multiplication, weight (2H, H)
+
+
+def test_flops_of_the_backward_and_of_the_memory():
+    x = draw(5, 2, 3)
+    forward, _ = counted(lambda: make(1)(x))
+    assert forward == 5 * 2 * (2 * 8 * 4 + 10 * 4 * 4)
+    both_ways, _ = counted(lambda: make(1)(x)[0].sum().backward())
+    assert both_ways == 3 * forward
+    assert counted(lambda: make(0, update_gate=False)(x))[0] == 5 * 2 * 2 * 4 * 4
+
+
+def test_the_flop_counter_is_not_imported_with_the_package():
+    code = "import sys, torch; before = set(sys.modules); import torchrum; assert not {'triton', 'torch.onnx', "
+    code += "'torch.utils.flop_counter'} & (set(sys.modules) - before)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Model(nn.Module):
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.first, self.rnn, self.last = nn.Linear(3, 3), rnn, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, hx: Tensor) -> tuple[Tensor, Tensor]:
+        output, h_n = self.rnn(self.first(x).relu(), hx)
+        return self.last(output), h_n
+
+
+def test_symbolic_trace_leaves_the_layer_whole():
+    for rnn in (RUM(3, 4), build_layer("goru", 3, 4)):
+        model, x, hx = Model(rnn), torch.randn(5, 2, 3), torch.randn(1, 2, 4)
+        traced = torch.fx.symbolic_trace(model)
+        theirs = torch.fx.symbolic_trace(Model(nn.GRU(3, 4)))
+        nodes, expected = ([(n.op, str(n.target)) for n in g.graph.nodes] for g in (traced, theirs))
+        assert nodes == expected
+        for same in (traced, copy.deepcopy(traced), pickle.loads(pickle.dumps(traced))):
+            torch.testing.assert_close(same(x, hx), model(x, hx))
+
+
+def test_symbolic_trace_with_lengths_and_as_root():
+    rum = RUM(3, 4)
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = rum
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return self.rnn(x, lengths=lengths)[0]
+
+    x, lengths = torch.randn(5, 2, 3), torch.tensor([5, 2])
+    torch.testing.assert_close(torch.fx.symbolic_trace(Padded())(x, lengths), rum(x, lengths=lengths)[0])
+    with pytest.raises(torch.fx.proxy.TraceError, match=r"cannot be the root\. Trace a model that holds it"):
+        torch.fx.symbolic_trace(rum)
+
+
+@pytest.mark.parametrize("lam", [0, 1, 0.5])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_meta_tensors_run_forward_and_backward(lam, backend):
+    rum = RUM(3, 4, 2, lam=lam, bidirectional=True, device="meta", backend=backend)
+    x = torch.randn(5, 2, 3, device="meta", requires_grad=True)
+    output, hidden = rum(x, lengths=torch.ones(2, dtype=torch.long, device="meta"))
+    assert output.shape == (5, 2, 8)
+    assert output.is_meta
+    assert (hidden[0] if lam else hidden).shape == (4, 2, 4)
+    output.sum().backward()
+    assert x.grad.shape == x.shape
+    assert rum.weight_hh_l1_reverse.grad.is_meta
+    assert rum.explain_backend(x).backend == ("reference" if lam == 0.5 or backend == "reference" else "torch")
