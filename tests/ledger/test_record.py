@@ -104,3 +104,9 @@ def test_thinning_keeps_both_ends_and_the_limit():
     assert (thinned["step"][0], thinned["step"][-1]) == (1, 1000)
     assert all(loss == pytest.approx(step / 3, rel=1e-5) for step, loss in zip(*thinned.values(), strict=True))
     assert thin(lines[:7])["step"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_an_option_with_the_name_of_a_field_stays_an_option():
+    changed = override(load_recipe("char-ptb-hyper-lstm"), ["model.options.embedding_size=4"])
+    assert changes(changed) == ["model.options.embedding_size=4"]
+    assert override(load_recipe("char-ptb-hyper-lstm"), changes(changed)) == changed

@@ -4,6 +4,7 @@ import pytest
 
 from torchrum.models import build_model
 from torchrum.recipes import RECIPES, load_recipe
+from torchrum.recipes.char_others import OTHERS
 from torchrum.recipes.char_ptb import EPOCH
 
 COUNTS = {
@@ -16,6 +17,12 @@ COUNTS = {
     "fs-lstm-4": 6_561_050,
     "fs-rum-2": 11_248_450,
     "fs-rum-2-cosine": 11_248_450,
+    "fs-rum-2-large": 20_980_950,
+    "rum-awd": 12_687_050,
+    "hyper-lstm": 14_407_714,
+    "nas": 16_225_650,
+    "hm-lstm": 8_434_100 + 15_360,  # and layer norm
+    "rhn": 13_919_150,
 }
 """Counted by hand from the equations, every trainable number."""
 
@@ -49,9 +56,21 @@ def test_plain_rum_has_no_dropout_but_in_the_labelled_recipe():
     assert "0.35" in printed.about
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("char-ptb")])
+@pytest.mark.parametrize("name", OTHERS)
+def test_baseline_models_without_a_full_run_say_so(name):
+    config = load_recipe(f"char-ptb-{name}")
+    assert config.steps == 20 * config.task.segments
+    assert config.about.endswith("20 epochs")
+    assert config.precision == "32-true"
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTS if name not in OTHERS])
 def test_rows_of_the_table_share_text_and_batch(name):
-    config = load_recipe(name)
+    config = load_recipe(f"char-ptb-{name}")
     assert (config.task.corpus, config.task.lanes, config.task.segment) == ("ptb", 128, 150)
     assert config.steps % EPOCH == 0 == config.eval_every % EPOCH
     assert math.isclose(config.task.baseline(), 2.3154111, rel_tol=1e-7)
+
+
+def test_every_recipe_has_its_count():
+    assert {f"char-ptb-{name}" for name in COUNTS} == {name for name in RECIPES if name.startswith("char-ptb")}

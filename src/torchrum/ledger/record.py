@@ -132,7 +132,8 @@ def changes(config: TrainConfig) -> list[str]:
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     lines = []
     for key in sorted(old | new):
-        name = prefix + ("" if key == "options" else key)
+        own = key == "options" and not (old.keys() | new.keys()) & (old[key].keys() | new[key].keys())
+        name = prefix + ("" if own else key)  # an option may have the name of a field beside it
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
             lines += _changes(before, after, name if name.endswith(".") or not name else name + ".")

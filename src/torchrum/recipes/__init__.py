@@ -5,7 +5,7 @@ import importlib
 import re
 from collections.abc import Callable
 
-from torchrum.recipes import char_ptb, copying, recall
+from torchrum.recipes import char_others, char_ptb, copying, recall
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import unknown_name
@@ -23,7 +23,10 @@ RECIPES: dict[str, Recipe] = {
         f"recall-{model}-t{length}": functools.partial(recall.recall, model, length) for model, length in recall.sizes()
     },
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb, model) for model in char_ptb.MODELS},
+    **{f"char-ptb-{model}": functools.partial(char_others.char_ptb_other, model) for model in char_others.OTHERS},
     "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
+    "char-ptb-fs-rum-2-large": char_ptb.char_ptb_large,
+    "char-ptb-rum-awd": char_ptb.char_ptb_awd,
     "char-rum": char_ptb.char_rum,
 }
 """Every recipe by its name."""

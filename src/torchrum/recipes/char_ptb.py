@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[ModelConfig, int, dict[int, float], float | None, str]] 
         ModelConfig(
             layer="ln_lstm",
             hidden_size=1000,
-            options={"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5},
+            options={"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5, "init": "block_orthogonal"},
         ),
         100,
         {},
@@ -109,6 +109,47 @@ def char_ptb_cosine() -> TrainConfig:
         optimizer=replace(config.optimizer, schedule="cosine"),
         paper=None,
         about="Fast-Slow RUM with a cosine schedule",
+    )
+
+
+def char_ptb_awd() -> TrainConfig:
+    """Three layers of RUM with AWD-LSTM's regularisation (Merity et al., 2018): DropConnect and locked dropout."""
+    config = char_ptb("rum-2000")
+    model = ModelConfig(
+        layer="rum",
+        hidden_size=1000,
+        num_layers=3,
+        embedding_size=200,
+        input_dropout=0.1,
+        output_dropout=0.1,
+        locked_dropout=True,
+        weight_drop=0.5,
+        options={"dropout": 0.25, "layer_norm": True, "ln_order": "authors", "eta": 1.0},
+    )
+    return replace(
+        config,
+        name="char-ptb-rum-awd",
+        model=model,
+        optimizer=replace(
+            config.optimizer, clip=0.25, weight_decay=1.2e-6, schedule=f"{300 * EPOCH}:0.1,{400 * EPOCH}:0.01"
+        ),
+        steps=500 * EPOCH,
+        eval_every=5 * EPOCH,
+        paper=None,
+        about="three layers of RUM, 1000 units each, regularised as AWD-LSTM",
+    )
+
+
+def char_ptb_large() -> TrainConfig:
+    """FS-RUM-2 with larger cells, more dropout, a cosine schedule and an average of the weights."""
+    config = char_ptb_cosine()
+    options = {**FS_RUM.options, "slow_size": 1500, "cell_dropout": 0.45}
+    return replace(
+        config,
+        name="char-ptb-fs-rum-2-large",
+        model=replace(FS_RUM, hidden_size=900, options=options),
+        average=0.9995,
+        about="Fast-Slow RUM: two fast LSTMs of 900, slow RUM of 1500, averaged weights",
     )
 
 
