@@ -27,7 +27,7 @@ def test_sequences_follow_the_definition(length):
 
 
 def test_every_order_value_and_position_comes_up_alike():
-    x, y, _ = Recall(length=6).batch(12_000, seeded(0))
+    x, y, *_ = Recall(length=6).batch(12_000, seeded(0))
     orders = collections.Counter(map(tuple, x[:, 0:6:2].tolist()))
     assert len(orders) == 6 and all(abs(n / 2000 - 1) < 0.15 for n in orders.values())
     asked = (x[:, 0:6:2] == x[:, -1:]).float().mean(0)

@@ -83,7 +83,7 @@ def introduce(console: "Console", task: Any) -> None:
     """Say what is learnt, with an example."""
     import torch
 
-    x, y, _ = task.batch(1, torch.Generator().manual_seed(11))
+    x, y, *_ = task.batch(1, torch.Generator().manual_seed(11))
     letters = "?" + "abcdefghijklmnopqrstuvwxyz"[: task.pairs] + "0123456789"
     text = "".join(letters[symbol] for symbol in x[0].tolist())
     console.print(f"Associative recall: {text} -> {y.item()}", markup=False, highlight=False)

@@ -3,6 +3,8 @@
 from torchrum.models.answering import AnsweringModel
 from torchrum.models.build import build_model
 from torchrum.models.char_lm import CharModel
+from torchrum.models.memn2n import MemN2N
+from torchrum.models.story import StoryReader
 from torchrum.models.tagging import TaggingModel
 
-__all__ = ["AnsweringModel", "CharModel", "TaggingModel", "build_model"]
+__all__ = ["AnsweringModel", "CharModel", "MemN2N", "StoryReader", "TaggingModel", "build_model"]

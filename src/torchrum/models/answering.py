@@ -21,7 +21,7 @@ class AnsweringModel(nn.Module):
         self.num_inputs = num_inputs
         self.layer = layer
         self.readout = nn.Linear(width(layer), num_outputs)
-        init_readout(self.readout, num_inputs)
+        init_readout(self.readout, num_inputs + num_outputs)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Score every class after the last step.

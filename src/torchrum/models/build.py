@@ -1,13 +1,15 @@
 """From a description and a task to a model."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from torchrum.layers.registry import build_layer
 from torchrum.models.answering import AnsweringModel
 from torchrum.models.char_lm import CharModel
+from torchrum.models.memn2n import MemN2N
+from torchrum.models.story import BothWays, StoryReader
 from torchrum.models.tagging import TaggingModel
 
 
@@ -38,6 +40,11 @@ class LayerChoice(Protocol):
 
 TEXT_ONLY = ("embedding_size", "input_dropout", "output_dropout", "locked_dropout", "weight_drop", "tied")
 """Fields of a description that only models of text have."""
+STORY_ONLY = ("embedding_size", "input_dropout", "output_dropout")
+"""Those that a reader of stories has."""
+MODELS: dict[str, Callable[..., nn.Module]] = {"memn2n": MemN2N}
+"""Models that are no recurrent layer, by the name that stands in the layer's place."""
+TORCH_LAYERS = ("lstm", "gru")  # torch's own layers, which take no lengths
 
 
 class Problem(Protocol):
@@ -53,8 +60,28 @@ class Problem(Protocol):
     def carries_state(self) -> bool: ...
 
 
+@runtime_checkable
+class StoryProblem(Protocol):
+    """What is asked of a task of stories and questions, beside the rest."""
+
+    @property
+    def input_size(self) -> int: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def sentence_size(self) -> int | None: ...
+    @property
+    def memory_size(self) -> int: ...
+
+
 def build_model(config: LayerChoice, task: Problem) -> nn.Module:
     """Build the model of a task: the layer that ``config`` names, between the task's symbols and its answers."""
+    if config.layer in MODELS:
+        return _whole_model(config, task)
+    if isinstance(task, StoryProblem) and config.embedding_size is not None:
+        return _story_reader(config, task, config.embedding_size)
+    if isinstance(task, StoryProblem) and task.sentence_size is not None:
+        raise ValueError("build_model: a sentence needs an embedding of its words; set model.embedding_size, as to 64.")
     further = {name: getattr(config, name) for name in TEXT_ONLY}
     size = task.input_size if config.embedding_size is None else config.embedding_size
     layer = build_layer(
@@ -67,10 +94,45 @@ def build_model(config: LayerChoice, task: Problem) -> nn.Module:
     )
     if task.carries_state:
         return CharModel(layer, task.input_size, **further)
-    for name, value in further.items():
-        if value:
-            raise ValueError(
-                f"model.{name}={value} is for models of text; {type(task).__name__} has none, leave it out."
-            )
+    _refuse(config, task, TEXT_ONLY)
     kind = {"steps": TaggingModel, "last": AnsweringModel}[task.answers]
     return kind(layer, task.input_size, task.num_classes)
+
+
+def _refuse(config: LayerChoice, task: object, names: Iterable[str]) -> None:
+    for name in names:
+        if value := getattr(config, name):
+            kind = type(task).__name__
+            raise ValueError(f"model.{name}={value} is for models of text; {kind} has none, leave it out.")
+
+
+def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
+    if not isinstance(task, StoryProblem) or task.sentence_size is None:
+        raise ValueError(f"build_model: {config.layer} reads stories by the sentence; set task.reading to sentences.")
+    _refuse(config, task, TEXT_ONLY)
+    options = {"memory_size": 50, **config.options}
+    options["memory_size"] = min(options["memory_size"], task.memory_size)
+    return MODELS[config.layer](
+        task.input_size, config.hidden_size, task.sentence_size, hops=config.num_layers, **options
+    )
+
+
+def _story_reader(config: LayerChoice, task: StoryProblem, embedding_size: int) -> nn.Module:
+    _refuse(config, task, (name for name in TEXT_ONLY if name not in STORY_ONLY))
+    options = dict(config.options)
+    if config.layer in TORCH_LAYERS and options.pop("bidirectional", False):
+        dropout, H = options.pop("dropout", 0.0), config.hidden_size
+        inputs = [embedding_size, *[2 * H] * (config.num_layers - 1)]
+        pairs = [tuple(build_layer(config.layer, size, H, **options) for _ in range(2)) for size in inputs]
+        layer: nn.Module = BothWays(pairs, dropout)
+    else:
+        layer = build_layer(config.layer, embedding_size, config.hidden_size, config.num_layers, **options)
+    return StoryReader(
+        layer,
+        task.input_size,
+        task.num_classes,
+        embedding_size,
+        task.sentence_size,
+        config.input_dropout,
+        config.output_dropout,
+    )

@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def init_readout(readout: nn.Linear, num_inputs: int) -> None:
-    """Initialise a read-out as the RUM authors do: Glorot's bound with the *input* size for fan-in, bias 0.01.
+def init_readout(readout: nn.Linear, fans: int) -> None:
+    """Initialise a read-out as the RUM authors do: bias 0.01 and Glorot's bound, with ``fans`` other than the usual.
 
-    With the hidden size for fan-in the first logits would be smaller; the published curves start from this one.
+    Their sum of fan-in and fan-out is the sizes of input and output, or of the state and the embedding. With its own
+    fans the first logits would be smaller; the published curves start from this one.
     """
-    bound = math.sqrt(6 / (num_inputs + readout.out_features))
+    bound = math.sqrt(6 / fans)
     nn.init.uniform_(readout.weight, -bound, bound)
     nn.init.constant_(readout.bias, 0.01)
 
@@ -37,7 +38,7 @@ class TaggingModel(nn.Module):
         self.num_inputs = num_inputs
         self.layer = layer
         self.readout = nn.Linear(width(layer), num_outputs)
-        init_readout(self.readout, num_inputs)
+        init_readout(self.readout, num_inputs + num_outputs)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Score every class at every step.

@@ -5,12 +5,13 @@ import importlib
 import re
 from collections.abc import Callable
 
-from torchrum.recipes import char_others, char_ptb, copying, recall
+from torchrum.data.babi import TASKS
+from torchrum.recipes import babi, char_others, char_ptb, copying, recall
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import unknown_name
 
-__all__ = ["PAPER_ONLY", "RECIPES", "Recipe", "load_recipe", "registered_recipe"]
+__all__ = ["FAMILIES", "PAPER_ONLY", "RECIPES", "Recipe", "load_recipe", "registered_recipe"]
 
 Recipe = Callable[[], TrainConfig]
 
@@ -28,8 +29,14 @@ RECIPES: dict[str, Recipe] = {
     "char-ptb-fs-rum-2-large": char_ptb.char_ptb_large,
     "char-ptb-rum-awd": char_ptb.char_ptb_awd,
     "char-rum": char_ptb.char_rum,
+    **{f"babi-{model}-qa{task}": functools.partial(babi.babi, model, task) for model in babi.MODELS for task in TASKS},
+    **{f"babi-memn2n-qa{task}": functools.partial(babi.babi_memn2n, task) for task in TASKS},
+    **{f"babi-joint-{model}": functools.partial(babi.babi_joint, model) for model in babi.JOINT},
 }
 """Every recipe by its name."""
+
+FAMILIES: dict[str, tuple[str, ...]] = babi.families()
+"""Recipes that are trained as a set, by the name of the set."""
 
 PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
     ("recall", length): rivals for length, rivals in recall.PAPER_ONLY.items()

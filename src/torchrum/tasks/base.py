@@ -1,7 +1,7 @@
 """What a task is: data, loss, metrics and the score to beat. It has no optimizer and no loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -20,15 +20,20 @@ class Batch(NamedTuple):
     """Answers, ``(B, T)`` for one at each step or ``(B,)`` for one at the end, int64."""
     lengths: Tensor | None = None
     """Steps that count in each row, ``(B,)`` int64; None: all of them."""
+    group: Tensor | None = None
+    """What kind of example each row is, ``(B,)`` int64, for tasks that tell kinds apart."""
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The rows ``start`` to ``stop``: what one process of several works on."""
-        return Batch(self.x[start:stop], self.y[start:stop], None if self.lengths is None else self.lengths[start:stop])
+        return self._map(lambda part: part[start:stop])
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        lengths = None if self.lengths is None else self.lengths.to(device)
-        return Batch(self.x.to(device), self.y.to(device), lengths)
+        return self._map(lambda part: part.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        lengths, group = (None if part is None else change(part) for part in (self.lengths, self.group))
+        return Batch(change(self.x), change(self.y), lengths, group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,8 @@ class Task(ABC):
     """Whether a good ``metric`` is high or low."""
     carries_state: ClassVar[bool] = False
     """Whether the state after one batch is the state before the next (truncated backpropagation)."""
+    tested: ClassVar[bool] = False
+    """Whether a result is the score of the best checkpoint on ``test``, which the ledger then holds too."""
     capturable: ClassVar[bool] = True
     """Whether ``train_batch`` can be recorded in a CUDA graph: fixed shapes, and no value is read on the host."""
     has_test: ClassVar[bool] = False
@@ -108,6 +115,14 @@ class Task(ABC):
     @abstractmethod
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Numbers to report next to the loss: scalars on the device, means over the batch."""
+
+    def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Further numbers for sets that are scored, which training does not report; means over the batch too."""
+        return {}
+
+    def summarise(self, scores: dict[str, float]) -> dict[str, float]:
+        """The scores of a whole set, from the means over its answers of the loss, ``metrics`` and ``details``."""
+        return scores
 
     @abstractmethod
     def validation(self, seed: int) -> Iterable[Batch]:

@@ -5,7 +5,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -122,13 +122,16 @@ def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
 def layer_options(layer: str) -> list[str] | None:
     """Names of the further arguments that a registered layer takes; None where that cannot be told."""
     from torchrum.layers.registry import LAYERS
+    from torchrum.models.build import MODELS
 
-    if layer not in LAYERS:
-        raise unknown_name("layer", layer, LAYERS)
-    parameters = inspect.signature(LAYERS[layer]).parameters
+    known: dict[str, Callable[..., Any]] = {**LAYERS, **MODELS}
+    if layer not in known:
+        raise unknown_name("layer", layer, known)
+    parameters = inspect.signature(known[layer]).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     fixed = {"self", "input_size", "hidden_size", "num_layers", "batch_first", "device", "dtype"}
+    fixed |= {"num_inputs", "sentence_size", "hops"}  # what a whole model is given by its task, or by num_layers
     return [name for name in parameters if name not in fixed]
 
 

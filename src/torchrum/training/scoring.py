@@ -37,13 +37,14 @@ def score(task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine
                     logits = model(batch.x, batch.lengths)
             logits = logits if logits.dtype == torch.float64 else logits.float()
             weight = task.weight(batch)
-            for name, value in {"loss": task.loss(logits, batch), **task.metrics(logits, batch)}.items():
+            found = {"loss": task.loss(logits, batch), **task.metrics(logits, batch), **task.details(logits, batch)}
+            for name, value in found.items():
                 totals[name] = totals.get(name, torch.zeros((), device=engine.device)) + value * weight
             weights += weight
     finally:
         model.train(was_training)
     values = torch.stack(list(totals.values())).tolist() if totals else []
-    return {name: value / weights for name, value in zip(totals, values, strict=True)}
+    return task.summarise({name: value / weights for name, value in zip(totals, values, strict=True)})
 
 
 def build(config: TrainConfig) -> nn.Module:
