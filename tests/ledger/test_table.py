@@ -136,7 +136,10 @@ def test_a_budget_keeps_the_best_setting_of_each_model_within_it_and_beyond():
     text = table(runs, "recall", 20)
     assert len(lines(text)) == len(lines(table(RUM, "recall"))) + 2
     lstm = [row for row in lines(text) if row[0] == "LSTM"]
-    assert [(row[1], row[3]) for row in lstm] == [("H 50, adam 0.1", "10"), ("H 50, adam 0.001", "40")]
+    assert [(row[1], row[3]) for row in lstm] == [
+        ("H 50, adam 0.1 (best of 2 settings)", "10"),
+        ("H 50, adam 0.001 (best of 2 settings)", "40"),
+    ]
     marked = README.replace("recall -->", "recall best 20 -->")
     assert text in fill_tables(marked, runs)
 

@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"--{name} is for printing; in a file the markers say it: {marker}.")
 
     from torchrum.ledger import read_ledger
-    from torchrum.ledger.budget import budget_table
     from torchrum.ledger.markers import write_tables
+    from torchrum.ledger.notes import comparison_section
     from torchrum.ledger.table import table
     from torchrum.recipes import RECIPES
     from torchrum.training.overrides import unknown_name
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         return 0
     tasks = [options.task] if options.task else sorted({entry.task for entry in entries})
     if options.within is not None:
-        tables = [f"**{task}**\n\n{budget_table(entries, task, options.within)}" for task in tasks]
+        tables = [f"**{task}**\n\n{comparison_section(entries, task, options.within)}" for task in tasks]
     else:
         tables = [table(entries, task, options.best) for task in tasks]
     print("\n".join(tables) or f"{options.results} holds no run yet.")

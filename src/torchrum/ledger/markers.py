@@ -2,14 +2,14 @@
 
 <!-- torchrum:table copying -->                  every run
 <!-- torchrum:table copying best 10000 -->       of each model the best setting within these steps, and beyond
-<!-- torchrum:table copying within 2000000 -->   every model after 2,000,000 / T steps
+<!-- torchrum:table copying within 2000000 -->   every model after 2,000,000 / T steps, and notes
 """
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchrum.ledger.budget import budget_table
+from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.schema import Entry, LedgerError
 from torchrum.ledger.table import table
 from torchrum.training.files import write_atomic
@@ -25,7 +25,7 @@ def fill_tables(text: str, entries: Sequence[Entry]) -> str:
     def filled(match: re.Match[str]) -> str:
         task, kind, number = match.group(2, 3, 4)
         if kind == "within":
-            text = budget_table(entries, task, int(number))
+            text = comparison_section(entries, task, int(number))
         else:
             text = table(entries, task, int(number) if number else None)
         return f"{match[1]}\n{text}\n{match[6]}"

@@ -2,15 +2,19 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from torchrum.ledger.curves import best
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, read_ledger
 from torchrum.recipes import PAPER_ONLY, RECIPES
 
 Row = list[Entry]
+
+SAME = ("steps", "compile", "model.orthogonal_map")
+"""Fields that change nothing of what a run has learnt by a given step: its length, and how it is computed."""
 
 
 def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str:
@@ -22,14 +26,15 @@ def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str
         entries: the ledger.
         task: its name.
         budget: show of each model only the setting that ended lowest within this many steps and, where it ran longer,
-            the one that did beyond.
+            the one that did beyond; it says of how many settings.
     """
     rows = table_rows(entries, task)
+    tried = settings_tried(rows) if budget is not None else {}
     if budget is not None:
         within, beyond = ([row for row in rows if (_steps(row) > budget) is over] for over in (False, True))
         chosen = {id(row) for row in (*best_settings(within), *best_settings(beyond))}
         rows = [row for row in rows if id(row) in chosen]
-    parts = [_size_table(task, list(rows)) for _, rows in groupby(rows, place)]
+    parts = [_size_table(task, list(rows), tried) for _, rows in groupby(rows, place)]
     return "\n".join(parts) or f"No run of {task} is in the ledger yet.\n"
 
 
@@ -45,13 +50,27 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
 
 def best_settings(rows: Iterable[Row]) -> list[Row]:
     """Of several settings of one model on one problem, the one that ended lowest."""
-    best: dict[tuple[object, ...], Row] = {}
+    lowest: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        size, changes = place(row)
-        which = size, *changes, model_label(row[0].config().model)
-        if which not in best or _loss(row) < _loss(best[which]):
-            best[which] = row
-    return list(best.values())
+        which = model_and_place(row)
+        if which not in lowest or _loss(row) < _loss(lowest[which]):
+            lowest[which] = row
+    return list(lowest.values())
+
+
+def settings_tried(rows: Iterable[Row]) -> dict[tuple[object, ...], int]:
+    """How many settings each model was given on each problem; the length of a run is none."""
+    found: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for row in rows:
+        setting = [text for text in row[0].overrides if text.partition("=")[0] not in SAME]
+        found[model_and_place(row)].add(tuple(setting))
+    return {which: len(settings) for which, settings in found.items()}
+
+
+def model_and_place(row: Row) -> tuple[object, ...]:
+    """What a row is a setting of: the model, and the problem."""
+    size, changes = place(row)
+    return size, *changes, model_label(row[0].config().model)
 
 
 def _steps(row: Row) -> int:
@@ -71,7 +90,7 @@ def place(row: Row) -> tuple[int, list[str]]:
     return int(match[1]) if match else 0, changes
 
 
-def _size_table(task: str, rows: Sequence[Row]) -> str:
+def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...], int]) -> str:
     size, changes = place(rows[0])
     problem = rows[0][0].config().task
     scores = score_names(rows[0][0])
@@ -80,7 +99,7 @@ def _size_table(task: str, rows: Sequence[Row]) -> str:
     header = ("model", "settings", "parameters", "steps", "seeds", *scores, *tested, "paper", "command")
     lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
     lines += [line(header), line(["---"] * len(header))]
-    lines += [line(_cells(row, _test_names(rows))) for row in rows]
+    lines += [line(_cells(row, _test_names(rows), tried.get(model_and_place(row), 1))) for row in rows]
     for name, text in {} if changes else PAPER_ONLY.get((task, size or None), {}).items():
         lines.append(line([name, *[""] * (len(header) - 3), text, "not run"]))
     notes = sorted(
@@ -101,7 +120,7 @@ def _test_names(rows: Sequence[Row]) -> list[str]:
     return sorted(forms or found & {metric})
 
 
-def _cells(row: Row, tested: Sequence[str]) -> list[str]:
+def _cells(row: Row, tested: Sequence[str], tried: int) -> list[str]:
     entry, config = row[0], row[0].config()
     optimizer = f"{config.optimizer.name} {config.optimizer.lr:g}"
     shown = ("model.hidden_size", "model.lam", "model.eta", "optimizer.name", "optimizer.lr", "steps")
@@ -110,11 +129,14 @@ def _cells(row: Row, tested: Sequence[str]) -> list[str]:
     steps = [item.steps for item in row]
     return [
         model_label(config.model),
-        ", ".join(settings),
+        ", ".join(settings) + (f" (best of {tried} settings)" if tried > 1 else ""),
         f"{entry.parameters:,}",
         span(steps, "{:,}"),
         str(len(row)),
-        *(spread([item.final[name] for item in row], name) for name in score_names(entry).values()),
+        *(
+            with_best([item.final[name] for item in row], [best(item, name) for item in row], name)
+            for name in score_names(entry).values()
+        ),
         *(spread([item.test[name] for item in row if name in item.test], name) for name in tested),
         config.paper.text if config.paper and not place(row)[1] else "",
         f"`{_command(row)}`",
@@ -153,6 +175,12 @@ def score_names(entry: Entry) -> dict[str, str]:
     """What a task's scores are called in a table, and where an entry holds them."""
     metric = entry.config().task.metric
     return {"loss / baseline": "ratio", "accuracy": "accuracy"} if metric == "ratio" else {metric: metric}
+
+
+def with_best(values: Sequence[float], bests: Sequence[float], name: str) -> str:
+    """The spread of a score over seeds and, where it is another, the mean of their best."""
+    mean = spread([sum(bests) / len(bests)], name)
+    return spread(values, name) + ("" if mean == spread([sum(values) / len(values)], name) else f", best {mean}")
 
 
 def spread(values: Sequence[float], name: str) -> str:
