@@ -1,10 +1,12 @@
 """Runs in processes of their own, forked from one that has imported torch: a start takes a tenth of a second."""
 
+import fcntl
 import multiprocessing
 import os
 import resource
 import signal
 import sys
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 
+from torchrum.cli import main
 from torchrum.training import RunError, Trainer
 from torchrum.training.records import CONFIG
 from training.tiny import tiny, tiny_model
@@ -49,6 +52,21 @@ def train_fresh(folder: Path, hidden_size: int, rename: bool, at: float) -> None
         trainer.fit(folder, rename=rename)
     except RunError as error:
         sys.exit(3 if "in use by" in str(error) or "holds a run already" in str(error) else 4)
+
+
+def run_command(arguments: list[str], stderr: str, terminal: bool = False) -> None:
+    """Run the command line, with ``stderr`` for standard error or, if it is a terminal, for all three streams."""
+    sys.modules["torchrum.plots.curve"] = None  # type: ignore[assignment]  # drawing takes longer than training
+    if terminal:
+        os.setsid()
+    handle = os.open(stderr, os.O_RDWR if terminal else os.O_WRONLY)
+    if terminal:
+        fcntl.ioctl(handle, termios.TIOCSCTTY, 0)
+    for place in (0, 1, 2) if terminal else (2,):
+        os.dup2(handle, place)
+    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
+    torch.set_num_threads(1)
+    sys.exit(main(arguments))
 
 
 def train_until_call(folder: Path, steps: int, number: int) -> None:

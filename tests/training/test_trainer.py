@@ -126,7 +126,7 @@ def test_the_loop_is_plain_training(tmp_path):
     assert [line["loss"] for line in read_metrics(tmp_path / "run", "train")] == pytest.approx(losses, rel=1e-6)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("at", [3, 16, 20, 37])
 def test_a_signal_saves_and_the_resumed_run_is_bit_identical(whole, tmp_path, at, number):
     config, folder = tiny(), tmp_path / "run"
@@ -144,6 +144,15 @@ def test_a_signal_saves_and_the_resumed_run_is_bit_identical(whole, tmp_path, at
     weights, expected = load_checkpoint(folder)[0], load_checkpoint(whole[0])[0]
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert json.loads((folder / "environment.json").read_text())["resumed"][0]["step"] == at
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        result = Trainer(tiny(), Interrupted(tiny(), 3, signal.SIGHUP), quiet=True).fit(tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (result.stopped, result.step) == ("finished", 40)
 
 
 def interrupted_twice(config, number):

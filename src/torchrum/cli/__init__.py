@@ -1,11 +1,13 @@
 """The command line: one file a subcommand, imported when it is called, so that help comes at once."""
 
 import difflib
+import errno
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
@@ -36,13 +38,41 @@ def usage() -> str:
 
 
 def complain(text: str) -> None:
-    """Print an error, once for all processes of a run."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"torchrum: {text}", file=sys.stderr)
+    """Print an error on one line, once for all processes of a run."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    words = " ".join(text.split())  # names from files may hold anything, also what a terminal would obey
+    words = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
+    try:
+        print(f"torchrum: {words}", file=sys.stderr, flush=True)
+    except OSError:  # nobody can be told
+        silence(sys.stderr)
+
+
+def silence(stream: TextIO) -> None:
+    """Send what is still to come, and what could not be written, to nowhere; Python would complain on its way out."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 130, 141, 143 after a signal."""
+    """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 128 and more after a signal."""
+    try:
+        code = _main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # what reads our output has had enough of it
+        silence(sys.stdout)
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF) or error.filename is not None:
+            raise
+        silence(sys.stdout)
+        complain(f"the output cannot be written: {error.strerror}.")
+        return 1
+    return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]  # the module list hides the builtin here
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
@@ -67,9 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
-    except BrokenPipeError:  # what reads our output has had enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains on its way out
-        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is None:
             raise

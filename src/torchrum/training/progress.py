@@ -1,9 +1,11 @@
 """What a person sees of a run: a live bar on a terminal, plain lines elsewhere."""
 
+import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -25,6 +27,41 @@ def _time(seconds: float) -> str:
 
 NARROW = 126
 """Columns below which the bar leaves out what is known, so that it stays on one line."""
+
+
+class Lenient:
+    """A text stream that falls silent when it cannot be written any more: a pipe that closed, a terminal that is gone.
+
+    Args:
+        stream: what to write to; standard error if None.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream, self._broken = stream or sys.stderr, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or do nothing."""
+        self._attempt(lambda stream: stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do nothing."""
+        self._attempt(lambda stream: stream.flush())
+
+    def _attempt(self, action: Callable[[TextIO], object]) -> None:
+        if self._broken:
+            return
+        try:
+            action(self._stream)
+        except OSError:
+            self._broken = True
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())  # what is buffered would fail again at the exit
+        except ValueError:  # closed
+            self._broken = True
 
 
 class _Speed(ProgressColumn):
@@ -61,7 +98,7 @@ class Display:
         console: Console | None = None,
     ) -> None:
         self._name, self._steps, self._baseline, self._metric, self._quiet = name, steps, baseline, metric, quiet
-        self._console = console or Console(file=sys.stderr, soft_wrap=True)
+        self._console = console or Console(file=cast(TextIO, Lenient()), soft_wrap=True)
         self._step, self._time, self._speed = step, time.monotonic(), 0.0
         self._line_time = 0.0
         self._loss = self._score = ""

@@ -34,7 +34,7 @@ class Result:
     folder: Path
     """Where everything about it is written."""
     stopped: str
-    """Why: "finished", "goal" (stop_at was reached), "SIGINT", "SIGTERM" or, in a sweep, "diverged"."""
+    """Why: "finished", "goal" (stop_at was reached), the name of a signal or, in a sweep, "diverged"."""
     step: int
     """Steps done."""
     scores: dict[str, float]

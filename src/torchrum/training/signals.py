@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a wish that the training loop can read between two steps."""
+"""SIGINT, SIGTERM and SIGHUP as a stop request that the training loop can read between two steps."""
 
 import signal
 import threading
@@ -7,13 +7,13 @@ from types import FrameType
 from typing import Any
 
 AT_ONCE = 1.0
-"""Seconds in which more signals are the same wish: ``timeout``, for one, tells the process and then its group."""
+"""Seconds in which more signals are the same request: ``timeout``, for one, tells the process and then its group."""
 
 
 class Interrupts:
     """While active, the first signal is noted; one that comes after ``AT_ONCE`` acts as it always does."""
 
-    WATCHED = (signal.SIGINT, signal.SIGTERM)
+    WATCHED = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
     def __init__(self) -> None:
         self.received: int = 0
@@ -33,6 +33,8 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # Python lets no other thread set handlers
             for number in self.WATCHED:
+                if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup: the run is to outlive its terminal
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -3,12 +3,11 @@
 import itertools
 import math
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, identity
@@ -17,6 +16,7 @@ from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
 from torchrum.training.lock import FolderLock, lock_folder, lock_free_folder
 from torchrum.training.overrides import override
+from torchrum.training.progress import Lenient
 from torchrum.training.records import holds_run, read_result
 from torchrum.training.run_state import Result
 from torchrum.training.scoring import read_config
@@ -80,7 +80,7 @@ def _run_all(runs: Mapping[str, TrainConfig], folder: Path, quiet: bool, on_end:
 
     def say(text: str) -> None:
         if engine.rank == 0 and not quiet:
-            print(text, file=sys.stderr)
+            print(text, file=cast(TextIO, Lenient()))
 
     for number, (label, config) in enumerate(runs.items(), 1):
         say(f"{label}, {number} of {len(runs)}")
