@@ -25,7 +25,7 @@ def test_from_run_to_table_and_figure(run, tmp_path, capsys):
     assert printed.strip() in readme.read_text()
 
     assert main(["figure", "copying", "--results", results, "--out", str(tmp_path / "figures")]) == 0
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["copying.png", "copying.svg"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["copying-dark.svg", "copying.svg"]
 
 
 def test_the_curve_of_a_run(run, capsys):
@@ -37,7 +37,7 @@ def test_the_curve_of_a_run(run, capsys):
     "arguments, message",
     [
         (["record", "nowhere"], "nowhere is not a run folder"),
-        (["figure", "recall", "--results", "nowhere"], "no run of recall is in the ledger"),
+        (["figure", "recall", "--results", "nowhere"], "nowhere has nothing to draw recall from"),
     ],
 )
 def test_mistakes_have_a_message_and_an_exit_code(arguments, message, tmp_path, monkeypatch, capsys):

@@ -1,11 +1,14 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from torchrum.ledger import Entry, LedgerError
 from torchrum.ledger.table import table_rows
+from torchrum.plots.catalog import FIGURES, draw_figure, draw_gradients
 from torchrum.plots.curve import draw_curve
-from torchrum.plots.figures import draw_copying, draw_figure, draw_recall
+from torchrum.plots.curves import copying_figure, over_seeds, recall_figure, seeds_of
+from torchrum.plots.style import DARK, drawing, save_themes
 from torchrum.recipes import load_recipe
 from torchrum.tasks import Recall
 from torchrum.training import RunError
@@ -46,17 +49,21 @@ def curves(axes) -> list[list[float]]:
     return [list(line.get_ydata()) for line in axes.get_lines() if len(line.get_ydata()) > 2]
 
 
-def test_copying_shows_the_training_loss_of_every_seed_at_each_delay():
-    figure = draw_copying(table_rows(LEDGER, "copying"))
-    assert [axes.get_title() for axes in figure.axes] == ["T = 200", "T = 500"]
-    for axes in figure.axes:
-        assert curves(axes) == [[2 / step for step in (100, 200, 300, 400)]] * 4  # two models, two seeds
+def test_copying_shows_the_training_loss_at_each_delay():
+    with drawing():
+        figure = copying_figure(table_rows(LEDGER, "copying"))
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == ["T = 200", "T = 500"]
+    for axes in shown:
+        assert curves(axes) == [[2 / step for step in (100, 200, 300, 400)]] * 2  # two models, seeds in one line
+        assert len(axes.collections) == 2  # and a band each
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["RUM λ=0", "LSTM"]
 
 
 def test_recall_shows_loss_accuracy_and_the_plateau():
-    figure = draw_recall(table_rows(LEDGER, "recall"))
+    with drawing():
+        figure = recall_figure(table_rows(LEDGER, "recall"))
     assert len(figure.axes) == 4
     loss, accuracy = figure.axes[2:]  # the row of T = 50
     assert curves(loss) == [[1 / step for step in (100, 200, 300, 400)]] * 2
@@ -65,19 +72,62 @@ def test_recall_shows_loss_accuracy_and_the_plateau():
     assert plateaus == [Recall(length=50).baseline(), Recall(length=50).baseline_accuracy()]
 
 
+def with_losses(seed: int, steps: list[int], losses: list[float]) -> Entry:
+    curve = {"step": steps, "loss": losses, "accuracy": losses}
+    return replace(entry("recall-rum-lam1-t30", seed), curve=curve, train_curve=curve, steps=steps[-1])
+
+
+def test_seeds_become_a_median_and_a_range():
+    row = [with_losses(seed, [100, 300], [value, value + 2]) for seed, value in enumerate((1.0, 5.0, 2.0))]
+    steps, median, low, high = over_seeds(row, "curve", "loss")
+    assert steps.tolist() == [100, 300]
+    assert (median.tolist(), low.tolist(), high.tolist()) == ([2, 4], [1, 3], [5, 7])
+
+
+def test_curves_are_read_between_their_points_and_a_goal_is_kept():
+    full = load_recipe("recall-rum-lam1-t30").steps
+    row = [with_losses(0, [100, 300, full], [4.0, 2.0, 2.0]), with_losses(1, [200], [1.0])]
+    steps, _, low, high = over_seeds(row, "curve", "loss")
+    assert steps.tolist() == [100, 200, 300, full]
+    assert high.tolist() == [4, 3, 2, 2]
+    assert low.tolist() == [4, 1, 1, 1]  # the second run ended at its goal and keeps its score
+    cut = [with_losses(0, [100, full], [4.0, 2.0]), with_losses(1, [100, full], [3.0, 1.0])]
+    assert over_seeds(cut, "curve", "loss")[1].tolist() == [3.5, 1.5]
+
+
+def test_a_seed_counts_once():
+    again = with_losses(0, [100, 200], [9.0, 9.0])
+    longer = with_losses(0, [100, 200, 300], [1.0, 1.0, 1.0])
+    assert seeds_of([again, longer]) == [longer]
+
+
 @pytest.mark.parametrize("name", ["copying", "recall"])
 def test_equal_ledgers_give_equal_files(name, tmp_path):
     runs = [run for run in LEDGER if run.recipe.endswith(("t200", "t30"))]
-    first, again = (draw_figure(name, runs, tmp_path / folder) for folder in ("a", "b"))
-    assert [path.name for path in first] == [f"{name}.png", f"{name}.svg"]
+    (drawn,) = FIGURES[name](runs, tmp_path)
+    first, again = (save_themes(drawn.draw, tmp_path / folder / name) for folder in ("a", "b"))
+    assert [path.name for path in first] == [f"{name}.svg", f"{name}-dark.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    light, dark = (path.read_text() for path in first)
+    assert DARK["figure.facecolor"] in dark
+    assert DARK["figure.facecolor"] not in light
 
 
 def test_unknown_figures_and_empty_ledgers_are_refused(tmp_path):
-    with pytest.raises(LedgerError, match="no figure 'babi'; there are: copying, recall"):
-        draw_figure("babi", LEDGER, tmp_path)
-    with pytest.raises(LedgerError, match="no run of recall is in the ledger"):
-        draw_figure("recall", [], tmp_path)
+    with pytest.raises(LedgerError, match="no figure 'bench'; there are: copying, recall"):
+        draw_figure("bench", tmp_path, tmp_path)
+    with pytest.raises(LedgerError, match="nothing to draw recall from; add a run with torchrum record RUN"):
+        draw_figure("recall", tmp_path, tmp_path)
+    with pytest.raises(LedgerError, match="nothing to draw phases from; add a run with torchrum record --arrays RUN"):
+        draw_figure("phases", tmp_path, tmp_path)
+
+
+def test_gradients_need_no_run_and_rum_keeps_them():
+    with drawing():
+        figure = draw_gradients(delay=30, units=16, sequences=4)
+    lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
+    assert lines["RUM λ=0"][0] > 100 * lines["GRU"][0]  # index 0 is the first step, furthest back
+    assert all(lines[label][-1] == pytest.approx(1) for label in ("RUM λ=0", "RUM λ=1", "LSTM", "GRU"))
 
 
 @pytest.fixture

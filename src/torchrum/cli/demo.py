@@ -145,7 +145,7 @@ def compare(console: "Console", configs: "dict[str, TrainConfig]", runs: dict[st
     from rich.table import Table
 
     from torchrum.ledger.record import count_parameters
-    from torchrum.plots.duel import draw_duel
+    from torchrum.plots.comparison import draw_comparison
     from torchrum.tasks import Recall
     from torchrum.training.records import read_metrics
 
@@ -163,7 +163,7 @@ def compare(console: "Console", configs: "dict[str, TrainConfig]", runs: dict[st
             f"{last['seconds']:.0f}",
         )
     table.add_row("bag of values", "", "", f"{task.baseline_accuracy():.1%}", f"{task.baseline():.4f}", "")
-    picture = draw_duel(runs, task, folder / "demo.png")
+    picture = draw_comparison(runs, task, folder / "demo.png")
     console.print()
     console.print(table)
     console.print(f"\nThe picture: {picture}\n", markup=False, highlight=False)

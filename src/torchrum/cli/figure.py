@@ -1,30 +1,45 @@
-"""``torchrum figure copying --out docs/figures``"""
+"""``torchrum figure copying``, ``torchrum figure kernels runs/recall-rum-lam1-t50``"""
 
 import argparse
 from pathlib import Path
 
+FOLDER = Path("docs/figures")
+
 
 def main(arguments: list[str]) -> int:
-    """Draw figures from the ledger, or the curve of a run."""
+    """Draw figures from the ledger or from a run."""
     parser = argparse.ArgumentParser(
-        prog="torchrum figure", description="Redraw the paper's figures from the ledger, or the curve of one run."
+        prog="torchrum figure",
+        description="Draw the paper's figures from the ledger, or those of one run. Each is written twice, for light "
+        "and for dark pages.",
     )
-    parser.add_argument("what", help="copying, recall, or a run folder")
+    parser.add_argument(
+        "what",
+        help="copying, recall, char (learning curves), kernels (heat maps of W_hh), rotation (angles, planes, norms), "
+        "phases (of R), diagonal (of W_hh over training), gradients (through time), all, or a run folder: its curve",
+    )
+    parser.add_argument(
+        "run", type=Path, nargs="?", help="a run folder, for kernels, rotation, phases and diagonal of that run"
+    )
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="a folder (default: docs/figures)")
+    parser.add_argument("--out", type=Path, help="a folder (default: docs/figures; for a run, the run folder)")
     options = parser.parse_args(arguments)
 
-    from torchrum.ledger import read_ledger
+    from torchrum.plots.catalog import FIGURES, draw_figure, draw_plan, draw_run
     from torchrum.plots.curve import draw_curve
-    from torchrum.plots.figures import FIGURES, draw_figure
     from torchrum.training.errors import ConfigError
     from torchrum.training.records import holds_run
 
-    if holds_run(Path(options.what)):
-        print(draw_curve(Path(options.what)))
-        return 0
-    if options.what not in FIGURES:
-        raise ConfigError(f"{options.what!r} is neither a figure ({', '.join(FIGURES)}) nor a run folder.")
-    for path in draw_figure(options.what, read_ledger(options.results), options.out):
+    if options.run is not None:
+        paths = draw_run(options.what, options.run, options.out or options.run)
+    elif holds_run(Path(options.what)):
+        paths = [draw_curve(Path(options.what))]
+    elif options.what == "all":
+        paths = [path for plan in FIGURES.values() for path in draw_plan(plan, options.results, options.out or FOLDER)]
+    elif options.what in FIGURES:
+        paths = draw_figure(options.what, options.results, options.out or FOLDER)
+    else:
+        raise ConfigError(f"{options.what!r} is neither a figure ({', '.join(FIGURES)}, all) nor a run folder.")
+    for path in paths:
         print(path)
     return 0

@@ -155,3 +155,41 @@ def _observation(
     eps, tau, _ = rotation_vectors(xp, before, weight, weights["ln_weight"], weights["ln_bias"], options)
     lam = weights["lam"] if math.isnan(options.lam) else None
     return Observation(name, options.lam, eps, tau, after, lam)
+
+
+def gradient_norms(layer: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
+    """How much of a gradient at the last state reaches each state before it.
+
+    The cost C of a sequence is its last state times a random direction. ``|dC/dh_t| / |dC/dh_T|`` is 1 at every step
+    where gradients neither vanish nor explode.
+
+    Args:
+        layer: a recurrent layer of one direction, called as :class:`torch.nn.GRU` or :class:`torch.nn.LSTM`.
+        x: inputs, ``(T, B, I)``.
+        generator: draws the directions.
+
+    Returns:
+        ``(T, B)``. An LSTM's h and c count together; of a RUM with lam other than 0 it is h, whose influence on R is in
+        the derivative.
+
+    Example:
+        >>> gradient_norms(nn.GRU(3, 8), torch.randn(5, 2, 3), torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 2])
+    """
+    states: list[tuple[Tensor, ...]] = []
+    state: Any = None
+    for step in x.split(1):
+        _, state = layer(step, state)
+        parts = state if isinstance(state, tuple) else (state,)
+        states.append(parts[:1] if isinstance(layer, RUM) else parts)
+    last = states[-1][0]
+    cost = (last * torch.randn(last.shape, generator=generator, dtype=last.dtype)).sum()
+    flat = [part for parts in states for part in parts]
+    found = iter(torch.autograd.grad(cost, flat, materialize_grads=True))
+    norms = torch.stack([_norm([next(found) for _ in parts]) for parts in states])
+    return norms / norms[-1]
+
+
+def _norm(parts: list[Tensor]) -> Tensor:
+    """Joint norm of tensors ``(1, B, H)`` for each of the B sequences."""
+    return torch.linalg.vector_norm(torch.stack(parts), dim=(0, 1, 3))

@@ -78,12 +78,17 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> Path:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.float64]]:
-    """The arrays of a file as numbers to draw; matrices are multiplied by their factors."""
+    """The arrays of a file as numbers to draw."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            raw = {name: np.asarray(file[name], np.float64) for name in file.files}
+            return drawable({name: file[name] for name in file.files})
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path} cannot be read: {error}. Write it again with torchrum record --arrays.") from error
+
+
+def drawable(arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.float64]]:
+    """Arrays as numbers to draw; matrices are multiplied by their factors."""
+    raw = {name: np.asarray(value, np.float64) for name, value in arrays.items()}
     units = {name: raw.pop(name) for name in list(raw) if name.endswith("_unit")}
     return {name: value * units.get(f"{name}_unit", 1.0) for name, value in raw.items()}
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchrum.plots.style import STYLE, Figure, baseline, count_steps, matplotlib, save
+from torchrum.plots.style import Figure, baseline, count_steps, drawing, save
 from torchrum.training.config_file import from_json
 from torchrum.training.errors import RunError
 from torchrum.training.files import read_json
@@ -27,7 +27,7 @@ def draw_curve(run: Path, out: Path | None = None) -> Path:
         raise RunError(f"{run} has no scores to draw yet.")
     # ratio is the loss in other units: one panel serves both
     scores = [key for key in (training or validation)[0] if key not in ("kind", "step", "seconds", "lr", "ratio")]
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         figure = Figure(figsize=(3.6 * len(scores), 2.8), layout="constrained")
         for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
             for lines, label, colour in ((training, "training", TRAINING), (validation, "validation", VALIDATION)):

@@ -1,7 +1,10 @@
-"""The one style of every figure."""
+"""The one style of every figure, on paper and on a dark screen."""
 
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 
@@ -11,6 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter
+
+Theme = Literal["light", "dark"]
+
+LINE, LONG = re.compile(r'\bd="M[^"]*"'), re.compile(r"(\d\.\d\d)\d+")
+"""In an SVG file: the points of a line or a glyph, and a number with more digits than a screen shows."""
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 150,
@@ -28,32 +36,58 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "torchrum",  # equal data give equal files
 }
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, and a few more for the long list of rivals
-COLOURS = {
-    "RUM λ=0": "#0072b2",
-    "RUM λ=0, η=1": "#56b4e9",
-    "RUM λ=1": "#d55e00",
-    "RUM λ=1, η=1": "#e69f00",
-    "LSTM": "#595959",
-    "GRU": "#a6a6a6",
-    "EUNN": "#009e73",
-    "GORU": "#cc79a7",
-    "expRNN": "#6a3d9a",
-    "uRNN": "#8c564b",
-    "FW-LN": "#117733",
-    "NTM": "#aa4499",
+DARK: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#d8dadd"),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "#131416"),
+    "axes.edgecolor": "#8c9096",
+    "grid.color": "#2d3034",
 }
-BASELINE_COLOUR = "#222222"
+"""What differs on a dark screen."""
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, and a few more for the long list of baseline models;
+# all are mid-tones, to be seen on white and on black, and the dashes tell neighbours apart in print
+LOOKS: dict[str, tuple[str, str]] = {
+    "RUM λ=0": ("#0072b2", "-"),
+    "RUM λ=0, η=1": ("#56b4e9", "--"),
+    "RUM λ=1": ("#d55e00", "-"),
+    "RUM λ=1, η=1": ("#e69f00", "--"),
+    "LSTM": ("#808080", "-"),
+    "GRU": ("#808080", "--"),
+    "EUNN": ("#009e73", "-"),
+    "GORU": ("#cc79a7", "-"),
+    "expRNN": ("#9467bd", "--"),
+    "uRNN": ("#a0705f", "-."),
+    "FW-LN": ("#44aa66", "-."),
+    "NTM": ("#aa4499", ":"),
+}
 
 
-def colour(label: str) -> str:
-    """A model's colour, the same in every figure; black for one that has none."""
-    return COLOURS.get(label, "#000000")
+@contextmanager
+def drawing(theme: Theme = "light") -> Iterator[None]:
+    """Draw in the style of one theme."""
+    with matplotlib.rc_context(STYLE | (DARK if theme == "dark" else {})):
+        yield
+
+
+def look(label: str) -> dict[str, Any]:
+    """A model's colour and dashes, the same in every figure; the colour of text for one that has none."""
+    colour, dashes = LOOKS.get(label, (matplotlib.rcParams["text.color"], ":"))
+    return {"color": colour, "linestyle": dashes}
+
+
+def ink() -> str:
+    """The colour of text in the theme that is drawn."""
+    return matplotlib.rcParams["text.color"]
+
+
+def is_dark() -> bool:
+    """Whether the dark theme is drawn."""
+    return matplotlib.rcParams["axes.facecolor"] == DARK["axes.facecolor"]
 
 
 def baseline(axes: Axes, value: float, text: str) -> None:
     """A dashed line at the score to beat, with its name on it."""
-    axes.axhline(value, color=BASELINE_COLOUR, linestyle="--", linewidth=1)
+    axes.axhline(value, color=ink(), linestyle="--", linewidth=1)
     note = axes.annotate(
         text,
         (1, value),
@@ -62,9 +96,9 @@ def baseline(axes: Axes, value: float, text: str) -> None:
         textcoords="offset points",
         ha="right",
         fontsize=7,
-        color=BASELINE_COLOUR,
+        color=ink(),
     )
-    note.set_path_effects([withStroke(linewidth=2, foreground="white")])
+    note.set_path_effects([withStroke(linewidth=2, foreground=matplotlib.rcParams["axes.facecolor"])])
 
 
 def count_steps(axes: Axes) -> None:
@@ -74,9 +108,22 @@ def count_steps(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure and close it; says where."""
+    """Write a figure; says where."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # no date and no version inside: equal data give equal files
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None}
     figure.savefig(path, bbox_inches="tight", metadata=metadata)
+    if path.suffix == ".svg":  # a hundredth of a point is enough, and halves the file
+        text = path.read_text(encoding="utf-8")
+        path.write_text(LINE.sub(lambda found: LONG.sub(r"\1", found[0]), text), encoding="utf-8")
     return path
+
+
+def save_themes(draw: Callable[[], Figure], stem: Path) -> list[Path]:
+    """Draw a figure in both themes and write ``<stem>.svg`` and ``<stem>-dark.svg``."""
+    paths = []
+    themes: tuple[tuple[Theme, str], ...] = (("light", ""), ("dark", "-dark"))
+    for theme, ending in themes:
+        with drawing(theme):
+            paths.append(save(draw(), stem.with_name(f"{stem.name}{ending}.svg")))
+    return paths

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchrum.plots.style import STYLE, Figure, baseline, colour, count_steps, matplotlib, save
+from torchrum.plots.style import Figure, baseline, count_steps, drawing, look, save
 from torchrum.tasks import Recall
 from torchrum.training.records import read_metrics
 
 
-def draw_duel(runs: Mapping[str, Path], task: Recall, out: Path) -> Path:
+def draw_comparison(runs: Mapping[str, Path], task: Recall, out: Path) -> Path:
     """Draw validation loss and accuracy of associative recall.
 
     Args:
@@ -19,14 +19,14 @@ def draw_duel(runs: Mapping[str, Path], task: Recall, out: Path) -> Path:
     Returns:
         The path of the picture.
     """
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         figure = Figure(figsize=(7.2, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         for label, run in runs.items():
             lines = read_metrics(run, "validation")
             for axes, score in ((left, "loss"), (right, "accuracy")):
                 points = [line["step"] for line in lines], [line[score] for line in lines]
-                axes.plot(*points, color=colour(label), label=label)
+                axes.plot(*points, **look(label), label=label)
         baseline(left, task.baseline(), "bag of values")
         baseline(right, task.baseline_accuracy(), "bag of values")
         left.set_ylabel("cross-entropy, nats")

@@ -1,0 +1,256 @@
+"""Every figure by its name: what it shows, where the paper has it, and how it is drawn from the ledger."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from torchrum.layers.observing import gradient_norms
+from torchrum.layers.registry import build_layer
+from torchrum.ledger.arrays import collect_arrays, drawable, read_arrays
+from torchrum.ledger.labels import model_label
+from torchrum.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.ledger.table import Row, best_settings, score_names, spread, table_rows
+from torchrum.plots.curves import char_figure, copying_figure, recall_figure
+from torchrum.plots.diagonal import diagonal_figure
+from torchrum.plots.gradients import gradients_figure
+from torchrum.plots.kernels import Arrays, kernels_figure
+from torchrum.plots.rotation import phases_figure, rotation_figure
+from torchrum.plots.style import Figure, save_themes
+from torchrum.tasks import Copying
+from torchrum.training.config import TrainConfig
+from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.scoring import read_config
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure that can be drawn."""
+
+    name: str
+    """Its file's name, without ending."""
+    caption: str
+    """What it shows, in words."""
+    draw: Callable[[], Figure]
+    """Draws it in the theme that is set."""
+
+
+Plan = Callable[[Sequence[Entry], Path], Iterator[Drawing]]
+
+
+def curves(task: str, caption: str, draw: Callable[[Sequence[Row]], Figure]) -> Plan:
+    """Learning curves of one task: of each model the setting with the best final loss.
+
+    Runs of a changed task (``task.*`` overridden) are drawn only where there are no others.
+    """
+
+    def plan(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+        rows = table_rows(entries, task)
+        rows = [row for row in rows if own_problem(row[0])] or rows
+        if rows:
+            yield Drawing(task, caption, lambda: draw(best_settings(rows)))
+
+    return plan
+
+
+def own_problem(entry: Entry) -> bool:
+    """Whether a run is of its recipe's own task, not of a changed one."""
+    return not any(text.startswith("task.") for text in entry.overrides)
+
+
+def describe(entry: Entry) -> str:
+    """What was trained, for a title: task, model, size, seed and score."""
+    config = entry.config()
+    name, key = next(iter(score_names(entry).items()))
+    score = f"{name} {spread([entry.final[key]], key)}"
+    return f"{entry.recipe}: {model_label(config.model)}, {config.model.hidden_size} units, seed {entry.seed}, {score}"
+
+
+@dataclass(frozen=True)
+class PaperKernel:
+    """A heat map of the paper and the run that it was drawn from."""
+
+    task: str
+    where: str
+    fits: Callable[[TrainConfig], bool]
+
+
+def _rum(config: TrainConfig, units: int, **options: float) -> bool:
+    model = config.model
+    return (
+        model.layer == "rum" and model.hidden_size == units and {"lam": 0, **model.options}.items() >= options.items()
+    )
+
+
+KERNELS = {
+    "recall": PaperKernel("recall", "Figure 3 (a)", lambda config: _rum(config, 50, lam=1)),
+    "char": PaperKernel("char", "Figure 3 (b)", lambda config: _rum(config, 2000, lam=0, eta=1.0)),
+    "copying": PaperKernel("copying", "Appendix E, first figure", lambda config: _rum(config, 100, lam=1)),
+    "babi": PaperKernel("babi", "Appendix E, second figure", lambda config: _rum(config, 256, lam=0)),
+}
+"""The four heat maps of the paper."""
+
+
+def with_arrays(entries: Sequence[Entry], results: Path) -> list[tuple[Entry, Path]]:
+    """Entries that have a file of arrays, and the file."""
+    paths = [(entry, results / entry.task / Path(entry.file_name).with_suffix(".npz")) for entry in entries]
+    return [(entry, path) for entry, path in paths if path.exists()]
+
+
+def representative(task: str, entries: Sequence[Entry], results: Path) -> tuple[Entry, Path] | None:
+    """Of the runs of a task with arrays the one nearest to the paper's: its model first, then the lowest loss."""
+    fits = KERNELS[task].fits
+    kept = [(entry, path) for entry, path in with_arrays(entries, results) if entry.task == task]
+    return min(kept, key=lambda item: (not fits(item[0].config()), item[0].final["loss"]), default=None)
+
+
+def of_runs(name: str, caption: str, draw: Callable[[Arrays, Entry], Figure], turning: bool = False) -> Plan:
+    """A figure of one trained RUM for each task that has one, with lam other than 0 if ``turning``."""
+
+    def plan(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+        if turning:
+            entries = [entry for entry in entries if entry.config().model.options.get("lam", 0) != 0]
+        for task in KERNELS:
+            if found := representative(task, entries, results):
+                entry, path = found
+                text = caption.format(where=KERNELS[task].where)
+                drawn = functools.partial(_draw_entry, draw, entry, path)
+                yield Drawing(f"{name}-{task}", f"{text}: {describe(entry)}.", drawn)
+
+    return plan
+
+
+def _draw_entry(draw: Callable[[Arrays, Entry], Figure], entry: Entry, path: Path) -> Figure:
+    return draw(read_arrays(path), entry)
+
+
+def diagonal(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+    """Diagonal dominance of W_hh over training, of the runs that the heat maps show."""
+    found = [item for task in KERNELS if (item := representative(task, entries, results))]
+    if found:
+        caption = "How far the diagonals of the recurrent matrices stand out in the course of training."
+        yield Drawing(
+            "diagonal", caption, lambda: diagonal_figure({_short(entry): read_arrays(path) for entry, path in found})
+        )
+
+
+def gradients(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+    """Gradient norm through time at initialisation; needs no run."""
+    caption = (
+        "How much of a gradient at the last step reaches each earlier state, at initialisation, on sequences of the "
+        "copying task (T = 200, 100 units): median and the middle 90 % of 32 sequences."
+    )
+    yield Drawing("gradients", caption, draw_gradients)
+
+
+def draw_gradients(delay: int = 200, units: int = 100, sequences: int = 32) -> Figure:
+    """RUM, LSTM and GRU as their recipes initialise them."""
+    task = Copying(delay=delay)
+    x = F.one_hot(task.batch(sequences, torch.Generator().manual_seed(0)).x.T, task.input_size).float()
+    models = {
+        "RUM λ=0": build_layer_at(0, "rum", task.input_size, units),
+        "RUM λ=0, η=1": build_layer_at(0, "rum", task.input_size, units, eta=1.0),
+        "RUM λ=1": build_layer_at(0, "rum", task.input_size, units, lam=1),
+        "LSTM": build_layer_at(0, "lstm", task.input_size, units),
+        "GRU": build_layer_at(0, "gru", task.input_size, units),
+    }
+    generator = torch.Generator().manual_seed(1)
+    norms = {label: gradient_norms(layer, x, generator).double().numpy() for label, layer in models.items()}
+    return gradients_figure(norms, f"Gradients through time at initialisation, {units} units, copying T = {delay}")
+
+
+def build_layer_at(seed: int, name: str, inputs: int, units: int, **options: Any) -> torch.nn.Module:
+    """A layer as drawn from one seed, without a trace in the global random state."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        return build_layer(name, inputs, units, **options)
+
+
+FIGURES: dict[str, Plan] = {
+    "copying": curves("copying", "Copying memory, training loss (Figure 2 of the paper).", copying_figure),
+    "recall": curves("recall", "Associative recall, validation (the figure of Appendix B).", recall_figure),
+    "char": curves("char", "Character language modelling, validation.", char_figure),
+    "kernels": of_runs(
+        "kernels",
+        "The recurrent matrices after training ({where} of the paper)",
+        lambda arrays, entry: kernels_figure(arrays, describe(entry)),
+    ),
+    "rotation": of_runs(
+        "rotation",
+        "Angle and plane of each rotation and the norm of the state over one sequence",
+        lambda arrays, entry: rotation_figure(arrays, describe(entry), entry.config().task),
+    ),
+    "phases": of_runs(
+        "phases",
+        "Phases of the accumulated rotation R as it reads one sequence",
+        lambda arrays, entry: phases_figure(arrays, describe(entry), entry.config().task),
+        turning=True,
+    ),
+    "diagonal": diagonal,
+    "gradients": gradients,
+}
+"""Name to what can be drawn of it."""
+
+
+def draw_figure(name: str, results: Path, out: Path) -> list[Path]:
+    """Draw a figure from the ledger, in a light and a dark version.
+
+    Args:
+        name: a key of ``FIGURES``.
+        results: the ledger.
+        out: a folder; the figures are written there as ``.svg``.
+
+    Returns:
+        The paths of the pictures.
+    """
+    if name not in FIGURES:
+        raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
+    paths = draw_plan(FIGURES[name], results, out)
+    if not paths:
+        advice = "torchrum record RUN" if name in ("copying", "recall", "char") else "torchrum record --arrays RUN"
+        raise LedgerError(f"{results} has nothing to draw {name} from; add a run with {advice}.")
+    return paths
+
+
+def draw_plan(plan: Plan, results: Path, out: Path) -> list[Path]:
+    """Draw whatever the ledger has of one figure; nothing is no error."""
+    drawings = plan(read_ledger(results), results)
+    return [path for drawing in drawings for path in save_themes(drawing.draw, out / drawing.name)]
+
+
+def draw_run(name: str, run: Path, out: Path) -> list[Path]:
+    """Draw a figure of one run folder with a trained RUM, in a light and a dark version.
+
+    Args:
+        name: ``kernels``, ``rotation``, ``phases`` or ``diagonal``.
+        run: the run folder.
+        out: a folder.
+
+    Returns:
+        The paths of the pictures.
+    """
+    config = read_config(run)
+    title = f"{config.name}, {config.model.hidden_size} units, seed {config.seed}"
+    drawn: dict[str, Callable[[Arrays], Figure]] = {
+        "kernels": lambda arrays: kernels_figure(arrays, title),
+        "rotation": lambda arrays: rotation_figure(arrays, title, config.task),
+        "phases": lambda arrays: phases_figure(arrays, title, config.task),
+        "diagonal": lambda arrays: diagonal_figure({title: arrays}),
+    }
+    if name not in drawn:
+        raise ConfigError(f"{name!r} is not drawn of one run; there are: {', '.join(drawn)}.")
+    arrays = drawable(collect_arrays(run))
+    if not arrays:
+        raise RunError(f"{run} has no RUM to draw: its model is {config.model.layer!r}.")
+    if name == "phases" and not any(key.endswith("/phases") for key in arrays):
+        raise RunError(f"{run} accumulates no rotation (lam is 0), so there are no phases to draw.")
+    return save_themes(lambda: drawn[name](arrays), out / name)
+
+
+def _short(entry: Entry) -> str:
+    config = entry.config()
+    return f"{entry.recipe}, {config.model.hidden_size} units, seed {entry.seed}"

@@ -1,0 +1,134 @@
+"""Learning curves from the ledger: the median over seeds, and their range."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from matplotlib.artist import Artist
+from numpy.typing import NDArray
+
+from torchrum.ledger.labels import model_label
+from torchrum.ledger.schema import Entry
+from torchrum.ledger.table import Row
+from torchrum.plots.style import LOOKS, Axes, Figure, baseline, count_steps, look
+from torchrum.tasks import CharLM, Copying, Recall
+
+T = TypeVar("T", Copying, Recall, CharLM)
+Points = NDArray[np.float64]
+
+
+def copying_figure(rows: Sequence[Row]) -> Figure:
+    """Loss over the steps, a panel for each delay; training loss, on a fresh batch at every step, as in the paper."""
+    tasks = _tasks(rows, Copying)
+    across = min(2, len(tasks))
+    down = -(-len(tasks) // across)
+    figure = Figure(figsize=(3.8 * across, 2.6 * down + 0.9), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False)
+    for axes in grid.flat[len(tasks) :]:
+        axes.set_visible(False)
+    for axes, task in zip(grid.flat, tasks, strict=False):
+        for row in rows:
+            if row[0].config().task == task:
+                draw_row(axes, row, "train_curve", "loss")
+        baseline(axes, task.baseline(), "memoryless baseline")
+        axes.set(yscale="log", title=f"T = {task.delay}", ylabel="cross-entropy, nats per step")
+        count_steps(axes)
+    _finish(figure, "Copying memory: training loss")
+    return figure
+
+
+def recall_figure(rows: Sequence[Row]) -> Figure:
+    """Validation loss and accuracy over the steps, a row of panels for each length."""
+    tasks = _tasks(rows, Recall)
+    figure = Figure(figsize=(7.6, 2.6 * len(tasks) + 0.9), layout="constrained")
+    for (left, right), task in zip(figure.subplots(len(tasks), 2, squeeze=False), tasks, strict=True):
+        for row in rows:
+            if row[0].config().task == task:
+                draw_row(left, row, "curve", "loss")
+                draw_row(right, row, "curve", "accuracy")
+        baseline(left, task.baseline(), "bag of values")
+        baseline(right, task.baseline_accuracy(), "bag of values")
+        left.set(ylabel="cross-entropy, nats", title=f"T = {task.length}")
+        right.set(ylabel="accuracy", ylim=(0, 1.03), title=f"T = {task.length}")
+        count_steps(left)
+        count_steps(right)
+    _finish(figure, "Associative recall: validation")
+    return figure
+
+
+def char_figure(rows: Sequence[Row]) -> Figure:
+    """Bits per character of the validation part over the steps, a panel for each text."""
+    tasks = _tasks(rows, CharLM)
+    figure = Figure(figsize=(max(4.6, 3.6 * len(tasks)), 3.6), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        here = [row for row in rows if row[0].config().task == task]
+        for row in here:
+            draw_row(axes, row, "curve", task.metric)
+        lowest = min(min(entry.curve[task.metric]) for row in here for entry in row)
+        axes.set(ylim=(lowest - 0.02, lowest + 0.6), title=task.corpus)  # the first steps are far above
+        count_steps(axes)
+    figure.axes[0].set_ylabel("bits per character")
+    _finish(figure, "Character language modelling: validation")
+    return figure
+
+
+def seeds_of(row: Row) -> Row:
+    """One entry per seed: of several runs of one seed the longest, since they are one trajectory."""
+    longest: dict[int, Entry] = {}
+    for entry in sorted(row, key=lambda entry: entry.steps):
+        longest[entry.seed] = entry
+    return list(longest.values())
+
+
+def over_seeds(row: Row, curve: str, score: str) -> tuple[Points, Points, Points, Points]:
+    """Steps, and median, least and greatest of a score over the seeds at each.
+
+    Between its points a curve is read off a straight line. A run that stopped at its goal keeps its last value; one
+    that was cut short counts as far as it went.
+    """
+    entries = seeds_of(row)
+    steps = np.unique(np.concatenate([np.asarray(getattr(entry, curve)["step"], float) for entry in entries]))
+    values = np.full((len(entries), len(steps)), np.nan)
+    for line, entry in zip(values, entries, strict=True):
+        points = getattr(entry, curve)
+        reached = entry.steps < entry.config().steps
+        line[:] = np.interp(steps, points["step"], points[score], left=np.nan, right=None if reached else np.nan)
+    kept = ~np.isnan(values).all(0)
+    values = values[:, kept]
+    return steps[kept], np.nanmedian(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
+
+
+def draw_row(axes: Axes, row: Row, curve: str, score: str) -> None:
+    """The median of a setting's seeds and a band over their range; a dot ends runs that all reached their goal."""
+    config = row[0].config()
+    label = model_label(config.model)
+    steps, median, low, high = over_seeds(row, curve, score)
+    front = 3 if config.model.layer == "rum" else 2
+    at_goal = all(entry.steps < entry.config().steps for entry in row)
+    axes.plot(
+        steps,
+        median,
+        **look(label),
+        label=label,
+        linewidth=1.2,
+        marker="o" if at_goal else None,
+        markevery=[-1],
+        markersize=3.5,
+        zorder=front,
+    )
+    if len(seeds_of(row)) > 1:
+        axes.fill_between(steps, low, high, color=look(label)["color"], alpha=0.2, linewidth=0, zorder=front - 1)
+
+
+def _tasks(rows: Sequence[Row], kind: type[T]) -> list[T]:
+    return list(dict.fromkeys(task for row in rows if isinstance(task := row[0].config().task, kind)))
+
+
+def _finish(figure: Figure, title: str) -> None:
+    figure.suptitle(f"{title} (line: median over seeds; band: their range)", fontsize=10)
+    found: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(str(label), line)
+    labels = sorted(found, key=lambda label: list(LOOKS).index(label) if label in LOOKS else len(LOOKS))
+    figure.legend([found[label] for label in labels], labels, loc="outside lower center", ncols=min(len(found), 6))

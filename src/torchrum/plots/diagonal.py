@@ -1,0 +1,37 @@
+"""How the diagonals of the recurrent blocks come to stand out in the course of training."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchrum.plots.kernels import recurrences
+from torchrum.plots.style import Figure, baseline, count_steps
+
+PALETTE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#808080")
+
+
+def diagonal_figure(runs: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Figure:
+    """Mean |diagonal| over mean |other entry| of W_hh, a line for each run: the target's block left, the gate's right.
+
+    Args:
+        runs: label and arrays of each run.
+    """
+    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+    for axes, block, title in zip(
+        figure.subplots(1, 2, sharey=True), ("tau", "u"), ("target block τ", "update gate block u"), strict=True
+    ):
+        for number, (label, arrays) in enumerate(runs.items()):
+            name = recurrences(arrays)[0]
+            if f"{name}/{block}_dominance" in arrays:
+                values = arrays[f"{name}/{block}_dominance"]
+                axes.plot(arrays["steps"], values, color=PALETTE[number % len(PALETTE)], label=label)
+        baseline(axes, 1, "no structure")
+        axes.set(title=title, yscale="log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        count_steps(axes)
+    figure.axes[0].set_ylabel("mean |diagonal| / mean |other|")
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=2)
+    return figure
