@@ -54,6 +54,11 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     assert entry.test["step"] == entry.steps == 6
     assert entry.test["bpc"] == pytest.approx(read_looks(run)[-1].scores["bpc"], rel=1e-5)
     assert entry.tested == [look.date for look in read_looks(run)]
+    assert main(["eval", str(run), "--device", "cpu", "--dynamic", "lr=1e-3,segment=25"]) == 0
+    assert "dynamic evaluation (segment 25, lr 0.001" in capsys.readouterr().out
+    assert main(["record", str(run), "--results", str(tmp_path / "dynamic"), "--commit", "abc"]) == 0
+    (entry,) = read_ledger(tmp_path / "dynamic")
+    assert entry.test["dynamic_bpc"] != entry.test["bpc"] and len(entry.tested) == looks + 2
     capsys.readouterr()
     assert main(["table", "char", "--results", str(tmp_path)]) == 0
     table = capsys.readouterr().out

@@ -19,6 +19,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
+    parser.add_argument(
+        "--dynamic",
+        nargs="?",
+        const="",
+        metavar="FIELD=VALUE,...",
+        help="let the weights follow the text (dynamic evaluation): segment=50,lr=5e-5,decay=0.05",
+    )
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     add_data_dir(parser)
     add_text(parser)
@@ -26,21 +33,30 @@ def main(arguments: list[str]) -> int:
     use_data_dir(options.data_dir)
 
     from torchrum.training import evaluate, read_config
-    from torchrum.training.testing import look
+    from torchrum.training.checkpoint import checkpoint_step
+    from torchrum.training.testing import write_look
 
     if options.recipe:
         from torchrum.recipes import load_recipe
 
         load_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
-    if options.split == "test" and config.task.has_test:
-        scores = look(options.run, options.checkpoint, options.device, config.task).scores
+    where = options.run, options.split, options.checkpoint, options.device
+    how = ""
+    if options.dynamic is not None:
+        from torchrum.training.dynamic import DynamicConfig, dynamic_evaluate
+
+        dynamic = DynamicConfig.parse(options.dynamic)
+        scores, how = dynamic_evaluate(*where, dynamic, config.task), str(dynamic)
     else:
-        scores = evaluate(options.run, options.split, options.checkpoint, options.device, config.task)
+        scores = evaluate(*where, config.task)
+    if options.split == "test" and config.task.has_test:
+        write_look(options.run, checkpoint_step(options.run, options.checkpoint), scores, how)
     if options.json:
         print(json.dumps(scores))
         return 0
-    print(f"{options.run}: {options.split} set, {options.checkpoint} checkpoint")
+    dynamic_words = f", dynamic evaluation ({how})" if how else ""
+    print(f"{options.run}: {options.split} set, {options.checkpoint} checkpoint{dynamic_words}")
     width = max(12, *map(len, scores))
     for name, value in scores.items():
         print(f"  {name:<{width}} {value:,.0f}" if value >= 1e5 else f"  {name:<{width}} {value:.6g}")

@@ -2,6 +2,7 @@
 
 import codecs
 import math
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.data.errors import DataError
-from torchrum.data.text import KNOWN, PARTS, Facts, Parts, describe, encode, read_known, read_own
+from torchrum.data.text import KNOWN, Facts, Parts, describe, encode, read_known, read_own
 from torchrum.models import CharModel
 from torchrum.models.sampling import sample
 from torchrum.tasks.base import Batch, Split, Task
 from torchrum.tasks.fixed import check_sizes
 
+SPLITS: tuple[Split, ...] = typing.get_args(Split)  # in the order of the parts of a text
 IGNORED = -100  # the answer where a lane is padded; cross_entropy leaves it out
 ONE_LANE = 4000  # steps of a segment in the final evaluation: long, since each call has a fixed cost
 
@@ -176,28 +178,31 @@ class CharLM(Task):
         """``bpc``, bits per character."""
         return {"bpc": self.loss(logits, batch) / math.log(2)}
 
+    def scores(self, loss: float) -> dict[str, float]:
+        """Loss and metrics, from nats per symbol."""
+        return {"loss": loss, "bpc": loss / math.log(2)}
+
     def weight(self, batch: Batch) -> int:
         """Symbols that are scored: all but the padding."""
         return int((batch.y != IGNORED).sum())
 
     def validation(self, seed: int) -> Iterator[Batch]:
         """Yield the validation part in ``validation_lanes`` lanes, each symbol once."""
-        return self._stream("valid", self.validation_lanes, self.segment)
+        return self.read_lanes("validation", self.validation_lanes, self.segment)
 
     def test(self, seed: int) -> Iterator[Batch]:
         """Yield the test part in one lane, each symbol once."""
-        return self._stream("test", 1, ONE_LANE)
+        return self.read_lanes("test", 1, ONE_LANE)
 
     def evaluation(self, split: Split, seed: int) -> Iterator[Batch]:
         """Yield a part in one lane, each symbol once: the state never starts without a past but at the first one."""
-        return self._stream("valid" if split == "validation" else split, 1, ONE_LANE)
+        return self.read_lanes(split, 1, ONE_LANE)
 
-    def _stream(self, part: str, lanes: int, segment: int) -> Iterator[Batch]:
-        symbols, texts = self.facts.symbols, dict(zip(PARTS, self.read(), strict=True))
-        y = encode(texts[part], symbols).long()
-        before = encode(texts[PARTS[PARTS.index(part) - 1]], symbols)[
-            -1:
-        ].long()  # the first symbol has one before it too
+    def read_lanes(self, split: Split, lanes: int, segment: int) -> Iterator[Batch]:
+        """Yield a part in segments of ``lanes`` lanes, each symbol once; the last lanes are padded."""
+        symbols, texts, place = self.facts.symbols, self.read(), SPLITS.index(split)
+        y = encode(texts[place], symbols).long()
+        before = encode(texts[place - 1], symbols)[-1:].long()  # what stands before the first symbol
         x = torch.cat((before, y[:-1]))
         lanes = min(lanes, len(y))
         length = -(-len(y) // lanes)
@@ -242,7 +247,7 @@ class CharLM(Task):
 
         The same bits count for both: the two spaces of each line that ``ptb.char`` lacks cost it nothing.
         """
-        place = PARTS.index("valid" if split == "validation" else split)
+        place = SPLITS.index(split)
         bits = scores["bpc"] * self.facts.sizes[place]
         totals = {"bits": bits, "symbols": float(self.facts.sizes[place])}
         if not self.sha256:

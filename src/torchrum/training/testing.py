@@ -7,16 +7,13 @@ validation and its test set looked at once; the ledger says how often it was.
 import datetime
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
-from torchrum.tasks.base import Task
 from torchrum.training.checkpoint import checkpoint_step
 from torchrum.training.files import read_json, write_json
 from torchrum.training.schema import Reader
 from torchrum.training.scoring import evaluate
 
 TESTS = "test.json"
-Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +46,8 @@ def write_look(run: Path, step: int, scores: dict[str, float], dynamic: str = ""
     return look
 
 
-def look(run: Path, which: Literal["last", "best"] = "best", device: Device = "auto", task: Task | None = None) -> Look:
-    """Evaluate a checkpoint on the test set, and write it down."""
-    return write_look(run, checkpoint_step(run, which), evaluate(run, "test", which, device, task))
-
-
-def best_look(run: Path, device: Device = "auto") -> Look:
+def best_look(run: Path) -> Look:
     """The look at the best checkpoint with fixed weights; it is made if there was none."""
     step = checkpoint_step(run, "best")
     known = [item for item in read_looks(run) if item.step == step and not item.dynamic]
-    return known[-1] if known else look(run, "best", device)
+    return known[-1] if known else write_look(run, step, evaluate(run, "test", "best"))
