@@ -1,4 +1,4 @@
-"""The torch backend against the reference: outputs and every gradient, for every option together."""
+"""The torch and native backends against the reference: outputs and every gradient, for every option together."""
 
 import itertools
 
@@ -7,11 +7,20 @@ import torch
 from torch import Tensor, library
 
 from tolerances import TOL
-from torchrum.ops.rum_scan import RumOptions, rum_scan, rum_scan_choice
+from torchrum.ops.rum_scan import RumOptions, native, rum_scan, rum_scan_choice
 from torchrum.ops.rum_scan.turn import WINDOW
 from torchrum.ops.rum_scan.zoneout import keep_new
 
 NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
+
+
+@pytest.fixture(params=["torch", "native"])
+def backend(request):
+    """Each backend with a hand-written backward."""
+    why = native.library_obstacle(double=True) if request.param == "native" else None
+    if why is not None:
+        pytest.skip(f"native cannot run: {why}")
+    return request.param
 
 
 def draw(options: RumOptions, T=5, B=4, H=6, dtype=torch.float64) -> dict[str, Tensor | None]:
@@ -40,9 +49,9 @@ def run(inputs, options, backend, weights=None, **more):
     return dict(zip(["out", "R_n"], results, strict=False)), dict(zip(leaves, grads, strict=True)), weights
 
 
-def assert_same(inputs, options, tol, **more):
+def assert_same(inputs, options, tol, backend, **more):
     values, grads, weights = run(inputs, options, "reference", **more)
-    fast_values, fast_grads, _ = run(inputs, options, "torch", weights, **more)
+    fast_values, fast_grads, _ = run(inputs, options, backend, weights, **more)
     for name, value in {**values, **grads}.items():
         fast = {**fast_values, **fast_grads}[name]
         assert fast.dtype == value.dtype, name
@@ -55,7 +64,7 @@ GRID = list(itertools.product([0.0, 1.0], [None, 0.7], [True, False], LN, [(0.0,
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "softsign"])
-def test_matches_reference_for_all_options(activation):
+def test_matches_reference_for_all_options(activation, backend):
     for case, (lam, eta, update_gate, (layer_norm, ln_order), (zoneout, training)) in enumerate(GRID):
         if ln_order == "authors" and not update_gate:
             continue
@@ -71,19 +80,19 @@ def test_matches_reference_for_all_options(activation):
         )
         inputs = draw(options, T=4, B=3, H=5)
         lengths = torch.tensor([4, 3, 1]) if case % 2 else None
-        assert_same(inputs, options, TOL[torch.float64], lengths=lengths, seed=torch.tensor(7))
+        assert_same(inputs, options, TOL[torch.float64], backend, lengths=lengths, seed=torch.tensor(7))
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 @pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 2, 1), (2, 1, 2), (17, 3, 7), (33, 2, 5), (130, 1, 4), (257, 2, 3)])
-def test_odd_sizes(T, B, H, lam):
+def test_odd_sizes(T, B, H, lam, backend):
     options = RumOptions(lam=lam, eta=1.0)
     tol = TOL[torch.float64] if T < 100 else {"rtol": 1e-9, "atol": 1e-9}  # rounding grows along a long sequence
-    assert_same(draw(options, T, B, H), options, tol)
+    assert_same(draw(options, T, B, H), options, tol, backend)
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_degenerate_planes(lam):
+def test_degenerate_planes(lam, backend):
     """Zero, parallel and opposite vectors in some rows do as the rotation's policy says, in value and gradient."""
     options = RumOptions(lam=lam)
     inputs = draw(options, T=3, B=5)
@@ -97,20 +106,20 @@ def test_degenerate_planes(lam):
         xp[1, 3, :H] = -2 * xp[1, 3, -H:]  # opposite
         xp[2, 4, :H] = 0
         xp[2, 4, -H:] = 0  # neither
-    assert_same(inputs, options, {"rtol": 1e-9, "atol": 1e-9})
-    values, grads, _ = run(inputs, options, "torch")
+    assert_same(inputs, options, {"rtol": 1e-9, "atol": 1e-9}, backend)
+    values, grads, _ = run(inputs, options, backend)
     assert all(part.isfinite().all() for part in {**values, **grads}.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_precisions_match_float64(dtype, lam):
+def test_precisions_match_float64(dtype, lam, backend):
     options = RumOptions(lam=lam, eta=1.0, layer_norm=True)
     inputs = draw(options, T=6, B=3, H=16, dtype=dtype)
     wide = {name: None if part is None else part.detach().double() for name, part in inputs.items()}
     values, grads, weights = run(wide, options, "reference")
     low_values, low_grads, _ = run(
-        inputs, options, "torch", [w.to(dtype if i == 0 else torch.float32) for i, w in enumerate(weights)]
+        inputs, options, backend, [w.to(dtype if i == 0 else torch.float32) for i, w in enumerate(weights)]
     )
     for name, value in {**values, **grads}.items():
         low = {**low_values, **low_grads}[name].double()
@@ -121,7 +130,7 @@ def test_precisions_match_float64(dtype, lam):
 @pytest.mark.parametrize("T", [WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3])
 @pytest.mark.parametrize("of_R", [True, False], ids=["gradient of R_n", "no gradient of R_n"])
 @pytest.mark.parametrize("to_R", [True, False], ids=["R0 needs a gradient", "R0 needs none"])
-def test_windows_of_the_memory(T, of_R, to_R):
+def test_windows_of_the_memory(T, of_R, to_R, backend):
     """Gradients cross the windows in which R is formed, with and without those of R itself, some rows degenerate."""
     options = RumOptions(lam=1.0, eta=1.0, activation="tanh")
     inputs = draw(options, T=T, B=3, H=6)
@@ -131,60 +140,60 @@ def test_windows_of_the_memory(T, of_R, to_R):
         inputs["weight_hh"][:6] *= 0.1
     weights = torch.randn(T, 3, 6, dtype=torch.float64), torch.randn(3, 6, 6, dtype=torch.float64) * of_R
     grads = {}
-    for backend in ("reference", "torch"):
-        leaves = {name: part.detach().requires_grad_() for name, part in inputs.items() if part is not None}
+    for name in ("reference", backend):
+        leaves = {key: part.detach().requires_grad_() for key, part in inputs.items() if part is not None}
         leaves["R0"].requires_grad_(to_R)
-        out, R = rum_scan(*(leaves.get(name) for name in NAMES), options=options, backend=backend)
+        out, R = rum_scan(*map(leaves.get, NAMES), options=options, backend=name)
         loss = (out * weights[0]).sum() + ((R * weights[1]).sum() if of_R else 0)
         loss.backward()
-        grads[backend] = {name: part.grad for name, part in leaves.items() if part.requires_grad}
-    assert ("R0" in grads["torch"]) == to_R
+        grads[name] = {key: part.grad for key, part in leaves.items() if part.requires_grad}
+    assert ("R0" in grads[backend]) == to_R
     for name, value in grads["reference"].items():
-        torch.testing.assert_close(grads["torch"][name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(grads[backend][name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_a_short_tau_turns_nothing():
+def test_a_short_tau_turns_nothing(backend):
     """|tau| of 1e-13 is below what has a direction, though its square is no zero."""
     options = RumOptions(lam=1.0)
     inputs = draw(options, T=1, B=2, dtype=torch.float32)
     with torch.no_grad():
         inputs["weight_hh"].zero_()
         inputs["xp"][0, 0, :6] *= 1e-13
-    R = run(inputs, options, "torch")[0]["R_n"]
+    R = run(inputs, options, backend)[0]["R_n"]
     torch.testing.assert_close(R[0], inputs["R0"][0])
     assert not torch.allclose(R[1], inputs["R0"][1])
 
 
-def test_autocast_leaves_the_memory_exact():
+def test_autocast_leaves_the_memory_exact(backend):
     """The products with R stay in float32, which bfloat16 ones would miss by a thousand times as much."""
     options = RumOptions(lam=1.0, eta=1.0)
     inputs = draw(options, T=20, B=2, H=24, dtype=torch.float32)
-    values, grads, weights = run(inputs, options, "torch")
+    values, grads, weights = run(inputs, options, backend)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast_values, cast_grads, _ = run(inputs, options, "torch", weights)
+        cast_values, cast_grads, _ = run(inputs, options, backend, weights)
     for name, value in {**values, **grads}.items():
         torch.testing.assert_close({**cast_values, **cast_grads}[name], value, rtol=0, atol=0)
 
 
-def test_memory_of_a_long_sequence_stays_bounded():
+def test_memory_of_a_long_sequence_stays_bounded(backend):
     """lam = 1 keeps no R a step: what the forward saves grows by a few vectors a step, whatever R's size."""
     H, B = 32, 2
     options = RumOptions(lam=1.0)
 
     def saved_bytes(T: int) -> int:
         inputs = draw(options, T=T, B=B, H=H, dtype=torch.float32)
-        out = rum_scan(*(inputs[name] for name in NAMES), options=options, backend="torch")[0]
+        out = rum_scan(*(inputs[name] for name in NAMES), options=options, backend=backend)[0]
         return sum(part.untyped_storage().nbytes() for part in out.grad_fn.saved_tensors if part is not None)
 
     growth = (saved_bytes(512) - saved_bytes(256)) / 256
     assert growth < B * H * 4 * 10  # ten vectors, against the H vectors that R alone would take
 
 
-def test_reversed_memory_keeps_gradients_exact():
+def test_reversed_memory_keeps_gradients_exact(backend):
     """Over many windows, float32 outputs and gradients stay at rounding of float64."""
     options = RumOptions(lam=1.0, eta=1.0, activation="tanh")
     inputs = draw(options, T=261, B=2, H=8, dtype=torch.float32)
-    values, grads, weights = run(inputs, options, "torch")
+    values, grads, weights = run(inputs, options, backend)
     wide = {name: None if part is None else part.detach().double() for name, part in inputs.items()}
     exact, exact_grads, _ = run(wide, options, "reference", [w.double() for w in weights])
     for name, value in {**exact, **exact_grads}.items():
@@ -192,12 +201,12 @@ def test_reversed_memory_keeps_gradients_exact():
         assert error < 1e-4, (name, error)  # about a hundred roundings, along 261 steps
 
 
-def test_orthogonality_after_ten_thousand_steps():
+def test_orthogonality_after_ten_thousand_steps(backend):
     options = RumOptions(lam=1.0, eta=1.0)
     with torch.no_grad():
         inputs = draw(options, T=10_000, B=1, H=16, dtype=torch.float32)
         inputs["R0"] = None
-        _, R = rum_scan(*(inputs[name] for name in NAMES), options=options, backend="torch")
+        _, R = rum_scan(*(inputs[name] for name in NAMES), options=options, backend=backend)
     assert (R @ R.mT - torch.eye(16)).abs().max() < 1e-5
 
 
@@ -214,9 +223,17 @@ def test_zoneout_masks_have_their_rate_and_do_not_repeat():
     assert abs(((other - 0.7) * (masks[0] - 0.7)).mean()) < 0.02
 
 
-def test_choice_says_why():
+def test_choice_says_why(monkeypatch):
     xp = torch.randn(2, 2, 9)
-    assert rum_scan_choice(xp, RumOptions()) == ("torch", "fused cannot run: the input is on cpu")
+    monkeypatch.setattr(native, "library_obstacle", lambda double: None)
+    assert rum_scan_choice(xp, RumOptions()) == ("native", "fused cannot run: the input is on cpu")
+    assert rum_scan_choice(xp.half(), RumOptions(lam=1.0)).backend == "native"
+    assert rum_scan_choice(xp.to("meta"), RumOptions()).backend == "torch"
+    monkeypatch.setattr(native, "library_obstacle", lambda double: "no C compiler was found")
+    why = "fused cannot run: the input is on cpu; native cannot run: no C compiler was found"
+    assert rum_scan_choice(xp, RumOptions()) == ("torch", why)
+    with pytest.raises(ValueError, match=r"backend='native' cannot run: no C compiler was found\. Pass backend='auto'"):
+        rum_scan_choice(xp, RumOptions(), backend="native")
     assert rum_scan_choice(xp, RumOptions(lam=0.5)).backend == "reference"
     assert "lam is 0.5" in rum_scan_choice(xp, RumOptions(lam=0.5)).reason
     assert "callable" in rum_scan_choice(xp, RumOptions(activation=torch.sin)).reason
@@ -231,10 +248,10 @@ def test_choice_says_why():
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_operator_passes_opcheck(lam):
+def test_operator_passes_opcheck(lam, backend):
     options = RumOptions(lam=lam, eta=1.0)
     inputs = draw(options, dtype=torch.float32)
-    flags = (lam, 1.0, "relu", True, False, "before", 1e-3, 0.0, False, "torch")
+    flags = (lam, 1.0, "relu", True, False, "before", 1e-3, 0.0, False, backend)
     args = [None if inputs[name] is None else inputs[name].detach() for name in NAMES]
     checks = ("test_schema", "test_faketensor")
     library.opcheck(torch.ops.torchrum.rum_scan.default, (*args, None, None, *flags), test_utils=checks)

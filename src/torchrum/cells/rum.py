@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
-from ..ops._dispatch import Backend
+from ..ops._dispatch import BACKENDS, Backend
 from ..ops._onednn import explained_linear
 from ..ops._precision import exact_products, rounds_products
 from ..ops._split import split_linear
@@ -48,7 +48,7 @@ class RUMCell(Cell):
         zoneout: chance that a unit keeps its old value; in evaluation the two values are mixed in that proportion.
         embed_bias: False leaves out b_eps.
         target_bias_init, update_bias_init: start values of b_tau and b_u.
-        backend: "auto", or "fused", "torch" or "reference" to insist on one.
+        backend: "auto", or "fused", "native", "torch" or "reference" to insist on one.
 
     Example:
         >>> cell = RUMCell(10, 20, lam=1)
@@ -171,7 +171,7 @@ def rum_options(
     if activation is None:
         raise ValueError(f"{where}: activation=None is not allowed; pass torch.nn.Identity() for a linear candidate.")
     check_choice(where, "ln_order", ln_order, ("before", "authors"))
-    check_choice(where, "backend", backend, ("auto", "fused", "torch", "reference"))
+    check_choice(where, "backend", backend, BACKENDS)
     if ln_order != "before" and not (layer_norm and update_gate):
         raise ValueError(
             f"{where}: ln_order={ln_order!r} has an effect only with layer_norm=True and update_gate=True."

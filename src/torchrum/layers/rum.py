@@ -143,8 +143,8 @@ class RUM(Recurrent):
         """Which backend runs such an input, and why.
 
         Example:
-            >>> RUM(10, 20).explain_backend(torch.randn(5, 3, 10))
-            Choice(backend='torch', reason='fused cannot run: the input is on cpu')
+            >>> RUM(10, 20).explain_backend(torch.randn(5, 3, 10)).reason
+            'fused cannot run: the input is on cpu...'
         """
         dtype = autocast_dtype(input.device.type) or input.dtype
         # what the scan will see, without taking its memory

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._dispatch import Backend, Choice, choose_backend
+from . import native
 from .flops import register_flops
 from .op import rum_scan_op
 from .options import RumOptions
@@ -14,7 +15,7 @@ __all__ = ["ACTIVATIONS", "RumOptions", "rum_scan", "rum_scan_choice"]
 
 
 def torch_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
-    """Why the torch and fused backends cannot run a recurrence, or None."""
+    """Why the torch, native and fused backends cannot run a recurrence, or None."""
     if forward_ad._current_level >= 0:  # torch.func.jvp enters a level too, and a compiler guards the number
         return "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
     if learnable_lam or options.lam not in (0, 1):
@@ -38,12 +39,20 @@ def fused_obstacle(xp: Tensor, options: RumOptions, learnable_lam: bool) -> str 
     return fused.obstacle(xp, options)
 
 
+def native_obstacle(xp: Tensor, options: RumOptions, learnable_lam: bool) -> str | None:
+    """Why the native backend cannot run, or None."""
+    return torch_obstacle(options, learnable_lam) or native.obstacle(xp)
+
+
 def rum_scan_choice(
     xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, backend: Backend = "auto"
 ) -> Choice:
     """The backend that ``rum_scan`` takes for such an input, and why."""
     fused = fused_obstacle(xp, options, learnable_lam) if backend in ("auto", "fused") else None
-    return choose_backend(backend, fused=fused, torch=torch_obstacle(options, learnable_lam))
+    own = None
+    if backend == "native" or (backend == "auto" and fused is not None):  # it may have to be built to be asked
+        own = native_obstacle(xp, options, learnable_lam)
+    return choose_backend(backend, fused=fused, native=own, torch=torch_obstacle(options, learnable_lam))
 
 
 def rum_scan(
@@ -71,7 +80,8 @@ def rum_scan(
         lengths: ``(B,)`` int64; a row past its length keeps its state.
         seed: int64 scalar that zoneout's masks come from; drawn if None.
         lam: a learnable exponent, instead of ``options.lam``.
-        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
+        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"native"``, ``"torch"`` or ``"reference"``
+            insists.
 
     Returns:
         All states ``(T, B, H)``, the last one being the final state, and the final R, or None with lam 0.

@@ -14,7 +14,7 @@ from torch import Tensor, library
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from . import batching, torch_scan
+from . import batching, native, torch_scan
 from .options import RumOptions
 from .reference import rum_scan_reference
 
@@ -47,8 +47,10 @@ def _options(flags: tuple[Any, ...]) -> tuple[RumOptions, str]:
     return RumOptions(**dict(zip(_OPTION_NAMES, flags[:-1], strict=True))), flags[-1]
 
 
-def _kernels(backend: str) -> Any:
-    if backend == "torch":
+def _kernels(backend: str, xp: Tensor) -> Any:
+    if backend == "native" and native.can_run(xp):
+        return native
+    if backend in ("native", "torch"):  # a program may be exported where native runs and used where it does not
         return torch_scan
     from . import fused  # triton is absent on machines without CUDA
 
@@ -67,7 +69,7 @@ def _or_none(part: Tensor) -> Tensor | None:
 @torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
 def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options(flags)
-    results = _kernels(backend).forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+    results = _kernels(backend, xp).forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
     return tuple(_or_empty(part, xp) for part in results)
 
 
@@ -79,14 +81,14 @@ def _backward(
     (options, backend), need_R0 = _options(flags[:-1]), flags[-1]
     saved = (out, gates, _or_none(R_n), _or_none(ends))
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-    grads = _kernels(backend).backward(grad_out, grad_R, *inputs, *saved, options, need_R0)
+    grads = _kernels(backend, xp).backward(grad_out, grad_R, *inputs, *saved, options, need_R0)
     return tuple(_or_empty(part, xp) for part in grads)
 
 
 @library.register_fake("torchrum::rum_scan")
 def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
     options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be looked up
-    return tuple(_or_empty(part, xp) for part in _kernels(backend).empty_results(xp, h0.shape[-1], options))
+    return tuple(_or_empty(part, xp) for part in _kernels(backend, xp).empty_results(xp, h0.shape[-1], options))
 
 
 @library.register_fake("torchrum::rum_scan_backward")
@@ -214,7 +216,7 @@ def rum_scan_op(
     options: RumOptions,
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """States ``(T, B, H)`` and the last R by the ``torch`` or ``fused`` backend, differentiable."""
+    """States ``(T, B, H)`` and the last R by the ``fused``, ``native`` or ``torch`` backend, differentiable."""
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
     out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *_flags(options, backend))
     return out, R_n if options.keeps_rotation else None

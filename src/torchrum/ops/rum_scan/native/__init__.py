@@ -1,0 +1,135 @@
+"""The native CPU backend: the scan in C, compiled on first use, on the tensors' own memory. README.md says how."""
+
+import torch
+from torch import Tensor
+
+from ..options import RumOptions
+from ..reference import working_dtype
+from .build import load_library
+from .library import call_scan
+
+__all__ = ["backward", "empty_results", "forward", "obstacle"]
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def obstacle(xp: Tensor) -> str | None:
+    """Why the native scan cannot run on such an input, in words, or None; compiles it if need be."""
+    if xp.device.type != "cpu":
+        return f"the input is on {xp.device.type}"
+    if xp.dtype not in DTYPES:
+        return f"the dtype is {xp.dtype}, and it takes float32, float64, bfloat16 and float16"
+    return library_obstacle(xp.dtype == torch.float64)
+
+
+@torch.compiler.assume_constant_result  # the compiler cannot trace a look at the machine
+def library_obstacle(double: bool) -> str | None:
+    """Why there is no compiled scan, or None."""
+    found = load_library(double)
+    return found if isinstance(found, str) else None
+
+
+def can_run(xp: Tensor) -> bool:
+    """Whether the native scan can run on such an input."""
+    return obstacle(xp) is None
+
+
+def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Buffers for what ``forward`` returns; with lam = 1 the last part holds what each step added to R."""
+    T, B = xp.shape[:2]
+    dtype, memory = working_dtype(xp.dtype), options.lam == 1
+    out, saved = xp.new_empty(T, B, H), xp.new_empty(T, B, (options.num_gates + memory) * H, dtype=dtype)
+    if not memory:
+        return out, None, saved, None
+    return out, saved.new_empty(B, H, H), saved, saved.new_empty(T, B, 2, H)
+
+
+def _plain(part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if part is None else part.to(dtype).contiguous()
+
+
+def forward(
+    xp: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Run the scan: states ``(T, B, H)``, the last R, and what the backward needs."""
+    dtype = working_dtype(xp.dtype)
+    out, R_n, saved, kept = empty_results(xp, h0.shape[-1], options)
+    states = out.to(dtype)
+    tensors = {
+        **{name: _plain(part, dtype) for name, part in _named(xp, h0, R0, weight_hh, ln_weight, ln_bias).items()},
+        "lengths": _plain(lengths, torch.int64),
+        "out": states,
+        "saved": saved,
+        "R_n": R_n,
+        "kept": kept,
+    }
+    call_scan(tensors, seed, options)
+    return states.to(out.dtype), R_n, saved, kept
+
+
+def _named(xp, h0, R0, weight_hh, ln_weight, ln_bias) -> dict[str, Tensor | None]:
+    return dict(xp=xp, h0=h0, R0=R0, weight=weight_hh, ln_weight=ln_weight, ln_bias=ln_bias)
+
+
+@torch.autocast("cpu", enabled=False)  # each matmul has its dtype already
+def backward(
+    grad_out: Tensor,
+    grad_R: Tensor | None,
+    xp: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    saved: Tensor,
+    R_n: Tensor | None,
+    kept: Tensor | None,
+    options: RumOptions,
+    need_R0: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of ``xp, h0, R0, weight_hh, ln_weight, ln_bias``, from those of the states and of the last R."""
+    dtype, (T, B), H = working_dtype(xp.dtype), xp.shape[:2], h0.shape[-1]
+    inputs = {name: _plain(part, dtype) for name, part in _named(xp, h0, R0, weight_hh, ln_weight, ln_bias).items()}
+    states, grad_xp, grad_h0 = out.to(dtype).contiguous(), xp.new_empty(xp.shape, dtype=dtype), saved.new_empty(B, H)
+    outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
+    tensors = {
+        **inputs,
+        "lengths": _plain(lengths, torch.int64),
+        "out": states,
+        "saved": saved.contiguous(),
+        "R_n": _plain(R_n, dtype),
+        "kept": _plain(kept, dtype),
+        "grad_out": _plain(grad_out, dtype),
+        "grad_K": None if outer is None else outer - outer.mT,
+        "grad_xp": grad_xp,
+        "grad_h0": grad_h0,
+        "grad_z": saved.new_empty(T, B, H) if need_R0 else None,
+    }
+    sums = call_scan(tensors, seed, options)
+
+    G = options.num_gates * H
+    before = torch.cat([h0.to(dtype).unsqueeze(0), states[:-1]]) if T > 0 else states  # (T, B, H)
+    grad_weight = grad_xp[..., :G].flatten(0, 1).t() @ before.flatten(0, 1)
+    grad_R0 = None
+    if need_R0 and R0 is not None:
+        added = torch.einsum("tbi,tbj->bij", tensors["grad_z"], saved[..., G:])
+        grad_R0 = torch.bmm(added if outer is None else added + outer, R0.to(dtype))
+    norms = (None, None) if sums is None else (part.flatten() for part in sums)
+    return (
+        grad_xp.to(xp.dtype),
+        grad_h0.to(h0.dtype),
+        grad_R0,
+        grad_weight.to(weight_hh.dtype),
+        *norms,
+    )

@@ -1,0 +1,119 @@
+/* A few rows times the recurrent weight: panels of packed columns, a tile of accumulators in registers. */
+#ifndef TORCHRUM_MATMUL_H
+#define TORCHRUM_MATMUL_H
+
+#include "vector.h"
+
+/* A tile has TILE_ROWS rows and PANEL vectors of columns; its accumulators and one row of the panel fill the registers. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define TILE_ROWS 8
+#else
+#define TILE_ROWS 4
+#endif
+#define PANEL 3
+
+/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH. */
+INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_stride, const real *w, int64_t w_stride,
+                 int64_t K, real *c, int64_t c_stride)
+{
+    vec sum[TILE_ROWS][PANEL];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDTH; j++)
+            sum[i][j] = load(c + i * c_stride + j * LANES);
+    for (int64_t k = 0; k < K; k++) {
+        vec column[PANEL];
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDTH; j++)
+            column[j] = load(w + k * w_stride + j * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++) {
+            vec value = splat(a[i * a_stride + k]);
+#pragma GCC unroll 4
+            for (int j = 0; j < WIDTH; j++)
+                sum[i][j] += value * column[j];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDTH; j++)
+            store(c + i * c_stride + j * LANES, sum[i][j]);
+}
+
+INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_stride, const real *w,
+                          int64_t w_stride, int64_t K, real *c, int64_t c_stride)
+{
+    if (width == 3)
+        tile(ROWS, 3, a, a_stride, w, w_stride, K, c, c_stride);
+    else if (width == 2)
+        tile(ROWS, 2, a, a_stride, w, w_stride, K, c, c_stride);
+    else
+        tile(ROWS, 1, a, a_stride, w, w_stride, K, c, c_stride);
+}
+
+/* A matrix (K, columns) as panels, each of up to PANEL vectors of columns. */
+typedef struct {
+    int64_t K, vectors, panels;
+    real *data;
+} Packed;
+
+static Packed packed_shape(int64_t K, int64_t columns)
+{
+    int64_t vectors = columns / LANES;
+    return (Packed){K, vectors, (vectors + PANEL - 1) / PANEL, NULL};
+}
+
+static int64_t panel_start(const Packed *w, int64_t panel) { return panel * w->vectors / w->panels; }
+
+/* c (rows, vectors) += a (rows, K) w */
+static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, int64_t c_stride, int64_t rows)
+{
+    for (int64_t panel = 0; panel < w->panels; panel++) {
+        int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start, stride = width * LANES, i = 0;
+        const real *columns = w->data + start * w->K * LANES;
+#define TILES(ROWS)                                                                                                    \
+    for (; i + ROWS <= rows; i += ROWS)                                                                                \
+    tile_of_width(ROWS, width, a + i * a_stride, a_stride, columns, stride, w->K, c + i * c_stride + start * LANES,    \
+                  c_stride)
+        TILES(TILE_ROWS);
+        TILES(4);
+        TILES(2);
+        TILES(1);
+#undef TILES
+    }
+}
+
+/* Pack weight (gates * H, H) so that h (rows, H) times it gives gates of `padded` columns each. */
+static void pack_transposed(Packed *w, const real *weight, int64_t H, int64_t padded)
+{
+    const int64_t depth = 16; /* so many rows of a panel stay in the first cache while their columns are filled */
+    for (int64_t panel = 0; panel < w->panels; panel++) {
+        int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start;
+        real *target = w->data + start * w->K * LANES;
+        for (int64_t k0 = 0; k0 < H; k0 += depth)
+            for (int64_t column = 0; column < width * LANES; column++) {
+                int64_t place = start * LANES + column, gate = place / padded, unit = place % padded;
+                const real *source = weight + (gate * H + unit) * H;
+                for (int64_t k = k0; k < H && k < k0 + depth; k++)
+                    target[k * width * LANES + column] = unit < H ? source[k] : 0;
+            }
+    }
+}
+
+/* Pack weight (K, H) so that the gates' gradients (rows, K) times it give `padded` columns. */
+static void pack_straight(Packed *w, const real *weight, int64_t H)
+{
+    for (int64_t panel = 0; panel < w->panels; panel++) {
+        int64_t start = panel_start(w, panel) * LANES, width = panel_start(w, panel + 1) * LANES - start;
+        int64_t inside = H - start < width ? H - start : width;
+        for (int64_t k = 0; k < w->K; k++) {
+            real *target = w->data + start * w->K + k * width;
+            memcpy(target, weight + k * H + start, inside * sizeof(real));
+            memset(target + inside, 0, (width - inside) * sizeof(real));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* The memory of lam = 1: one row's R, turned by two rank-1 updates per step, and its gradients; as ../turn.py, without
+ * its windows: R is formed at every step, since a row's R stays in the cache. */
+#ifndef TORCHRUM_MEMORY_H
+#define TORCHRUM_MEMORY_H
+
+#include "rotate.h"
+
+/* Where a step turns: R <- R H_e H_n. e and n are zero where nothing turns. */
+typedef struct {
+    real *e, *n;  /* two consecutive padded rows; a third one behind them takes h */
+    real *w;      /* tau's direction */
+    real inv_eps; /* 1/|eps| */
+    real inv_s;   /* 1/|e + w|; 0 where the bisector has no gradient */
+    real inv_tau;
+} Plane;
+
+static void find_plane(const Shared *shared, const Row *row, Plane *plane)
+{
+    const int64_t padded = shared->padded;
+    real *e = plane->e, *n = plane->n, *w = plane->w;
+    plane->inv_eps = inverse_of(length_of(row->eps, dot(row->eps, row->eps, padded), padded));
+    plane->inv_tau = inverse_of(length_of(row->tau, dot(row->tau, row->tau, padded), padded));
+    plane->inv_s = 0;
+    if (plane->inv_eps == 0 || plane->inv_tau == 0 || shared->scan->H == 1) { /* not so for NaN */
+        memset(e, 0, padded * sizeof(real));
+        memset(n, 0, padded * sizeof(real));
+        memset(w, 0, padded * sizeof(real));
+        plane->inv_eps = plane->inv_tau = 0;
+        return;
+    }
+    vec squares = {0};
+    for (int64_t j = 0; j < padded; j += LANES) {
+        vec from = load(row->eps + j) * plane->inv_eps, to = load(row->tau + j) * plane->inv_tau;
+        store(e + j, from);
+        store(w + j, to);
+        squares += (from + to) * (from + to);
+    }
+    real square = total_of(squares);
+    if (square <= (real)OPPOSITE * (real)OPPOSITE) { /* a half turn about a constant plane: n = m, orthogonal to e */
+        orthogonal_to(e, n, shared->scan->H, padded);
+        plane->inv_tau = 0;
+        return;
+    }
+    plane->inv_s = 1 / square_root(square);
+    for (int64_t j = 0; j < padded; j += LANES) /* n = H_e m, and e.s = s.s/2 */
+        store(n + j, (load(e + j) * (1 - square) + load(w + j)) * plane->inv_s);
+}
+
+#define CHUNK 4 /* vectors of columns that a pass over a matrix holds in registers */
+
+/* CALL(W) for a chunk of W vectors, a constant, out of those that are left. */
+#define WITH_WIDTH(left, CALL)                                                                                         \
+    do {                                                                                                               \
+        if ((left) >= 4)                                                                                               \
+            CALL(4);                                                                                                   \
+        else if ((left) == 3)                                                                                          \
+            CALL(3);                                                                                                   \
+        else if ((left) == 2)                                                                                          \
+            CALL(2);                                                                                                   \
+        else                                                                                                           \
+            CALL(1);                                                                                                   \
+    } while (0)
+
+/* R (H, WIDTH vectors) -= 2 (e y_e^T + n y_n^T), where e and n go down the rows. */
+INLINE void reflect_chunk(const int WIDTH, real *R, int64_t stride, int64_t H, const real *e, const real *n,
+                          const real *y_e, const real *y_n)
+{
+    vec along_e[CHUNK], along_n[CHUNK];
+#pragma GCC unroll 4
+    for (int k = 0; k < WIDTH; k++) {
+        along_e[k] = -2 * load(y_e + k * LANES);
+        along_n[k] = -2 * load(y_n + k * LANES);
+    }
+    for (int64_t j = 0; j < H; j++, R += stride) {
+        vec by_e = splat(e[j]), by_n = splat(n[j]);
+#pragma GCC unroll 4
+        for (int k = 0; k < WIDTH; k++)
+            store(R + k * LANES, load(R + k * LANES) + by_e * along_e[k] + by_n * along_n[k]);
+    }
+}
+
+/* Turn the memory, R <- R H_e H_n, and write z = R h.
+ *
+ * R is transposed, (H, padded): R x is then a sum of its rows. products: three padded rows. y: R e and R n just before
+ * their reflections, two padded rows. */
+static void turn_memory(const Shared *shared, const Plane *plane, const real *h, real *R, real *products, real *y, real *z)
+{
+    const int64_t padded = shared->padded, H = shared->scan->H;
+    const real *e = plane->e, *n = plane->n;
+    real *last = plane->n + padded, *R_e = products, *R_n = R_e + padded, *R_h = R_n + padded;
+    real *y_e = y, *y_n = y + padded;
+    memcpy(last, h, padded * sizeof(real));
+    memset(products, 0, 3 * padded * sizeof(real));
+    for (int64_t i = 0; i < padded; i += PANEL * LANES) {
+        int64_t left = (padded - i) / LANES;
+        tile_of_width(3, left < PANEL ? left : PANEL, e, padded, R + i, padded, H, products + i, padded);
+    }
+    const real e_n = dot(e, n, padded), e_h = dot(e, h, padded), n_h = dot(n, h, padded);
+    vec squares = {0};
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vec turned = load(R_n + i) - 2 * e_n * load(R_e + i);
+        store(R_n + i, turned);
+        squares += turned * turned;
+    }
+    /* 1, but for what rounding has added to |R n|, which is so taken out again */
+    const real correction = (real)1.25 - (real)0.25 * total_of(squares);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vec along_e = load(R_e + i), along_n = load(R_n + i) * correction;
+        store(y_e + i, along_e);
+        store(y_n + i, along_n);
+        store(z + i, load(R_h + i) - 2 * e_h * along_e - 2 * n_h * along_n);
+    }
+    for (int64_t i = 0; i < padded; i += CHUNK * LANES) {
+#define REFLECT(W) reflect_chunk(W, R + i, padded, H, e, n, y_e + i, y_n + i)
+        WITH_WIDTH((padded - i) / LANES, REFLECT);
+#undef REFLECT
+    }
+}
+
+/* The gradient of the memory in the frame at rest, K = M - M^T with M = dL/dR R^T, takes up this step's g z^T - z g^T;
+ * of the new K and the rows v_e, v_n: WIDTH vectors of K v_e and K v_n. */
+INLINE void gather_chunk(const int WIDTH, real *K, int64_t stride, int64_t H, const real *g, const real *z,
+                         const real *v_e, const real *v_n, int64_t at, real *K_e, real *K_n)
+{
+    vec by_g[CHUNK], by_z[CHUNK], sum_e[CHUNK], sum_n[CHUNK];
+#pragma GCC unroll 4
+    for (int k = 0; k < WIDTH; k++) {
+        by_g[k] = load(g + at + k * LANES);
+        by_z[k] = load(z + at + k * LANES);
+        sum_e[k] = sum_n[k] = (vec){0};
+    }
+    for (int64_t i = 0; i < H; i++) {
+        vec at_g = splat(g[i]), at_z = splat(z[i]), at_e = splat(v_e[i]), at_n = splat(v_n[i]);
+#pragma GCC unroll 4
+        for (int k = 0; k < WIDTH; k++) {
+            real *place = K + i * stride + at + k * LANES;
+            vec value = load(place) + at_g * by_z[k] - at_z * by_g[k];
+            store(place, value);
+            sum_e[k] -= at_e * value; /* K v is minus the sum of K's rows, since K^T = -K */
+            sum_n[k] -= at_n * value;
+        }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < WIDTH; k++) {
+        store(K_e + at + k * LANES, sum_e[k]);
+        store(K_n + at + k * LANES, sum_n[k]);
+    }
+}
+
+/* R^T g, R^T a_e and R^T a_n, WIDTH vectors of each; R then goes back to before the step, R + 2 (y_e e^T + y_n n^T). */
+INLINE void return_chunk(const int WIDTH, real *R, int64_t stride, int64_t H, const real *const rows[5], const real *e,
+                         const real *n, int64_t at, real *const results[3])
+{
+    vec by_e[CHUNK], by_n[CHUNK], sum[3][CHUNK];
+#pragma GCC unroll 4
+    for (int k = 0; k < WIDTH; k++) {
+        by_e[k] = 2 * load(e + at + k * LANES);
+        by_n[k] = 2 * load(n + at + k * LANES);
+        sum[0][k] = sum[1][k] = sum[2][k] = (vec){0};
+    }
+    for (int64_t i = 0; i < H; i++) {
+        vec g = splat(rows[0][i]), a_e = splat(rows[1][i]), a_n = splat(rows[2][i]);
+        vec y_e = splat(rows[3][i]), y_n = splat(rows[4][i]);
+#pragma GCC unroll 4
+        for (int k = 0; k < WIDTH; k++) {
+            real *place = R + i * stride + at + k * LANES;
+            vec value = load(place);
+            sum[0][k] += g * value;
+            sum[1][k] += a_e * value;
+            sum[2][k] += a_n * value;
+            store(place, value + y_e * by_e[k] + y_n * by_n[k]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < WIDTH; k++)
+        for (int i = 0; i < 3; i++)
+            store(results[i] + at + k * LANES, sum[i][k]);
+}
+
+/* Gradients of ``turn_memory`` from that of eps + z, in ``row->to_candidate``. R (H, padded), not transposed here, and K
+ * go back to before the step. products: five padded rows. */
+static void turn_memory_backward(const Shared *shared, const Plane *plane, const Row *row, real *R, real *K,
+                                 const real *y, const real *z, real *products, real *to_h)
+{
+    const int64_t padded = shared->padded, H = shared->scan->H;
+    const real *g = row->to_candidate, *y_e = y, *y_n = y + padded, *e = plane->e, *n = plane->n;
+    real *v_e = products, *a_e = v_e + padded, *a_n = a_e + padded, *K_e = a_n + padded, *K_n = K_e + padded;
+    const real e_n = dot(e, n, padded);
+    for (int64_t i = 0; i < padded; i += LANES) /* R e after the step is -v_e, R n is -y_n */
+        store(v_e + i, load(y_e + i) + 2 * e_n * load(y_n + i));
+    for (int64_t at = 0; at < padded; at += CHUNK * LANES) {
+#define GATHER(W) gather_chunk(W, K, padded, H, g, z, v_e, y_n, at, a_e, a_n)
+        WITH_WIDTH((padded - at) / LANES, GATHER);
+#undef GATHER
+    }
+    const real *const rows[5] = {g, a_e, a_n, y_e, y_n};
+    real *const results[3] = {to_h, K_e, K_n};
+    for (int64_t at = 0; at < padded; at += CHUNK * LANES) {
+#define RETURN(W) return_chunk(W, R, padded, H, rows, e, n, at, results)
+        WITH_WIDTH((padded - at) / LANES, RETURN);
+#undef RETURN
+    }
+    /* K_e and K_n are -R^T K R e and -R^T K R n */
+    const real along = dot(e, K_n, padded), scale = 2 * plane->inv_s * plane->inv_tau;
+    for (int64_t j = 0; j < padded; j += LANES) {
+        vec from = load(e + j), to = load(plane->w + j), by_n = load(K_n + j);
+        store(row->to_tau + j, scale * (by_n - along * (2 * from + to)));
+        vec across = (by_n - along * from) * plane->inv_s + load(K_e + j);
+        store(row->to_eps + j, load(g + j) + 2 * plane->inv_eps * across);
+    }
+}
+
+#endif

@@ -1,0 +1,241 @@
+/* A block of rows of the batch walks through all steps by itself: no thread waits for another. */
+#ifndef TORCHRUM_WALK_H
+#define TORCHRUM_WALK_H
+
+#include "memory.h"
+
+/* What one thread writes to, in padded rows that are zero at first. */
+typedef struct {
+    real *h, *raw;       /* (block, padded), (block, gates * padded) */
+    real *grad_h, *sums; /* (block, padded), (2, gates + 1, padded) */
+    real *R, *K;         /* (block, H, padded) */
+    real *y, *z, *products;
+    Row row;
+    Plane plane;
+} Work;
+
+typedef struct {
+    real *start; /* NULL only measures */
+    int64_t used;
+} Arena;
+
+static real *take(Arena *arena, int64_t size)
+{
+    int64_t at = arena->used;
+    arena->used += size;
+    return arena->start ? arena->start + at : NULL;
+}
+
+/* Lay out a thread's workspace; returns how many numbers it has. */
+static int64_t lay_out(const Shared *shared, real *start, Work *work)
+{
+    const Scan *scan = shared->scan;
+    const int64_t padded = shared->padded, block = scan->block, backward = scan->backward;
+    Arena arena = {start, 0};
+    Row *row = &work->row;
+    real **rows[] = {&row->eps,  &row->tau,          &row->u,      &row->candidate, &row->total,  &row->squashed, &row->keep,
+                     &row->grad, &row->to_candidate, &row->to_tau, &row->to_u,      &row->to_eps, &row->skipped};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        *rows[i] = take(&arena, padded);
+    row->scratch = take(&arena, 3 * padded);
+    work->h = take(&arena, block * padded);
+    work->raw = take(&arena, block * scan->gates * padded);
+    work->grad_h = take(&arena, backward * block * padded);
+    work->sums = take(&arena, backward * 2 * (scan->gates + 1) * padded);
+    if (scan->R_n != NULL) {
+        work->y = take(&arena, 2 * padded);
+        work->z = take(&arena, padded);
+        work->products = take(&arena, 5 * padded);
+        work->plane.e = take(&arena, padded);
+        work->plane.n = take(&arena, 2 * padded);
+        work->plane.w = take(&arena, padded);
+        work->R = take(&arena, block * scan->H * padded);
+        work->K = take(&arena, backward * block * scan->H * padded);
+    }
+    return arena.used;
+}
+
+static int is_over(const Scan *scan, int64_t t, int64_t b) { return scan->lengths != NULL && t >= scan->lengths[b]; }
+
+/* Gates, turn and mixing of one row; ``raw`` has its raw gates, ``h`` its state, which becomes the new one. */
+static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b, real *raw, real *h, real *R)
+{
+    const Scan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, at = t * scan->B + b;
+    Row row = work->row;
+    real *saved = scan->saved == NULL ? NULL : scan->saved + at * (gates + (R != NULL)) * H;
+    for (int64_t gate = 0; saved != NULL && gate < gates; gate++)
+        memcpy(saved + gate * H, raw + gate * padded, H * sizeof(real));
+    fetch(shared, row.eps, scan->xp + (at * (gates + 1) + gates) * H);
+    if (scan->layer_norm)
+        normalise(shared, 0, raw, row.tau);
+    else
+        row.tau = raw;
+    if (R == NULL) {
+        turn(shared, find_angle(shared, &row, h), &row, h);
+    } else {
+        find_plane(shared, &row, &work->plane);
+        turn_memory(shared, &work->plane, h, R, work->products, work->y, work->z);
+        for (int64_t j = 0; j < padded; j += LANES)
+            store(row.total + j, load(row.eps + j) + load(work->z + j));
+        if (saved != NULL) {
+            memcpy(saved + gates * H, work->z, H * sizeof(real));
+            memcpy(scan->kept + at * 2 * H, work->y, H * sizeof(real));
+            memcpy(scan->kept + (at * 2 + 1) * H, work->y + padded, H * sizeof(real));
+        }
+    }
+    find_candidate(shared, &row);
+    if (gates == 2)
+        find_gate(shared, raw + padded, &row);
+    advance(shared, t, b, &row, h);
+}
+
+/* A row past its length keeps its state; what the backward will not read is zero. */
+static void skip_forward(const Scan *scan, int64_t t, int64_t b)
+{
+    const int64_t H = scan->H, at = t * scan->B + b, numbers = (scan->gates + (scan->R_n != NULL)) * H;
+    if (scan->saved != NULL)
+        memset(scan->saved + at * numbers, 0, numbers * sizeof(real));
+    if (scan->kept != NULL)
+        memset(scan->kept + at * 2 * H, 0, 2 * H * sizeof(real));
+}
+
+/* One row's R to its padded place, or back; ``transposed`` as the forward has it. NULL is the identity. */
+static void load_matrix(const Shared *shared, real *R, const real *source, int transposed)
+{
+    const int64_t H = shared->scan->H, padded = shared->padded;
+    memset(R, 0, H * padded * sizeof(real));
+    for (int64_t i = 0; i < H; i++)
+        for (int64_t j = 0; j < H; j++)
+            R[i * padded + j] = source == NULL ? i == j : source[transposed ? j * H + i : i * H + j];
+}
+
+static void walk_forward(const Shared *shared, int64_t block, Work *work)
+{
+    const Scan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, matrix = H * padded;
+    const int64_t first = block * scan->block;
+    const int64_t rows = scan->B - first < scan->block ? scan->B - first : scan->block;
+    for (int64_t i = 0; i < rows; i++) {
+        fetch(shared, work->h + i * padded, scan->h0 + (first + i) * H);
+        if (scan->R_n != NULL)
+            load_matrix(shared, work->R + i * matrix, scan->R0 == NULL ? NULL : scan->R0 + (first + i) * H * H, 1);
+    }
+    for (int64_t t = 0; t < scan->T; t++) {
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t gate = 0; gate < gates; gate++)
+                fetch(shared, work->raw + (i * gates + gate) * padded,
+                      scan->xp + ((t * scan->B + first + i) * (gates + 1) + gate) * H);
+        matmul(work->h, padded, &shared->weight, work->raw, gates * padded, rows);
+        for (int64_t i = 0; i < rows; i++) {
+            real *h = work->h + i * padded, *R = scan->R_n == NULL ? NULL : work->R + i * matrix;
+            if (is_over(scan, t, first + i))
+                skip_forward(scan, t, first + i);
+            else
+                step_forward(shared, work, t, first + i, work->raw + i * gates * padded, h, R);
+            memcpy(scan->out + (t * scan->B + first + i) * H, h, H * sizeof(real));
+        }
+    }
+    for (int64_t b = first; scan->R_n != NULL && b < first + rows; b++)
+        for (int64_t i = 0; i < H; i++)
+            for (int64_t j = 0; j < H; j++)
+                scan->R_n[(b * H + i) * H + j] = work->R[(b - first) * matrix + j * padded + i];
+}
+
+/* Gradients of one step of one row; ``grad_h`` is that of the new state and becomes that of the old one, up to what
+ * passes through the recurrent weight. */
+static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b, real *h, real *grad_h, real *R, real *K)
+{
+    const Scan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, at = t * scan->B + b;
+    const real *saved = scan->saved + at * (gates + (R != NULL)) * H;
+    Row row = work->row;
+    real *raw = work->raw, *grad_xp = scan->grad_xp + at * (gates + 1) * H;
+    Angle angle = {0};
+    Moments of_tau = {0}, of_gate = {0}, of_candidate;
+    for (int64_t gate = 0; gate < gates; gate++)
+        fetch(shared, raw + gate * padded, saved + gate * H);
+    fetch(shared, row.eps, scan->xp + (at * (gates + 1) + gates) * H);
+    if (scan->layer_norm)
+        of_tau = normalise(shared, 0, raw, row.tau);
+    else
+        row.tau = raw;
+    if (R == NULL) {
+        angle = find_angle(shared, &row, h);
+        turn(shared, angle, &row, h);
+    } else {
+        fetch(shared, work->z, saved + gates * H);
+        fetch(shared, work->y, scan->kept + at * 2 * H);
+        fetch(shared, work->y + padded, scan->kept + (at * 2 + 1) * H);
+        find_plane(shared, &row, &work->plane);
+        for (int64_t j = 0; j < padded; j += LANES)
+            store(row.total + j, load(row.eps + j) + load(work->z + j));
+    }
+    of_candidate = find_candidate(shared, &row);
+    if (gates == 2)
+        of_gate = find_gate(shared, raw + padded, &row);
+    memcpy(row.grad, grad_h, padded * sizeof(real));
+    advance_backward(shared, t, b, &row, h);
+    if (scan->layer_norm)
+        normalise_backward(shared, gates, row.total, of_candidate, row.to_candidate, work->sums);
+    if (R == NULL) {
+        turn_backward(shared, angle, &row, h, grad_h);
+    } else {
+        if (scan->grad_z != NULL)
+            memcpy(scan->grad_z + at * H, row.to_candidate, H * sizeof(real));
+        turn_memory_backward(shared, &work->plane, &row, R, K, work->y, work->z, work->products, grad_h);
+    }
+    if (scan->layer_norm)
+        normalise_backward(shared, 0, raw, of_tau, row.to_tau, work->sums);
+    if (gates == 2) {
+        gate_backward(shared, raw + padded, of_gate, &row, work->sums);
+        for (int64_t j = 0; j < padded; j += LANES)
+            store(grad_h + j, load(grad_h + j) + load(row.grad + j) * load(row.u + j));
+        memcpy(grad_xp + H, row.to_u, H * sizeof(real));
+    }
+    if (scan->zoneout_kind != NO_ZONEOUT)
+        for (int64_t j = 0; j < padded; j += LANES)
+            store(grad_h + j, load(grad_h + j) + load(row.skipped + j));
+    memcpy(grad_xp, row.to_tau, H * sizeof(real));
+    memcpy(grad_xp + gates * H, row.to_eps, H * sizeof(real));
+}
+
+static void walk_backward(const Shared *shared, int64_t block, Work *work)
+{
+    const Scan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, matrix = H * padded;
+    const int64_t first = block * scan->block, remembers = scan->R_n != NULL;
+    const int64_t rows = scan->B - first < scan->block ? scan->B - first : scan->block;
+    memset(work->grad_h, 0, rows * padded * sizeof(real));
+    memset(work->sums, 0, 2 * (gates + 1) * padded * sizeof(real));
+    for (int64_t i = 0; remembers && i < rows; i++) {
+        load_matrix(shared, work->R + i * matrix, scan->R_n + (first + i) * H * H, 0);
+        memset(work->K + i * matrix, 0, matrix * sizeof(real));
+        if (scan->grad_K != NULL)
+            load_matrix(shared, work->K + i * matrix, scan->grad_K + (first + i) * H * H, 0);
+    }
+    for (int64_t t = scan->T - 1; t >= 0; t--) {
+        real *grad_xp = scan->grad_xp + (t * scan->B + first) * (gates + 1) * H;
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = t * scan->B + first + i;
+            real *grad_h = work->grad_h + i * padded, *R = remembers ? work->R + i * matrix : NULL;
+            for (int64_t j = 0; j < H; j++)
+                grad_h[j] += scan->grad_out[at * H + j];
+            if (is_over(scan, t, first + i)) {
+                memset(grad_xp + i * (gates + 1) * H, 0, (gates + 1) * H * sizeof(real));
+                if (scan->grad_z != NULL)
+                    memset(scan->grad_z + at * H, 0, H * sizeof(real));
+                continue;
+            }
+            fetch(shared, work->h, t > 0 ? scan->out + (at - scan->B) * H : scan->h0 + (first + i) * H);
+            step_backward(shared, work, t, first + i, work->h, grad_h, R, remembers ? work->K + i * matrix : NULL);
+        }
+        matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows);
+    }
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(scan->grad_h0 + (first + i) * H, work->grad_h + i * padded, H * sizeof(real));
+    for (int64_t k = 0; scan->ln_sums != NULL && k < 2 * (gates + 1); k++)
+        memcpy(scan->ln_sums + (block * 2 * (gates + 1) + k) * H, work->sums + k * padded, H * sizeof(real));
+}
+
+#endif

@@ -1,0 +1,349 @@
+"""The native scan as a compiled library: threads, forks and signals, and every way in which it can fail to be built.
+
+tests/ops/test_rum_scan.py holds it to the reference, option by option.
+"""
+
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchrum import RUM
+from torchrum.ops.rum_scan import RumOptions, native, op, rum_scan, torch_scan
+from torchrum.ops.rum_scan.native import build, library
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), reason="there is no C compiler"
+)
+SOURCES = Path(native.__file__).parent
+
+
+def draw(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
+    inputs = {
+        "xp": torch.randn(T, B, options.num_inputs * H),
+        "h0": torch.randn(B, H),
+        "R0": torch.linalg.qr(torch.randn(B, H, H, dtype=torch.float64))[0] if options.lam == 1 else None,
+        "weight_hh": torch.randn(options.num_gates * H, H) / H**0.5,
+        "ln_weight": torch.randn(options.num_inputs * H) if options.layer_norm else None,
+        "ln_bias": torch.randn(options.num_inputs * H) if options.layer_norm else None,
+    }
+    return {name: None if part is None else part.to(dtype) for name, part in inputs.items()}
+
+
+def gradients(inputs, options, backend, **more) -> dict[str, Tensor]:
+    """States and gradients of their sum of squares."""
+    leaves = {name: None if part is None else part.clone().requires_grad_() for name, part in inputs.items()}
+    out, R = rum_scan(*leaves.values(), options=options, backend=backend, **more)
+    given = {name: part for name, part in leaves.items() if part is not None}
+    loss = out.square().sum() + (0 if R is None else R.square().mul(torch.arange(R.shape[-1])).sum())
+    grads = torch.autograd.grad(loss, list(given.values()))
+    return {"out": out.detach(), **dict(zip(given, grads, strict=True))}
+
+
+@pytest.fixture
+def threads():
+    """Sets torch's number of threads, and gives back the one before."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+@pytest.mark.parametrize("B, H", [(1, 16), (7, 15), (16, 17), (19, 33), (40, 100), (3, 130)])
+def test_blocks_and_threads_match_reference(B, H, lam, threads, monkeypatch):
+    """Odd sizes around whole vectors, tiles and blocks; the thread that takes a row does not matter to a bit of it."""
+    monkeypatch.setattr(library, "SMALL", 0)
+    options = RumOptions(lam=lam, eta=0.8, activation="tanh")
+    inputs = draw(options, 4, B, H, torch.float64)
+    wanted = gradients(inputs, options, "reference")
+    threads(1)
+    alone = gradients(inputs, options, "native")
+    threads(3)
+    together = gradients(inputs, options, "native")
+    for name, want in wanted.items():
+        torch.testing.assert_close(alone[name], want, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+        assert name == "weight_hh" or torch.equal(alone[name], together[name]), name  # torch itself multiplies that
+
+
+@needs_compiler
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_layer_norm_gradients_of_many_blocks(lam, threads, monkeypatch):
+    monkeypatch.setattr(library, "SMALL", 0)
+    threads(2)
+    options = RumOptions(lam=lam, layer_norm=True, activation="tanh")
+    inputs, lengths = draw(options, 3, 37, 12, torch.float64), torch.randint(0, 4, (37,))
+    wanted = gradients(inputs, options, "reference", lengths=lengths)
+    for name, found in gradients(inputs, options, "native", lengths=lengths).items():
+        torch.testing.assert_close(found, wanted[name], rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@needs_compiler
+@pytest.mark.parametrize("T, B", [(0, 2), (3, 0)])
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_empty_input(T, B, lam):
+    options = RumOptions(lam=lam, layer_norm=True)
+    inputs = draw(options, T, B, 5)
+    out, R_n, saved, kept = native.forward(*inputs.values(), None, None, options)
+    assert out.shape == (T, B, 5)
+    assert R_n is None or torch.equal(R_n, inputs["R0"])
+    results = (out, saved, R_n, kept)
+    grads = native.backward(torch.zeros_like(out), None, *inputs.values(), None, None, *results, options, False)
+    for name, grad in zip(("xp", "h0", None, "weight_hh", "ln_weight", "ln_bias"), grads, strict=True):
+        assert name is None or (grad.shape == inputs[name].shape and grad.count_nonzero() == 0), name
+
+
+@needs_compiler
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_a_row_that_is_not_a_number_stays_alone(lam):
+    """Rows share tiles, buffers and padding; none of it may carry a NaN to another row, or hide it from its own."""
+    options = RumOptions(lam=lam, eta=1.0)
+    inputs = draw(options, 4, 21, 19)
+    whole = gradients(inputs, options, "native")
+    inputs["h0"][3] = float("nan")
+    inputs["xp"][1, 8, 0] = float("inf")
+    found = gradients(inputs, options, "native")
+    others = [row for row in range(21) if row not in (3, 8)]
+    for name in ("out", "xp"):
+        assert torch.equal(found[name][:, others], whole[name][:, others]), name
+    assert found["out"][:, 3].isnan().all()
+    assert found["out"][1:, 8].isnan().all()
+
+
+@needs_compiler
+def test_lengths_of_vectors_that_overflow_when_squared():
+    """eps and tau of 1e25 have a direction in float32 too, though their squares do not fit."""
+    options = RumOptions(activation="tanh")
+    inputs = draw(options, 2, 3, 8)
+    inputs["weight_hh"].zero_()
+    inputs["xp"][..., :8] *= 1e25
+    wide = {name: None if part is None else part.double() for name, part in inputs.items()}
+    wanted, found = gradients(wide, options, "reference"), gradients(inputs, options, "native")
+    torch.testing.assert_close(found["out"].double(), wanted["out"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found["h0"].double(), wanted["h0"], rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+def test_calls_from_several_threads_at_once(monkeypatch):
+    monkeypatch.setattr(library, "SMALL", 0)
+    options = RumOptions(lam=1.0, eta=1.0)
+    cases = [draw(options, 6, 5, 20) for _ in range(6)]
+    wanted = [gradients(case, options, "native") for case in cases]
+    found: list[dict[str, Tensor]] = [{} for _ in cases]
+
+    def work(place: int) -> None:
+        for _ in range(10):
+            found[place] = gradients(cases[place], options, "native")
+
+    workers = [threading.Thread(target=work, args=(place,)) for place in range(len(cases))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for want, got in zip(wanted, found, strict=True):
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside other threads is the point
+def test_after_a_fork(threads, monkeypatch):
+    """A child made after the parent's threads have run starts its own, and waits for no pool of its parent's."""
+    monkeypatch.setattr(library, "SMALL", 0)
+    threads(2)
+    options = RumOptions(lam=1.0)
+    inputs = draw(options, 5, 8, 24)
+    before = native.forward(*inputs.values(), None, None, options)[0]
+    child = os.fork()
+    if child == 0:  # whatever happens here, the child must not return to pytest
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        again = native.forward(*inputs.values(), None, None, options)[0]
+        os._exit(0 if again.tolist() == before.tolist() else 3)
+    again = native.forward(*inputs.values(), None, None, options)[0]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.equal(again, before)
+
+
+@needs_compiler
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_under_signals(threads, monkeypatch):
+    """Signals in the middle of a scan reach Python's handler, in Python's thread, and change nothing."""
+    monkeypatch.setattr(library, "SMALL", 0)
+    threads(2)
+    options = RumOptions(lam=1.0)
+    inputs = draw(options, 40, 16, 40)
+    wanted = gradients(inputs, options, "native")
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(threading.get_ident()))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    found = [gradients(inputs, options, "native") for _ in range(5)]
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    assert heard
+    assert set(heard) == {threading.main_thread().ident}
+    for each in found:
+        assert all(torch.equal(each[name], want) for name, want in wanted.items() if name != "weight_hh")
+
+
+def test_an_exported_program_runs_where_native_cannot(monkeypatch):
+    """The choice is written into a program; on another machine or device the torch backend stands in for it."""
+    xp = torch.randn(3, 2, 12)
+    monkeypatch.setattr(native, "library_obstacle", lambda double: "no C compiler was found")
+    assert op._kernels("native", xp) is torch_scan
+    assert op._kernels("native", xp.to("meta")) is torch_scan
+    monkeypatch.setattr(native, "library_obstacle", lambda double: None)
+    assert op._kernels("native", xp) is native
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own, and flags that compile fast."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "FLAGS", build.FLAGS.replace("-O3", "-O0"))
+    return tmp_path / "cache" / "torchrum" / "native"
+
+
+def compiler_that(monkeypatch, tmp_path, script: str) -> None:
+    path = tmp_path / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("CC", str(path))
+
+
+def build_anew() -> object:
+    return build.load_library.__wrapped__(False)
+
+
+@needs_compiler
+def test_the_object_is_built_once_and_only_its_owner_can_write_it(cache):
+    assert not isinstance(build_anew(), str)
+    (path,) = cache.iterdir()  # nothing else is left behind
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    made = path.stat().st_mtime_ns
+    assert not isinstance(build_anew(), str)
+    assert path.stat().st_mtime_ns == made
+
+
+@needs_compiler
+@pytest.mark.parametrize("content", [b"", b"not an object", None], ids=["empty", "foreign", "cut short"])
+def test_a_file_that_is_not_what_was_built_is_built_anew(cache, content):
+    build_anew()
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    path.unlink()  # the loaded one keeps its pages
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    path.chmod(0o600)
+    assert not isinstance(build_anew(), str)
+    assert path.read_bytes() == whole
+
+
+@needs_compiler
+def test_a_file_that_others_may_write_is_not_loaded(cache):
+    build_anew()
+    (path,) = cache.iterdir()
+    path.chmod(0o666)
+    assert not build.is_intact(path)
+    link = cache / f"{'0' * 32}-{hashlib.sha256(path.read_bytes()).hexdigest()[:32]}.so"
+    link.symlink_to(path)
+    path.chmod(0o600)
+    assert build.is_intact(path)
+    assert not build.is_intact(link)
+
+
+@pytest.mark.parametrize("which", [".", "..", "../.."], ids=["folder", "parent", "cache"])
+def test_a_cache_that_others_may_write_is_not_used(cache, which):
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / which).resolve().chmod(0o777)
+    found = build_anew()
+    assert isinstance(found, str)
+    assert "others may write to" in found
+    assert not list(cache.iterdir())
+
+
+def test_sticky_and_private_groups_are_fine(tmp_path, monkeypatch):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    found = (tmp_path / "shared").stat()
+    assert not build.others_may_write(found, leaf=False)
+    assert build.others_may_write(found, leaf=True)
+    (tmp_path / "shared").chmod(0o770)
+    for own in (True, False):
+        monkeypatch.setattr(build, "is_own_group", lambda gid, own=own: own)
+        assert build.others_may_write((tmp_path / "shared").stat(), leaf=False) != own
+
+
+def test_a_cache_that_cannot_be_made(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = build_anew()
+    assert isinstance(found, str)
+    assert found.startswith("the cache folder cannot be used:")
+
+
+def test_no_compiler(cache, tmp_path, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build_anew() == "no C compiler was found: cc, gcc or clang is not on the PATH"
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    assert build_anew() == "no C compiler was found: 'no-such-compiler', which CC names, is not on the PATH"
+
+
+@pytest.mark.parametrize(
+    "script, words",
+    [
+        ("echo 'scan.c:1: it is too hot' >&2; exit 1", "could not compile it: scan.c:1: it is too hot"),
+        ("echo 'error writing scan.o: No space left on device' >&2; exit 1", "No space left on device"),
+        ("exit 3", "exit code 3"),
+        ("exit 0", "exit code 0"),
+        ('for last; do :; done; echo nonsense > "$last"', "what was compiled cannot be loaded"),
+        ("exec sleep 60", "timed out after 0.2 seconds"),
+    ],
+    ids=["broken", "disk full", "silent", "idle", "nonsense", "hanging"],
+)
+def test_a_compiler_that_fails(cache, tmp_path, monkeypatch, script, words):
+    monkeypatch.setattr(build, "SECONDS", 0.2 if "sleep" in script else 60)
+    compiler_that(monkeypatch, tmp_path, script)
+    found = build_anew()
+    assert isinstance(found, str)
+    assert words in found
+    assert not [path for path in cache.iterdir() if path.suffix != ".so"]  # no half-made object is left
+
+
+def test_without_a_library_the_torch_backend_runs_and_says_why(cache, tmp_path, monkeypatch):
+    """Nothing is lost but speed: the layer runs, and says what was in the way."""
+    compiler_that(monkeypatch, tmp_path, "echo 'it is too hot' >&2; exit 1")
+    monkeypatch.setattr(native, "load_library", lambda double: build_anew())
+    rum, x = RUM(4, 6), torch.randn(5, 3, 4)
+    backend, reason = rum.explain_backend(x)
+    assert backend == "torch"
+    assert reason.startswith("fused cannot run: the input is on cpu; native cannot run: ")
+    assert reason.endswith("could not compile it: it is too hot")
+    output, _ = rum(x)
+    output.sum().backward()
+    rum.backend = "torch"
+    assert torch.equal(rum(x)[0], output)
+
+
+@needs_compiler
+def test_several_processes_build_at_once(tmp_path):
+    code = (
+        "import build; build.FLAGS = build.FLAGS.replace('-O3', '-O0')\n"  # by itself: torch takes seconds
+        "raise SystemExit(isinstance(build.load_library(False), str))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(SOURCES), "XDG_CACHE_HOME": str(tmp_path)}
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(3)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0, 0]
+    (path,) = (tmp_path / "torchrum" / "native").iterdir()
+    assert build.is_intact(path)
