@@ -165,7 +165,7 @@ def test_splits_are_apart(tmp_path, monkeypatch):
     assert task.words()[0] == "" and len(task.words()) == task.input_size == 22
     assert task.steps_per_epoch(32) == 282
     assert task.batch(5, torch.Generator()).x.shape[0] == 5
-    assert task.origins() == {1: "made up"}
+    assert task.provenance() == "task 1's training text is made up"
 
 
 def test_a_joint_run_is_scored_by_task():

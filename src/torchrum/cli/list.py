@@ -41,14 +41,24 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 
 
 def recipes(results: Path) -> list[tuple[str, ...]]:
-    """Name, the paper's number, ours, what it is, and where the paper has it, of every recipe."""
+    """Name, the paper's number, ours, what it is, and where the paper has it, of every recipe; a set is one line."""
     from torchrum.ledger import headline
-    from torchrum.recipes import RECIPES
+    from torchrum.ledger.babi import paper_mean
+    from torchrum.recipes import FAMILIES, RECIPES
 
     ours = headline(results)
     table: list[tuple[str, ...]] = []
+    first = {members[0]: family for family, members in FAMILIES.items()}
+    others = {member for members in FAMILIES.values() for member in members[1:]}
     for name, recipe in RECIPES.items():
+        if name in others:
+            continue
         config = recipe()
+        if name in first:
+            about = f"bAbI, one model per task: {config.about.partition(': ')[2]}"
+            where = config.paper.where if config.paper else ""
+            table.append((first[name], paper_mean(first[name]), ours.get(first[name], ""), about, where))
+            continue
         text, where = (config.paper.text, config.paper.where) if config.paper else ("", "")
         table.append((name, text, ours.get(name, ""), config.about, where))
     return table

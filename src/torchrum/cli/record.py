@@ -6,10 +6,23 @@ from pathlib import Path
 from torchrum.cli.data import add_data_dir, use_data_dir
 
 
+def runs_below(folders: list[Path]) -> list[Path]:
+    """The run folders among ``folders`` and below them; a summary beside them is passed over."""
+    from torchrum.training.records import CONFIG
+    from torchrum.training.sweep import SUMMARY
+
+    found: list[Path] = []
+    for folder in folders:
+        below = sorted(path.parent for path in folder.rglob(CONFIG)) if folder.is_dir() else []
+        if folder.name != SUMMARY:
+            found += below or [folder]
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Enter runs in the ledger."""
     parser = argparse.ArgumentParser(prog="torchrum record", description="Enter finished runs in the results ledger.")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them")
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
     parser.add_argument("--note", default="", help="what a reader of the numbers should know")
     parser.add_argument("--commit", help="commit of the code, if the run was made outside a checkout")
@@ -23,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
     from torchrum.ledger import record
 
-    for run in options.runs:
+    for run in runs_below(options.runs):
         path = record(
             run,
             options.results,

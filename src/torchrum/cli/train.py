@@ -10,7 +10,7 @@ from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 
 EPILOG = """Every field of the recipe can be set, as --steps 1000 or --set steps=1000; fields inside others have dotted
 names: --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows them all. A recipe of your own is
-MODULE:FUNCTION.
+MODULE:FUNCTION. babi-rum and its like are sets, a model per task: --task 7 or --task 1,2,3 takes some of them.
 
 Several processes: --devices 2 starts them. torchrun and SLURM start them themselves; say the same numbers to both:
   torchrun --nproc-per-node 2 -m torchrum train RECIPE --devices 2
@@ -81,7 +81,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(rest)
     use_data_dir(options.data_dir)
 
-    from torchrum.recipes import load_recipe
+    from torchrum.cli.family import train_family
+    from torchrum.recipes import FAMILIES, load_recipe
     from torchrum.training import Trainer, override, read_config, run_sweep
     from torchrum.training.errors import ConfigError
     from torchrum.training.fabric import leave_together
@@ -90,7 +91,9 @@ def main(arguments: list[str]) -> int:
     if options.recipe is None and options.resume is None:
         raise ConfigError("train needs a recipe, or --resume RUN; torchrum list shows the recipes.")
     recipe = load_recipe(options.recipe) if options.recipe else None
-    if options.seeds is not None:
+    if options.recipe in FAMILIES:
+        code = train_family(options.recipe, fields, options)
+    elif options.seeds is not None:
         if recipe is None:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
         config = with_text(override(recipe, fields), options.data)

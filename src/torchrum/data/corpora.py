@@ -87,7 +87,7 @@ PTB = Corpus(
     ),
 )
 
-COMPOSITE = "partly regenerated: 1,925 of its 10,000 questions are official"
+COMPOSITE = "partly regenerated (1,925 of its 10,000 questions are official)"
 """The stand-in for task 3's training file that is in use where the official one was not available."""
 
 _BABI_SHA256 = {

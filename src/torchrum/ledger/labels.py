@@ -17,11 +17,14 @@ NAMES = {
     "hm_lstm": "HM-LSTM",
     "nas": "NASCell",
     "rhn": "RHN",
+    "memn2n": "MemN2N",
 }
 
 
 def model_label(model: ModelConfig) -> str:
     """The layer's name in print, with what tells its variants apart; several layers are counted before it."""
+    if model.layer == "memn2n":  # its layers are hops over one memory
+        return NAMES[model.layer]
     return (f"{model.num_layers} × " if model.num_layers > 1 else "") + _layer_label(model)
 
 

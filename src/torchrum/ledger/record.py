@@ -100,7 +100,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         final={key: values[-1] for key, values in curve.items() if key != "step"},
         curve=curve,
         train_curve=thin(training),
-        note=note,
+        note=" ".join(filter(None, (note, environment.get("data", config.task.provenance())))),
         test=test,
         tested=tested,
     )

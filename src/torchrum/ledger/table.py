@@ -28,6 +28,10 @@ def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str
         budget: show of each model only the setting that ended lowest within this many steps and, where it ran longer,
             the one that did beyond; it says of how many settings.
     """
+    if task == "babi":
+        from torchrum.ledger.babi import babi_tables  # it uses what stands below
+
+        return babi_tables(entries)
     rows = table_rows(entries, task)
     tried = settings_tried(rows) if budget is not None else {}
     if budget is not None:
@@ -155,10 +159,13 @@ def _command(row: Row) -> str:
 
 def headline(results: Path = Path("results")) -> dict[str, str]:
     """Our best score of each recipe, in the task's metric, for a list of them; * with other settings than its own."""
+    from torchrum.ledger.babi import family_headlines  # it uses what stands below
+
     entries = read_ledger(results)
     tasks = dict.fromkeys(entry.task for entry in entries)
     rows = [row for task in tasks for row in table_rows(entries, task) if not place(row)[1]]
-    return {row[0].recipe: _headline(row) for row in sorted(rows, key=_loss, reverse=True)}  # the lowest comes last
+    found = {row[0].recipe: _headline(row) for row in sorted(rows, key=_loss, reverse=True)}  # the lowest comes last
+    return found | family_headlines(entries)
 
 
 def _headline(row: Row) -> str:

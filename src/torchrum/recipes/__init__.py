@@ -55,11 +55,14 @@ def load_recipe(name: str) -> TrainConfig:
     """The config that a recipe returns; for names that the user types, never for those that stand in a file.
 
     Args:
-        name: a name in ``RECIPES``; the same without its size, as ``copying-rum``, which takes the smallest; or
-            ``module:function``, a recipe of your own, whose module is imported.
+        name: a name in ``RECIPES``; the same without its size, as ``copying-rum``, which takes the smallest; the name
+            of a set, as ``babi-rum``, which takes the first; or ``module:function``, a recipe of your own, whose module
+            is imported.
     """
     if ":" in name:
         return _load_own(name)
+    if name in FAMILIES:
+        return RECIPES[FAMILIES[name][0]]()
     sized = [known for known in RECIPES if re.fullmatch(re.escape(name) + r"-t\d+", known)]
     if sized and name not in RECIPES:
         return RECIPES[min(sized, key=lambda known: int(known.rpartition("-t")[2]))]()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.data import babi
+from torchrum.data.corpora import OFFICIAL
 from torchrum.tasks.base import Batch, Task
 from torchrum.tasks.stories import Layout, Place, Rows, TrainingStories, encode, scored_batches
 
@@ -29,7 +30,7 @@ class Babi(Task):
 
     answers: ClassVar = "last"
     metric: ClassVar = "accuracy"
-    tested: ClassVar = True
+    has_test: ClassVar = True
 
     task: int | None = None
     """Which of the 20 tasks, 1 to 20; None: all of them, jointly."""
@@ -106,9 +107,10 @@ class Babi(Task):
         assert len(words) == self.input_size, f"{len(words)} symbols in the files, {self.input_size} are known"
         return words
 
-    def origins(self) -> dict[int, str]:
-        """What each task's training file is: official or another."""
-        return {task: text.origin for task, text in self.texts().items()}
+    def provenance(self) -> str:
+        """The tasks whose training text is not the official one, and what it is."""
+        origins = {task: text.origin for task, text in self.texts().items()}
+        return "; ".join(f"task {task}'s training text is {text}" for task, text in origins.items() if text != OFFICIAL)
 
     def rows(self, split: Split, seed: int = 0) -> Rows:
         """The questions of a split; the seed decides the augmentation of training stories alone."""

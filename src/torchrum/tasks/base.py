@@ -54,8 +54,6 @@ class Task(ABC):
     """Whether a good ``metric`` is high or low."""
     carries_state: ClassVar[bool] = False
     """Whether the state after one batch is the state before the next (truncated backpropagation)."""
-    tested: ClassVar[bool] = False
-    """Whether a result is the score of the best checkpoint on ``test``, which the ledger then holds too."""
     capturable: ClassVar[bool] = True
     """Whether ``train_batch`` can be recorded in a CUDA graph: fixed shapes, and no value is read on the host."""
     has_test: ClassVar[bool] = False
@@ -142,6 +140,10 @@ class Task(ABC):
 
     def show(self, model: nn.Module) -> str:
         """Something for a person to look at after a validation, such as a drawn text; the model is in eval mode."""
+        return ""
+
+    def provenance(self) -> str:
+        """What a reader of the numbers should know of the data on this machine, where they are not the usual ones."""
         return ""
 
     def check_batch_size(self, size: int) -> None:

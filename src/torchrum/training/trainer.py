@@ -289,6 +289,7 @@ class Trainer:
 
     def _open_folder(self, resume: bool) -> None:
         now = environment(self._engine.device, self._engine.world_size)
+        now["data"] = self.config.task.provenance()
         if resume:
             before = read_json(self._folder / ENVIRONMENT)
             resumed = [*before.pop("resumed", []), {"step": self._progress.step, **now}]

@@ -1,0 +1,56 @@
+"""Train a set of recipes, such as babi-rum: one model per task, one after another, and one table."""
+
+import argparse
+import os
+from dataclasses import replace
+
+
+def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
+    """The members of a set that ``task=7`` or ``task=1,2`` among the fields asks for, and the other fields."""
+    from torchrum.recipes import FAMILIES
+    from torchrum.training.errors import ConfigError
+
+    members = {member.removeprefix(f"{name}-qa"): member for member in FAMILIES[name]}
+    asked = [field.partition("=")[2] for field in fields if field.partition("=")[0] == "task"]
+    others = [field for field in fields if field.partition("=")[0] != "task"]
+    if not asked:
+        return list(members.values()), others
+    tasks = [part.strip() for part in asked[-1].split(",")]
+    for task in tasks:
+        if task not in members:
+            raise ConfigError(f"--task is {asked[-1]!r}, but {name} has the tasks 1 to {len(members)}.")
+    return [members[task] for task in dict.fromkeys(tasks)], others
+
+
+def train_family(name: str, fields: list[str], options: argparse.Namespace) -> int:
+    """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
+    from torchrum.ledger.babi import Column, babi_table
+    from torchrum.recipes import RECIPES
+    from torchrum.training import override, run_sweep
+    from torchrum.training.errors import ConfigError
+    from torchrum.training.testing import best_look
+
+    members, fields = choose(name, fields)
+    if options.seeds is not None and options.seeds < 1:
+        raise ConfigError(f"--seeds is {options.seeds}, but it must be at least 1.")
+    runs, places = {}, {}
+    for extra in range(options.seeds or 1):
+        for member in members:
+            config = override(RECIPES[member](), fields)
+            config = replace(config, seed=config.seed + extra)
+            label = member.removeprefix(f"{name}-")
+            label = label if options.seeds is None else f"seed-{config.seed}/{label}"
+            runs[label], places[label] = config, (config.seed, int(member.rpartition("-qa")[2]))
+    new = options.resume is None
+    results = run_sweep(runs, options.resume or options.out / name, options.quiet, rename=new)
+    code = max(result.exit_code for result in results)
+    if os.environ.get("LOCAL_RANK", "0") != "0" or len(results) < len(runs):
+        return code
+    scores: dict[int, dict[int, float]] = {}
+    for result, (seed, task) in zip(results, places.values(), strict=True):
+        if result.stopped != "diverged":
+            look = best_look(result.folder)
+            scores.setdefault(seed, {})[task] = look.scores["accuracy"]
+    tasks = sorted({task for _, task in places.values()})
+    print(babi_table([Column(name, name, scores, paper=True)], tasks))
+    return code

@@ -1,0 +1,115 @@
+"""The tables of bAbI, from runs on made-up files to Markdown, and from made-up entries."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from stories import use_made_up_task1
+from torchrum.cli import main
+from torchrum.ledger import headline, read_ledger
+from torchrum.ledger.babi import Column, babi_table
+from torchrum.ledger.table import table
+from torchrum.recipes.babi import PAPER
+
+from .test_table import entry, lines
+
+TINY = ["--steps", "6", "--eval_every", "3", "--log_every", "3", "--model.hidden_size", "4", "--device", "cpu"]
+
+
+def single(model: str, task: int, seed: int, accuracy: float, **fields):
+    """A run of one task."""
+    run = entry(f"babi-{model}-qa{task}", seed, loss=1.0, accuracy=0.5)
+    return replace(run, test={"step": 100.0, "loss": 1.0, "accuracy": accuracy}, tested=["2026-01-31"], **fields)
+
+
+def joint(seed: int, accuracy: float, **fields):
+    """A run of all tasks, each with the same accuracy."""
+    run = entry("babi-joint-rum", seed, loss=1.0, accuracy=0.5)
+    each = {f"task{task:02d}": accuracy for task in range(1, 21)}
+    test = {"step": 100.0, "loss": 1.0, "accuracy": accuracy, "solved": 0.0, **each}
+    return replace(run, test=test, tested=["2026-01-31"], **fields)
+
+
+RUNS = [single("rum", task, seed, 0.96 if task <= 5 else 0.5 + seed / 10) for seed in (0, 1) for task in range(1, 21)]
+
+
+def test_seeds_share_a_column_beside_the_papers():
+    text = table([*RUNS, single("gru", 2, 0, 0.25)], "babi")
+    header, _, *rows = lines(text)
+    assert header == ["task", "paper", "RUM λ=0 `babi-rum`", "GRU `babi-gru`"]
+    assert rows[0] == ["1 single supporting fact", "79.7", "96.0", ""]
+    assert rows[1] == ["2 two supporting facts", "39.4", "96.0", "25.0"]
+    assert rows[6][2] == "55.0"
+    assert rows[20] == ["mean", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 tasks"]
+    assert rows[21] == ["solved (>= 95 %)", "5", "5", "0"]
+    assert rows[22] == ["seeds", "", "2", "1"]
+
+
+def test_other_settings_and_joint_models_stand_apart():
+    other = single("rum", 1, 0, 0.7, overrides=["task.blanks=3"])
+    runs = [*RUNS, other, joint(0, 0.96), joint(1, 0.9), joint(0, 1.0, overrides=["task.question=twice"])]
+    first, second = table(runs, "babi").split("**bAbI, one model for all tasks**")
+    assert lines(first)[0][2:] == ["RUM λ=0 `babi-rum`", "RUM λ=0 `babi-rum`, task.blanks=3"]
+    header, _, *rows = lines(second)
+    assert header[1:] == ["RUM λ=0 `babi-joint-rum`", "RUM λ=0 `babi-joint-rum`, task.question=twice"]
+    assert rows[20][1:] == ["93.0 (90.0 to 96.0)", "100.0"]
+    assert rows[21][1:] == ["0", "20"]
+
+
+def test_columns_of_others_data_are_marked():
+    header, _, *rows = lines(babi_table([Column("babi-lstm", "LSTM", {0: {7: 0.5}}, paper=True)], [7]))
+    assert header == ["task", "paper, 1k", "LSTM"]
+    assert rows[0] == ["7 counting", str(PAPER["lstm"][6]), "50.0"]
+
+
+def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):
+    use_made_up_task1(monkeypatch, tmp_path / "data")
+    out, results = tmp_path / "runs", tmp_path / "results"
+    assert main(["train", "babi-rum", "--task", "1", "--out", str(out), "--seeds", "2", *TINY]) == 0
+    header, _, first, *_ = lines(capsys.readouterr().out)
+    assert header == ["task", "paper", "babi-rum"] and first[:2] == ["1 single supporting fact", "79.7"]
+    folders = sorted(path.parent for path in out.rglob("config.json"))
+    assert [str(folder.relative_to(out)) for folder in folders] == ["babi-rum/seed-0/qa1", "babi-rum/seed-1/qa1"]
+
+    runs = [str(path) for path in sorted((out / "babi-rum").iterdir())]  # what runs/babi-rum/* stands for
+    assert any(run.endswith("summary.json") for run in runs)
+    assert main(["record", *runs, "--results", str(results), "--commit", "abcdef0"]) == 0
+    entries = read_ledger(results)
+    assert [entry.seed for entry in entries] == [0, 1]
+    assert all(entry.note == "task 1's training text is made up" for entry in entries)
+    looks = json.loads((folders[0] / "test.json").read_text())
+    assert len(looks) == 1  # the table's look is the record's too
+    assert entries[0].test["accuracy"] == pytest.approx(looks[0]["scores"]["accuracy"])
+    capsys.readouterr()
+    assert main(["table", "babi", "--results", str(results)]) == 0
+    shown = capsys.readouterr().out
+    assert "task 1's training text is made up" in shown and first[2] in shown
+    assert headline(results)["babi-rum-qa1"].endswith("*")
+
+    assert main(["train", "babi-rum", "--task", "1", "--resume", str(out / "babi-rum"), "--seeds", "2", *TINY]) == 0
+    assert lines(capsys.readouterr().out)[2] == first  # all of it was done
+
+
+def test_the_list_shows_a_set_as_one_line(tmp_path, monkeypatch, capsys):
+    assert main(["list", "--plain", "--results", str(tmp_path)]) == 0
+    rows = {line.split("\t")[0]: line.split("\t") for line in capsys.readouterr().out.splitlines()}
+    assert rows["babi-rum"][1] == "73.2 % on average" and "babi-rum-qa1" not in rows
+    assert rows["babi-gru"][1] == "" and "babi-joint-rum" in rows
+    assert main(["list", "babi-rum"]) == 0
+    assert "task.question" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["21", "x", "1,99"])
+def test_a_task_that_is_not_there(task, capsys):
+    assert main(["train", "babi-rum", "--task", task]) == 2
+    assert f"--task is '{task}', but babi-rum has the tasks 1 to 20" in capsys.readouterr().err
+
+
+def test_without_the_files_there_is_one_message(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHRUM_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("TORCHRUM_OFFLINE", "1")
+    assert main(["train", "babi-rum", "--task", "2", "--out", str(tmp_path), *TINY]) == 3
+    message = capsys.readouterr().err
+    assert "TORCHRUM_OFFLINE is set" in message and "Traceback" not in message
+    assert not list(tmp_path.rglob("config.json"))
