@@ -47,7 +47,7 @@ def test_a_field_that_the_model_lacks_is_an_option_of_its_layer():
         ("steps", "is not an assignment"),
         ("devices=3", "batch_size 8 does not divide among 3 processes"),
         ("seed=-1", "seed is -1"),
-        ("optimizer.schedule=9:1,3:1", "must be constant, linear, cosine, or rising steps"),
+        ("optimizer.schedule=9:1,3:1", "must be constant, linear, cosine, rising steps"),
         ("optimizer.schedule=cosinus", "schedule is 'cosinus'"),
         ("optimizer.schedule=100", "schedule is '100'"),
         ("optimizer.schedule=100:-1", "schedule is '100:-1'"),

@@ -4,8 +4,9 @@ import math
 import pytest
 import torch
 
-from torchrum.training import OptimizerConfig
+from torchrum.training import ConfigError, OptimizerConfig
 from torchrum.training.optim import RMSpropTF, build_optimizer, learning_rate, set_learning_rate
+from torchrum.training.run_state import Progress
 
 
 def test_rmsprop_tf_follows_tensorflow_written_in_plain_numbers():
@@ -95,6 +96,23 @@ def test_rate_falls_to_zero_over_the_run():
     found = rates("cosine", 12, (0, 4, 6, 8, 12, 13))
     assert found == pytest.approx([2.0, 1.5, 1.0, 0.5, 0.0, 0.0], abs=1e-12)
     assert rates("cosine", 3, (0, 1, 2), warmup=3) == pytest.approx([2 / 3, 4 / 3, 2.0])  # all of it is warm-up
+
+
+def test_rate_falls_on_a_plateau():
+    """After two validations in a row without a better one, and again two later."""
+    config, progress = OptimizerConfig(lr=2.0, warmup=4, schedule="plateau/0.5/2"), Progress()
+    rates = []
+    for step, improved in enumerate([True, False, True, False, False, False, False, True, False]):
+        progress.wait(improved, 2)
+        rates.append(learning_rate(config, 10 + step, 100, progress.drops))
+    assert rates == [2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.5]
+    assert learning_rate(config, 1, 100) == 1.0
+
+
+@pytest.mark.parametrize("end", ["", "/0.5", "/2/3", "/0.5/0", "/a/b", "/0.5/3/1"])
+def test_a_wrong_plateau_is_refused(end):
+    with pytest.raises(ConfigError, match="a plateau is plateau/FACTOR/PATIENCE"):
+        OptimizerConfig(schedule="plateau" + end)
 
 
 @pytest.mark.parametrize("name", ["adam", "rmsprop", "rmsprop_tf"])

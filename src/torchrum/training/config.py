@@ -78,7 +78,8 @@ class OptimizerConfig:
     warmup: int = 0
     """Steps in which the learning rate rises linearly to lr."""
     schedule: str = "constant"
-    """constant; linear or cosine, to zero at the last step; or steps and factors of lr, as 1000:0.3,2000:0.1."""
+    """constant; linear or cosine, to zero at the last step; steps and factors of lr, as 1000:0.3,2000:0.1; or
+    plateau/0.25/5: times 0.25 after 5 validations without a better one."""
 
     def __post_init__(self) -> None:
         _choice("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchrum.training.config import OptimizerConfig
-from torchrum.training.schedule import schedule_factor
+from torchrum.training.schedule import plateau, schedule_factor
 
 
 class RMSpropTF(Optimizer):
@@ -89,9 +89,10 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, devi
     )
 
 
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The rate of the step that follows ``step`` finished ones, of ``steps`` in all."""
-    return config.lr * schedule_factor(config.schedule, config.warmup, step, steps)
+def learning_rate(config: OptimizerConfig, step: int, steps: int, drops: int = 0) -> float:
+    """The rate of the step that follows ``step`` finished ones, of ``steps`` in all, after ``drops`` plateaus."""
+    factor, _ = plateau(config.schedule) or (1.0, 0)
+    return config.lr * schedule_factor(config.schedule, config.warmup, step, steps) * factor**drops
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -23,8 +23,18 @@ class Progress:
     """Where it was reached."""
     reached: int = 0
     """Validations in a row that reached stop_at."""
+    waited: int = 0
+    """Validations since the best one, or since the rate last fell on a plateau."""
+    drops: int = 0
+    """How often it fell."""
     seconds: float = 0.0
     """Time spent in training, over all resumptions."""
+
+    def wait(self, improved: bool, patience: int) -> None:
+        """Count a validation of a schedule that falls on a plateau."""
+        self.waited = 0 if improved else self.waited + 1
+        if self.waited >= patience:
+            self.waited, self.drops = 0, self.drops + 1
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,31 @@ import math
 from torchrum.training.errors import ConfigError
 
 DECAYS = ("linear", "cosine")
-ALLOWED = "it must be constant, linear, cosine, or rising steps with factors of lr, as 1000:0.3,2000:0.1"
+ALLOWED = (
+    "it must be constant, linear, cosine, rising steps with factors (1000:0.3,2000:0.1) or plateau/FACTOR/PATIENCE"
+)
+
+
+def plateau(schedule: str) -> tuple[float, int] | None:
+    """Factor and patience of ``plateau/0.25/5``; None for any other schedule."""
+    word, *numbers = schedule.split("/")
+    if word != "plateau":
+        return None
+    try:
+        factor, patience = float(numbers[0]), int(numbers[1])
+    except (ValueError, IndexError):
+        factor, patience = math.nan, 0
+    if len(numbers) != 2 or not 0 < factor < 1 or patience < 1:
+        raise ConfigError(
+            f"optimizer: schedule is {schedule!r}; a plateau is plateau/FACTOR/PATIENCE, with a factor between 0 and 1 "
+            "and a number of validations, as plateau/0.25/5."
+        )
+    return factor, patience
 
 
 def milestones(schedule: str) -> list[tuple[int, float]]:
     """Steps and the factor that holds from each of them on; none for a schedule that is a word."""
-    if schedule in ("constant", *DECAYS):
+    if schedule in ("constant", *DECAYS) or plateau(schedule) is not None:
         return []
     try:
         pairs = [

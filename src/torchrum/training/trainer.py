@@ -35,6 +35,7 @@ from torchrum.training.records import (
 )
 from torchrum.training.run_folder import claim_run
 from torchrum.training.run_state import Progress, Result, to_device
+from torchrum.training.schedule import plateau
 from torchrum.training.scoring import build, fill, score
 from torchrum.training.signals import Interrupts
 from torchrum.training.step import TrainStep
@@ -159,7 +160,7 @@ class Trainer:
         self._started = time.monotonic() - progress.seconds
         self._module.train()
         while progress.step < config.steps:
-            planned = learning_rate(config.optimizer, progress.step, config.steps)
+            planned = learning_rate(config.optimizer, progress.step, config.steps, progress.drops)
             if planned != rate:
                 rate = planned
                 set_learning_rate(self._optimizer, rate)
@@ -235,6 +236,8 @@ class Trainer:
         improved = math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best)
         if improved:
             progress.best, progress.best_step = value, progress.step
+        if (flat := plateau(self.config.optimizer.schedule)) is not None:
+            progress.wait(improved, flat[1])
         goal = self.config.stop_at
         progress.reached = progress.reached + 1 if goal is not None and sign * value >= sign * goal else 0
         self._record("validation", scores)

@@ -1,0 +1,49 @@
+"""A run on a text: cut in the middle of an epoch and resumed, it is the run that was never cut."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from texts import small_text
+from torchrum.recipes import load_recipe
+from torchrum.training import Trainer, override, read_metrics
+from torchrum.training.checkpoint import load_checkpoint
+
+SMALL = "steps=30 eval_every=3 log_every=3 batch_size=8 task.lanes=8 task.segment=20 task.validation_lanes=4 device=cpu"
+FIELDS = "model.hidden_size=12 model.embedding_size=6 model.weight_drop=0.2 model.input_dropout=0.1 task.shown=5"
+
+
+@pytest.mark.parametrize("schedule, average", [("plateau/0.5/1", None), ("cosine", 0.9)], ids=["plateau", "average"])
+def test_a_run_survives_being_cut(tmp_path, schedule, average):
+    (tmp_path / "book.txt").write_bytes(small_text(3000))
+    config = override(load_recipe("char-rum"), [*SMALL.split(), *FIELDS.split(), f"optimizer.schedule={schedule}"])
+    # a rate at which validation does not improve every time
+    optimizer = replace(config.optimizer, lr=0.5, warmup=0)
+    config = replace(config, task=config.task.reading(tmp_path / "book.txt"), optimizer=optimizer, average=average)
+    assert config.task.segments == 16  # cut after 18 steps: in the second epoch
+    Trainer(config, quiet=True).fit(tmp_path / "whole")
+
+    first = replace(config, checkpoint_every=18)
+    trainer = Trainer(first, quiet=True)
+    run, saved = tmp_path / "cut", trainer._save
+
+    def cut(best: bool) -> None:
+        saved(best)
+        if trainer._progress.step == 18:
+            raise KeyboardInterrupt
+
+    trainer._save = cut
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(run)
+    torch.manual_seed(999)
+    Trainer(first, quiet=True).fit(run, resume=True)
+
+    def numbers(folder):
+        return [{key: line[key] for key in line if key != "seconds"} for line in read_metrics(folder)]
+
+    assert numbers(run) == numbers(tmp_path / "whole")
+    weights, expected = load_checkpoint(run)[0], load_checkpoint(tmp_path / "whole")[0]
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    rates = {line["lr"] for line in read_metrics(run, "train")}
+    assert len(rates) > 2
