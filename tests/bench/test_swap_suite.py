@@ -1,0 +1,116 @@
+"""The swap suite: its data are what they say, a job learns, its table tells who is ahead."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+if not BENCHMARKS.exists():
+    pytest.skip("the benchmarks are not installed with the package", allow_module_level=True)
+sys.path.insert(0, str(BENCHMARKS))
+
+from swap.digits import draw_digits  # noqa: E402
+from swap.models import MODELS, SwapModel  # noqa: E402
+from swap.table import read_results, standing, summary  # noqa: E402
+from swap.tasks import TASKS, read_text  # noqa: E402
+from swap.train import run_job  # noqa: E402
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_fits_a_gru(name):
+    task = replace(TASKS[name], updates=2, batch_size=4)
+    batch, again = (task.train(0, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert torch.equal(batch.x, again.x) and torch.equal(batch.y, again.y)
+    assert torch.equal(task.held_out().x, task.held_out().x)
+    answers, _, outputs = SwapModel(task, nn.GRU)(batch.x)
+    lead = batch.x.shape[:2] if task.every_step else batch.x.shape[1:2]
+    assert answers.shape == (*lead, task.outputs) and batch.y.shape[: len(lead)] == lead
+    assert outputs.shape == (*batch.x.shape[:2], task.hidden_size)
+    result = run_job(task, nn.GRU, 0)
+    assert result["score"] is not None and not result["diverged"] and result["grad_max"] > 0
+
+
+def test_carried_text_is_consecutive():
+    task = TASKS["carried"]
+    first, second = (task.train(step, torch.Generator()) for step in range(2))
+    assert torch.equal(first.y[-1], second.x[0])
+
+
+def test_held_out_text_is_not_trained_on():
+    train, held_out, symbols = read_text()
+    assert len(held_out) == 20_000 and max(train.max(), held_out.max()) < symbols
+    known, asked = bytes(train.tolist()), bytes(held_out.tolist())
+    pieces = [asked[start : start + 120] for start in range(0, len(asked) - 120, 120)]
+    assert (
+        sum(piece in known for piece in pieces) <= len(pieces) / 50
+    )  # the reference repeats a sentence here and there
+
+
+def test_digits_are_told_apart_by_their_nearest_neighbours():
+    images, labels = draw_digits(600, torch.Generator().manual_seed(0))
+    others, right = draw_digits(200, torch.Generator().manual_seed(1))
+    nearest = torch.cdist(others.flatten(1), images.flatten(1)).argmin(1)
+    assert (labels[nearest] == right).float().mean() > 0.75  # chance is 0.1
+
+
+def test_a_job_learns():
+    result = run_job(replace(TASKS["rows"], updates=200), MODELS["lam0-tanh"].layer, 0)
+    assert result["score"] > 0.45  # chance is 0.1
+
+
+def test_a_loss_that_is_not_finite_ends_a_job():
+    def broken(inputs, hidden):
+        layer = nn.GRU(inputs, hidden)
+        nn.init.constant_(layer.weight_ih_l0, float("nan"))
+        return layer
+
+    result = run_job(replace(TASKS["rows"], updates=5), broken, 0)
+    assert result["diverged"] and result["score"] is None
+
+
+def test_standing_is_by_the_reference_seeds():
+    assert standing("rows", [0.9, 0.92], [0.8, 0.9]) == "ahead"
+    assert standing("rows", [0.85], [0.8, 0.9]) == "level"
+    assert standing("rows", [0.7], [0.8, 0.9]) == "behind"
+    assert standing("series", [0.7], [0.8, 0.9]) == "ahead"  # an error: less is better
+
+
+def test_suite_adds_what_is_missing(tmp_path):
+    path = tmp_path / "out.jsonl"
+    row = {"task": "rows", "model": "gru", "seed": 0, "score": 0.5}
+    path.write_text(json.dumps(row) + "\n" + '{"task": "ro')  # the second was cut off
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "swap_suite.py"),
+        "--json",
+        str(path),
+        "--share",
+        "0.01",
+        "--seeds",
+        "1",
+    ]
+    done = subprocess.run(
+        [*command, "--tasks", "rows", "--models", "gru,lam0-tanh"], capture_output=True, text=True, timeout=300,
+        env={"PYTHONPATH": str(BENCHMARKS.parent / "src"), "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = read_results(path)
+    assert [(row["model"], row["seed"]) for row in rows] == [("gru", 0), ("lam0-tanh", 0)]
+    assert rows[1]["updates"] == 15
+    assert "| lam0-tanh |" in done.stdout and "50.0 ± 0.0" in done.stdout
+
+
+def test_summary_marks_what_is_behind():
+    rows = [
+        {"task": "rows", "model": "gru", "seed": 0, "score": 0.9},
+        {"task": "rows", "model": "lam0-tanh", "seed": 0, "score": 0.8},
+        {"task": "rows", "model": "lam0-tanh", "seed": 1, "score": None},
+    ]
+    last = summary(rows).splitlines()[-1]
+    assert "80.0 ± 0.0 −" in last and last.endswith("| 0 | 1 | 1 |")
