@@ -14,12 +14,14 @@ from torchrum.data.babi import (
     SIZES,
     TASKS,
     Question,
+    Sizes,
     augment_induction,
     count,
     hold_out,
     parse,
     read_task,
     small,
+    symbols,
     tokens,
     vocabulary,
 )
@@ -109,11 +111,14 @@ def entropy(stories) -> float:
     return -sum(n / total * math.log(n / total) for n in counts.values())
 
 
-def sizes(texts, tests) -> tuple[int, float, int, int]:
+def sizes(texts, tests) -> Sizes:
     stories = [story for text in texts for story in (*text.train, *text.validation, *text.test)]
     sentences = (s for story in stories for s in (*story.statements, *(q.words for q in story.questions)))
-    longest = max(question.after for story in stories for question in story.questions)
-    return len(vocabulary(texts)) + 1, round(entropy(tests), 6), max(map(len, sentences)), longest
+    asked = [(story, question) for story in stories for question in story.questions]
+    longest = max(question.after for _, question in asked)
+    words = max(sum(map(len, story.statements[: question.after])) for story, question in asked)
+    questions = max(len(question.words) for _, question in asked)
+    return Sizes(round(entropy(tests), 6), max(map(len, sentences)), longest, words, questions)
 
 
 @needs_babi
@@ -122,6 +127,7 @@ def test_what_is_known_without_the_files_is_true(task, monkeypatch):
     monkeypatch.setenv("TORCHRUM_DATA", str(REAL))
     text = read_task(task)
     assert sizes([text], text.test) == SIZES[task - 1]
+    assert ["", *vocabulary([text])] == list(symbols(task))
     assert (count(text.train), count(text.validation), count(text.test)) == (9000, 1000, 1000)
     assert text.origin == "official"
 
@@ -131,10 +137,12 @@ def test_what_is_known_without_the_files_is_true(task, monkeypatch):
 def test_what_is_known_of_all_tasks_is_true(monkeypatch):
     monkeypatch.setenv("TORCHRUM_DATA", str(REAL))
     texts = [read_task(task) for task in TASKS]
-    for text, known in zip(texts, SIZES, strict=True):
+    for task, text, known in zip(TASKS, texts, SIZES, strict=True):
         assert sizes([text], text.test) == known
+        assert ["", *vocabulary([text])] == list(symbols(task))
         assert count((*text.train, *text.validation)) == 10_000 and 1000 <= count(text.validation) <= 1010
     assert sizes(texts, [story for text in texts for story in text.test]) == ALL_TASKS
+    assert ["", *vocabulary(texts)] == list(symbols(None))
     assert {text.origin for task, text in enumerate(texts, 1) if task != 3} == {"official"}
     assert texts[2].origin in ("official", COMPOSITE)
 

@@ -10,12 +10,11 @@ from torchrum.tasks.stories import WASTE, Layout, TrainingStories, choose_widths
 
 STORIES = parse(task1(40, seed=3), "made up")
 WORDS = sorted({w for s in STORIES for t in (*s.statements, *(q.words for q in s.questions)) for w in t})
-NUMBERS = {word: number for number, word in enumerate(WORDS, 1)}
 CPU = torch.device("cpu")
 
 
 def rows(sentence_size=None):
-    return encode([(1, STORIES)], NUMBERS, sentence_size)
+    return encode([(1, STORIES)], ["", *WORDS], sentence_size)
 
 
 def told(x: torch.Tensor) -> list[str]:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "table": ("torchrum.cli.table:main", "print the results as a table"),
     "figure": ("torchrum.cli.figure:main", "draw a figure from the results"),
     "bench": ("torchrum.cli.bench:main", "time the layers on this machine"),
+    "ask": ("torchrum.cli.ask:main", "ask a model that was trained on bAbI"),
     "data": ("torchrum.cli.data:main", "show, fetch or verify the data sets"),
     "demo": ("torchrum.cli.demo:main", "watch RUM and an LSTM learn associative recall"),
 }

@@ -1,5 +1,6 @@
 """bAbI question answering: read a story and a question, name the answer."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -74,12 +75,12 @@ class Babi(Task):
     @property
     def input_size(self) -> int:
         """The blank, words, punctuation and answers."""
-        return self.sizes.symbols
+        return len(self.words())
 
     @property
     def num_classes(self) -> int:
         """Every symbol may be an answer, as in the paper."""
-        return self.sizes.symbols
+        return len(self.words())
 
     @property
     def sentence_size(self) -> int | None:
@@ -101,11 +102,9 @@ class Babi(Task):
         texts = {task: babi.read_task(task) for task in self.tasks}
         return texts if self.variant == "en-10k" else {task: babi.small(text) for task, text in texts.items()}
 
-    def words(self) -> list[str]:
+    def words(self) -> tuple[str, ...]:
         """The vocabulary, in the order of its numbers; "" is the blank."""
-        words = ["", *babi.vocabulary(babi.read_task(task) for task in self.tasks)]
-        assert len(words) == self.input_size, f"{len(words)} symbols in the files, {self.input_size} are known"
-        return words
+        return babi.symbols(self.task)
 
     def provenance(self) -> str:
         """The tasks whose training text is not the official one, and what it is."""
@@ -120,18 +119,46 @@ class Babi(Task):
             if self.augment16 and task == 16 and split == "train":
                 stories = babi.augment_induction(stories, seed)
             groups.append((task, stories))
-        numbers = {word: number for number, word in enumerate(self.words())}
-        return encode(groups, numbers, self.sentence_size)
+        return encode(groups, self.words(), self.sentence_size)
+
+    def ask(self, story: str, question: str) -> tuple[Batch, list[str]]:
+        """A question of one's own as a batch of one row, and the words in it that the vocabulary lacks.
+
+        Args:
+            story: sentences, each with its full stop or on a line of its own.
+            question: one sentence.
+        """
+        sentences = [sentence for line in story.splitlines() for sentence in re.split(r"(?<=[.!?])\s+", line.strip())]
+        statements = [babi.tokens(sentence.rstrip(" .") + ".") for sentence in sentences if sentence.strip(" .")]
+        asked = babi.tokens(question.rstrip(" .?") + "?")
+        if not statements or len(asked) < 2:
+            raise ValueError("a story of at least one sentence and a question are needed.")
+        longest = max(map(len, (*statements, asked)))
+        if self.sentence_size is not None and longest > self.sentence_size:
+            raise ValueError(
+                f"a sentence has {longest} words, but the model reads {self.sentence_size} of them at most."
+            )
+        known = {word: word for word in self.words()}
+        folded = {word.casefold(): word for word in known}
+        unknown: dict[str, None] = {}
+
+        def look_up(word: str) -> str:
+            found = known.get(word, folded.get(word.casefold(), ""))
+            if not found:
+                unknown[word] = None
+            return found
+
+        facts = tuple(tuple(map(look_up, sentence)) for sentence in statements)
+        row = babi.Question(len(facts), tuple(map(look_up, asked)), "", ())
+        rows = encode([(self.task or 1, [babi.Story(facts, (row,))])], self.words(), self.sentence_size)
+        layout = self.layout()
+        return layout.gather(rows, torch.zeros(1, dtype=torch.long), int(layout.lengths(rows))), list(unknown)
 
     def layout(self) -> Layout:
-        """How a question and its story are laid out; with ``authors_readout`` the data must be at hand."""
+        """How a question and its story are laid out."""
         if not self.authors_readout:
             return Layout(self.question, self.blanks)
-        splits: tuple[Split, ...] = ("train", "validation", "test")
-        every = [self.rows(split) for split in splits]
-        return Layout(
-            padded=(max(int(r.story.length.max()) for r in every), max(int(r.question.length.max()) for r in every))
-        )
+        return Layout(padded=(self.sizes.story_words, self.sizes.question_words))
 
     def setup(self, device: torch.device, seed: int) -> TrainingStories:
         """Put the training questions on ``device``."""

@@ -91,15 +91,16 @@ class Layout:
         return Batch(x, rows.answer.index_select(0, chosen), lengths, rows.group.index_select(0, chosen))
 
 
-def encode(groups: Iterable[tuple[int, Sequence[Story]]], numbers: dict[str, int], sentence_size: int | None) -> Rows:
+def encode(groups: Iterable[tuple[int, Sequence[Story]]], vocabulary: Sequence[str], sentence_size: int | None) -> Rows:
     """Turn stories into rows.
 
     Args:
         groups: number of a task and its stories.
-        numbers: the vocabulary; the blank is 0.
+        vocabulary: the words in the order of their numbers; the first, the blank, is "".
         sentence_size: J, the words of a sentence, to read sentence by sentence; None reads word by word.
     """
     J = sentence_size or 1
+    numbers = {word: number for number, word in enumerate(vocabulary)}
     words = [0] * J
     known: dict[Sentence, list[int]] = {}  # few sentences, repeated often
 

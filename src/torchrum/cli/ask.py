@@ -1,0 +1,92 @@
+"""``torchrum ask runs/babi-joint-rum --story "Mary went to the garden." --question "Where is Mary?"``"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
+
+
+def main(arguments: list[str]) -> int:
+    """Ask a trained model."""
+    parser = argparse.ArgumentParser(
+        prog="torchrum ask",
+        description="Tell a story to a model trained on bAbI and ask it; without --question, line by line.",
+    )
+    parser.add_argument("run", type=Path, help="a run folder of a bAbI recipe")
+    parser.add_argument("--story", default="", help="sentences, each with its full stop")
+    parser.add_argument("--question", help="the question; without it they are read from the terminal")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="answers to show (default: 3)")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
+    parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
+    options = parser.parse_args(arguments)
+
+    import torch
+
+    from torchrum.tasks import Babi
+    from torchrum.training import load_model, read_config
+    from torchrum.training.errors import ConfigError
+
+    if options.top < 1:
+        raise ConfigError(f"--top is {options.top}, but it must be at least 1.")
+    task = read_config(options.run).task
+    if not isinstance(task, Babi):
+        raise ConfigError(f"{options.run} learnt {type(task).__name__}, not to answer questions; ask a run of babi.")
+    model = load_model(options.run, options.checkpoint)
+
+    def answer(story: str, question: str) -> str:
+        try:
+            batch, unknown = task.ask(story, question)
+        except ValueError as error:
+            raise ConfigError(f"ask: {error}") from error
+        with torch.no_grad():
+            chances = model(batch.x, batch.lengths)[0].float().softmax(-1)
+        best = chances[1:].topk(min(options.top, len(chances) - 1))  # the blank is no answer
+        answers = {task.words()[int(i) + 1]: float(p) for p, i in zip(best.values, best.indices, strict=True)}
+        if options.json:
+            return json.dumps({"answers": answers, "unknown": unknown})
+        width = max(map(len, answers))
+        lines = [f"{word:<{width}}  {chance:.1%}" for word, chance in answers.items()]
+        if unknown:
+            lines.append(f"not known to the model, read as blanks: {', '.join(unknown)}")
+        return "\n".join(lines)
+
+    if options.question is not None:
+        print(answer(options.story, options.question))
+        return 0
+    for text in _dialogue(options.story, answer):
+        print(text)
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """The lines of the standard input; a person is prompted for them."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    print(HELP)
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+def _dialogue(story: str, answer: Callable[[str, str], str]) -> Iterator[str]:
+    """Answers to the questions among the lines of the standard input."""
+    from torchrum.training.errors import ConfigError
+
+    sentences = [story] if story else []
+    for line in _lines():
+        text = line.strip()
+        if not text:
+            sentences.clear()
+        elif text.endswith("?"):
+            try:
+                yield answer("\n".join(sentences), text)
+            except ConfigError as error:  # the next line may be better
+                yield str(error)
+        else:
+            sentences.append(text)

@@ -1,0 +1,111 @@
+"""Asking a small trained reader about stories that it has not seen."""
+
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from stories import MOVES, PEOPLE, PLACES, use_made_up_task1
+from torchrum.cli import main
+from torchrum.tasks import Babi
+from torchrum.training import ModelConfig, OptimizerConfig, TrainConfig, Trainer
+
+from training.tiny import tiny, tiny_model  # isort: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A RUM with associative memory that has learnt task 1 on made-up files."""
+    folder = tmp_path_factory.mktemp("ask")
+    config = TrainConfig(
+        name="task1",
+        task=Babi(task=1, reading="sentences"),
+        model=ModelConfig(layer="rum", hidden_size=32, embedding_size=32, options={"lam": 1}),
+        optimizer=OptimizerConfig(lr=5e-3, clip=1.0, schedule="cosine"),
+        batch_size=32,
+        steps=1200,
+        log_every=400,
+        eval_every=400,
+        checkpoint_every=1200,
+        device="cpu",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        use_made_up_task1(patch, folder / "data", stories=600)
+        result = Trainer(config, quiet=True).fit(folder / "run")
+    assert result.best is not None and result.best >= 0.95
+    return folder / "run"
+
+
+def stories(count: int):
+    """Stories of which each person's last place is known, and who is asked for."""
+    draw = random.Random(20)
+    for _ in range(count):
+        told = [(draw.choice(PEOPLE), draw.choice(PLACES)) for _ in range(draw.randint(1, 8))]
+        text = " ".join(f"{person} {draw.choice(MOVES)} the {place}." for person, place in told)
+        person = draw.choice(told)[0]
+        yield text, f"Where is {person}?", dict(told)[person]
+
+
+def test_unseen_stories_are_answered(run, capsys):
+    right = 0
+    for story, question, expected in stories(20):
+        assert main(["ask", str(run), "--story", story, "--question", question, "--json"]) == 0
+        reply = json.loads(capsys.readouterr().out)
+        chances = list(reply["answers"].values())
+        assert len(chances) == 3 and chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1.0001
+        assert reply["unknown"] == []
+        right += next(iter(reply["answers"])) == expected
+    assert right >= 18
+
+
+def test_unknown_words_are_named_and_case_is_forgiven(run, capsys):
+    story = "mary went to the garden. Bob went to the garage"
+    assert main(["ask", str(run), "--story", story, "--question", "where is Mary", "--top", "1"]) == 0
+    answer, unknown = capsys.readouterr().out.splitlines()
+    assert answer.startswith("garden  ") and answer.endswith("%")
+    assert unknown == "not known to the model, read as blanks: Bob, garage"
+
+
+def test_a_dialogue(run, monkeypatch, capsys):
+    lines = "Where is Mary?\nMary went to the garden.\nWhere is Mary?\n\nJohn moved to the office.\nWhere is John?\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert main(["ask", str(run), "--top", "1"]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "a story of at least one sentence" in first
+    assert second.startswith("garden") and third.startswith("office")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--question", "Where is Mary?"], "a story of at least one sentence and a question are needed"),
+        (["--story", "Mary went to the garden.", "--question", "?"], "a story of at least one sentence"),
+        (["--story", "Mary " * 9, "--question", "Where is Mary?"], "a sentence has 10 words, but the model reads 7"),
+        (["--story", "Mary moved.", "--question", "Where?", "--top", "0"], "--top is 0"),
+    ],
+)
+def test_mistakes_have_a_message(run, arguments, message, capsys):
+    assert main(["ask", str(run), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_a_run_of_another_task_has_no_answers(tmp_path, capsys):
+    config = tiny()
+    Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
+    assert main(["ask", str(tmp_path / "run"), "--question", "Where?"]) == 2
+    assert "learnt First, not to answer questions" in capsys.readouterr().err
+    assert main(["ask", str(tmp_path / "nowhere"), "--question", "Where?"]) == 1
+
+
+def test_every_layout_can_be_asked():
+    for fields in ({}, {"question": "twice", "blanks": 2}, {"authors_readout": True}, {"task": None}):
+        task = Babi(**{"task": 1, **fields})
+        batch, unknown = task.ask("Mary went to the garden.", "Where is Mary?")
+        words = [task.words()[number] for number in batch.x[0].tolist() if number]
+        question = ["Where", "is", "Mary", "?"]
+        told = ["Mary", "went", "to", "the", "garden", "."]
+        assert words == (question if fields.get("question") else []) + told + question
+        assert not unknown
