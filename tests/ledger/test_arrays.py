@@ -90,7 +90,7 @@ def test_models_without_a_rum_have_no_arrays(tmp_path):
 def test_a_lost_checkpoint_leaves_no_entry(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(RunError, match="has no best checkpoint"):
+    with pytest.raises(RunError, match="has no last checkpoint"):
         record(copy, tmp_path / "results", commit="abc", arrays=True)
     assert not (tmp_path / "results").exists()
 

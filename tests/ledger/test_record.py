@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 
@@ -6,7 +7,7 @@ import pytest
 from torchrum.ledger import LedgerError, read_ledger, record
 from torchrum.ledger.record import changes, read_run, thin
 from torchrum.recipes import load_recipe
-from torchrum.training import RunError, override, read_metrics
+from torchrum.training import RunError, Trainer, evaluate, override, read_config, read_metrics
 
 COMMIT = "0123456789abcdef"
 
@@ -65,19 +66,72 @@ def test_a_run_that_does_not_know_its_commit_needs_one(run, tmp_path):
 
 
 def test_a_run_of_no_recipe_is_refused(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "run")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"name": "my-own"}))
+    Trainer(dataclasses.replace(read_config(run), name="my-own"), quiet=True).fit(tmp_path / "run")
     with pytest.raises(LedgerError, match=r"no recipe 'my-own'.*The ledger holds runs of recipes"):
-        record(copy, tmp_path / "results")
+        record(tmp_path / "run", tmp_path / "results")
 
 
-def test_a_run_names_no_module(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "run")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"name": "os:abort"}))
+def test_a_run_names_no_module(run):
     with pytest.raises(LedgerError, match="no recipe 'os:abort'"):
-        record(copy, tmp_path / "results")
+        changes(dataclasses.replace(read_config(run), name="os:abort"))
+
+
+EDITS = {
+    "name": ({"name": "copying-gru-t200"}, "name 'copying-lstm-t200' -> 'copying-gru-t200'"),
+    "seed": ({"seed": 8}, "seed 7 -> 8"),
+    "steps": ({"steps": 7}, "steps 6 -> 7"),
+    "batch_size": ({"batch_size": 5}, "batch_size 4 -> 5"),
+    "precision": ({"precision": "bf16-mixed"}, "precision '32-true' -> 'bf16-mixed'"),
+    "task": ({"task": {"delay": 4}}, r"task.delay 3 -> 4"),
+    "model": ({"model": {"hidden_size": 5}}, r"model.hidden_size 4 -> 5"),
+    "layer": ({"model": {"layer": "gru"}}, r"model.layer 'lstm' -> 'gru'"),
+    "rate": ({"optimizer": {"lr": 0.5}}, r"optimizer.lr 0.001 -> 0.5"),
+}
+
+
+def edit(run, change):
+    config = json.loads((run / "config.json").read_text())
+    for key, value in change.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    (run / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_config_is_neither_recorded_nor_scored(run, tmp_path, name):
+    copy = shutil.copytree(run, tmp_path / "run")
+    change, message = EDITS[name]
+    edit(copy, change)
+    with pytest.raises(RunError, match=rf"config\.json is not the config of the run's checkpoint: {message}"):
+        record(copy, tmp_path / "results", commit=COMMIT)
+    assert not (tmp_path / "results").exists()
+    if name in ("name", "steps"):  # the weights and the examples are the same
+        assert evaluate(copy, device="cpu") == evaluate(run, device="cpu")
+    else:
+        with pytest.raises(RunError, match=message):
+            evaluate(copy, device="cpu")
+
+
+@pytest.mark.parametrize("damage", ["first", "middle", "changed", "added", "all"])
+def test_metrics_that_are_not_those_of_the_run_are_not_recorded(run, tmp_path, damage):
+    copy = shutil.copytree(run, tmp_path / "run")
+    path = copy / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join({
+        "first": lines[1:],
+        "middle": lines[:3] + lines[4:],
+        "changed": [*lines[:3], lines[3].replace('"loss": ', '"loss": 1'), *lines[4:]],
+        "added": [*lines, lines[-1]],
+        "all": [],
+    }[damage]))  # fmt: skip
+    with pytest.raises(RunError, match=r"metrics\.jsonl is not as the run wrote it: lines are missing"):
+        record(copy, tmp_path / "results", commit=COMMIT)
+
+
+def test_a_run_without_a_checkpoint_is_not_recorded(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(RunError, match="has no last checkpoint"):
+        record(copy, tmp_path / "results", commit=COMMIT)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from torchrum.training import RunError, Trainer
 from torchrum.training import checkpoint as checkpoints
 from torchrum.training.checkpoint import load_checkpoint, save_checkpoint
+from torchrum.training.config_file import identity
 from training.processes import limit_files, start, train_as_nobody
 from training.tiny import tiny, tiny_model
 
@@ -322,3 +323,38 @@ def test_names_are_on_the_disk_before_and_after_the_index(tmp_path, monkeypatch)
         *[("rename", step), ("fsync", "checkpoints")],
         *[("fsync", "index.json"), ("replace", "index.json"), ("fsync", "checkpoints")],
     ]
+
+
+def test_metrics_with_missing_lines_are_noticed_by_resume(run):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:1] + lines[2:]))
+    before = files(run)
+    with pytest.raises(RunError, match=r"metrics.jsonl is not as the run wrote it: lines are missing"):
+        resume(run)
+    assert files(run) == before
+    path.unlink()
+    with pytest.raises(RunError, match="lines are missing"):
+        resume(run)
+
+
+def test_lines_behind_the_checkpoint_are_written_anew(run):
+    path = run / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "train", "step": 17, "loss": 1.0, "seco')
+    assert resume(run).step == 32
+    assert path.read_bytes().startswith(whole)
+    assert b'"step": 17' not in path.read_bytes()
+
+
+def test_a_checkpoint_from_before_the_mark_is_resumed(run):
+    """Its state holds less: no mark of the metrics, and of the config only what makes the run what it is."""
+    state = torch.load(last(run) / "state.pt", weights_only=True)
+    del state["metrics"]
+    state["config"] = identity(replace(tiny(), steps=16))
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    replace_content(run, "state.pt", buffer.getvalue())
+    lines = (run / "metrics.jsonl").read_text()
+    assert resume(run).step == 32
+    assert (run / "metrics.jsonl").read_text().startswith(lines)

@@ -14,6 +14,7 @@ from torchrum.training.config_file import from_json as config_from_json
 from torchrum.training.config_file import to_json
 from torchrum.training.errors import ConfigError
 from torchrum.training.files import read_json, write_atomic
+from torchrum.training.saved_state import check_ended_run
 
 if TYPE_CHECKING:
     from torchrum.ledger.arrays import Arrays
@@ -75,6 +76,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
     environment = read_json(run / records.ENVIRONMENT)
     if records.read_result(run) is None:
         raise LedgerError(f"{run} has not ended; finish it with torchrum train {config.name} --resume {run}.")
+    check_ended_run(run, config)
     validation, training = records.read_metrics(run, "validation"), records.read_metrics(run, "train")
     if not validation or not training:
         raise LedgerError(f"{run} has no {'training' if validation else 'validation'} scores to record.")

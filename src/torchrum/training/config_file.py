@@ -76,8 +76,27 @@ def _task_class(path: str) -> type[Task]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
-    plain = {name: value for name, value in to_json(config).items() if name not in CHANGEABLE and name != "name"}
-    return {**plain, "task": {name: value for name, value in plain["task"].items() if name not in config.task.local}}
+    return _identity(to_json(config), config.task)
+
+
+def _identity(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    kept = {name: value for name, value in plain.items() if name not in CHANGEABLE and name != "name"}
+    return _without_local(kept, task)
+
+
+def _without_local(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    inner = plain.get("task")
+    if not isinstance(inner, Mapping):
+        return dict(plain)
+    return {**plain, "task": {name: value for name, value in inner.items() if name not in task.local}}
+
+
+def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool = False) -> list[str]:
+    """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
+    if not whole:
+        return differences(_identity(saved, config.task), identity(config))
+    now = {name: value for name, value in to_json(config).items() if name in saved}
+    return differences(_without_local(saved, config.task), _without_local(now, config.task))
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -13,21 +13,34 @@ the model has a RUM, a line of kind "weights" follows each "validation": how far
 stand out.
 """
 
+import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from torchrum.training.errors import RunError
-from torchrum.training.files import read_json, write_atomic
+from torchrum.training.files import read_bytes, read_json, write_atomic
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 RESULT = "result.json"
+MAX_METRICS = 2**30
+"""Bytes; ten million lines."""
+
+
+def _read_content(path: Path) -> bytes:
+    try:
+        return read_bytes(path, MAX_METRICS)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def holds_run(folder: Path) -> bool:
@@ -62,20 +75,57 @@ def read_result(folder: Path | str) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
-class MetricsFile:
-    """``metrics.jsonl`` open for appending; lines after ``step`` are dropped first: a resumed run writes them anew."""
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """How far ``metrics.jsonl`` was when a checkpoint was written."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    bytes: int
+    """Its size."""
+    sha256: str
+    """Its hash up to there."""
+
+
+def check_metrics(folder: Path, mark: Mark, ended: bool = False) -> None:
+    """Refuse metrics of which lines before ``mark`` are missing or changed or, after the end of the run, were added."""
+    path = folder / METRICS
+    content = _read_content(path)
+    if hashlib.sha256(content[: mark.bytes]).hexdigest() != mark.sha256 or (ended and len(content) != mark.bytes):
+        raise RunError(
+            f"{path} is not as the run wrote it: lines are missing, changed or added. "
+            "Copy it back from elsewhere, or start a new run."
+        )
+
+
+class MetricsFile:
+    """``metrics.jsonl`` open for appending; what was written after the checkpoint is dropped first, to be written anew.
+
+    Args:
+        folder: the run folder.
+        step: steps done before.
+        mark: how far the file was at the checkpoint; None for a new run, and for checkpoints from before.
+    """
+
+    def __init__(self, folder: Path, step: int = 0, mark: Mark | None = None) -> None:
         path = folder / METRICS
+        kept = b""
         if path.exists():
-            kept = [record for record in read_metrics(folder) if record["step"] <= step]
-            write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
-        self._file: TextIO = path.open("a", encoding="utf-8")
+            lines = (json.dumps(record) + "\n" for record in read_metrics(folder) if record["step"] <= step)
+            kept = "".join(lines).encode() if mark is None else _read_content(path)[: mark.bytes]
+            write_atomic(path, kept)
+        self._hash, self._bytes = hashlib.sha256(kept), len(kept)
+        self._file: BinaryIO = open(path, "ab" if path.exists() else "xb")  # noqa: SIM115
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line and hand it to the operating system."""
-        self._file.write(json.dumps(record) + "\n")
+        line = (json.dumps(record) + "\n").encode()
+        self._file.write(line)
         self._file.flush()
+        self._hash.update(line)
+        self._bytes += len(line)
+
+    def mark(self) -> Mark:
+        """How far the file is."""
+        return Mark(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def sync(self) -> None:
         """Put every line on the disk; a checkpoint must not be newer than its metrics."""

@@ -80,6 +80,15 @@ def copy_into(state: Any, new: Any) -> Any:
     return state
 
 
+def same_form(state: Any, other: Any) -> bool:
+    """Whether two nested tuples of tensors have the same places and shapes."""
+    if isinstance(state, Tensor) or isinstance(other, Tensor):
+        return isinstance(state, Tensor) and isinstance(other, Tensor) and state.shape == other.shape
+    if not isinstance(state, (tuple, list)) or not isinstance(other, (tuple, list)):
+        return state is None and other is None
+    return len(state) == len(other) and all(same_form(*parts) for parts in zip(state, other, strict=True))
+
+
 def to_device(state: Any, device: torch.device) -> Any:
     """The same nested tuple of tensors on another device."""
     if isinstance(state, Tensor):

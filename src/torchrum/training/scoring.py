@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from torchrum.tasks.base import Batch, Task
-from torchrum.training.checkpoint import load_checkpoint
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, from_json, identity
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import read_json
 from torchrum.training.records import CONFIG
+from torchrum.training.saved_state import check_config, load_state
 
 WEIGHT_TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # other precisions keep float32 weights
 
@@ -81,8 +81,10 @@ def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.M
     """The trained model of a run folder, on the CPU, ready to use."""
     run = Path(run)
     config = read_config(run)
+    weights, state = load_state(run, which)
+    check_config(run, config, state)
     model = build(config).to(dtype=WEIGHT_TYPES.get(config.precision, torch.float32))
-    fill(model, load_checkpoint(run, which)[0], run)
+    fill(model, weights, run)
     return model.eval()
 
 

@@ -16,9 +16,9 @@ from torchrum.layers.cells import compile_steps
 from torchrum.layers.observing import diagonal_dominance, recurrent_blocks
 from torchrum.training import random_state
 from torchrum.training.average import Average
-from torchrum.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from torchrum.training.checkpoint import has_checkpoint, save_checkpoint
 from torchrum.training.config import TrainConfig
-from torchrum.training.config_file import differences, identity, to_json
+from torchrum.training.config_file import to_json
 from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import read_json, write_json
@@ -33,10 +33,11 @@ from torchrum.training.records import (
     environment,
     last_scores,
 )
+from torchrum.training.resume import Trained, restore
 from torchrum.training.run_folder import claim_run
 from torchrum.training.run_state import Progress, Result, to_device
 from torchrum.training.schedule import plateau
-from torchrum.training.scoring import build, fill, score
+from torchrum.training.scoring import build, score
 from torchrum.training.signals import Interrupts
 from torchrum.training.step import TrainStep
 
@@ -116,13 +117,17 @@ class Trainer:
         data = config.task.setup(engine.device, config.seed)
         self._average = None if config.average is None else Average(module, config.average)
         self._step = TrainStep(config, engine, model, optimizer, generator, data, self._average)
-        self._progress = Progress()
-        return graph, self._restore() if resume else []
+        self._progress, self._mark = Progress(), None
+        notes: list[str] = []
+        if resume:
+            trained = Trained(config, engine, self._module, self._scored, self._optimizer, self._step)
+            self._progress, self._mark, notes = restore(self._folder, trained)
+        return graph, notes
 
     def _run(self, resume: bool, graph: bool, notes: list[str]) -> Result:
         config, engine, folder = self.config, self._engine, self._folder
         engine.first(lambda: self._open_folder(resume))
-        self._metrics = MetricsFile(folder, self._progress.step) if engine.rank == 0 else None
+        self._metrics = MetricsFile(folder, self._progress.step, self._mark) if engine.rank == 0 else None
         engine.start_tracker(config.logger, folder, config.name, to_json(config))
         display = Display(
             config.name,
@@ -274,7 +279,7 @@ class Trainer:
         for process in processes:
             self._check_finite(float(process["sums"]["loss"]))  # a run that has diverged must not replace a good one
         state = {
-            "config": identity(self.config),
+            "config": to_json(self.config),
             "progress": asdict(progress),
             "optimizer": self._optimizer.state_dict()["state"],
             "scaler": engine.scaler_state(),
@@ -286,7 +291,8 @@ class Trainer:
         def write() -> None:
             assert self._metrics is not None
             self._metrics.sync()
-            save_checkpoint(self._folder, progress.step, self._scored.state_dict(), state, best)
+            whole = {**state, "metrics": asdict(self._metrics.mark())}
+            save_checkpoint(self._folder, progress.step, self._scored.state_dict(), whole, best)
 
         engine.first(write)
 
@@ -300,49 +306,6 @@ class Trainer:
             (self._folder / RESULT).unlink(missing_ok=True)
         write_json(self._folder / ENVIRONMENT, now)
         write_json(self._folder / CONFIG, to_json(self.config))
-
-    def _restore(self) -> list[str]:
-        engine, folder = self._engine, self._folder
-        if not engine.first(lambda: has_checkpoint(folder)):
-            return [f"{folder} has no checkpoint yet: starting from the first step"]
-        if engine.world_size > 1:
-            engine.first(lambda: bool(load_checkpoint(folder)))  # one clear failure instead of one from each process
-        weights, state = load_checkpoint(folder)
-        changed = differences(state["config"], identity(self.config))
-        if changed:
-            raise RunError(f"the checkpoint in {folder} belongs to another run: {'; '.join(changed)}.")
-        fill(self._scored, weights, folder)
-        if self._average is not None:
-            fill(self._module, state["trained"], folder)
-        whole = self._optimizer.state_dict()
-        whole["state"] = state["optimizer"]  # the groups come from the config: they depend on the device
-        self._optimizer.load_state_dict(whole)
-        engine.load_scaler_state(state["scaler"])
-        self._progress = Progress(**state["progress"])
-        complete = self._progress.step >= self.config.steps or self._goal()
-        if complete and engine.first(lambda: (folder / RESULT).exists()):
-            done = f"{self._progress.step} steps are done, {self.config.steps} are asked for"
-            raise RunError(f"{folder} is complete: {done}. Pass more --steps, or --stop_at none.")
-        self._step.position.fill_(self._progress.step)
-        notes = [f"resuming {folder} at step {self._progress.step}"]
-        processes = state["processes"]
-        same = len(processes) == engine.world_size
-        mine = processes[engine.rank] if same else None
-        if self.config.task.carries_state and not same:
-            raise RunError(f"{folder} carries the state of {len(processes)} processes; resume it with as many.")
-        # sums are means over rows, so the mean over the processes stands for any number of them
-        for name in processes[0]["sums"]:
-            value = mine["sums"][name] if mine else sum(process["sums"][name] for process in processes) / len(processes)
-            self._step.sums[name] = value.to(engine.device)
-        if mine is not None:
-            self._step.carried = to_device(mine["carried"], engine.device)
-        known = mine if mine is not None else processes[0]  # the data come from the same state in every process
-        if not random_state.restore(known["random"], self._step.generator):
-            self._step.generator.manual_seed(self.config.seed + self._progress.step)
-            notes.append("the run was on another kind of device: its random numbers start anew, results may differ")
-        if not same:
-            random_state.seed_process(self.config.seed + self._progress.step, engine.rank)
-        return notes
 
     def _end(self, outcome: tuple[str, dict[str, float]]) -> Result:
         stopped, scores = outcome
