@@ -131,7 +131,11 @@ def test_a_moved_text_is_named_again(run, capsys, tmp_path):
         ("train char-rum --data noise.bin", 1, "noise.bin is not text"),
         ("train copying-rum --data short.txt", 2, "copying-rum-t200 reads no text of your own"),
         ("train char-rum --batch_size 8", 2, "batch_size is 8, but the text is read in 32 lanes"),
-        ("train char-rum --task.corpus enwik8", 2, "there is no corpus 'enwik8'; take ptb or ptb.char"),
+        (
+            "train char-rum --task.corpus enwik8",
+            2,
+            "corpus='enwik8' belongs to a text of your own; take corpus ptb or ptb.char",
+        ),
         ("train char-rum --model.tied true", 2, "tied=True needs an embedding as wide as the layer"),
     ],
 )

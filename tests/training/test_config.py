@@ -136,3 +136,14 @@ def test_every_field_has_a_meaning():
 
     for cls in (TrainConfig, ModelConfig, OptimizerConfig):
         assert set(field_names(cls)) <= set(field_help(cls))
+
+
+def test_a_field_that_an_older_run_did_not_know_may_be_off():
+    """A checkpoint of an earlier version goes on as long as what came since is not used."""
+    config = tiny()
+    old = identity(config)
+    for name in ("groups", "weight_decay"):
+        del old["optimizer"][name]
+    assert differences(old, identity(config)) == []
+    changed = replace(config, optimizer=replace(config.optimizer, groups="weight_hh:0.1"))
+    assert differences(old, identity(changed)) == ["optimizer.groups None -> 'weight_hh:0.1'"]

@@ -154,3 +154,24 @@ def test_the_state_of_every_optimizer_is_known_and_checked(name):
         wrong = {0: dict.fromkeys(state[0], value)}
         with pytest.raises(RunError, match="does not fit the optimizer"):
             load_optimizer_state(optimizer, config, wrong, Path("run"))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_groups_have_rates_of_their_own(graph):
+    model = torch.nn.GRU(2, 3)
+    config = OptimizerConfig(groups="weight_hh:0.1, bias:0")
+    optimizer = build_optimizer(config, model, graph, torch.device("cpu"))
+    set_learning_rate(optimizer, 0.5)
+    rates = {id(param): float(group["lr"]) for group in optimizer.param_groups for param in group["params"]}
+    found = {name: rates[id(param)] for name, param in model.named_parameters()}
+    wanted = {"weight_ih_l0": 0.5, "weight_hh_l0": 0.05, "bias_ih_l0": 0.0, "bias_hh_l0": 0.0}
+    assert found == pytest.approx(wanted)
+
+
+def test_wrong_groups_are_refused():
+    for text in ("weight_hh", "weight_hh:x", ":2", "a:-1"):
+        with pytest.raises(ConfigError, match="write parts of names with factors of lr"):
+            OptimizerConfig(groups=text)
+    config = OptimizerConfig(groups="kernel:0.1")
+    with pytest.raises(ConfigError, match="groups names kernel, but no parameter is called so; there are weight_ih_l0"):
+        build_optimizer(config, torch.nn.GRU(2, 3), False, torch.device("cpu"))

@@ -7,7 +7,7 @@ import torch
 
 from texts import small_text
 from torchrum.recipes import load_recipe
-from torchrum.training import Trainer, override, read_metrics
+from torchrum.training import ModelConfig, Trainer, evaluate, override, read_metrics
 from torchrum.training.checkpoint import load_checkpoint
 
 SMALL = "steps=30 eval_every=3 log_every=3 batch_size=8 task.lanes=8 task.segment=20 task.validation_lanes=4 device=cpu"
@@ -47,3 +47,33 @@ def test_a_run_survives_being_cut(tmp_path, schedule, average):
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     rates = {line["lr"] for line in read_metrics(run, "train")}
     assert len(rates) > 2
+
+
+LAYERS = {
+    "rum": ["model.hidden_size=64"],
+    "fs": ["model.hidden_size=32", "model.slow=rum", "model.slow_size=48", "model.eta=1"],
+    "lstm": ["model.hidden_size=32"],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision, tolerance", [("32-true", 1e-3), ("bf16-mixed", 2e-2)])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_captured_steps_give_the_losses_of_plain_ones(tmp_path, layer, precision, tolerance):
+    """Over the start of a second epoch, where the carried state is reset in its place; then scored in one lane."""
+    (tmp_path / "book.txt").write_bytes(small_text(3000))
+    fields = [
+        *SMALL.replace("device=cpu", "device=cuda").split(),
+        "task.shown=0",
+        "log_every=1",
+        f"precision={precision}",
+    ]
+    config = replace(load_recipe("char-rum"), model=ModelConfig(layer=layer, embedding_size=16))
+    config = override(config, [*fields, *LAYERS[layer]])
+    config = replace(config, task=config.task.reading(tmp_path / "book.txt"))
+    for name, graph in (("captured", True), ("plain", False)):
+        Trainer(replace(config, graph=graph), quiet=True).fit(tmp_path / name)
+    losses = [[line["loss"] for line in read_metrics(tmp_path / name, "train")] for name in ("captured", "plain")]
+    assert losses[0] == pytest.approx(losses[1], rel=tolerance)
+    on = [evaluate(tmp_path / "captured", device=device)["bpc"] for device in ("cuda", "cpu")]
+    assert on[0] == pytest.approx(on[1], rel=tolerance)

@@ -2,6 +2,7 @@
 
 import codecs
 import math
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -69,11 +70,7 @@ class CharLM(Task):
         check_sizes(self, "lanes", "segment", "validation_lanes")
         if not 0 < self.heldout < 0.5:
             raise ValueError(f"CharLM: heldout={self.heldout!r}; it must be above 0 and below 0.5.")
-        if self.corpus not in KNOWN and not self.sha256:
-            raise ValueError(
-                f"CharLM: there is no corpus {self.corpus!r}; take {' or '.join(KNOWN)}, "
-                "or give a text of your own with --data PATH (in Python: task.reading(path))."
-            )
+        self._check_text()
         if self.segments < 1:
             needed = self.lanes * self.segment + 1
             raise ValueError(
@@ -81,6 +78,24 @@ class CharLM(Task):
                 f"of one segment of {self.segment} need {needed}; take a longer text, fewer lanes "
                 "(--task.lanes and --batch_size) or a shorter --task.segment."
             )
+
+    def _check_text(self) -> None:
+        given = {name: getattr(self, name) for name in ("symbols", "sizes", "words", "memoryless", "sha256", "path")}
+        if not self.sha256 and (self.corpus not in KNOWN or any(given.values())):
+            wrong = next((f"{name}={value!r}" for name, value in given.items() if value), f"corpus={self.corpus!r}")
+            raise ValueError(
+                f"CharLM: {wrong} belongs to a text of your own; take corpus {' or '.join(KNOWN)}, "
+                "or give a text with --data PATH (in Python: task.reading(path))."
+            )
+        if self.sha256:
+            counts = (*self.sizes, *self.words)
+            sound = len(self.sizes) == len(self.words) == 3 and all(isinstance(n, int) and n >= 0 for n in counts)
+            hexadecimal = re.fullmatch("([0-9a-f]{2}){1,256}", self.symbols) is not None
+            if not (sound and hexadecimal and math.isfinite(self.memoryless)):
+                raise ValueError(
+                    f"CharLM: symbols, sizes, words and memoryless of {self.corpus} do not describe a text; "
+                    "they are read from it: give it with --data PATH."
+                )
 
     def reading(self, path: Path | str) -> "CharLM":
         """The same task on a text of the user's own: a file, or a folder (see ``torchrum.data.text.read_own``)."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torchrum.tasks.base import Task
 from torchrum.training.errors import ConfigError
-from torchrum.training.schedule import milestones
+from torchrum.training.schedule import milestones, rate_factors
 
 
 def _positive(owner: str, **values: float) -> None:
@@ -75,11 +75,12 @@ class OptimizerConfig:
     """Decoupled decay of the weights (adam only)."""
     clip: float | None = None
     """Largest norm of the gradient of all parameters together; one that is not finite is dropped. None: no limit."""
+    groups: str = ""
+    """Rates of some parameters, as factors of lr, by a part of their names: weight_hh:0.1,embedding:0.5."""
     warmup: int = 0
     """Steps in which the learning rate rises linearly to lr."""
     schedule: str = "constant"
-    """constant; linear or cosine, to zero at the last step; steps and factors of lr, as 1000:0.3,2000:0.1; or
-    plateau/0.25/5: times 0.25 after 5 validations without a better one."""
+    """constant; linear, cosine: to zero at the end; steps:factors, as 1000:0.3,2000:0.1; or plateau/FACTOR/PATIENCE."""
 
     def __post_init__(self) -> None:
         _choice("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
@@ -91,6 +92,7 @@ class OptimizerConfig:
         if self.weight_decay and self.name != "adam":
             raise ConfigError(f"optimizer: weight_decay works with 'adam' only, not with {self.name!r}.")
         milestones(self.schedule)
+        rate_factors(self.groups)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,6 @@ def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """Where two plain trees differ, in words."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
+        keys = [*old, *(key for key in new if key not in old and new[key])]  # what an older version lacked is off
         return [line for key in keys for line in differences(old.get(key), new.get(key), f"{prefix}.{key}".strip("."))]
     return [] if old == new else [f"{prefix} {old!r} -> {new!r}"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchrum.training.config import OptimizerConfig
-from torchrum.training.errors import RunError
-from torchrum.training.schedule import plateau, schedule_factor
+from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.schedule import plateau, rate_factors, schedule_factor
 
 
 class RMSpropTF(Optimizer):
@@ -76,8 +76,10 @@ class RMSpropTF(Optimizer):
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, device: torch.device) -> Optimizer:
     """Make the optimizer; with ``graph`` its step can be recorded in a CUDA graph and its rate still be changed."""
-    params = [param for param in model.parameters() if param.requires_grad]
+    params = parameter_groups(model, rate_factors(config.groups))
     lr: float | Tensor = torch.tensor(config.lr, device=device) if graph else config.lr
+    for group in params if graph else ():  # each fills its own rate
+        group["lr"] = torch.tensor(config.lr, device=device)
     if config.name == "rmsprop_tf":
         eps = 1e-10 if config.eps is None else config.eps
         return RMSpropTF(params, lr=lr, decay=config.decay, eps=eps, capturable=graph)
@@ -115,6 +117,23 @@ def load_optimizer_state(
     optimizer.load_state_dict({**whole, "state": {number: dict(kept) for number, kept in state.items()}})
 
 
+def parameter_groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
+    """The parameters with the factor of their rate: that of the first name in ``factors`` that is a part of theirs."""
+    groups: dict[float, list[Tensor]] = {}
+    found = set()
+    for name, param in model.named_parameters():
+        part = next((part for part in factors if part in name), None)
+        found.add(part)
+        if param.requires_grad:
+            groups.setdefault(1.0 if part is None else factors[part], []).append(param)
+    if lost := [part for part in factors if part not in found]:
+        names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name, _ in model.named_parameters()))
+        raise ConfigError(
+            f"optimizer: groups names {', '.join(lost)}, but no parameter is called so; there are {names}."
+        )
+    return [{"params": params, "rate_factor": factor} for factor, params in groups.items()]
+
+
 def learning_rate(config: OptimizerConfig, step: int, steps: int, drops: int = 0) -> float:
     """The rate of the step that follows ``step`` finished ones, of ``steps`` in all, after ``drops`` plateaus."""
     factor, _ = plateau(config.schedule) or (1.0, 0)
@@ -122,9 +141,10 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int, drops: int = 0
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Give every group the rate; a tensor is filled in place, since a CUDA graph reads that very memory."""
+    """Give every group the rate times its factor; a tensor is filled in place: a CUDA graph reads that very memory."""
     for group in optimizer.param_groups:
+        own = rate * group.get("rate_factor", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own

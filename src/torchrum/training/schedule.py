@@ -59,3 +59,19 @@ def schedule_factor(schedule: str, warmup: int, step: int, steps: int) -> float:
 
 def _milestone_factor(schedule: str, step: int) -> float:
     return next((factor for start, factor in reversed(milestones(schedule)) if step >= start), 1.0)
+
+
+def rate_factors(groups: str) -> dict[str, float]:
+    """Parts of names and the factors of lr for parameters that have them in their names."""
+    factors: dict[str, float] = {}
+    for part in filter(None, groups.split(",")):
+        name, _, factor = part.rpartition(":")
+        try:
+            factors[name.strip()] = float(factor)
+        except ValueError:
+            factors[name.strip()] = math.nan
+    if not all(name and 0 <= factor < math.inf for name, factor in factors.items()):
+        raise ConfigError(
+            f"optimizer: groups is {groups!r}; write parts of names with factors of lr, as weight_hh:0.1,embedding:0.5."
+        )
+    return factors
