@@ -411,6 +411,7 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5, backend="cuda"), "backend='cuda' is not known"),
         (lambda: RUM(4, 5, update_gate=0), "update_gate=0; it must be True or False"),
         (lambda: RUM(4, 5, target_bias_init=float("nan")), "target_bias_init=nan"),
+        (lambda: RUM(4, 5, embed_bias_init=-1.0), "embed_bias_init=-1.0 is a norm; it must be 0 or more"),
         (lambda: RUM(4, 5, backend="fused")(torch.randn(3, 2, 4)), "backend='fused' cannot run: the input is on cpu"),
         (lambda: RUM(4, 5)(torch.randn(3, 2, 6)), "Expected 4, got 6"),
         (lambda: RUM(4, 5)(torch.randn(4)), r"input has shape \(4,\); it must be \(T, B, I\)"),
@@ -456,3 +457,14 @@ def test_warnings():
         RUM(4, 5, dropout=0.5)
     with pytest.warns(UserWarning, match="expect chaos"):
         RUM(4, 5, lam=2)
+
+
+def test_the_embedding_bias_starts_with_the_norm_asked_for():
+    rum = RUM(4, 400, num_layers=2, bidirectional=True, embed_bias_init=2.0, target_bias_init=0.5)
+    for name, bias in rum.named_parameters():
+        if name.startswith("bias"):
+            assert bias[-400:].norm().item() == pytest.approx(2.0, rel=0.2)
+            assert bias[:400].unique().item() == 0.5
+    assert RUM(4, 400, embed_bias_init=0.0).bias_ih_l0[-400:].count_nonzero() == 0
+    assert RUM(4, 400, embed_bias_init=2.0, embed_bias=False).bias_ih_l0.shape == (800,)  # no bias, nothing to draw
+    assert RUMCell(4, 400, embed_bias_init=2.0).bias_ih[-400:].norm().item() == pytest.approx(2.0, rel=0.2)

@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.layers.registry import build_layer
 from torchrum.models import build_model
 from torchrum.recipes import RECIPES, load_recipe
+from torchrum.recipes.demo import demo
 from torchrum.tasks import Copying, Recall
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
@@ -16,6 +19,24 @@ def test_every_recipe_is_a_config_of_its_name(name):
     assert config.about
 
 
+@pytest.mark.parametrize("config", [*(make() for make in RECIPES.values()), demo("rum")], ids=lambda c: c.name)
+def test_recipes_do_not_lean_on_the_defaults_of_rum(config):
+    """The defaults are chosen for everyday data; the paper's models must not follow them."""
+    if config.model.layer == "rum":
+        assert PAPER_OPTIONS.items() <= config.model.options.items()
+
+
+def test_the_papers_options_are_the_papers():
+    """relu, gate biases of 1, no bias to the embedded input: tables of the paper depend on it."""
+    paper = {"activation": "relu", "target_bias_init": 1.0, "update_bias_init": 1.0, "embed_bias_init": 0.0}
+    assert paper == PAPER_OPTIONS
+    layer = build_layer("rum", 3, 8, **PAPER_OPTIONS)
+    assert layer.options.activation == "relu"
+    assert layer.bias_ih_l0.tolist() == [1.0] * 16 + [0.0] * 8
+    slow = build_layer("fs", 3, 8, slow="rum").cells[0].slow
+    assert slow.options.activation == "relu" and slow.bias_ih.tolist() == [1.0] * 16 + [0.0] * 8
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("copying", "recall"))])
 def test_generated_tasks_share_batch_and_rate(name):
     config = load_recipe(name)
@@ -27,10 +48,10 @@ def test_generated_tasks_share_batch_and_rate(name):
 @pytest.mark.parametrize(
     "model, hidden_size, options",
     [
-        ("rum", 250, {}),
-        ("rum-eta", 250, {"eta": 1.0}),
-        ("rum-lam1", 100, {"lam": 1}),
-        ("rum-lam1-eta", 100, {"lam": 1, "eta": 1.0}),
+        ("rum", 250, PAPER_OPTIONS),
+        ("rum-eta", 250, {**PAPER_OPTIONS, "eta": 1.0}),
+        ("rum-lam1", 100, {**PAPER_OPTIONS, "lam": 1}),
+        ("rum-lam1-eta", 100, {**PAPER_OPTIONS, "lam": 1, "eta": 1.0}),
         ("lstm", 250, {}),
         ("gru", 250, {}),
     ],

@@ -13,7 +13,7 @@ from ..ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, f
 from ..ops.rum_scan.options import LNOrder, RumOptions
 from .base import Cell, State
 from .lstm import LSTMCell, projected_like
-from .rum import RUMCell
+from .rum import PAPER_OPTIONS, RUMCell
 from .unitary import matrices_fixed
 
 SLOW = ("lstm", "rum")
@@ -222,5 +222,6 @@ def fast_slow(
         zoneout=zoneout,
         device=device,
         dtype=dtype,
+        **PAPER_OPTIONS,
     )
     return FastSlowCell(fast, rum, dropout=cell_dropout, backend=backend)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,14 @@ from ..ops.rum_scan.reference import working_dtype
 from .base import Cell, State
 
 Weights = Mapping[str, Tensor | None]
+
+PAPER_OPTIONS: dict[str, Any] = {
+    "activation": "relu",
+    "target_bias_init": 1.0,
+    "update_bias_init": 1.0,
+    "embed_bias_init": 0.0,
+}
+"""The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""
 
 EXACT_UNITS = 512
 """Hidden units up to which the fused scan of lam = 0 goes forward in exact products while torch rounds to TF32; beyond,
@@ -48,6 +57,7 @@ class RUMCell(Cell):
         zoneout: chance that a unit keeps its old value; in evaluation the two values are mixed in that proportion.
         embed_bias: False leaves out b_eps.
         target_bias_init, update_bias_init: start values of b_tau and b_u.
+        embed_bias_init: expected norm of the random vector that b_eps starts from; 0 starts it at zero.
         backend: "auto", or "fused", "native", "torch" or "reference" to insist on one.
 
     Example:
@@ -77,6 +87,7 @@ class RUMCell(Cell):
         embed_bias: bool = True,
         target_bias_init: float = 1.0,
         update_bias_init: float = 1.0,
+        embed_bias_init: float = 0.0,
         backend: Backend = "auto",
     ) -> None:
         check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
@@ -95,7 +106,7 @@ class RUMCell(Cell):
             backend=backend,
         )
         self.backend: Backend = backend
-        self.starts = RumStarts("RUMCell", lam, target_bias_init, update_bias_init)
+        self.starts = RumStarts("RUMCell", lam, target_bias_init, update_bias_init, embed_bias_init)
         shapes = rum_shapes(input_size, hidden_size, self.options, bias, embed_bias)
         for name in RUM_PARAMETERS:
             shape = shapes.get(name)
@@ -140,9 +151,11 @@ RUM_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "
 class RumStarts:
     """Values the biases and a learnable lam start from."""
 
-    def __init__(self, where: str, lam: float, target_bias: float, update_bias: float) -> None:
-        check_finite(where, target_bias_init=target_bias, update_bias_init=update_bias)
-        self.lam, self.target_bias, self.update_bias = float(lam), target_bias, update_bias
+    def __init__(self, where: str, lam: float, target_bias: float, update_bias: float, embed_bias: float) -> None:
+        check_finite(where, target_bias_init=target_bias, update_bias_init=update_bias, embed_bias_init=embed_bias)
+        if embed_bias < 0:
+            raise ValueError(f"{where}: embed_bias_init={embed_bias!r} is a norm; it must be 0 or more.")
+        self.lam, self.target_bias, self.update_bias, self.embed_bias = float(lam), target_bias, update_bias, embed_bias
 
 
 def rum_options(
@@ -228,6 +241,8 @@ def init_rum_weights(weights: Weights, options: RumOptions, starts: RumStarts) -
         bias[:H] = starts.target_bias
         if options.update_gate:
             bias[H : 2 * H] = starts.update_bias
+        if starts.embed_bias > 0 and bias.shape[0] == weight_ih.shape[0]:
+            bias[-H:].normal_(0, starts.embed_bias / math.sqrt(H))
     if ln_weight is not None and ln_bias is not None:
         ln_weight.fill_(1)
         ln_bias.zero_()

@@ -37,7 +37,7 @@ class RUM(Recurrent):
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
             :class:`torch.nn.GRU`.
         lam, learn_lam, eta, activation, target_activation, update_gate, layer_norm, ln_order, zoneout, embed_bias,
-            target_bias_init, update_bias_init, backend: as in :class:`torchrum.RUMCell`.
+            target_bias_init, update_bias_init, embed_bias_init, backend: as in :class:`torchrum.RUMCell`.
 
     Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
     in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
@@ -80,6 +80,7 @@ class RUM(Recurrent):
         embed_bias: bool = True,
         target_bias_init: float = 1.0,
         update_bias_init: float = 1.0,
+        embed_bias_init: float = 0.0,
         backend: Backend = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
@@ -97,7 +98,7 @@ class RUM(Recurrent):
             backend=backend,
         )
         self.backend: Backend = backend
-        self.starts = RumStarts("RUM", lam, target_bias_init, update_bias_init)
+        self.starts = RumStarts("RUM", lam, target_bias_init, update_bias_init, embed_bias_init)
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
         for index, suffix in enumerate(self._suffixes()):
             features = self.layer_input_size(index // self.num_directions)

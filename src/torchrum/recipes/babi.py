@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.data.babi import TASKS
 from torchrum.tasks import Babi
 from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
@@ -26,7 +27,7 @@ EPOCH, JOINT_EPOCH = Babi(task=1).steps_per_epoch(BATCH), Babi().steps_per_epoch
 
 # name: layer, options of the layer, one line about it
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "rum": ("rum", {}, "RUM, lam 0"),
+    "rum": ("rum", PAPER_OPTIONS, "RUM, lam 0"),
     "lstm": ("lstm", {}, "LSTM"),
     "gru": ("gru", {}, "GRU"),
     "goru": ("goru", {}, "GORU, gated and orthogonal"),
@@ -35,6 +36,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def _reader(layer: str, hidden_size: int, *, num_layers: int = 1, dropout: float = 0.0, **options: Any) -> ModelConfig:
     """A reader of the joint vocabulary, with dropout at every place where it has one."""
+    if layer == "rum":
+        options = {**PAPER_OPTIONS, **options}
     if dropout and num_layers > 1:
         options["dropout"] = dropout
     return ModelConfig(

@@ -3,13 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.tasks import CharLM
 from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
 TABLE = "Table 3"
 EPOCH = CharLM().segments  # 265 steps: 128 lanes in segments of 150
 
-RUM: dict[str, Any] = {"layer_norm": True, "ln_order": "authors", "zoneout": 0.1}
+RUM: dict[str, Any] = {**PAPER_OPTIONS, "layer_norm": True, "ln_order": "authors", "zoneout": 0.1}
 """Options of every RUM of the table: the published models normalise the update gate after its sigmoid."""
 FAST_SLOW: dict[str, Any] = {"cell_dropout": 0.35, "zoneout": 0.1, "zoneout_cell": 0.5}
 FS_RUM = ModelConfig(
@@ -124,7 +125,7 @@ def char_ptb_awd() -> TrainConfig:
         output_dropout=0.1,
         locked_dropout=True,
         weight_drop=0.5,
-        options={"dropout": 0.25, "layer_norm": True, "ln_order": "authors", "eta": 1.0},
+        options={**PAPER_OPTIONS, "dropout": 0.25, "layer_norm": True, "ln_order": "authors", "eta": 1.0},
     )
     return replace(
         config,
@@ -158,7 +159,9 @@ def char_rum() -> TrainConfig:
     return TrainConfig(
         name="char-rum",
         task=CharLM(lanes=32, segment=100, validation_lanes=32, shown=200),
-        model=ModelConfig(layer="rum", hidden_size=256, embedding_size=64, options={"layer_norm": True, "eta": 1.0}),
+        model=ModelConfig(
+            layer="rum", hidden_size=256, embedding_size=64, options={**PAPER_OPTIONS, "layer_norm": True, "eta": 1.0}
+        ),
         optimizer=OptimizerConfig(name="adam", lr=2e-3, clip=0.05, warmup=50, schedule="cosine"),
         batch_size=32,
         steps=3000,

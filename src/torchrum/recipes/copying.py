@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.tasks import Copying
 from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
@@ -13,10 +14,10 @@ DELAYS = (200, 500, 1000)
 
 # name: layer, hidden size, options of the layer, the paper's result, one line about it
 MODELS: dict[str, tuple[str, int, dict[str, Any], Paper | None, str]] = {
-    "rum": ("rum", 250, {}, SOLVED, "RUM, lam 0, no time normalization"),
-    "rum-eta": ("rum", 250, {"eta": 1.0}, SOLVED, "RUM, lam 0, eta 1: slower and steadier"),
-    "rum-lam1": ("rum", 100, {"lam": 1}, SOLVED, "RUM with associative memory, lam 1"),
-    "rum-lam1-eta": ("rum", 100, {"lam": 1, "eta": 1.0}, SOLVED, "RUM, lam 1, eta 1"),
+    "rum": ("rum", 250, PAPER_OPTIONS, SOLVED, "RUM, lam 0, no time normalization"),
+    "rum-eta": ("rum", 250, {**PAPER_OPTIONS, "eta": 1.0}, SOLVED, "RUM, lam 0, eta 1: slower and steadier"),
+    "rum-lam1": ("rum", 100, {**PAPER_OPTIONS, "lam": 1}, SOLVED, "RUM with associative memory, lam 1"),
+    "rum-lam1-eta": ("rum", 100, {**PAPER_OPTIONS, "lam": 1, "eta": 1.0}, SOLVED, "RUM, lam 1, eta 1"),
     "lstm": ("lstm", 250, {}, BASELINE, "LSTM"),
     "gru": ("gru", 250, {}, BASELINE, "GRU"),
     "eunn": ("eunn", 250, {}, None, "EUNN, a unitary recurrence of capacity 2"),

@@ -1,10 +1,11 @@
 """The demonstration: associative recall at a size that a laptop learns in a minute or two."""
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.tasks import Recall
 from torchrum.training.config import ModelConfig, OptimizerConfig, TrainConfig
 
 MODELS = {
-    "rum": ModelConfig(layer="rum", hidden_size=32, options={"lam": 1}),
+    "rum": ModelConfig(layer="rum", hidden_size=32, options={**PAPER_OPTIONS, "lam": 1}),
     "lstm": ModelConfig(layer="lstm", hidden_size=32),
 }
 

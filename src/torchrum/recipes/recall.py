@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.tasks import Recall
 from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
@@ -11,8 +12,8 @@ LENGTHS = (30, 50)
 
 # name: layer, options of the layer, the paper's validation accuracy in percent at each length, one line about it
 MODELS: dict[str, tuple[str, dict[str, Any], dict[int, float], str]] = {
-    "rum-lam1": ("rum", {"lam": 1}, {30: 100, 50: 100}, "RUM with associative memory, lam 1"),
-    "rum": ("rum", {}, {}, "RUM, lam 0"),
+    "rum-lam1": ("rum", {**PAPER_OPTIONS, "lam": 1}, {30: 100, 50: 100}, "RUM with associative memory, lam 1"),
+    "rum": ("rum", PAPER_OPTIONS, {}, "RUM, lam 0"),
     "lstm": ("lstm", {}, {30: 25.6, 50: 20.5}, "LSTM"),
     "gru": ("gru", {}, {}, "GRU"),
     "fast-weights": ("fast_weights", {}, {30: 100, 50: 20.8}, "fast weights with layer norm"),

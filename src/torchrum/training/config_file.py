@@ -1,16 +1,19 @@
 """A config as plain data and back, and what two configs have in common."""
 
-import typing
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.tasks.base import Task
 from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import field_names, unknown_name
 
 T = TypeVar("T")
+
+FORMAT = 2
+"""Version of the layout; in the first one the options of RUM that a config left out were the paper's."""
 
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
 _PLACE = ("device", "devices", "nodes", "graph", "compile", "logger")
@@ -20,7 +23,7 @@ CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """The config as plain data; ``from_json`` is its inverse."""
-    return typing.cast(dict[str, Any], _plain(config))
+    return {"format": FORMAT, **_plain(config)}
 
 
 def _plain(value: Any) -> Any:
@@ -41,8 +44,8 @@ def task_name(kind: type[Task]) -> str:
 
 def from_json(data: Mapping[str, Any]) -> TrainConfig:
     """Rebuild a config from ``to_json``'s data; unknown fields and foreign classes are refused."""
-    parts = dict(data)
     try:
+        parts = {name: value for name, value in upgraded(data).items() if name != "format"}
         parts["task"] = _build(_task_class(parts["task"]["type"]), {**parts["task"], "type": None})
         parts["model"] = _build(ModelConfig, parts["model"])
         parts["optimizer"] = _build(OptimizerConfig, parts["optimizer"])
@@ -50,6 +53,17 @@ def from_json(data: Mapping[str, Any]) -> TrainConfig:
         return _build(TrainConfig, parts)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"this is not the config of a run: {error!r}") from error
+
+
+def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as plain data of any version, in the layout of today."""
+    found = data.get("format", 1)
+    if found > FORMAT:
+        raise ConfigError(f"the config has format {found}, written by a newer torchrum; this one reads up to {FORMAT}.")
+    if found == FORMAT or data["model"]["layer"] != "rum":
+        return {**data, "format": FORMAT}
+    options = {**PAPER_OPTIONS, **data["model"]["options"]}
+    return {**data, "format": FORMAT, "model": {**data["model"], "options": options}}
 
 
 def _build(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -93,6 +107,7 @@ def _without_local(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
 def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool = False) -> list[str]:
     """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
+    saved = upgraded(saved)
     if not whole:
         return differences(_identity(saved, config.task), identity(config))
     now = {name: value for name, value in to_json(config).items() if name in saved}
