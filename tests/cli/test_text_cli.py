@@ -129,6 +129,7 @@ def test_a_moved_text_is_named_again(run, capsys, tmp_path):
         ("train char-rum --data empty.txt", 1, "empty.txt is empty; it must hold text"),
         ("train char-rum --data short.txt", 2, "32 lanes of one segment of 100 need 3201; take a longer text"),
         ("train char-rum --data noise.bin", 1, "noise.bin is not text"),
+        ("train char-rum --data /dev/zero", 1, "/dev/zero is not a regular file"),
         ("train copying-rum --data short.txt", 2, "copying-rum-t200 reads no text of your own"),
         ("train char-rum --batch_size 8", 2, "batch_size is 8, but the text is read in 32 lanes"),
         (
@@ -156,6 +157,8 @@ def test_wrong_calls_are_one_clear_line(tmp_path, monkeypatch, capsys, words, co
         ("--prompt Überall", "the prompt has 'Ü', which the text of the run (book.txt) never shows; it knows"),
         ("--temperature -1", "temperature=-1.0 and length=500; both must be at least 0"),
         ("--length -5", "length=-5"),
+        ("--temperature nan", "temperature=nan"),
+        ("--seed 99999999999999999999", "seed=99999999999999999999; it must be at least 0 and below 2**63"),
     ],
 )
 def test_wrong_samples_are_refused_before_anything_is_printed(run, capsys, words, message):

@@ -106,3 +106,8 @@ def test_a_missing_text_says_what_is_taken(tmp_path):
 def test_a_part_without_known_symbols_is_refused():
     with pytest.raises(DataError, match="the valid part of the text has 0 symbols"):
         describe(Parts(b"aaaa", b"bbb", b"aa"))
+
+
+def test_a_text_of_one_symbol_is_still_a_text():
+    facts = describe(Parts(b"a" * 50, b"aa", b"aa"))
+    assert (facts.symbols, facts.memoryless) == (b"a", 0.0)

@@ -57,6 +57,7 @@ def test_weights_that_follow_score_better_on_what_repeats(run):
         ("rate=1", "--dynamic 'rate=1'"),
         ("segment=0", "segment is 0, but it must be at least 1"),
         ("lr=-1", "lr and decay must be at least 0"),
+        ("decay=nan", "lr and decay must be at least 0"),
     ],
 )
 def test_wrong_settings_are_refused(text, message):

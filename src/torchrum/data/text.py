@@ -109,6 +109,8 @@ def read_own(path: Path, heldout: float) -> Parts:
 
 
 def _read_file(path: Path) -> bytes:
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file; --data takes a text file or a folder of .txt files.")
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -126,7 +128,8 @@ def _read_file(path: Path) -> bytes:
 
 def describe(parts: Parts) -> Facts:
     """The facts of a text of the user's own."""
-    counts = torch.bincount(_bytes(parts.train).long(), minlength=256)
+    counts = sum(torch.bincount(piece.long(), minlength=256) for piece in _bytes(parts.train).split(CHUNK))
+    assert isinstance(counts, Tensor)
     order = sorted((byte for byte in range(256) if counts[byte]), key=lambda byte: (-int(counts[byte]), byte))
     symbols = bytes(order)
     ids = [encode(part, symbols) for part in parts]
@@ -135,8 +138,10 @@ def describe(parts: Parts) -> Facts:
         if size < 2:
             raise DataError(f"the {name} part of the text has {size} symbols; it must have at least 2.")
     words = (len(parts.train.split()), len(parts.valid.split()), len(parts.test.split()))
-    digest = hashlib.sha256(b"".join(parts)).hexdigest()
-    return Facts(symbols, sizes, words, _memoryless(ids[0], len(symbols)), digest)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return Facts(symbols, sizes, words, _memoryless(ids[0], len(symbols)), digest.hexdigest())
 
 
 def encode(text: bytes, symbols: bytes) -> Tensor:

@@ -1,5 +1,6 @@
 """Symbols drawn from a language model, one at a time."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -22,8 +23,10 @@ def sample(
     """
     if not prompt:
         raise ValueError("sample: the prompt is empty; give at least one symbol.")
-    if temperature < 0 or length < 0:
-        raise ValueError(f"sample: temperature={temperature} and length={length}; both must be at least 0.")
+    if not 0 <= temperature < math.inf or length < 0:
+        raise ValueError(f"sample: temperature={temperature} and length={length}; both must be at least 0, and finite.")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"sample: seed={seed}; it must be at least 0 and below 2**63.")
     device = model.readout.weight.device
     generator = torch.Generator().manual_seed(seed)
     logits, state = model(torch.tensor([prompt], device=device))

@@ -4,6 +4,7 @@ Each segment is scored first and learnt from after, with a pull back to the trai
 comparable with one of fixed weights, and is labelled wherever it stands.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ class DynamicConfig:
         for name in ("segment", "lanes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"dynamic: {name} is {getattr(self, name)}, but it must be at least 1.")
-        if min(self.lr, self.decay) < 0 or self.eps <= 0:
+        if not (0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf):
             given = f"lr {self.lr}, decay {self.decay}, eps {self.eps}"
             raise ConfigError(f"dynamic: {given}; lr and decay must be at least 0, eps above 0.")
 
