@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tolerances import TOL
 from torchrum import RUM
+from torchrum.cells import rum as rum_cell
 
 pytestmark = pytest.mark.gpu
 
@@ -439,3 +440,16 @@ def test_a_persistent_kernel_is_compiled_once_for_all_batches_of_its_height(monk
 def test_repr():
     layer = RUM(I, H, lam=1, eta=1.0, backend="fused", device=CUDA)
     assert repr(layer) == f"RUM({I}, {H}, lam=1.0, eta=1.0, backend=fused)"
+
+
+@pytest.mark.parametrize("lam", [0, 1])
+def test_parts_of_a_long_sequence_are_the_whole(lam, monkeypatch):
+    """Rows that have ended before a part begins have a length of 0 in it."""
+    monkeypatch.setattr(rum_cell, "PART_STEPS", 64)
+    monkeypatch.setattr(rum_cell, "PART_NUMBERS", 1)
+    rum, x = RUM(5, 32, lam=lam, activation="tanh").to(CUDA), torch.randn(200, 3, 5, device=CUDA)
+    for lengths in (None, torch.tensor([200, 1, 100])):
+        whole, _ = rum(x, lengths=lengths)
+        with torch.no_grad():
+            in_parts, _ = rum(x, lengths=lengths)
+        torch.testing.assert_close(in_parts, whole, rtol=1e-3, atol=1e-3)

@@ -393,7 +393,7 @@ def test_jacobian_and_hessian():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: RUM(0, 5), "input_size=0; it must be an integer above 0"),
+        (lambda: RUM(0, 5), "input_size=0 is not allowed; it must be an integer of at least 1"),
         (lambda: RUM(4, 5.0), r"hidden_size=5.0"),
         (lambda: RUM(4, 5, True), "num_layers=True"),
         (lambda: RUM(4, 5, bias=1), "bias=1; it must be True or False"),

@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+import torchrum
 from torchrum import RUM
 from torchrum.layers.registry import build_layer
 
@@ -158,7 +160,7 @@ def test_flops_of_the_backward_and_of_the_memory():
 def test_the_flop_counter_is_not_imported_with_the_package():
     code = "import sys, torch; before = set(sys.modules); import torchrum; assert not {'triton', 'torch.onnx', "
     code += "'torch.utils.flop_counter'} & (set(sys.modules) - before)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(torchrum.__file__).parents[1])
 
 
 class Model(nn.Module):

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
+from ..ops._checks import check_choice, check_finite, check_flags, check_positive_int, check_probability
 from ..ops._dispatch import BACKENDS, Backend
 from ..ops._onednn import explained_linear
-from ..ops._precision import exact_products, rounds_products
+from ..ops._precision import autocast_dtype, exact_products, rounds_products
 from ..ops._split import split_linear
 from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
 from ..ops.rum_scan.options import Activation, LNOrder
@@ -32,6 +32,11 @@ PAPER_OPTIONS: dict[str, Any] = {
 EXACT_UNITS = 512
 """Hidden units up to which the fused scan of lam = 0 goes forward in exact products while torch rounds to TF32; beyond,
 its products have sixteen bits."""
+
+PART_STEPS = 1024
+"""Steps, at least, of a part of a sequence that runs without gradients: many enough that its calls cost nothing."""
+PART_NUMBERS = 2**18
+"""Numbers, about, in the outputs of such a part; what it needs beside them is eight times that."""
 
 
 class RUMCell(Cell):
@@ -91,6 +96,7 @@ class RUMCell(Cell):
         backend: Backend = "auto",
     ) -> None:
         check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
+        check_flags("RUMCell", bias=bias, embed_bias=embed_bias)
         super().__init__(input_size, hidden_size)
         self.options = rum_options(
             "RUMCell",
@@ -127,14 +133,12 @@ class RUMCell(Cell):
         return project_rum(x, self._weights(), self.options)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        output, state = self._scan(x.unsqueeze(0), state, None)
+        weights = self._weights()
+        output, state = scan_rum(x.unsqueeze(0), state, weights, self.options, None, self.training, self.backend)
         return output.squeeze(0), state
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        return self._scan(self.project(x), state, lengths)
-
-    def _scan(self, xp: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        return scan_rum(xp, state, self._weights(), self.options, lengths, self.training, self.backend)
+        return run_rum(x, state, self._weights(), self.options, lengths, self.training, self.backend)
 
     def _weights(self) -> Weights:
         return {name: getattr(self, name) for name in RUM_PARAMETERS}
@@ -192,9 +196,7 @@ def rum_options(
     check_probability(where, zoneout=zoneout)
     if zoneout == 1:
         raise ValueError(f"{where}: zoneout=1 would keep every state for ever; it must be below 1.")
-    for name, flag in (("learn_lam", learn_lam), ("update_gate", update_gate), ("layer_norm", layer_norm)):
-        if not isinstance(flag, bool):
-            raise ValueError(f"{where}: {name}={flag!r}; it must be True or False.")
+    check_flags(where, learn_lam=learn_lam, update_gate=update_gate, layer_norm=layer_norm)
     if abs(lam) > 1:
         warnings.warn(
             f"{where}: with lam={lam} the angles of R grow {abs(lam)}-fold a step; expect chaos.", stacklevel=3
@@ -230,11 +232,16 @@ def init_rum_weights(weights: Weights, options: RumOptions, starts: RumStarts) -
     weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
     assert weight_ih is not None and weight_hh is not None
     H, I = weight_hh.shape[1], weight_ih.shape[1]
+
+    def orthogonal(columns: int) -> Tensor:
+        dtype = working_dtype(torch.get_default_dtype())  # 16-bit dtypes have no QR
+        return nn.init.orthogonal_(torch.empty(H, columns, device=weight_ih.device, dtype=dtype))
+
     for gate in range(options.num_gates):
         rows = slice(gate * H, (gate + 1) * H)
-        block = nn.init.orthogonal_(torch.empty(H, I + H, device=weight_ih.device))  # half types have no QR
+        block = orthogonal(I + H)
         weight_ih[rows], weight_hh[rows] = block[:, :I], block[:, I:]
-    weight_ih[-H:] = nn.init.orthogonal_(torch.empty(H, I, device=weight_ih.device))
+    weight_ih[-H:] = orthogonal(I)
     bias, ln_weight, ln_bias, lam = (weights[name] for name in ("bias_ih", "ln_weight", "ln_bias", "lam"))
     if bias is not None:
         bias.zero_()
@@ -275,6 +282,43 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
         with exact_products():
             return F.linear(x, weight, bias)
     return split_linear(x, weight, bias)
+
+
+def run_rum(
+    x: Tensor,
+    state: State,
+    weights: Weights,
+    options: RumOptions,
+    lengths: Tensor | None,
+    training: bool,
+    backend: Backend,
+) -> tuple[Tensor, State]:
+    """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
+
+    Where no gradient is recorded a long sequence goes through in parts, so that only the outputs grow with T.
+    """
+    steps = steps_at_once(x, state[0], options, training)
+    if steps is None:
+        return scan_rum(project_rum(x, weights, options), state, weights, options, lengths, training, backend)
+    outputs = []
+    for start in range(0, x.shape[0], steps):
+        xp = project_rum(x[start : start + steps], weights, options)
+        left = None if lengths is None else (lengths - start).clamp(min=0)
+        output, state = scan_rum(xp, state, weights, options, left, training, backend)
+        outputs.append(output)
+    return torch.cat(outputs), state
+
+
+def steps_at_once(x: Tensor, h: Tensor, options: RumOptions, training: bool) -> int | None:
+    """How many steps a part of a long sequence has; None where it is to run as a whole."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    if x.dtype != working_dtype(x.dtype) or autocast_dtype(x.device.type) is not None:
+        return None  # a scan carries its state in float32, which would be rounded between parts
+    if options.zoneout > 0 and training:
+        return None  # the masks are one draw for the sequence, which a checkpoint's second run must meet again
+    steps = max(PART_STEPS, PART_NUMBERS // max(h.numel(), 1) // PART_STEPS * PART_STEPS)
+    return steps if x.shape[0] > 2 * steps else None
 
 
 def scan_rum(

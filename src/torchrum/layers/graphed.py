@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ..ops._checks import check_positive_int
 from ..ops._dispatch import Choice
+from .checks import check_lengths
 from .recording import Lease, Recording, Recordings, UnrecordableError, place_of, put_together, take_apart
 from .recurrent import Hidden, Recurrent
 
@@ -142,7 +143,7 @@ class Graphed(nn.Module):
     def _checked_lengths(self, lengths: Tensor, input: Tensor) -> Tensor:
         if isinstance(self.layer, Recurrent) and input.dim() == 3:
             x = input.transpose(0, 1) if self.layer.batch_first else input
-            self.layer._check_lengths(lengths, x)  # its values can be read on the CPU only
+            check_lengths(type(self.layer).__name__, lengths, x)  # its values can be read on the CPU only
         return lengths
 
     def _replay(self, arguments: tuple[Any, Any, Any]) -> Any:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.fx.proxy import TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ..ops._precision import autocast_dtype
+from ..ops._checks import MismatchError, check_flags, check_positive_int
+from .checks import check_input, check_lengths, check_packed, check_part, state_parts
 
 State = tuple[Tensor, ...]
 Hidden = Tensor | tuple[Tensor | None, ...]
@@ -37,12 +38,8 @@ class Recurrent(nn.Module, ABC):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        for word, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise ValueError(f"{name}: {word}={value!r}; it must be an integer above 0.")
-        for word, value in (("bias", bias), ("batch_first", batch_first), ("bidirectional", bidirectional)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name}: {word}={value!r}; it must be True or False.")
+        check_positive_int(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        check_flags(name, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
         if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
             raise ValueError(f"{name}: dropout={dropout!r}; it must be a number from 0 to 1.")
         if dropout > 0 and num_layers == 1:
@@ -90,33 +87,40 @@ class Recurrent(nn.Module, ABC):
         if any(isinstance(part, torch.fx.Proxy) for part in (input, hx, lengths)):
             return self._leaf(input, hx, lengths)
         if isinstance(input, PackedSequence):
-            if lengths is not None:
-                raise ValueError(f"{type(self).__name__}: a PackedSequence has its lengths; leave lengths out.")
-            x, sizes = pad_packed_sequence(input)  # (T, B, I), in the order the user packed
-            state = self._read_state(hx, x)
-            out, state = self._run(x, state, sizes.to(x.device))
-            if input.sorted_indices is not None:
-                out = out.index_select(1, input.sorted_indices)
-                sizes = sizes[input.sorted_indices.to(sizes.device)]
-            data = pack_padded_sequence(out, sizes).data
-            packed = PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
-            return packed, self._write_state(state)
-
-        self._check_input(input)
+            return self._forward_packed(input, hx, lengths)
+        where = type(self).__name__
+        check_input(where, input, self.input_size, self.batch_first, self._any_weight())
         if input.dim() == 2:
             if lengths is not None:
-                raise ValueError(f"{type(self).__name__}: lengths needs batched input; got {tuple(input.shape)}.")
-            batched = None if hx is None else _map(hx, lambda part: part.unsqueeze(1))
+                raise MismatchError(f"{where}: lengths needs batched input; got {tuple(input.shape)}.")
             x = input.unsqueeze(1)
-            out, state = self._run(x, self._read_state(batched, x, unbatched=True), None)
+            out, state = self._run(x, self._read_state(hx, x, unbatched=True), None)
             return out.squeeze(1), _map(self._write_state(state), lambda part: part.squeeze(1))
         x = input.transpose(0, 1) if self.batch_first else input
+        going = None
         if lengths is not None:
-            lengths = self._check_lengths(lengths, x)
+            lengths = check_lengths(where, lengths, x)
+            going = (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths).unsqueeze(-1)  # (T, B, 1)
+            x = torch.where(going, x, 0.0)  # what stands past a row's end, NaN maybe, must reach no gradient
         out, state = self._run(x, self._read_state(hx, x), lengths)
-        if lengths is not None:
-            out = out * _going(lengths, x.shape[0]).unsqueeze(-1).to(out.dtype)
+        if going is not None:
+            out = torch.where(going, out, 0.0)
         return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
+
+    def _forward_packed(
+        self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None
+    ) -> tuple[PackedSequence, Hidden]:
+        if lengths is not None:
+            raise ValueError(f"{type(self).__name__}: a PackedSequence has its lengths; leave lengths out.")
+        check_packed(type(self).__name__, input, self.input_size, self._any_weight())
+        x, sizes = pad_packed_sequence(input)  # (T, B, I), in the order the user packed
+        out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
+        if input.sorted_indices is not None:
+            out = out.index_select(1, input.sorted_indices)
+            sizes = sizes[input.sorted_indices.to(sizes.device)]
+        data = pack_padded_sequence(out, sizes).data
+        packed = PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
+        return packed, self._write_state(state)
 
     def _leaf(self, input: Any, hx: Any, lengths: Any) -> Any:
         """The node that ``torch.fx.symbolic_trace`` makes of a call, as it makes of one of nn.GRU."""
@@ -144,81 +148,27 @@ class Recurrent(nn.Module, ABC):
         return x, last
 
     def _read_state(self, hx: Hidden | None, x: Tensor, unbatched: bool = False) -> list[State]:
-        """Split ``hx`` into one state tuple a recurrence, after checking its form."""
-        count = self.num_layers * self.num_directions
+        """Split ``hx`` into one state tuple per recurrence, after checking its form."""
+        where, count = type(self).__name__, self.num_layers * self.num_directions
+        parts = (None,) * len(self.state_names) if hx is None else state_parts(where, hx, self.state_names)
         fresh = [self.initial_state(index, x.shape[1], x) for index in range(count)]
-        if hx is None:
-            return fresh
-        name, single = type(self).__name__, len(self.state_names) == 1
-        parts = (hx,) if single and isinstance(hx, Tensor) else hx
-        if (
-            not isinstance(parts, tuple | list)
-            or len(parts) != len(self.state_names)
-            or single != isinstance(hx, Tensor)
-        ):
-            form = "a tensor" if single else f"a tuple ({', '.join(self.state_names)})"
-            given = f"a {type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, tuple | list) else "")
-            raise ValueError(f"{name}: hx is {given}; it must be {form}, or None.")
         columns = []
-        for word, part, start in zip(self.state_names, parts, zip(*fresh, strict=True), strict=True):
+        for name, part, start in zip(self.state_names, parts, zip(*fresh, strict=True), strict=True):
             if part is None:
                 columns.append(start)
                 continue
-            shape = (count, *start[0].shape)
-            if tuple(part.shape) != shape:
-                drop = (lambda s: (s[0], *s[2:])) if unbatched else tuple
-                raise ValueError(
-                    f"{name}: {word} in hx has shape {drop(tuple(part.shape))}; expected {drop(shape)}, "
-                    "(num_layers * num_directions, B, ...)."
-                )
-            if part.device != x.device or not part.is_floating_point():
-                raise ValueError(
-                    f"{name}: {word} in hx is {part.dtype} on {part.device}; it must be floating, on {x.device}."
-                )
+            part = part.unsqueeze(1) if unbatched else part
+            check_part(where, name, part, (count, *start[0].shape), unbatched, x)
             columns.append(tuple(part.unbind(0)))
         return list(zip(*columns, strict=True))
+
+    def _any_weight(self) -> Tensor:
+        """A parameter that tells the layer's device and dtype."""
+        return next(self.parameters())
 
     def _write_state(self, states: list[State]) -> Hidden:
         parts = tuple(torch.stack(column) for column in zip(*states, strict=True))
         return parts[0] if len(parts) == 1 else parts
-
-    def _check_input(self, input: Tensor) -> None:
-        name = type(self).__name__
-        if not isinstance(input, Tensor):
-            raise ValueError(f"{name}: input is a {type(input).__name__}; it must be a Tensor or a PackedSequence.")
-        if input.dim() not in (2, 3):
-            order = "(B, T, I)" if self.batch_first else "(T, B, I)"
-            raise ValueError(f"{name}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
-        if input.shape[-1] != self.input_size:
-            raise ValueError(
-                f"{name}: input.size(-1) must be equal to input_size. "
-                f"Expected {self.input_size}, got {input.shape[-1]}."
-            )
-        if not input.is_floating_point():
-            raise ValueError(f"{name}: input is {input.dtype}; it must be floating. Embed or one-hot encode it first.")
-        time = 1 if input.dim() == 3 and self.batch_first else 0
-        if input.shape[time] == 0:
-            raise ValueError(f"{name}: input has shape {tuple(input.shape)}, no time step; it needs at least one.")
-        parameter = next(self.parameters())
-        if parameter.device != input.device:
-            raise ValueError(
-                f"{name}: input is on {input.device}, the weights on {parameter.device}; move one of them."
-            )
-        if parameter.dtype != input.dtype and autocast_dtype(input.device.type) is None:
-            raise ValueError(f"{name}: input is {input.dtype}, the weights {parameter.dtype}; convert one of them.")
-
-    def _check_lengths(self, lengths: Tensor, x: Tensor) -> Tensor:
-        T, B = x.shape[:2]
-        if lengths.shape != (B,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-            raise ValueError(
-                f"{type(self).__name__}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; "
-                f"expected ({B},) integers."
-            )
-        if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and B > 0:
-            low, high = int(lengths.min()), int(lengths.max())
-            if low < 1 or high > T:
-                raise ValueError(f"{type(self).__name__}: lengths run from {low} to {high}; allowed are 1 to T={T}.")
-        return lengths.to(x.device)
 
     def extra_repr(self) -> str:
         words = [f"{self.input_size}, {self.hidden_size}"]
@@ -234,10 +184,6 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
     steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)  # (T, 1)
     source = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
     return x.gather(0, source.unsqueeze(-1).expand_as(x))
-
-
-def _going(lengths: Tensor, T: int) -> Tensor:
-    return torch.arange(T, device=lengths.device).unsqueeze(1) < lengths  # (T, B)
 
 
 def _map(hidden: Hidden, change) -> Hidden:

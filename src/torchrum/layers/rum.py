@@ -9,12 +9,12 @@ from ..cells.rum import (
     Weights,
     describe_options,
     init_rum_weights,
-    project_rum,
     rum_initial_state,
     rum_options,
     rum_shapes,
-    scan_rum,
+    run_rum,
 )
+from ..ops._checks import check_flags
 from ..ops._dispatch import Backend, Choice
 from ..ops._precision import autocast_dtype
 from ..ops.rum_scan import rum_scan_choice
@@ -56,6 +56,8 @@ class RUM(Recurrent):
         torch.Size([1, 3, 20, 20])
     """
 
+    weight_ih_l0: nn.Parameter
+
     def __init__(
         self,
         input_size: int,
@@ -84,6 +86,7 @@ class RUM(Recurrent):
         backend: Backend = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        check_flags("RUM", embed_bias=embed_bias)
         self.options = rum_options(
             "RUM",
             lam=lam,
@@ -129,13 +132,15 @@ class RUM(Recurrent):
         for index in range(len(self._suffixes())):
             init_rum_weights(self._weights(index), self.options, self.starts)
 
+    def _any_weight(self) -> Tensor:
+        return self.weight_ih_l0
+
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
         return rum_initial_state(batch_size, self.hidden_size, self.options, like.device, like.dtype)
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         weights = self._weights(index)
-        xp = project_rum(x, weights, self.options)
-        output, last = scan_rum(xp, state, weights, self.options, lengths, self.training, self.backend)
+        output, last = run_rum(x, state, weights, self.options, lengths, self.training, self.backend)
         if index == len(self._suffixes()) - 1 and not self.bidirectional and output.requires_grad:
             output = output.clone()  # the backward reads the states, and a user may write to what is returned
         return output, last

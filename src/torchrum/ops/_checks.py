@@ -1,4 +1,4 @@
-"""The one wording of user errors: what was given, what is allowed, how to go on."""
+"""The one wording of user errors: what was given, what is allowed, how to proceed."""
 
 import difflib
 import math
@@ -8,12 +8,21 @@ import torch
 from torch import Tensor
 
 
+class MismatchError(ValueError, RuntimeError):
+    """Tensors that do not fit, by shape, dtype or device; torch.nn raises the one class for some and the other for
+    others, and callers catch either."""
+
+
+class ArgumentTypeError(TypeError, ValueError):
+    """An argument of a wrong type: TypeError in torch.nn, and a wrong value all the same."""
+
+
 def check_same_shape(where: str, **tensors: Tensor) -> None:
     """All tensors must have the shape of the first one."""
     (first, x), *others = tensors.items()
     for name, y in others:
         if y.shape != x.shape:
-            raise ValueError(
+            raise MismatchError(
                 f"{where}: {name} has shape {tuple(y.shape)}, but {first} has {tuple(x.shape)}; "
                 "all of them must have one shape."
             )
@@ -24,11 +33,11 @@ def check_broadcast(where: str, **tensors: Tensor) -> None:
     (first, x), *others = tensors.items()
     for name, y in tensors.items():
         if y.ndim == 0 or y.shape[-1] == 0:
-            raise ValueError(f"{where}: {name} has shape {tuple(y.shape)}; it must be (..., H) with H at least 1.")
+            raise MismatchError(f"{where}: {name} has shape {tuple(y.shape)}; it must be (..., H) with H at least 1.")
     for name, y in others:
         leading = zip(reversed(x.shape[:-1]), reversed(y.shape[:-1]), strict=False)
         if y.shape[-1] != x.shape[-1] or any(m != n and m != 1 and n != 1 for m, n in leading):
-            raise ValueError(
+            raise MismatchError(
                 f"{where}: {name} has shape {tuple(y.shape)}, but {first} has {tuple(x.shape)}; "
                 "all inputs must be (..., H) with the same H and leading dimensions that broadcast."
             )
@@ -38,7 +47,7 @@ def check_square(where: str, **tensors: Tensor) -> None:
     """Every tensor must be ``(..., N, N)`` with N at least 1."""
     for name, x in tensors.items():
         if x.ndim < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] == 0:
-            raise ValueError(
+            raise MismatchError(
                 f"{where}: {name} has shape {tuple(x.shape)}; it must be (..., N, N), square with N at least 1."
             )
 
@@ -47,11 +56,11 @@ def check_floating(where: str, **tensors: Tensor) -> None:
     """Every argument must be a tensor of real floating point numbers."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{where}: {name} is a {type(x).__name__}; it must be a torch.Tensor. Convert it with torch.as_tensor."
             )
         if not x.dtype.is_floating_point:
-            raise ValueError(
+            raise MismatchError(
                 f"{where}: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16. "
                 "Convert it with .float()."
             )
@@ -62,7 +71,7 @@ def check_same_device(where: str, **tensors: Tensor) -> None:
     (first, x), *others = tensors.items()
     for name, y in others:
         if y.device != x.device:
-            raise ValueError(
+            raise MismatchError(
                 f"{where}: {name} is on {y.device}, but {first} is on {x.device}; move them to one device with .to()."
             )
 
@@ -81,8 +90,17 @@ def check_choice(where: str, name: str, value: object, choices: Collection[str])
 def check_positive_int(where: str, **values: object) -> None:
     """Every value must be an int of at least 1; a bool is not one."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or value < 1:
-            raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be an integer of at least 1.")
+        wrong_type = isinstance(value, bool) or not isinstance(value, int | torch.SymInt)
+        if wrong_type or value < 1:  # type: ignore[operator]
+            error = ArgumentTypeError if wrong_type else ValueError
+            raise error(f"{where}: {name}={value!r} is not allowed; it must be an integer of at least 1.")
+
+
+def check_flags(where: str, **flags: object) -> None:
+    """Every value must be a bool."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ArgumentTypeError(f"{where}: {name}={value!r}; it must be True or False.")
 
 
 def check_finite(where: str, **values: object) -> None:

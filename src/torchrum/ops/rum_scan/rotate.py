@@ -93,49 +93,51 @@ class TurnBackward:
     """The gradient of ``add_turned`` for a block of steps: what needs no gradient is done for all of them at once."""
 
     def __init__(self, angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> None:
-        self.angle, self.eps, self.tau, self.h = angle, eps, tau, h
-        p, k, inv_eps, inv_tau, _, _ = angle
-        zero = torch.zeros_like(p)
-        self.by_eps = self._coefficients(zero, inv_eps, inv_eps)  # (K, 8, B, 1), for each d.eps
-        self.by_tau = self._coefficients(inv_tau, zero, inv_tau)  # and for each d.tau
+        p, k, inv_eps, inv_tau, _, _ = self.angle = angle
+        # directions, not the vectors: 1/|tau| twice and 1/s.s would overflow where tau is short and against eps
+        self.e, self.w, self.h = eps * inv_eps, tau * inv_tau, h
+        zero, one = torch.zeros_like(p), torch.ones_like(p)
+        self.by_e = self._coefficients(zero, one)  # (K, 8, B, 1), for each d.e
+        self.by_w = self._coefficients(one, zero)  # and for each d.w
         self.tau_d, self.eps_d = 2 * (p - k) * inv_tau, 1 - 2 * k * inv_eps
         self.half_turns = half_turns(angle)
-        self.weights = torch.empty_like(self.by_eps)
-        parts = (eps, tau, h, self.weights, self.by_eps, self.by_tau, self.tau_d, *self.weights[:, :5].unbind(1))
+        self.weights = torch.empty_like(self.by_e)
+        parts = (self.e, self.w, h, self.weights, self.by_e, self.by_w, self.tau_d, *self.weights[:, :5].unbind(1))
         self.steps = list(zip(*(part.unbind(0) for part in parts), strict=True))
 
-    def _coefficients(self, d_w: Tensor, d_e: Tensor, d_s: Tensor) -> Tensor:
-        """Of eps and tau in the gradient of h; of h, eps, tau in those of tau and of eps; from d.w, d.e and d.s."""
+    def _coefficients(self, d_w: Tensor, d_e: Tensor) -> Tensor:
+        """Of e and w in the gradient of h; of h, e, w in those of tau and of eps; from d.w and d.e."""
         p, k, inv_eps, inv_tau, inv_square, _ = self.angle
-        scaled = inv_square * d_s
-        rest = d_w - scaled
-        to_h, cross = 2 * inv_eps * rest, 4 * inv_tau * inv_eps * k * scaled
-        to_tau = 2 * inv_tau.square() * ((2 * k - p) * scaled - (p - k) * d_w)
-        to_eps = inv_eps.square() * (4 * k * scaled - 2 * p * rest + 2 * k * (d_e - d_s))
-        minus = -2 * inv_tau * scaled
-        return torch.stack([to_h, minus, minus, cross, to_tau, to_h, to_eps, cross], -3)
+        scaled = inv_square * (d_w + d_e)
+        rest, cross = d_w - scaled, 4 * k * scaled
+        to_tau = 2 * ((2 * k - p) * scaled - (p - k) * d_w)
+        to_eps = cross - 2 * p * rest - 2 * k * d_w
+        of_tau = [inv_tau * part for part in (-2 * scaled, cross, to_tau)]
+        return torch.stack(
+            [2 * rest, -2 * scaled, *of_tau, *(inv_eps * part for part in (2 * rest, to_eps, cross))], -3
+        )
 
     def step(self, t: int, grad: Tensor, to_tau: Tensor) -> Tensor:
         """Step ``t`` of the block, from the gradient of the sum: tau's is written, h's returned."""
-        eps, tau, h, weights, by_eps, by_tau, tau_d, h_eps, h_tau, tau_h, tau_eps, tau_tau = self.steps[t]
-        torch.mul(by_eps, dot(grad, eps), out=weights).addcmul_(by_tau, dot(grad, tau))
-        combined = (grad * tau_d).addcmul_(tau_h, h).addcmul_(tau_eps, eps)
-        torch.addcmul(combined, tau_tau, tau, out=to_tau)
-        to_h = torch.addcmul(grad, h_eps, eps).addcmul_(h_tau, tau)
+        e, w, h, weights, by_e, by_w, tau_d, h_e, h_w, tau_h, tau_e, tau_w = self.steps[t]
+        torch.mul(by_e, dot(grad, e), out=weights).addcmul_(by_w, dot(grad, w))
+        combined = (grad * tau_d).addcmul_(tau_h, h).addcmul_(tau_e, e)
+        torch.addcmul(combined, tau_w, w, out=to_tau)
+        to_h = torch.addcmul(grad, h_e, e).addcmul_(h_w, w)
         return to_h - 2 * self.angle.opposite[t] * sum(self._reversed(t, grad)) if self.half_turns else to_h
 
     def eps_gradients(self, grad: Tensor) -> Tensor:
         """Gradients of all eps of the block, as summands and as directions."""
-        eps_h, eps_eps, eps_tau = self.weights[:, 5:].unbind(1)
-        total = (grad * self.eps_d).addcmul_(eps_h, self.h).addcmul_(eps_eps, self.eps).addcmul_(eps_tau, self.tau)
+        eps_h, eps_e, eps_w = self.weights[:, 5:].unbind(1)
+        total = (grad * self.eps_d).addcmul_(eps_h, self.h).addcmul_(eps_e, self.e).addcmul_(eps_w, self.w)
         if self.half_turns:
             p, inv_eps = self.angle.p, self.angle.inv_eps
-            change = dot(grad, self.eps * inv_eps) * self.h + p * grad - 2 * p * sum(self._reversed(slice(None), grad))
+            change = dot(grad, self.e) * self.h + p * grad - 2 * p * sum(self._reversed(slice(None), grad))
             total = total - 2 * self.angle.opposite * inv_eps * change
         return total
 
     def _reversed(self, at: int | slice, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The parts of ``grad`` along e and along the vector orthogonal to it that a half turn reverses."""
-        e = self.eps[at] * self.angle.inv_eps[at]
+        e = self.e[at]
         f = orthogonal_to(e)
         return dot(grad, e) * e, dot(grad, f) * f

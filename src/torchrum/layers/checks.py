@@ -1,0 +1,96 @@
+"""What a layer's call refuses, in words: its input, its initial state, its lengths."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from ..ops._checks import ArgumentTypeError, MismatchError
+from ..ops._precision import autocast_dtype
+
+
+def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, weight: Tensor) -> None:
+    """``(T, B, I)``, ``(B, T, I)`` or ``(T, I)`` with at least one step, fitting the weights."""
+    if not isinstance(input, Tensor):
+        raise ArgumentTypeError(f"{where}: input is a {type(input).__name__}; it must be a Tensor or a PackedSequence.")
+    if input.dim() not in (2, 3):
+        order = "(B, T, I)" if batch_first else "(T, B, I)"
+        raise MismatchError(f"{where}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
+    _check_features(where, input, input_size, weight)
+    if input.shape[1 if input.dim() == 3 and batch_first else 0] == 0:
+        raise MismatchError(f"{where}: input has shape {tuple(input.shape)}, no time step; it needs at least one.")
+
+
+def check_packed(where: str, input: PackedSequence, input_size: int, weight: Tensor) -> None:
+    """Packed ``(sum of lengths, I)``, fitting the weights."""
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            f"{where}: torch cannot export a PackedSequence. Pass the padded input and lengths=, which give the same."
+        )
+    if input.data.dim() != 2:
+        raise MismatchError(
+            f"{where}: the packed input has data of shape {tuple(input.data.shape)}; "
+            "it must be (sum of lengths, I): pack sequences of shape (length, I)."
+        )
+    _check_features(where, input.data, input_size, weight)
+
+
+def _check_features(where: str, input: Tensor, input_size: int, weight: Tensor) -> None:
+    if input.shape[-1] != input_size:
+        raise MismatchError(
+            f"{where}: input.size(-1) must be equal to input_size. Expected {input_size}, got {input.shape[-1]}."
+        )
+    if not input.is_floating_point():
+        raise MismatchError(f"{where}: input is {input.dtype}; it must be floating. Embed or one-hot encode it first.")
+    if weight.device != input.device:
+        raise MismatchError(f"{where}: input is on {input.device}, the weights on {weight.device}; move one of them.")
+    if weight.dtype != input.dtype and autocast_dtype(input.device.type) is None:
+        raise MismatchError(f"{where}: input is {input.dtype}, the weights {weight.dtype}; convert one of them.")
+
+
+def check_lengths(where: str, lengths: Tensor, x: Tensor) -> Tensor:
+    """``(B,)`` integers from 1 to T for ``x`` ``(T, B, ...)``, returned on its device; a GPU's values are not read."""
+    T, B = x.shape[:2]
+    if not isinstance(lengths, Tensor):
+        raise ArgumentTypeError(
+            f"{where}: lengths is a {type(lengths).__name__}; it must be a Tensor ({B},) of integers. "
+            "Pass torch.as_tensor(lengths)."
+        )
+    if lengths.shape != (B,) or lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise MismatchError(
+            f"{where}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; expected ({B},) integers."
+        )
+    if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and B > 0:
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 1 or high > T:
+            raise ValueError(f"{where}: lengths run from {low} to {high}; allowed are 1 to T={T}.")
+    return lengths.to(x.device)
+
+
+def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+    """The parts of an initial state: a tensor makes one, several come as a tuple in which R may be None."""
+    single = len(names) == 1
+    parts = (hx,) if single and isinstance(hx, Tensor) else hx
+    if not isinstance(parts, tuple | list) or len(parts) != len(names) or single != isinstance(hx, Tensor):
+        form = "a tensor" if single else f"a tuple ({', '.join(names)})"
+        given = f"a {type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, tuple | list) else "")
+        raise ArgumentTypeError(f"{where}: hx is {given}; it must be {form}, or None.")
+    for name, part in zip(names, parts, strict=True):
+        if part is not None and not isinstance(part, Tensor):
+            raise ArgumentTypeError(f"{where}: {name} in hx is a {type(part).__name__}; it must be a Tensor, or None.")
+    return tuple(parts)
+
+
+def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unbatched: bool, like: Tensor) -> None:
+    """``(num_layers * num_directions, B, ...)``; where the user gave no batch, ``part`` has got one of size 1."""
+    if tuple(part.shape) != shape:
+        given, wanted = ((*s[:1], *s[2:]) if unbatched else tuple(s) for s in (part.shape, shape))
+        raise MismatchError(
+            f"{where}: {name} in hx has shape {given}; expected {wanted}, (num_layers * num_directions, "
+            + ("...)." if unbatched else "B, ...).")
+        )
+    if part.device != like.device or not part.is_floating_point():
+        raise MismatchError(
+            f"{where}: {name} in hx is {part.dtype} on {part.device}; it must be floating, on {like.device}."
+        )

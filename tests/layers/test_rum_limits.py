@@ -1,0 +1,216 @@
+"""Inputs at the edge: vectors without a usable direction, padding that is not a number, dtypes, very long sequences."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+import torchrum
+from torchrum import RUM
+from torchrum.cells import rum as rum_cell
+from torchrum.layers.registry import LAYERS, build_layer
+from torchrum.ops.rum_scan import RumOptions, rum_scan
+
+both = pytest.mark.parametrize("lam", [0, 1])
+
+
+def one_step_gradient(eps: Tensor, tau: Tensor, h: Tensor, lam: float, backend: str) -> Tensor:
+    """Of the sum of new states in the projected input, for rows of ``eps``, ``tau``, ``h`` ``(B, H)``."""
+    H = eps.shape[-1]
+    xp = torch.cat([tau, torch.zeros_like(tau), eps], -1).unsqueeze(0).requires_grad_()
+    options = RumOptions(lam=lam, activation="tanh")
+    out, _ = rum_scan(xp, h, None, eps.new_zeros(2 * H, H), options=options, backend=backend)
+    return torch.autograd.grad(out.sum(), xp)[0]
+
+
+@both
+def test_short_tau_against_eps_has_a_finite_gradient(lam):
+    eps, tau = torch.tensor([[1.2106, -0.52136]]), torch.tensor([[-2.3396e-12, 9.2294e-13]])
+    h = torch.tensor([[0.3, 0.7]])
+    got = one_step_gradient(eps, tau, h, lam, "torch")
+    expected = one_step_gradient(eps, tau, h, lam, "reference")
+    assert got.isfinite().all()
+    # with lam 0 the gradient is a sum of terms that cancel to s.s = 1e-3 of their size, twice
+    torch.testing.assert_close(got, expected, rtol=5e-2 if lam == 0 else 1e-3, atol=1e-4)
+
+
+@both
+def test_gradients_are_finite_where_the_reference_is(lam):
+    """Norms from 1e-14 to 1e14, angles from nothing to a half turn."""
+    generator = torch.Generator().manual_seed(3)
+    B, H = 4000, 3
+    eps = torch.randn(B, H, generator=generator)
+    away = torch.randn(B, H, generator=generator) * 10 ** torch.empty(B, 1).uniform_(-7, 1, generator=generator)
+    tau = eps * torch.randn(B, 1, generator=generator).sign() + away
+    eps, tau = (x * 10 ** torch.empty(B, 1).uniform_(-14, 14, generator=generator) for x in (eps, tau))
+    h = torch.randn(B, H, generator=generator)
+    expected = one_step_gradient(eps, tau, h, lam, "reference")
+    got = one_step_gradient(eps, tau, h, lam, "torch")
+    assert expected.isfinite().all()
+    assert got.isfinite().all()
+
+
+@both
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("shape", [dict(), dict(num_layers=2, bidirectional=True), dict(batch_first=True)], ids=str)
+def test_padding_touches_nothing(shape, value, lam):
+    rum = RUM(3, 4, lam=lam, dtype=torch.float64, **shape)
+    lengths = torch.tensor([5, 2, 3])
+    x = torch.randn(3, 5, 3, dtype=torch.float64) if rum.batch_first else torch.randn(5, 3, 3, dtype=torch.float64)
+    ended = torch.arange(5).unsqueeze(1) >= lengths  # (T, B)
+    ended = (ended.T if rum.batch_first else ended).unsqueeze(-1)
+    results = []
+    for filling in (0.0, value):
+        padded = torch.where(ended, filling, x).requires_grad_()
+        output, hidden = rum(padded, lengths=lengths)
+        parts = [output, *(hidden if lam else (hidden,))]
+        grads = torch.autograd.grad([part.sin().sum() for part in parts], [padded, *rum.parameters()])
+        results.append([*parts, *grads])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert not results[0][3 if lam else 2][ended.expand_as(x)].any()  # the padding's own gradient
+
+
+@pytest.fixture
+def sixteen_bits():
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("sixteen_bits")
+@pytest.mark.parametrize("lam", [0, 1, 0.5])
+def test_a_default_dtype_of_sixteen_bits(lam):
+    rum = RUM(3, 4, 2, lam=lam, layer_norm=True, learn_lam=lam == 0.5)
+    assert {parameter.dtype for parameter in rum.parameters()} == {torch.bfloat16}
+    output, _ = rum(torch.randn(5, 2, 3))
+    assert output.dtype == torch.bfloat16
+    output.sum().backward()
+    assert rum.weight_hh_l0.grad.isfinite().all()
+
+
+def test_orthogonal_weights_are_the_same_in_a_default_dtype_of_sixteen_bits(sixteen_bits):
+    torch.manual_seed(0)
+    low = RUM(3, 4)
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    torch.testing.assert_close(low.weight_ih_l0, RUM(3, 4).weight_ih_l0.bfloat16())
+
+
+@both
+@pytest.mark.parametrize("shape", [dict(), dict(num_layers=2, bidirectional=True)], ids=str)
+def test_parts_of_a_long_sequence_are_the_whole(shape, lam, monkeypatch):
+    """Without gradients the layer projects and scans a part at a time; the results are those of one scan."""
+    monkeypatch.setattr(rum_cell, "PART_STEPS", 16)
+    monkeypatch.setattr(rum_cell, "PART_NUMBERS", 100)
+    steps, scan = [], rum_cell.scan_rum
+    monkeypatch.setattr(rum_cell, "scan_rum", lambda xp, *rest: [steps.append(len(xp)), scan(xp, *rest)][1])
+    rum, x = RUM(3, 4, lam=lam, dtype=torch.float64, **shape), torch.randn(70, 2, 3, dtype=torch.float64)
+    for lengths in (None, torch.tensor([70, 1]), torch.tensor([40, 33])):
+        steps.clear()
+        whole = rum(x, lengths=lengths)
+        assert set(steps) == {70}
+        steps.clear()
+        with torch.no_grad():
+            in_parts = rum(x, lengths=lengths)
+        assert steps[:5] == [16, 16, 16, 16, 6]
+        torch.testing.assert_close(in_parts, whole)
+
+
+def test_what_cannot_run_in_parts_runs_whole(monkeypatch):
+    monkeypatch.setattr(rum_cell, "PART_STEPS", 4)
+    monkeypatch.setattr(rum_cell, "PART_NUMBERS", 1)
+    steps, scan = [], rum_cell.scan_rum
+    monkeypatch.setattr(rum_cell, "scan_rum", lambda xp, *rest: [steps.append(len(xp)), scan(xp, *rest)][1])
+    x = torch.randn(20, 2, 3)
+    with torch.no_grad():
+        RUM(3, 4, zoneout=0.1)(x)  # its masks belong to the sequence
+        RUM(3, 4).bfloat16()(x.bfloat16())  # its carried state would be rounded
+        with torch.autocast("cpu", torch.bfloat16):
+            RUM(3, 4)(x)
+    assert steps == [20, 20, 20]
+
+
+PEAK = """
+import resource, torch
+from torchrum import RUM
+torch.set_num_threads(1)
+T, H = {T}, 64
+rum, x = RUM(8, H, lam={lam}), torch.randn(T, 1, 8)
+with torch.no_grad():
+    rum(x[:9000])  # a part or two: the workspace, and whatever is loaded once
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    output, _ = rum(x)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) * 1024 / (output.numel() * 4))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit there")
+@both
+def test_memory_of_inference_is_a_few_outputs(lam):
+    """At T = 100,000, H = 64, B = 1 the peak is at most three times the output; one pass took 18 times."""
+    code, here = PEAK.format(T=100_000, lam=lam), Path(torchrum.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) <= 3
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("lstm", "gru")])
+def test_wrong_types_are_refused_in_words_by_every_layer(name):
+    layer, x = build_layer(name, 3, 4), torch.randn(5, 2, 3)
+    with pytest.raises(TypeError, match=r"lengths is a list; it must be a Tensor \(2,\) of integers\. Pass torch\.as_"):
+        layer(x, lengths=[5, 2])
+    with pytest.raises(TypeError, match="hx is a str; it must be"):
+        layer(x, "state")
+    with pytest.raises(TypeError, match="hx is a float; it must be"):
+        layer(x[:, 0], 0.0)
+
+
+def test_parts_of_hx_of_a_wrong_type():
+    x = torch.randn(5, 2, 3)
+    with pytest.raises(TypeError, match="R in hx is a float; it must be a Tensor, or None"):
+        RUM(3, 4, lam=1)(x, (torch.zeros(1, 2, 4), 1.0))
+    with pytest.raises(TypeError, match="hx is a list of 1; it must be a tensor, or None"):
+        RUM(3, 4)(x, [torch.zeros(1, 2, 4)])
+    with pytest.raises(RuntimeError, match=r"h in hx is torch\.int64 on cpu; it must be floating"):
+        RUM(3, 4)(x, torch.zeros(1, 2, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda rum, x: rum(x[..., :2]), "Expected 3, got 2"),
+        (lambda rum, x: rum(x[None]), r"it must be \(T, B, I\)"),
+        (lambda rum, x: rum(x[:0]), "no time step; it needs at least one"),
+        (lambda rum, x: rum(x, torch.zeros(1, 5, 4)), r"h in hx has shape \(1, 5, 4\); expected \(1, 2, 4\)"),
+        (lambda rum, x: rum(x.double()), r"input is torch\.float64, the weights torch\.float32"),
+        (lambda rum, x: rum(x, lengths=torch.tensor([5])), r"lengths has shape \(1,\)"),
+        (lambda rum, x: rum(pack_padded_sequence(x[..., :2], [5, 4])), "Expected 3, got 2"),
+        (lambda rum, x: rum(pack_padded_sequence(x.double(), [5, 4])), r"input is torch\.float64, the weights"),
+        (lambda rum, x: rum(pack_padded_sequence(x.long(), [5, 4])), r"input is torch\.int64; it must be floating"),
+        (lambda rum, x: rum(PackedSequence(x, torch.tensor([5]))), r"data of shape \(5, 2, 3\); it must be \(sum of"),
+    ],
+)
+def test_shape_errors_are_of_both_classes_that_torch_nn_raises(call, message):
+    rum, x = RUM(3, 4), torch.randn(5, 2, 3)
+    for error in (ValueError, RuntimeError):
+        with pytest.raises(error, match=message):
+            call(rum, x)
+
+
+@pytest.mark.parametrize("words", [dict(bias=1), dict(batch_first="yes"), dict(bidirectional=None), dict(embed_bias=0)])
+def test_flags_and_sizes_of_a_wrong_type_are_type_errors(words):
+    for error in (TypeError, ValueError):
+        with pytest.raises(error, match="it must be True or False"):
+            RUM(3, 4, **words)
+        with pytest.raises(error, match="it must be an integer"):
+            RUM(3, 4.0)
+    with pytest.raises(TypeError):
+        nn.GRU(3, 4.0)  # as there
+    with pytest.raises(ValueError, match="hidden_size=0"):
+        RUM(3, 0)
