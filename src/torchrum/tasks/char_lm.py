@@ -22,6 +22,7 @@ from torchrum.tasks.fixed import check_sizes
 
 SPLITS: tuple[Split, ...] = typing.get_args(Split)  # in the order of the parts of a text
 IGNORED = -100  # the answer where a lane is padded; cross_entropy leaves it out
+SHIFT = 61  # a prime: epochs start at many places before one comes again
 ONE_LANE = 4000  # steps of a segment in the final evaluation: long, since each call has a fixed cost
 
 
@@ -47,6 +48,8 @@ class CharLM(Task):
     """Contiguous lanes that are read side by side; the same as batch_size."""
     segment: int = 150
     """Symbols of a lane in one step; T of truncated backpropagation."""
+    shifted: bool = False
+    """Start each epoch a few symbols further on, within what lanes have left, so that segments are cut elsewhere."""
     validation_lanes: int = 128
     """Lanes of the validation part while training: more are faster, and each starts without a past."""
     heldout: float = 0.05
@@ -170,6 +173,9 @@ class CharLM(Task):
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Tensor) -> Batch:
         """The next segment of every lane, and the symbols that follow, ``(lanes, segment)`` int64."""
         first = (step % self.segments) * self.segment
+        if self.shifted:
+            left = data.shape[1] - 1 - self.segments * self.segment
+            first = first + step // self.segments * SHIFT % (left + 1)
         columns = first + torch.arange(self.segment + 1, device=data.device)
         window = data.index_select(1, columns).long()
         return Batch(window[:, :-1], window[:, 1:])
