@@ -26,7 +26,7 @@ def test_a_card_is_filled_from_the_ledger(run, tmp_path):
     config = read_config(run)
     assert hub.find_entry(config, tmp_path / "nothing") is None
     assert "not in the results ledger" in hub.card_text(config, None)
-    record(run, tmp_path, commit="abc", note="for a test")
+    record(run, tmp_path, commit="abc1234", note="for a test")
     entry = hub.find_entry(config, tmp_path)
     card = hub.card_text(config, entry)
     assert card.startswith("---\nlibrary_name: torchrum\n")
@@ -48,7 +48,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 def test_a_model_goes_and_comes_back(run, tmp_path):
     pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
     model = hub.TrainedModel.from_run(run)
-    record(run, tmp_path / "results", commit="abc")
+    record(run, tmp_path / "results", commit="abc1234")
     model.save_pretrained(tmp_path / "kept", model_card_kwargs={"results": tmp_path / "results"})
     assert str(run.parent) not in (tmp_path / "kept" / "config.json").read_text()
     assert "| commit | abc |" in (tmp_path / "kept" / "README.md").read_text()

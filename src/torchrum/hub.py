@@ -16,6 +16,7 @@ from torch import nn
 
 from torchrum.ledger.record import changes, count_parameters
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.ledger.texts import plain
 from torchrum.tasks.base import Task
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import from_json, to_json
@@ -61,7 +62,7 @@ def card_text(config: TrainConfig, entry: Entry | None) -> str:
             "versions": ", ".join(f"{name} {version}" for name, version in entry.versions.items()),
             "note": entry.note,
         }
-        lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows.items() if text)]
+        lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {plain(text)} |" for name, text in rows.items() if text)]
         lines += ["", "Trained by:", "", f"    {entry.command}"]
     use = ["from torchrum.hub import TrainedModel", "", 'trained = TrainedModel.from_pretrained("THIS/REPOSITORY")']
     lines += ["", "```python", *use, "```", ""]

@@ -48,7 +48,7 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     assert main(["eval", str(run), "--device", "cpu"]) == 0
     assert main(["eval", str(run), "--device", "cpu", "--split", "validation"]) == 0
     assert len(read_looks(run)) == looks + 1
-    assert main(["record", str(run), "--results", str(tmp_path), "--commit", "abc"]) == 0
+    assert main(["record", str(run), "--results", str(tmp_path), "--commit", "abc1234"]) == 0
     assert len(read_looks(run)) == looks + 1  # known already
     (entry,) = read_ledger(tmp_path)
     assert entry.test["step"] == entry.steps == 6
@@ -56,7 +56,7 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     assert entry.tested == [look.date for look in read_looks(run)]
     assert main(["eval", str(run), "--device", "cpu", "--dynamic", "lr=1e-3,segment=25"]) == 0
     assert "dynamic evaluation (segment 25, lr 0.001" in capsys.readouterr().out
-    assert main(["record", str(run), "--results", str(tmp_path / "dynamic"), "--commit", "abc"]) == 0
+    assert main(["record", str(run), "--results", str(tmp_path / "dynamic"), "--commit", "abc1234"]) == 0
     (entry,) = read_ledger(tmp_path / "dynamic")
     assert entry.test["dynamic_bpc"] != entry.test["bpc"] and len(entry.tested) == looks + 2
     capsys.readouterr()
@@ -64,7 +64,7 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     table = capsys.readouterr().out
     assert "| test bpc |" in table and f"| {entry.test['bpc']:.4f} |" in table
     (run / "test.json").unlink()
-    assert main(["record", str(run), "--results", str(tmp_path / "anew"), "--commit", "abc"]) == 0
+    assert main(["record", str(run), "--results", str(tmp_path / "anew"), "--commit", "abc1234"]) == 0
     assert len(read_looks(run)) == 1  # recording looks where nobody did
 
 

@@ -36,7 +36,7 @@ def test_arrays_follow_the_trained_model(run):
 
 
 def test_arrays_come_back_from_their_file(run, tmp_path):
-    path = record(run, tmp_path, commit="abc", arrays=True).with_suffix(".npz")
+    path = record(run, tmp_path, commit="abc1234", arrays=True).with_suffix(".npz")
     again = read_arrays(path)
     weight = load_model(run).layer.weight_hh_l0.detach().numpy()
     np.testing.assert_allclose(again["layer.l0/tau"], weight[:8], atol=abs(weight[:8]).max() / 254 + 1e-6)
@@ -82,7 +82,7 @@ def test_models_without_a_rum_have_no_arrays(tmp_path):
     config = override(load_recipe("recall-lstm-t30"), [*TINY, "batch_size=4", "steps=2", "eval_every=2"])
     Trainer(config, quiet=True).fit(tmp_path / "run")
     assert collect_arrays(tmp_path / "run") == {}
-    path = record(tmp_path / "run", tmp_path / "results", commit="abc", arrays=True)
+    path = record(tmp_path / "run", tmp_path / "results", commit="abc1234", arrays=True)
     assert path.exists()
     assert not path.with_suffix(".npz").exists()
 
@@ -91,7 +91,7 @@ def test_a_lost_checkpoint_leaves_no_entry(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(RunError, match="has no last checkpoint"):
-        record(copy, tmp_path / "results", commit="abc", arrays=True)
+        record(copy, tmp_path / "results", commit="abc1234", arrays=True)
     assert not (tmp_path / "results").exists()
 
 

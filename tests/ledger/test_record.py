@@ -7,7 +7,7 @@ import pytest
 from torchrum.ledger import LedgerError, read_ledger, record
 from torchrum.ledger.record import changes, read_run, thin
 from torchrum.recipes import load_recipe
-from torchrum.training import RunError, Trainer, evaluate, override, read_config, read_metrics
+from torchrum.training import ConfigError, RunError, Trainer, evaluate, override, read_config, read_metrics
 
 COMMIT = "0123456789abcdef"
 
@@ -61,8 +61,8 @@ def test_a_run_that_does_not_know_its_commit_needs_one(run, tmp_path):
     (copy / "environment.json").write_text(json.dumps(environment | {"commit": None}))
     with pytest.raises(LedgerError, match="does not say which commit it ran; pass it as --commit"):
         read_run(copy)
-    (copy / "environment.json").write_text(json.dumps(environment | {"commit": "abc", "uncommitted_changes": True}))
-    assert read_run(copy).commit == "abc+changes"
+    (copy / "environment.json").write_text(json.dumps(environment | {"commit": "abc1234", "uncommitted_changes": True}))
+    assert read_run(copy).commit == "abc1234+changes"
 
 
 def test_a_run_of_no_recipe_is_refused(run, tmp_path):
@@ -74,6 +74,19 @@ def test_a_run_of_no_recipe_is_refused(run, tmp_path):
 def test_a_run_names_no_module(run):
     with pytest.raises(LedgerError, match="no recipe 'os:abort'"):
         changes(dataclasses.replace(read_config(run), name="os:abort"))
+
+
+def test_a_note_does_not_name_this_machine(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "node7.cluster")
+    with pytest.raises(LedgerError, match="names this machine"):
+        record(run, tmp_path / "results", commit=COMMIT, note="ran on Node7.")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("commit", ["", "main", "abc", "HEAD~1", "g" * 10, "0" * 41, "/home/me"])
+def test_a_given_commit_is_a_hash(run, tmp_path, commit):
+    with pytest.raises(ConfigError, match=r"--commit is .*, but it must be a hash of 7 to 40 hexadecimal digits"):
+        record(run, tmp_path / "results", commit=commit)
 
 
 EDITS = {

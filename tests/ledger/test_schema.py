@@ -22,7 +22,7 @@ def test_every_entry_of_the_ledger_is_sound():
 
 @pytest.fixture
 def data(run) -> dict:
-    return json.loads(read_run(run, commit="abc").to_json())
+    return json.loads(read_run(run, commit="abc1234").to_json())
 
 
 def test_a_sound_entry_is_read(data):
@@ -51,6 +51,19 @@ def test_a_sound_entry_is_read(data):
         ({"wall_seconds": 0.0}, "must be greater than 0"),
         ({"command": "torchrum train copying-lstm-t200 --out /home/me/runs"}, "names a path or a machine"),
         ({"hardware": "me@box"}, "names a path or a machine"),
+        ({"note": "see /data/runs"}, r"names a path or a machine \('/d'\)"),
+        ({"note": "(/data/runs)"}, "names a path or a machine"),
+        ({"note": "in ~me/runs"}, "names a path or a machine"),
+        ({"note": "in $HOME"}, "names a path or a machine"),
+        ({"note": r"on \\server\share"}, "names a path or a machine"),
+        ({"note": "on 10.1.2.3"}, "names a path or a machine"),
+        ({"note": "on node7.cluster.example.com"}, "names a path or a machine"),
+        ({"note": "https://a/b"}, "names a path or a machine"),
+        ({"note": "one line\n\n# another"}, "is more than one line"),
+        ({"hardware": "a\x1b[31mb"}, "holds what cannot be printed"),
+        ({"commit": "abc"}, "commit is 'abc', but it must be a hash of 7 to 40 digits"),
+        ({"commit": "main"}, "commit is 'main', but it must be a hash"),
+        ({"versions": {"torch": "2 <b>"}}, "versions has '2 <b>', which is not"),
         ({"train_curve": {"step": [1, 1], "loss": [2.0, 2.0]}}, "the steps of train_curve must rise"),
         ({"train_curve": {"step": [1, 2], "loss": [2.0]}}, "lists of one length, at most 200 points"),
         ({"train_curve": {"step": [], "loss": []}}, "train_curve needs step and loss"),
@@ -87,3 +100,8 @@ def test_a_file_in_the_wrong_place_is_refused(data, tmp_path):
     (tmp_path / "copying" / "other.json").write_text(json.dumps(data))
     with pytest.raises(LedgerError, match="this entry belongs into copying/copying-lstm-t200-seed7-"):
         read_ledger(tmp_path)
+
+
+@pytest.mark.parametrize("note", ["loss/baseline of 0.5", "and/or", "at 1e-3, model.lam 1.", "T = 200 / 4"])
+def test_plain_words_are_no_paths(data, note):
+    assert from_json(json.dumps(data | {"note": note}), "here").note == note

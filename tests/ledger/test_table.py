@@ -17,7 +17,7 @@ def entry(recipe: str, seed: int, **final: float) -> Entry:
         overrides=[],
         seed=seed,
         command=f"torchrum train {recipe} --seed {seed}",
-        commit="abc",
+        commit="abc1234",
         hardware="H200",
         processes=1,
         versions={},
@@ -148,3 +148,12 @@ def test_a_budget_keeps_the_best_setting_of_each_model_within_it_and_beyond():
 def test_the_tables_are_those_of_the_ledger(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert fill_tables(text, read_ledger(ROOT / "results")) == text, f"run torchrum table --write {name}"
+
+
+def test_texts_of_an_entry_show_as_they_are():
+    """No HTML, no further column, no link, and no command that ends its code."""
+    note = "<script>alert(1)</script> a|b [link](x) & more"
+    text = table([replace(LSTM, note=note, command="torchrum train `x` | y")], "recall")
+    assert r"seed 0: &lt;script&gt;alert(1)&lt;/script&gt; a\|b \[link\](x) &amp; more" in text
+    assert r"| `torchrum train 'x' \| y` |" in text
+    assert "<" not in text

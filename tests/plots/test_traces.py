@@ -116,7 +116,7 @@ def test_one_command_draws_a_figure_of_a_run(name, run, tmp_path, capsys):
 
 
 def test_figures_of_the_ledger_need_no_weights(run, tmp_path):
-    path = record(run, tmp_path, commit="abc", arrays=True)
+    path = record(run, tmp_path, commit="abc1234", arrays=True)
     (entry,) = read_ledger(tmp_path)
     assert representative("recall", [entry], tmp_path) == (entry, path.with_suffix(".npz"))
     other = replace(entry, seed=entry.seed + 1)  # has no arrays

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from torchrum.training.environment import given_commit, own_commit, without_folders
+
 
 def environment(commit: str | None = None) -> dict[str, Any]:
     """Versions, commit, machine and settings of this process, for the record.
@@ -20,8 +22,8 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join([_program(), *map(shlex.quote, sys.argv[1:])]),
-        "commit": commit or _commit(),
+        "command": shlex.join([*_program(), *map(without_folders, sys.argv[1:])]),
+        "commit": _commit() if commit is None else given_commit(commit),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": platform.system() + " " + platform.machine(),
@@ -41,9 +43,9 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     return found
 
 
-def _program() -> str:
+def _program() -> list[str]:
     name = Path(sys.argv[0]).name
-    return "python -m torchrum" if name == "__main__.py" else name
+    return ["python", "-m", "torchrum"] if name == "__main__.py" else [name]
 
 
 def _ask(*command: str) -> str | None:
@@ -57,9 +59,8 @@ def _ask(*command: str) -> str | None:
 
 
 def _commit() -> str | None:
-    commit = _ask("git", "rev-parse", "HEAD")
-    changed = _ask("git", "status", "--porcelain", "--untracked-files=no", "--", ".")
-    return f"{commit} with changes" if commit and changed else commit
+    commit = own_commit()
+    return None if commit is None else commit.hash + (" with changes" if commit.changes else "")
 
 
 def _cpu() -> str:

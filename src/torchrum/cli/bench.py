@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--designs", action="store_true", help="gpu: the stepwise kernels beside the persistent ones")
     parser.add_argument("--resume", action="store_true", help="gpu: keep the rows of --json, measure what is missing")
     parser.add_argument("--tests", type=Path, metavar="LOG", help="pytest's output on this machine, for the record")
-    parser.add_argument("--commit", help="commit of the code, if it is not run from a checkout")
+    parser.add_argument("--commit", metavar="HASH", help="commit of the code, if it is not run from a checkout")
     parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: read this JSON file")
     parser.add_argument("--write", type=Path, metavar="README", help="with --report: put its table between the markers")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="with --report: draw it")

@@ -8,6 +8,7 @@ from torchrum.data.babi import NAMES, TASKS
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
 from torchrum.ledger.table import line, span
+from torchrum.ledger.texts import plain
 from torchrum.recipes import RECIPES
 from torchrum.recipes.babi import PAPER, SMALL_DATA
 from torchrum.tasks.babi import SOLVED, Babi
@@ -66,7 +67,7 @@ def babi_tables(entries: Iterable[Entry]) -> str:
     for title, group in (("one model per task", single), ("one model for all tasks", joint)):
         if group:
             parts.append(f"**bAbI, {title}** (test accuracy in %)\n\n{babi_table(columns(group))}")
-            parts += [f"{note}\n" for note in dict.fromkeys(entry.note for entry in group if entry.note)]
+            parts += [f"{plain(note)}\n" for note in dict.fromkeys(entry.note for entry in group if entry.note)]
     return "\n".join(parts) or "No run of babi is in the ledger yet.\n"
 
 
@@ -85,7 +86,7 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
         config, task = entry.config(), _task(entry).task
         name = entry.recipe if task is None else entry.recipe.rpartition("-qa")[0]
         setting = (name, *entry.overrides)
-        titles[setting] = ", ".join([f"{model_label(config.model)} `{name}`", *entry.overrides])
+        titles[setting] = ", ".join([f"{model_label(config.model)} `{name}`", *map(plain, entry.overrides)])
         each = {task: entry.test["accuracy"]} if task else {number: entry.test[f"task{number:02d}"] for number in TASKS}
         found[setting][entry.seed] |= each
     return [Column(key[0], titles[key], scores, paper=len(key) == 1) for key, scores in found.items()]

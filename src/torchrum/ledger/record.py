@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrum.ledger.schema import MAX_POINTS, Entry, LedgerError, from_json
+from torchrum.ledger.texts import names_this_machine
 from torchrum.models import build_model
 from torchrum.recipes import registered_recipe
 from torchrum.training import records
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import from_json as config_from_json
 from torchrum.training.config_file import to_json
+from torchrum.training.environment import Environment, given_commit, read_environment
 from torchrum.training.errors import ConfigError
 from torchrum.training.files import read_json, write_atomic
 from torchrum.training.saved_state import check_ended_run
@@ -40,7 +42,7 @@ def record(
         run: the run folder.
         results: the ledger.
         note: what a reader of the numbers should know.
-        commit: commit of the code, where the run was made outside a checkout and could not tell.
+        commit: hash of the code, or HEAD, where the run was made outside a checkout and could not tell.
         replace: write over an entry of the same name.
         arrays: write also the arrays that figures of a trained RUM need, see :mod:`torchrum.ledger.arrays`; they are
             made from the best checkpoint, which must still be there.
@@ -52,6 +54,8 @@ def record(
     path = results / entry.task / entry.file_name
     if path.exists() and not replace:
         raise LedgerError(f"{path} exists; pass --replace to write over it, or train with another seed.")
+    if names_this_machine(entry.note):
+        raise LedgerError(f"the note {entry.note!r} names this machine; say what it is instead.")
     text = entry.to_json()
     from_json(text, str(run))  # what is written can be read back
     kept = _arrays(run) if arrays else {}  # before anything is written: a lost checkpoint must leave no entry
@@ -73,7 +77,7 @@ def _arrays(run: Path) -> "Arrays":
 def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
     """The entry of a run folder; a run that has not ended is an error."""
     config = config_from_json(read_json(run / records.CONFIG))
-    environment = read_json(run / records.ENVIRONMENT)
+    environment = read_environment(run)
     if records.read_result(run) is None:
         raise LedgerError(f"{run} has not ended; finish it with torchrum train {config.name} --resume {run}.")
     check_ended_run(run, config)
@@ -92,8 +96,8 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         seed=config.seed,
         command=shlex.join(["torchrum", "train", config.name, *_flags(config, overrides)]),
         commit=_commit(run, environment, commit),
-        hardware=environment["accelerator"] or environment["processor"],
-        processes=environment["processes"],
+        hardware=environment.accelerator or environment.processor,
+        processes=environment.processes,
         versions=_versions(environment),
         wall_seconds=max(0.1, round(float(validation[-1]["seconds"]), 1)),
         steps=last,
@@ -102,7 +106,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         final={key: values[-1] for key, values in curve.items() if key != "step"},
         curve=curve,
         train_curve=thin(training),
-        note=" ".join(filter(None, (note, environment.get("data", config.task.provenance())))),
+        note=" ".join(filter(None, (note, config.task.provenance() if environment.data is None else environment.data))),
         test=test,
         tested=tested,
     )
@@ -155,15 +159,16 @@ def _flags(config: TrainConfig, overrides: Sequence[str]) -> list[str]:
     return [part for name, _, value in pairs for part in (f"--{name}", value)]
 
 
-def _commit(run: Path, environment: dict[str, Any], given: str | None) -> str:
-    commit = given or environment["commit"]
-    if commit is None:
+def _commit(run: Path, environment: Environment, given: str | None) -> str:
+    if given is not None:
+        return given_commit(given)
+    if environment.commit is None:
         raise LedgerError(f"{run} does not say which commit it ran; pass it as --commit.")
-    return commit + ("+changes" if environment["uncommitted_changes"] and not given else "")
+    return environment.commit + ("+changes" if environment.uncommitted_changes else "")
 
 
-def _versions(environment: dict[str, Any]) -> dict[str, str]:
-    versions = {"python": environment["python"], **environment["versions"], "cuda": environment["cuda"]}
+def _versions(environment: Environment) -> dict[str, str]:
+    versions = {"python": environment.python, **environment.versions, "cuda": environment.cuda}
     return {name: version for name, version in versions.items() if version is not None}
 
 

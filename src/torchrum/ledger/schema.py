@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torchrum.ledger.texts import local_name
 from torchrum.recipes import registered_recipe
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
@@ -20,7 +21,9 @@ FORMAT = 1
 MAX_POINTS = 200
 OPTIONAL = {"test", "tested"}
 """Fields that are left out where they are empty."""
-LOCAL_NAME = re.compile(r"(^|[\s='\"(])(/\w|~/|[A-Za-z]:\\)|@[\w-]+|\blocalhost\b|\w\.(local|internal|lan)\b")
+COMMIT = re.compile(r"[0-9a-f]{7,40}(\+changes)?")
+VERSION = re.compile(r"[\w.+-]{1,60}")
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class LedgerError(ValueError):
@@ -174,9 +177,23 @@ def problems(entry: Entry) -> Iterator[str]:
         yield f"accuracy is {last['accuracy']}, but it must be between 0 and 1."
     if min(entry.steps, entry.parameters, entry.processes, entry.wall_seconds) <= 0:
         yield "steps, parameters, processes and wall_seconds must be greater than 0."
-    for text in (entry.command, entry.hardware, entry.note, entry.commit, *entry.overrides, *entry.versions.values()):
-        if LOCAL_NAME.search(text):
-            yield f"{text!r} names a path or a machine; entries hold nothing that is true on one machine alone."
+    yield from _text_problems(entry)
+
+
+def _text_problems(entry: Entry) -> Iterator[str]:
+    if not COMMIT.fullmatch(entry.commit):
+        yield f"commit is {entry.commit!r:.60}, but it must be a hash of 7 to 40 digits, with +changes or without."
+    for text in (*entry.versions, *entry.versions.values()):
+        if not VERSION.fullmatch(text):
+            yield f"versions has {text!r:.60}, which is not the name or version of a package."
+    for text in entry.tested:
+        if not DAY.fullmatch(text):
+            yield f"tested has {text!r:.60}, which is not a day such as 2026-01-31."
+    for text in (entry.command, entry.hardware, entry.note, *entry.overrides):
+        if found := local_name(text):
+            yield f"{text!r} names a path or a machine ({found!r}), which is true on one machine alone."
+        if not text.isprintable():
+            yield f"{text!r} is more than one line, or holds what cannot be printed."
 
 
 def _curve_problems(name: str, curve: dict[str, list[float]]) -> Iterator[str]:

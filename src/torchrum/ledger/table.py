@@ -9,6 +9,7 @@ from pathlib import Path
 from torchrum.ledger.curves import best
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, read_ledger
+from torchrum.ledger.texts import code, plain
 from torchrum.recipes import PAPER_ONLY, RECIPES
 
 Row = list[Entry]
@@ -98,7 +99,7 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
     size, changes = place(rows[0])
     problem = rows[0][0].config().task
     scores = score_names(rows[0][0])
-    title = f"**{', '.join([task, *([f'T = {size}'] if size else []), *changes])}**"
+    title = f"**{', '.join([task, *([f'T = {size}'] if size else []), *map(plain, changes)])}**"
     tested = [f"test {name}" for name in _test_names(rows)]
     header = ("model", "settings", "parameters", "steps", "seeds", *scores, *tested, "paper", "command")
     lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
@@ -107,7 +108,7 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
     for name, text in {} if changes else PAPER_ONLY.get((task, size or None), {}).items():
         lines.append(line([name, *[""] * (len(header) - 3), text, "not run"]))
     notes = sorted(
-        {f"- {entry.recipe}, seed {entry.seed}: {entry.note}" for row in rows for entry in row if entry.note}
+        {f"- {entry.recipe}, seed {entry.seed}: {plain(entry.note)}" for row in rows for entry in row if entry.note}
     )
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
 
@@ -129,7 +130,7 @@ def _cells(row: Row, tested: Sequence[str], tried: int) -> list[str]:
     optimizer = f"{config.optimizer.name} {config.optimizer.lr:g}"
     shown = ("model.hidden_size", "model.lam", "model.eta", "optimizer.name", "optimizer.lr", "steps")
     settings = [f"H {config.model.hidden_size}", optimizer]
-    settings += [text for text in entry.overrides if text.partition("=")[0] not in shown]
+    settings += [plain(text) for text in entry.overrides if text.partition("=")[0] not in shown]
     steps = [item.steps for item in row]
     return [
         model_label(config.model),
@@ -143,7 +144,7 @@ def _cells(row: Row, tested: Sequence[str], tried: int) -> list[str]:
         ),
         *(spread([item.test[name] for item in row if name in item.test], name) for name in tested),
         config.paper.text if config.paper and not place(row)[1] else "",
-        f"`{_command(row)}`",
+        code(_command(row)),
     ]
 
 

@@ -16,12 +16,7 @@ stand out.
 import hashlib
 import json
 import os
-import platform
-import subprocess
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -134,51 +129,3 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _git(arguments: Iterable[str], folder: Path) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def environment(device: Any, processes: int) -> dict[str, Any]:
-    """What the run ran on: versions, commit and hardware; nothing that names the machine or its user."""
-    import torch
-
-    source = Path(__file__).resolve().parents[1]
-    commit = _git(["rev-parse", "HEAD"], source)
-    packages = ("torchrum", "torch", "triton", "lightning-fabric", "safetensors", "numpy")
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: _version(name) for name in packages} | {"torch": torch.__version__},
-        "commit": commit,
-        "uncommitted_changes": None if commit is None else bool(_git(["status", "--porcelain", "--", "."], source)),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "device": str(device.type),
-        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "processes": processes,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-    }

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from torchrum.training.average import Average
 from torchrum.training.checkpoint import has_checkpoint, save_checkpoint
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import to_json
+from torchrum.training.environment import environment, read_environment
 from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
-from torchrum.training.files import read_json, write_json
+from torchrum.training.files import write_json
 from torchrum.training.graph_step import GraphStep, graph_obstacle
 from torchrum.training.optim import build_optimizer, learning_rate, set_learning_rate
 from torchrum.training.progress import Display
@@ -30,7 +31,6 @@ from torchrum.training.records import (
     ENVIRONMENT,
     RESULT,
     MetricsFile,
-    environment,
     last_scores,
 )
 from torchrum.training.resume import Trained, restore
@@ -297,14 +297,13 @@ class Trainer:
         engine.first(write)
 
     def _open_folder(self, resume: bool) -> None:
-        now = environment(self._engine.device, self._engine.world_size)
-        now["data"] = self.config.task.provenance()
+        now = environment(self._engine.device, self._engine.world_size, self.config.task.provenance())
         if resume:
-            before = read_json(self._folder / ENVIRONMENT)
-            resumed = [*before.pop("resumed", []), {"step": self._progress.step, **now}]
-            now = {**before, "resumed": resumed}
+            before, changed = read_environment(self._folder), asdict(now)
+            del changed["resumed"]
+            now = replace(before, resumed=[*before.resumed, {"step": self._progress.step, **changed}])
             (self._folder / RESULT).unlink(missing_ok=True)
-        write_json(self._folder / ENVIRONMENT, now)
+        write_json(self._folder / ENVIRONMENT, asdict(now))
         write_json(self._folder / CONFIG, to_json(self.config))
 
     def _end(self, outcome: tuple[str, dict[str, float]]) -> Result:
