@@ -27,10 +27,11 @@ def test_cells_act_in_the_order_of_the_paper(num_fast, slow):
     cell = fast_slow(I, H, slow_size=S, num_fast=num_fast, slow=slow, dtype=torch.float64)
     x = draw(T, B, I)
     output, state = cell.scan(x, cell.initial_state(B, device="cpu", dtype=torch.float64))
-    fast, slow_state = (torch.zeros(B, H).double(),) * 2, None
+    fast = (torch.zeros(B, H).double(),) * 2
+    slow_state = cell.slow.initial_state(B, device="cpu", dtype=torch.float64)
     for t in range(T):
         seen, fast = cell.fast[0](x[t], fast)
-        told, slow_state = cell.slow(seen, slow_state)
+        told, slow_state = cell.slow.step(cell.slow.project(seen), slow_state)
         seen, fast = cell.fast[1](told, fast)
         for other in cell.fast[2:]:
             seen, fast = other(draw(B, 0), fast)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from torchrum import RUM, RUMCell, rotation_matrix
 
@@ -13,25 +14,84 @@ def test_steps_equal_the_layer(lam):
     x = torch.randn(6, 3, 4)
     outputs, state = [], None
     for x_t in x:
-        output, state = cell(x_t, state)
-        outputs.append(output)
+        state = cell(x_t, state)
+        outputs.append(state if lam == 0 else state[0])
     expected, last = rum(x)
     torch.testing.assert_close(torch.stack(outputs), expected)
-    torch.testing.assert_close(state[0], (last if lam == 0 else last[0])[0])
+    torch.testing.assert_close(state, last[0] if lam == 0 else tuple(part[0] for part in last))
     scanned, _ = cell.scan(x, cell.initial_state(3, device=x.device, dtype=x.dtype))
     torch.testing.assert_close(scanned, expected)
 
 
-def test_unbatched_input_and_shapes():
-    cell = RUMCell(4, 5, lam=1)
-    output, (h, R) = cell(torch.randn(4))
-    assert output.shape == (5,)
-    assert h.shape == (5,)
-    assert R.shape == (5, 5)
-    again, _ = cell(torch.randn(4), (h, R))
-    assert again.shape == (5,)
-    with pytest.raises(ValueError, match=r"input has shape \(3, 7\); expected \(B, 4\) or \(4,\)"):
-        cell(torch.randn(3, 7))
+def test_it_is_called_as_the_cells_of_torch_nn():
+    x, h = torch.randn(3, 4), torch.randn(3, 5)
+    cell, theirs = RUMCell(4, 5), nn.GRUCell(4, 5)
+    for input, hx in ((x, h), (x, None), (x[0], h[0]), (x[0], None), (x[:0], h[:0])):
+        assert cell(input, hx).shape == theirs(input, hx).shape
+    torch.testing.assert_close(cell(input=x, hx=h)[1], cell(x[1], h[1]))
+    torch.testing.assert_close(cell(x), cell(x, torch.zeros(3, 5)))
+    names = {name for name, _ in cell.named_parameters()}
+    assert names == {name for name, _ in theirs.named_parameters()} - {"bias_hh"}
+
+
+def test_with_a_memory_it_is_called_as_an_lstm_cell():
+    cell, x, h = RUMCell(4, 5, lam=1), torch.randn(3, 4), torch.randn(3, 5)
+    R = torch.linalg.qr(torch.randn(3, 5, 5)).Q
+    new_h, new_R = cell(x, (h, R))
+    assert new_h.shape == (3, 5)
+    assert new_R.shape == (3, 5, 5)
+    alone = cell(x[1], (h[1], R[1]))
+    torch.testing.assert_close(alone, (new_h[1], new_R[1]))
+    torch.testing.assert_close(cell(x, (h, None)), cell(x, (h, torch.eye(5).expand(3, 5, 5))))
+    assert [part.shape for part in cell(x[0])] == [(5,), (5, 5)]
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@pytest.mark.parametrize(
+    "lam, input, hx, message",
+    [
+        (0, (3, 7), (3, 5), r"input has shape \(3, 7\); expected \(B, 4\) or \(4,\)"),
+        (0, (2, 3, 4), (3, 5), r"input has shape \(2, 3, 4\); expected"),
+        (0, (3, 4), (1, 5), r"h in hx has shape \(1, 5\); expected \(3, 5\) for this input"),
+        (0, (3, 4), (5,), r"h in hx has shape \(5,\); expected \(3, 5\)"),
+        (0, (4,), (1, 5), r"h in hx has shape \(1, 5\); expected \(5,\)"),
+        (0, (3, 4), (3, 6), r"h in hx has shape \(3, 6\); expected \(3, 5\)"),
+        (1, (3, 4), ((3, 5), (1, 5, 5)), r"R in hx has shape \(1, 5, 5\); expected \(3, 5, 5\)"),
+    ],
+)
+def test_wrong_shapes_are_refused_by_every_backend(lam, input, hx, message, backend):
+    cell = RUMCell(4, 5, lam=lam, backend=backend)
+    state = torch.randn(hx) if lam == 0 else tuple(torch.randn(shape) for shape in hx)
+    for error in (ValueError, RuntimeError):
+        with pytest.raises(error, match=message):
+            cell(torch.randn(input), state)
+
+
+def test_wrong_types_are_refused():
+    cell, x = RUMCell(4, 5), torch.randn(3, 4)
+    with pytest.raises(TypeError, match="input is a list; it must be a Tensor"):
+        cell([1.0])
+    with pytest.raises(TypeError, match="hx is a tuple of 1; it must be a tensor, or None"):
+        cell(x, (torch.zeros(3, 5),))
+    with pytest.raises(TypeError, match=r"hx is a Tensor; it must be a tuple \(h, R\), or None"):
+        RUMCell(4, 5, lam=1)(x, torch.zeros(3, 5))
+    with pytest.raises(ValueError, match=r"input is torch\.float64, the weights torch\.float32"):
+        cell(x.double())
+    with pytest.raises(ValueError, match="input is on cpu, the weights on meta"):
+        RUMCell(4, 5, device="meta")(x)
+    with pytest.raises(TypeError, match="bias=1; it must be True or False"):
+        RUMCell(4, 5, bias=1)
+
+
+@pytest.mark.parametrize("lam", [0, 1])
+def test_the_state_may_be_changed_in_place(lam):
+    cell, x = RUMCell(4, 5, lam=lam, activation="tanh"), torch.randn(3, 4)
+
+    def gradient(triple) -> tuple[torch.Tensor, ...]:
+        h = cell(x) if lam == 0 else cell(x)[0]
+        return torch.autograd.grad(triple(h).square().sum(), list(cell.parameters()))
+
+    torch.testing.assert_close(gradient(lambda h: h.mul_(3)), gradient(lambda h: 3 * h))
 
 
 def test_equations_with_the_dense_rotation():
@@ -47,9 +107,7 @@ def test_equations_with_the_dense_rotation():
     candidate = torch.relu(eps + torch.einsum("bij,bj->bi", new_R, h))
     mixed = u * h + (1 - u) * candidate
     expected = 2 * mixed / mixed.norm(dim=-1, keepdim=True)
-    output, state = cell(x, (h, R))
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(state, (expected, new_R))
+    torch.testing.assert_close(cell(x, (h, R)), (expected, new_R))
 
 
 def test_a_step_can_be_traced_by_finite_differences():

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ..ops._checks import MismatchError
+
 State = tuple[Tensor, ...]
 
 
@@ -47,7 +49,7 @@ class Cell(nn.Module, ABC):
         """One step on ``x`` ``(B, I)`` or ``(I,)``; no state means ``initial_state``."""
         if x.shape[-1] != self.input_size or x.dim() not in (1, 2):
             expected = f"(B, {self.input_size}) or ({self.input_size},)"
-            raise ValueError(f"{type(self).__name__}: input has shape {tuple(x.shape)}; expected {expected}.")
+            raise MismatchError(f"{type(self).__name__}: input has shape {tuple(x.shape)}; expected {expected}.")
         if x.dim() == 1:
             batched = None if state is None else tuple(part.unsqueeze(0) for part in state)
             output, new = self.forward(x.unsqueeze(0), batched)

@@ -18,6 +18,7 @@ from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
 from ..ops.rum_scan.options import Activation, LNOrder
 from ..ops.rum_scan.reference import working_dtype
 from .base import Cell, State
+from .calling import call_as_nn
 
 Weights = Mapping[str, Tensor | None]
 
@@ -45,8 +46,9 @@ class RUMCell(Cell):
     tau = W_tau x + U_tau h + b_tau;  u = sigmoid(W_u x + U_u h + b_u);  eps = W_eps x + b_eps
     R' = R^lam . Rotation(eps, tau);  h~ = f(eps + R' h);  h' = u * h + (1 - u) * h~;  then h' = eta h' / |h'| if eta
 
-    Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)``, or ``(h, R)`` with R ``(B, H, H)`` when lam is not 0
-    -> output ``(B, H)`` and the new state.
+    It is called as :class:`torch.nn.GRUCell` is, ``h = cell(x, h)``, and with any ``lam`` but 0 as
+    :class:`torch.nn.LSTMCell` is, ``h, R = cell(x, (h, R))``. x is ``(B, I)`` or ``(I,)``, h ``(B, H)`` or ``(H,)`` and
+    R, which is orthogonal, ``(B, H, H)`` or ``(H, H)``.
 
     Args:
         input_size, hidden_size, bias, device, dtype: as in :class:`torch.nn.GRUCell`.
@@ -66,11 +68,17 @@ class RUMCell(Cell):
         backend: "auto", or "fused", "native", "torch" or "reference" to insist on one.
 
     Example:
-        >>> cell = RUMCell(10, 20, lam=1)
-        >>> output, (h, R) = cell(torch.randn(3, 10))
-        >>> h.shape, R.shape
-        (torch.Size([3, 20]), torch.Size([3, 20, 20]))
+        >>> cell, h = RUMCell(10, 20), torch.zeros(3, 20)
+        >>> for x in torch.randn(6, 3, 10):
+        ...     h = cell(x, h)
+        >>> h.shape
+        torch.Size([3, 20])
+        >>> h, R = RUMCell(10, 20, lam=1)(torch.randn(3, 10))
+        >>> R.shape
+        torch.Size([3, 20, 20])
     """
+
+    weight_ih: nn.Parameter
 
     def __init__(
         self,
@@ -128,6 +136,20 @@ class RUMCell(Cell):
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return rum_initial_state(batch_size, self.hidden_size, self.options, device, dtype)
+
+    def forward(  # type: ignore[override]  # the engine calls step and scan; a user calls the cell as torch.nn's
+        self, input: Tensor, hx: Tensor | tuple[Tensor | None, ...] | None = None
+    ) -> Tensor | State:
+        """One step.
+
+        Args:
+            input: ``(B, I)``, or ``(I,)`` without a batch.
+            hx: h, or ``(h, R)`` with lam other than 0; zeros (and the identity) if None, the identity for R = None.
+
+        Returns:
+            The new h, or ``(h, R)``, in the form of ``hx``.
+        """
+        return call_as_nn(self, input, hx, self.weight_ih)
 
     def project(self, x: Tensor) -> Tensor:
         return project_rum(x, self._weights(), self.options)

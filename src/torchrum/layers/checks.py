@@ -1,13 +1,11 @@
 """What a layer's call refuses, in words: its input, its initial state, its lengths."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ..cells.calling import check_fits, check_state_fits
 from ..ops._checks import ArgumentTypeError, MismatchError
-from ..ops._precision import autocast_dtype
 
 
 def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, weight: Tensor) -> None:
@@ -41,12 +39,7 @@ def _check_features(where: str, input: Tensor, input_size: int, weight: Tensor) 
         raise MismatchError(
             f"{where}: input.size(-1) must be equal to input_size. Expected {input_size}, got {input.shape[-1]}."
         )
-    if not input.is_floating_point():
-        raise MismatchError(f"{where}: input is {input.dtype}; it must be floating. Embed or one-hot encode it first.")
-    if weight.device != input.device:
-        raise MismatchError(f"{where}: input is on {input.device}, the weights on {weight.device}; move one of them.")
-    if weight.dtype != input.dtype and autocast_dtype(input.device.type) is None:
-        raise MismatchError(f"{where}: input is {input.dtype}, the weights {weight.dtype}; convert one of them.")
+    check_fits(where, input, weight)
 
 
 def check_lengths(where: str, lengths: Tensor, x: Tensor) -> Tensor:
@@ -68,20 +61,6 @@ def check_lengths(where: str, lengths: Tensor, x: Tensor) -> Tensor:
     return lengths.to(x.device)
 
 
-def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
-    """The parts of an initial state: a tensor makes one, several come as a tuple in which R may be None."""
-    single = len(names) == 1
-    parts = (hx,) if single and isinstance(hx, Tensor) else hx
-    if not isinstance(parts, tuple | list) or len(parts) != len(names) or single != isinstance(hx, Tensor):
-        form = "a tensor" if single else f"a tuple ({', '.join(names)})"
-        given = f"a {type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, tuple | list) else "")
-        raise ArgumentTypeError(f"{where}: hx is {given}; it must be {form}, or None.")
-    for name, part in zip(names, parts, strict=True):
-        if part is not None and not isinstance(part, Tensor):
-            raise ArgumentTypeError(f"{where}: {name} in hx is a {type(part).__name__}; it must be a Tensor, or None.")
-    return tuple(parts)
-
-
 def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unbatched: bool, like: Tensor) -> None:
     """``(num_layers * num_directions, B, ...)``; where the user gave no batch, ``part`` has got one of size 1."""
     if tuple(part.shape) != shape:
@@ -90,7 +69,4 @@ def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unba
             f"{where}: {name} in hx has shape {given}; expected {wanted}, (num_layers * num_directions, "
             + ("...)." if unbatched else "B, ...).")
         )
-    if part.device != like.device or not part.is_floating_point():
-        raise MismatchError(
-            f"{where}: {name} in hx is {part.dtype} on {part.device}; it must be floating, on {like.device}."
-        )
+    check_state_fits(where, name, part, like)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.fx.proxy import TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from ..cells.base import State
+from ..cells.calling import state_parts
 from ..ops._checks import MismatchError, check_flags, check_positive_int
-from .checks import check_input, check_lengths, check_packed, check_part, state_parts
+from .checks import check_input, check_lengths, check_packed, check_part
 
-State = tuple[Tensor, ...]
 Hidden = Tensor | tuple[Tensor | None, ...]
 
 
