@@ -1,12 +1,13 @@
 # make test    set up .venv and run the tests
 # make demo    set up .venv and watch RUM learn associative recall on the CPU
 # make lint    format check, lint and types
+# make docs    the documentation, in docs/_build/html
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: test demo lint clean
+.PHONY: test demo lint docs clean
 
 test: $(READY)
 	$(PY) -m pytest -q -n 2 --dist loadfile
@@ -19,13 +20,16 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+docs: $(READY)
+	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
 # torch comes first and exactly pinned, so that nothing that follows can bring another build
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet pip==26.3
 	$(PY) -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[train,export,sweep,tensorboard]" --group test --group lint
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[train,export,sweep,tensorboard]" --group test --group lint --group docs
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build

@@ -7,7 +7,7 @@ from torchrum.ledger import Entry, LedgerError
 from torchrum.ledger.table import table_rows
 from torchrum.plots.catalog import FIGURES, draw_figure, draw_gradients
 from torchrum.plots.curve import draw_curve
-from torchrum.plots.curves import copying_figure, over_seeds, recall_figure, seeds_of
+from torchrum.plots.curves import copying_figure, over_seeds, recall_figure
 from torchrum.plots.style import DARK, drawing, save_themes
 from torchrum.recipes import load_recipe
 from torchrum.tasks import Recall
@@ -93,12 +93,6 @@ def test_curves_are_read_between_their_points_and_a_goal_is_kept():
     assert low.tolist() == [4, 1, 1, 1]  # the second run ended at its goal and keeps its score
     cut = [with_losses(0, [100, full], [4.0, 2.0]), with_losses(1, [100, full], [3.0, 1.0])]
     assert over_seeds(cut, "curve", "loss")[1].tolist() == [3.5, 1.5]
-
-
-def test_a_seed_counts_once():
-    again = with_losses(0, [100, 200], [9.0, 9.0])
-    longer = with_losses(0, [100, 200, 300], [1.0, 1.0, 1.0])
-    assert seeds_of([again, longer]) == [longer]
 
 
 @pytest.mark.parametrize("name", ["copying", "recall"])

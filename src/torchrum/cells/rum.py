@@ -43,8 +43,11 @@ PART_NUMBERS = 2**18
 class RUMCell(Cell):
     """One step of the Rotational Unit of Memory (Dangovski et al., TACL 2019; arXiv 1710.09537).
 
-    tau = W_tau x + U_tau h + b_tau;  u = sigmoid(W_u x + U_u h + b_u);  eps = W_eps x + b_eps
-    R' = R^lam . Rotation(eps, tau);  h~ = f(eps + R' h);  h' = u * h + (1 - u) * h~;  then h' = eta h' / |h'| if eta
+    ::
+
+        tau = W_tau x + U_tau h + b_tau;  u = sigmoid(W_u x + U_u h + b_u);  eps = W_eps x + b_eps
+        R' = R^lam . Rotation(eps, tau);  h~ = f(eps + R' h);  h' = u * h + (1 - u) * h~
+        and with eta:  h' = eta h' / |h'|
 
     It is called as :class:`torch.nn.GRUCell` is, ``h = cell(x, h)``, and with any ``lam`` but 0 as
     :class:`torch.nn.LSTMCell` is, ``h, R = cell(x, (h, R))``. x is ``(B, I)`` or ``(I,)``, h ``(B, H)`` or ``(H,)`` and

@@ -16,13 +16,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "what",
         help="copying, recall, char (learning curves), kernels (heat maps of W_hh), rotation (angles, planes, norms), "
-        "phases (of R), diagonal (of W_hh over training), gradients (through time), all, or a run folder: its curve",
+        "phases (of R), diagonal (of W_hh over training), gradients (through time), reflections (the rotation itself), "
+        "all, or a run folder: its curve",
     )
     parser.add_argument(
         "run", type=Path, nargs="?", help="a run folder, for kernels, rotation, phases and diagonal of that run"
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
     parser.add_argument("--out", type=Path, help="a folder (default: docs/figures; for a run, the run folder)")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="with all: put figures and captions between the markers of this page"
+    )
     options = parser.parse_args(arguments)
 
     from torchrum.plots.catalog import FIGURES, draw_figure, draw_plan, draw_run
@@ -30,6 +34,8 @@ def main(arguments: list[str]) -> int:
     from torchrum.training.errors import ConfigError
     from torchrum.training.records import holds_run
 
+    if options.write and options.what != "all":
+        raise ConfigError(f"--write goes with all, the figures of a whole page; got {options.what!r}.")
     if options.run is not None:
         paths = draw_run(options.what, options.run, options.out or options.run)
     elif holds_run(Path(options.what)):
@@ -42,4 +48,9 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(f"{options.what!r} is neither a figure ({', '.join(FIGURES)}, all) nor a run folder.")
     for path in paths:
         print(path)
+    if options.write:
+        from torchrum.plots.gallery import write_gallery
+
+        changed = write_gallery(options.write, options.results, options.out or FOLDER)
+        print(f"{options.write}: {'figures written' if changed else 'figures are up to date'}")
     return 0

@@ -3,6 +3,7 @@
 <!-- torchrum:table copying -->                  every run
 <!-- torchrum:table copying best 10000 -->       of each model the best setting within these steps, and beyond
 <!-- torchrum:table copying within 2000000 -->   every model after 2,000,000 / T steps, and notes
+<!-- torchrum:table copying paper -->            the paper's numbers beside ours, with verdicts
 """
 
 import re
@@ -12,10 +13,11 @@ from pathlib import Path
 from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.schema import Entry, LedgerError
 from torchrum.ledger.table import table
+from torchrum.ledger.verdicts import verdict_table, verdicts
 from torchrum.training.files import write_atomic
 
 MARKED = re.compile(
-    r"(<!-- torchrum:table (\S+)(?: (best|within) (\d+))? -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL
+    r"(<!-- torchrum:table (\S+)(?: (best|within|paper)(?: (\d+))?)? -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL
 )
 
 
@@ -26,6 +28,8 @@ def fill_tables(text: str, entries: Sequence[Entry]) -> str:
         task, kind, number = match.group(2, 3, 4)
         if kind == "within":
             text = comparison_section(entries, task, int(number))
+        elif kind == "paper":
+            text = verdict_table(verdicts(entries, task))
         else:
             text = table(entries, task, int(number) if number else None)
         return f"{match[1]}\n{text}\n{match[6]}"

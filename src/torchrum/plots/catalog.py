@@ -17,6 +17,7 @@ from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import Row, best_settings, score_names, spread, table_rows
 from torchrum.plots.curves import char_figure, copying_figure, recall_figure
 from torchrum.plots.diagonal import diagonal_figure
+from torchrum.plots.geometry import reflections_figure
 from torchrum.plots.gradients import gradients_figure
 from torchrum.plots.kernels import Arrays, kernels_figure
 from torchrum.plots.rotation import phases_figure, rotation_figure
@@ -147,6 +148,12 @@ def gradients(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
     yield Drawing("gradients", caption, draw_gradients)
 
 
+def reflections(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+    """The rotation as two reflections; needs no run."""
+    caption = "R(a, b) as two reflections: across a, then across the bisector of a and b (Figure 1 (a) of the paper)."
+    yield Drawing("reflections", caption, reflections_figure)
+
+
 def draw_gradients(delay: int = 200, units: int = 100, sequences: int = 32) -> Figure:
     """RUM, LSTM and GRU as their recipes initialise them."""
     task = Copying(delay=delay)
@@ -192,6 +199,7 @@ FIGURES: dict[str, Plan] = {
     ),
     "diagonal": diagonal,
     "gradients": gradients,
+    "reflections": reflections,
 }
 """Name to what can be drawn of it."""
 

@@ -8,8 +8,8 @@ from matplotlib.artist import Artist
 from numpy.typing import NDArray
 
 from torchrum.ledger.labels import model_label
-from torchrum.ledger.schema import Entry
 from torchrum.ledger.table import Row
+from torchrum.ledger.verdicts import one_per_seed
 from torchrum.plots.style import LOOKS, Axes, Figure, baseline, count_steps, look
 from torchrum.tasks import CharLM, Copying, Recall
 
@@ -72,21 +72,13 @@ def char_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def seeds_of(row: Row) -> Row:
-    """One entry per seed: of several runs of one seed the longest, since they are one trajectory."""
-    longest: dict[int, Entry] = {}
-    for entry in sorted(row, key=lambda entry: entry.steps):
-        longest[entry.seed] = entry
-    return list(longest.values())
-
-
 def over_seeds(row: Row, curve: str, score: str) -> tuple[Points, Points, Points, Points]:
     """Steps, and median, least and greatest of a score over the seeds at each.
 
     Between its points a curve is read off a straight line. A run that stopped at its goal keeps its last value; one
     that was cut short counts as far as it went.
     """
-    entries = seeds_of(row)
+    entries = one_per_seed(row)
     steps = np.unique(np.concatenate([np.asarray(getattr(entry, curve)["step"], float) for entry in entries]))
     values = np.full((len(entries), len(steps)), np.nan)
     for line, entry in zip(values, entries, strict=True):
@@ -116,7 +108,7 @@ def draw_row(axes: Axes, row: Row, curve: str, score: str) -> None:
         markersize=3.5,
         zorder=front,
     )
-    if len(seeds_of(row)) > 1:
+    if len(one_per_seed(row)) > 1:
         axes.fill_between(steps, low, high, color=look(label)["color"], alpha=0.2, linewidth=0, zorder=front - 1)
 
 

@@ -1,0 +1,32 @@
+"""Sphinx: ``make docs`` builds docs/_build/html; the tests build it with warnings as errors."""
+
+from torchrum import __version__
+
+project = "torchrum"
+author = "The torchrum developers"
+copyright = "2026, The torchrum developers"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # generated tables begin with a smaller heading
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the Args of a docstring say it in words, with shapes
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"torchrum {release}"
+html_static_path = ["_static", "../src/torchrum/report/assets"]  # the playground and the sorting are the report's
+html_css_files = ["torchrum.css"]
+html_js_files = ["sortable.js"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#b34a00", "color-brand-content": "#0067a3"},
+    "dark_css_variables": {"color-brand-primary": "#ff9a5c", "color-brand-content": "#6cc0f0"},
+}

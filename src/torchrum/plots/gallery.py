@@ -1,0 +1,54 @@
+"""Figures in a page of Markdown, between ``<!-- torchrum:figure NAME -->`` and its end."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchrum.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.plots.catalog import FIGURES
+from torchrum.training.files import write_atomic
+
+MARKED = re.compile(r"(<!-- torchrum:figure (\S+) -->\n)(.*?)(<!-- /torchrum:figure -->)", re.DOTALL)
+
+IMAGE = """```{{image}} {folder}/{name}{dark}.svg
+:class: only-{theme}
+:alt: {caption}
+```
+"""
+
+
+def write_gallery(page: Path, results: Path, folder: Path) -> bool:
+    """Put figures and captions between the markers of a page; says whether it changed.
+
+    Args:
+        page: a Markdown file of the documentation.
+        results: the ledger, from which the captions come.
+        folder: where the figures lie.
+    """
+    text = page.read_text(encoding="utf-8")
+    if not MARKED.search(text):
+        raise LedgerError(
+            f"{page} has no place for a figure; put <!-- torchrum:figure recall --> and "
+            "<!-- /torchrum:figure --> in it."
+        )
+    entries, place = read_ledger(results), os.path.relpath(folder, page.parent)
+    filled = MARKED.sub(lambda found: found[1] + gallery(found[2], entries, results, place) + found[4], text)
+    if filled != text:
+        write_atomic(page, filled.encode())
+    return filled != text
+
+
+def gallery(name: str, entries: Sequence[Entry], results: Path, folder: str) -> str:
+    """The figures of one name, light and dark, with caption and command; says so where there is no run yet."""
+    if name not in FIGURES:
+        raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
+    parts = []
+    for drawing in FIGURES[name](entries, results):
+        for theme, dark in (("light", ""), ("dark", "-dark")):
+            parts.append(
+                IMAGE.format(folder=folder, name=drawing.name, dark=dark, theme=theme, caption=drawing.caption)
+            )
+        parts.append(f"{drawing.caption}\n")
+    parts.append(f"`torchrum figure {name}`\n" if parts else f"No run recorded for `torchrum figure {name}` yet.\n")
+    return "\n" + "\n".join(parts) + "\n"

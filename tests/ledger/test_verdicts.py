@@ -1,0 +1,113 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchrum.ledger import Entry, read_ledger
+from torchrum.ledger.markers import fill_tables
+from torchrum.ledger.verdicts import judge, one_per_seed, verdict_table, verdicts
+from torchrum.recipes import RECIPES, load_recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+def entry(recipe: str, seed: int, accuracy: float, steps: int = 100, **changes) -> Entry:
+    final = {"loss": 1 - accuracy, "accuracy": accuracy}
+    curve = {"step": [steps]} | {key: [value] for key, value in final.items()}
+    made = Entry(
+        recipe=recipe,
+        overrides=[],
+        seed=seed,
+        command=f"torchrum train {recipe} --seed {seed}",
+        commit="abc",
+        hardware="H200",
+        processes=1,
+        versions={},
+        wall_seconds=1.0,
+        steps=steps,
+        parameters=1,
+        baseline=1.0,
+        final=final,
+        curve=curve,
+        train_curve=curve,
+    )
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    "recipe, score, word",
+    [
+        ("recall-rum-lam1-t50", 0.995, "reproduced"),
+        ("recall-rum-lam1-t50", 0.98, "not reproduced"),
+        ("recall-fast-weights-t50", 0.45, "better"),
+        ("recall-rum-t50", 0.21, "reproduced"),  # the paper: does not learn
+        ("recall-rum-t50", 0.9, "better"),
+        ("copying-rum-t200", 0.002, "reproduced"),
+        ("copying-rum-t200", 0.2, "not reproduced"),
+        ("copying-lstm-t200", 1.0003, "reproduced"),  # stays at the baseline
+        ("copying-lstm-t200", 0.3, "better"),
+        ("copying-goru-t200", 0.9, "not reproduced"),  # the paper, in words: solves it
+        ("char-ptb-fs-rum-2", 1.198, "reproduced"),
+        ("char-ptb-fs-rum-2", 1.21, "not reproduced"),
+        ("char-ptb-fs-rum-2", 1.15, "better"),
+        ("babi-rum-qa1", 0.9, "better"),
+        ("babi-lstm-qa1", 0.9, "not comparable"),
+    ],
+)
+def test_the_rule(recipe, score, word):
+    config = load_recipe(recipe)
+    assert judge(config.paper, config, score) == word
+
+
+def test_every_printed_number_is_judged():
+    found = verdicts([])
+    assert [item.recipe for item in found] == [name for name, recipe in RECIPES.items() if recipe().paper]
+    assert {item.word for item in found} == {"not run"}
+    for item in found:  # every claim of the paper can be judged, whatever comes out
+        assert judge(item.paper, item.config, 0.5) != "not run"
+
+
+def test_ours_is_the_mean_over_distinct_seeds_of_the_best_setting():
+    entries = [
+        entry("recall-rum-lam1-t50", 0, 0.99),
+        entry("recall-rum-lam1-t50", 1, 0.97),
+        entry("recall-rum-lam1-t50", 0, 0.5, overrides=["optimizer.lr=0.1"]),
+    ]
+    (item,) = [item for item in verdicts(entries, "recall") if item.row]
+    assert item.values == [0.99, 0.97]
+    assert (item.source, item.settings, item.word) == ("validation", "", "not reproduced")
+    assert item.difference == "-2.00 points"
+
+
+def test_a_seed_counts_once_with_its_longest_run():
+    short, longer = entry("recall-rum-lam1-t50", 0, 0.9), entry("recall-rum-lam1-t50", 0, 0.8, steps=200)
+    other = entry("recall-rum-lam1-t50", 1, 0.7)
+    assert one_per_seed([longer, other, short]) == [longer, other]
+
+
+def test_test_scores_come_first_where_every_seed_has_one():
+    tested = entry("recall-rum-lam1-t50", 0, 0.99, test={"accuracy": 0.9, "step": 100})
+    plain = entry("recall-rum-lam1-t50", 1, 0.99)
+    assert next(item for item in verdicts([tested], "recall") if item.row).source == "test"
+    assert next(item for item in verdicts([tested], "recall") if item.row).values == [0.9]
+    assert next(item for item in verdicts([tested, plain], "recall") if item.row).source == "validation"
+
+
+def test_another_problem_is_not_compared():
+    changed = entry("recall-rum-lam1-t50", 0, 1.0, overrides=["task.length=4"])
+    assert all(item.word == "not run" for item in verdicts([changed], "recall"))
+
+
+def test_the_table_and_its_marker():
+    entries = [entry("recall-lstm-t50", 0, 0.2)]
+    text = fill_tables("<!-- torchrum:table recall paper -->\n<!-- /torchrum:table -->\n", entries)
+    assert (
+        "| `recall-lstm-t50` | LSTM | 20.5 % (Table 1) | 20.00% (validation) | 1 | -0.50 points | reproduced |" in text
+    )
+    assert verdict_table(verdicts(entries, "recall")) in text
+
+
+def test_verdicts_of_the_committed_ledger():
+    found = {item.recipe: item for item in verdicts(read_ledger(ROOT / "results"))}
+    assert found["recall-rum-lam1-t50"].word == "reproduced"
+    assert found["copying-lstm-t200"].word == "reproduced"

@@ -1,0 +1,97 @@
+"""The documentation keeps its word: it builds without a warning, its code runs, its commands exist."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchrum.cli import COMMANDS
+from torchrum.ledger import read_ledger
+from torchrum.plots.catalog import FIGURES
+from torchrum.recipes import load_recipe
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+OWN = ("RECIPE", "--resume", "my_recipes:largest")  # stand for a recipe of the reader's
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """First line and text of every fenced block of one language."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [(text[: match.start(1)].count("\n") + 1, match[1]) for match in found]
+
+
+WITH_CODE = [page for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_code_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.stem == "training":
+        pytest.importorskip("pytorch_lightning", reason="its last part is for Lightning: pip install --group docs")
+    monkeypatch.chdir(tmp_path)
+    module = type(sys)("docs_page")  # pickling and dataclasses look their module up
+    monkeypatch.setitem(sys.modules, "docs_page", module)
+    for line, code in blocks(page, "python"):
+        program = compile("\n" * (line - 1) + code, str(page), "exec")  # errors show the page's line
+        exec(program, module.__dict__)
+
+
+def test_the_guides_have_code() -> None:
+    assert {page.stem for page in WITH_CODE} >= {
+        "index", "tutorial", "training", "beyond-gru", "rotation", "performance", "extending", "errors", "reproducing",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_exist_and_their_recipes_load(page: Path) -> None:
+    lines = [line for _, text in blocks(page, "console") for line in text.splitlines() if "torchrum" in line]
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        words = words[words.index("torchrum") :] if "torchrum" in words else words
+        if words[0] != "torchrum":
+            continue
+        assert words[1] in COMMANDS, line
+        if words[1] in ("train", "sweep") and words[2] not in OWN:
+            load_recipe(words[2])
+
+
+def test_launchers_are_called_as_the_help_says() -> None:
+    from torchrum.cli.train import EPILOG
+
+    lines = [line.strip() for line in EPILOG.splitlines() if line.strip().startswith(("torchrun", "srun"))]
+    assert len(lines) == 2
+    page = (DOCS / "reproducing.md").read_text(encoding="utf-8")
+    for line in lines:
+        assert f"\n$ {line}\n" in page
+
+
+def test_every_figure_of_the_ledger_is_in_the_docs() -> None:
+    """``torchrum figure all --write docs/figures.md`` was run after the last record."""
+    entries = read_ledger(ROOT / "results")
+    drawn = [drawing.name for plan in FIGURES.values() for drawing in plan(entries, ROOT / "results")]
+    wanted = {f"{name}{dark}.svg" for name in drawn for dark in ("", "-dark")}
+    assert {path.name for path in (DOCS / "figures").glob("*.svg")} == wanted
+
+
+def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("furo", reason="the documentation needs: pip install --group docs")
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    path = os.pathsep.join(
+        [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )  # this checkout's package
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path / "html")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "html" / "index.html").exists()
+    assert 'class="rum-playground"' in (tmp_path / "html" / "rotation.html").read_text(encoding="utf-8")
