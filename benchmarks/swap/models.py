@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrum import RUM
+from torchrum.cells.rum import PAPER_OPTIONS
 
 from .tasks import SwapTask
 
@@ -16,20 +17,18 @@ Layer = Callable[[int, int], nn.Module]
 def rum(**options: Any) -> Layer:
     """RUM with these options, and some that only this suite has.
 
-    ``embed_gain`` and ``recurrent_gain`` scale what the weights start from, ``gate_start`` is where layer norm's own
-    bias of the update gate starts, ``embed_spread`` the norm of the embedding's random bias, and ``eta="sqrt"`` means
-    the root of the hidden size.
+    ``embed_gain`` scales the embedding that the layer starts from, ``unit=True`` by what gives inputs of unit variance
+    an embedding of unit variance; ``gate_start`` is where layer norm's own bias of the update gate starts, and
+    ``eta="sqrt"`` means the root of the hidden size: a state whose units have a mean square of 1.
     """
-    embed, recurrent = options.pop("embed_gain", 1.0), options.pop("recurrent_gain", 1.0)
-    gate_start, embed_spread = options.pop("gate_start", 0.0), options.pop("embed_spread", 0.0)
+    gain, unit = options.pop("embed_gain", 1.0), options.pop("unit", False)
+    gate_start = options.pop("gate_start", 0.0)
 
     def build(inputs: int, hidden: int) -> nn.Module:
         wanted = {name: hidden**0.5 if value == "sqrt" else value for name, value in options.items()}
         layer = RUM(inputs, hidden, **wanted)
         with torch.no_grad():
-            layer.weight_ih_l0[-hidden:] *= embed
-            layer.weight_hh_l0 *= recurrent
-            layer.bias_ih_l0[-hidden:].normal_(0, embed_spread / hidden**0.5)
+            layer.weight_ih_l0[-hidden:] *= gain * (max(hidden / inputs, 1) ** 0.5 if unit else 1)
             if gate_start:
                 layer.ln_bias_l0[hidden : 2 * hidden] = gate_start
         return layer
@@ -61,23 +60,32 @@ class Model(NamedTuple):
     layer: Layer
 
 
+PAPER = {**PAPER_OPTIONS}
+TANH = {**PAPER, "activation": "tanh"}
+UNIT = {"unit": True, "embed_bias_init": 1.0}
+TARGET0 = {"target_bias_init": 0.0}
+
 VARIANTS: dict[str, dict[str, Any]] = {
-    "lam0-tanh": {"activation": "tanh"},
-    "lam1-tanh": {"activation": "tanh", "lam": 1},
-    "lam0-tanh-spread": {"activation": "tanh", "embed_spread": 1.0},
-    "lam1-tanh-spread": {"activation": "tanh", "embed_spread": 1.0, "lam": 1},
-    "lam0-ln": {"activation": "relu", "layer_norm": True},
-    "lam0-relu": {"activation": "relu"},
-    "lam1-relu": {"activation": "relu", "lam": 1},
-    "lam0-tanh-spread-target0": {"activation": "tanh", "embed_spread": 1.0, "target_bias_init": 0.0},
-    "lam1-tanh-spread-target0": {"activation": "tanh", "embed_spread": 1.0, "target_bias_init": 0.0, "lam": 1},
-    "lam0-tanh-target0": {"activation": "tanh", "target_bias_init": 0.0},
-    "lam0-eta-spread": {"activation": "relu", "eta": "sqrt", "embed_spread": 1.0},
-    "lam0-tanh-embed2": {"activation": "tanh", "embed_gain": 2.0},
-    "lam0-tanh-update0": {"activation": "tanh", "update_bias_init": 0.0},
-    "lam1-eta-spread": {"activation": "relu", "eta": "sqrt", "embed_spread": 1.0, "lam": 1},
-    "lam1-ln": {"activation": "relu", "layer_norm": True, "lam": 1},
-    "lam0-ln-gate1": {"activation": "relu", "layer_norm": True, "gate_start": 1.0},
+    "lam0-relu": PAPER,
+    "lam0-tanh": TANH,
+    "lam0-tanh-unit": {**TANH, **UNIT},
+    "lam0-eta-unit": {**PAPER, **UNIT, "eta": "sqrt"},
+    "lam0-ln": {**PAPER, "layer_norm": True},
+    "lam1-relu": {**PAPER, "lam": 1},
+    "lam1-tanh-unit": {**TANH, **UNIT, "lam": 1},
+    "lam1-eta-unit": {**PAPER, **UNIT, "eta": "sqrt", "lam": 1},
+    "lam0-tanh-unit-target0": {**TANH, **UNIT, **TARGET0},
+    "lam0-eta-unit-target0": {**PAPER, **UNIT, **TARGET0, "eta": "sqrt"},
+    "lam0-tanh-eta-unit": {**TANH, **UNIT, "eta": "sqrt"},
+    "lam0-tanh-unit-gain2": {**TANH, **UNIT, "embed_gain": 2.0},
+    "lam0-ln-unit": {**PAPER, **UNIT, "layer_norm": True},
+    "lam1-tanh": {**TANH, "lam": 1},
+    "lam1-tanh-unit-target0": {**TANH, **UNIT, **TARGET0, "lam": 1},
+    "lam1-eta-unit-target0": {**PAPER, **UNIT, **TARGET0, "eta": "sqrt", "lam": 1},
+    "lam0-eta-unit-update0": {**PAPER, **UNIT, "eta": "sqrt", "update_bias_init": 0.0},
+    "lam0-tanh-unit-update0": {**TANH, **UNIT, "update_bias_init": 0.0},
+    "lam0-ln-gate1": {**PAPER, "layer_norm": True, "gate_start": 1.0},
+    "lam1-ln": {**PAPER, "layer_norm": True, "lam": 1},
 }
 """Options of RUM to compare, the most informative first."""
 
