@@ -1,0 +1,47 @@
+import pytest
+import torch
+from torch import nn
+
+from torchrum.models import CharModel
+from torchrum.models.sampling import sample
+
+V = 6
+
+
+@pytest.fixture
+def model():
+    return CharModel(nn.GRU(V, 12), V).eval()
+
+
+def test_the_likeliest_symbols_are_those_of_the_whole_text(model):
+    """The state is carried, so each symbol is the answer of the model to all that came before."""
+    prompt = [1, 4, 2]
+    drawn = list(sample(model, prompt, 8, temperature=0))
+    text = torch.tensor([prompt + drawn])
+    likeliest = model(text)[0].argmax(-1)[0]
+    assert drawn == likeliest[len(prompt) - 1 : -1].tolist()
+
+
+def test_temperature_sharpens_and_flattens(model):
+    with torch.no_grad():
+        model.readout.weight.zero_()
+        model.readout.bias.copy_(torch.tensor([3.0, 0, 0, 0, 0, 0]))
+    share = {
+        temperature: sum(symbol == 0 for symbol in sample(model, [0], 400, temperature=temperature)) / 400
+        for temperature in (0.1, 1.0, 1e6)
+    }
+    likeliest = torch.softmax(model.readout.bias, 0)[0].item()
+    assert share[0.1] == 1
+    assert share[1.0] == pytest.approx(likeliest, abs=0.06)
+    assert share[1e6] == pytest.approx(1 / V, abs=0.06)
+
+
+def test_the_global_random_state_is_left_alone(model):
+    before = torch.get_rng_state()
+    assert list(sample(model, [0], 5, seed=3)) == list(sample(model, [0], 5, seed=3))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_empty_prompt_is_refused(model):
+    with pytest.raises(ValueError, match="the prompt is empty; give at least one symbol"):
+        next(sample(model, [], 5))
