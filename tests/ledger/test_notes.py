@@ -8,8 +8,8 @@ from torchrum.ledger.notes import notes
 
 from .test_budget import run
 
-OWN = run("copying-rum-t200", (500, 0.5))
-TUNED = [run("copying-rum-t200", (1000, 0.2), overrides=["optimizer.lr=0.004"], seed=seed) for seed in (0, 1)]
+OWN = run("copying-rum-paper-t200", (500, 0.5))
+TUNED = [run("copying-rum-t200", (1000, 0.2), seed=seed) for seed in (0, 1)]
 LSTM = run("copying-lstm-t200", (1000, 1.0))
 
 
@@ -21,27 +21,27 @@ def falling(*losses, recipe="copying-gru-t200", **words):
     return run(recipe, *((125 * (place + 1), loss) for place, loss in enumerate(losses)), **words)
 
 
-def test_the_notes_say_which_models_were_tuned_and_how_the_recipe_itself_did():
+def test_the_notes_say_which_models_were_tuned_and_how_they_did_untuned():
     text = noted(OWN, *TUNED, LSTM)
-    assert "Tuned, that is, shown with another setting than the recipe's own: RUM λ=0." in text
-    assert "Shown with the recipe's own setting (the paper's where it names one): LSTM." in text
-    assert "RUM λ=0 with the recipe's own setting: 0.5000 after 500 of 10,000 steps at T = 200." in text
-    assert "RUM λ=0 with the recipe's own setting: not run at T = 200." in noted(*TUNED, LSTM)
+    assert "Tuned, so shown with another setting than the paper's: RUM λ=0." in text
+    assert "Shown untuned, with the paper's setting where it names one: LSTM." in text
+    assert "RUM λ=0 untuned: 0.5000 after 500 of 10,000 steps at T = 200." in text
+    assert "RUM λ=0 untuned: not run at T = 200." in noted(*TUNED, LSTM)
     assert "Tuned" not in noted(OWN, LSTM)
 
 
 def test_what_makes_another_model_is_no_setting():
-    eta = run("copying-rum-t200", (1000, 0.3), overrides=["model.eta=1.0", "compile=true"])
+    eta = run("copying-rum-paper-t200", (1000, 0.3), overrides=["model.eta=1.0", "compile=true"])
     text = noted(eta, LSTM)
     assert "Tuned" not in text
-    assert "own setting (the paper's where it names one): RUM λ=0, η=1; LSTM." in text
+    assert "where it names one: RUM λ=0, η=1; LSTM." in text
 
 
 def test_sizes_are_named_where_it_is_not_all_of_them():
-    others = [run("copying-rum-t500", (400, 0.5)), run("copying-lstm-t500", (400, 1.0))]
+    others = [run("copying-rum-paper-t500", (400, 0.5)), run("copying-lstm-t500", (400, 1.0))]
     text = noted(OWN, *TUNED, LSTM, *others)
-    assert "another setting than the recipe's own: RUM λ=0 (T = 200)." in text
-    assert "where it names one): RUM λ=0 (T = 500); LSTM." in text
+    assert "another setting than the paper's: RUM λ=0 (T = 200)." in text
+    assert "where it names one: RUM λ=0 (T = 500); LSTM." in text
     assert "at T = 200, 500; the one shown" in text
 
 

@@ -157,7 +157,7 @@ def test_a_run_without_a_checkpoint_is_not_recorded(run, tmp_path):
     ],
 )
 def test_overrides_rebuild_the_config(overrides):
-    recipe = load_recipe("copying-rum-t200")
+    recipe = load_recipe("copying-rum-paper-t200")
     config = override(recipe, overrides)
     assert len(changes(config)) == len(overrides)
     assert override(recipe, changes(config)) == config

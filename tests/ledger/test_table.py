@@ -5,7 +5,9 @@ import pytest
 
 from torchrum.ledger import Entry, LedgerError, headline, read_ledger
 from torchrum.ledger.markers import fill_tables, write_tables
-from torchrum.ledger.table import table
+from torchrum.ledger.table import best_settings, is_recipe, place, table, table_rows
+from torchrum.recipes import RECIPES
+from torchrum.recipes.presets import paper_preset
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +61,16 @@ def test_overrides_make_a_row_of_their_own():
     assert [row[1] for row in rows] == ["H 50, adam 0.001", "H 50, rmsprop_tf 0.001, task.train_size=none"]
 
 
+def test_a_tuned_recipe_says_where_it_differs_from_the_papers():
+    tuned, preset = (entry(f"recall-rum-lam1{name}-t50", 0, loss=0.01, accuracy=1.0) for name in ("", "-paper"))
+    rows = lines(table([preset, tuned], "recall"))[2:4]
+    assert [row[1] for row in rows] == [
+        "H 50, adam 0.003, optimizer.clip=1.0, optimizer.schedule=80000:0.3,92000:0.1",
+        "H 50, adam 0.001",
+    ]
+    assert "(best of 2 settings)" in table([preset, tuned], "recall", 1000)
+
+
 def test_another_problem_has_a_table_of_its_own_without_the_papers_numbers():
     other = replace(LSTM, overrides=["task.length=20"])
     text = table([other, LSTM], "recall")
@@ -95,14 +107,15 @@ def test_the_command_repeats_the_seeds_of_its_row():
 def test_headline_tells_our_score_of_each_recipe(tmp_path):
     assert headline(tmp_path) == {}
     (tmp_path / "recall").mkdir()
-    worse, better = entry("recall-lstm-t30", 0, loss=2.0, accuracy=0.2), replace(LSTM, overrides=["optimizer.lr=0.01"])
+    worse, better = entry("recall-lstm-t30", 0, loss=2.0, accuracy=0.2), replace(LSTM, overrides=["compile=true"])
+    tuned = replace(entry("recall-lstm-t30", 0, loss=0.5, accuracy=0.9), overrides=["optimizer.lr=0.01"])
     elsewhere = replace(entry("recall-lstm-t30", 0, loss=0.1, accuracy=1.0), overrides=["task.length=20"])
     elsewhere = replace(elsewhere, baseline=elsewhere.config().task.baseline())
-    for item in (*RUM, worse, better, elsewhere):
+    for item in (*RUM, worse, better, tuned, elsewhere):  # the last two are not what the recipe runs
         (tmp_path / "recall" / item.file_name).write_text(item.to_json())
     assert headline(tmp_path) == {
         "recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%), 3 seeds",
-        "recall-lstm-t30": "accuracy 25.00% *",
+        "recall-lstm-t30": "accuracy 25.00%",
     }
 
 
@@ -157,3 +170,18 @@ def test_texts_of_an_entry_show_as_they_are():
     assert r"seed 0: &lt;script&gt;alert(1)&lt;/script&gt; a\|b \[link\](x) &amp; more" in text
     assert r"| `torchrum train 'x' \| y` |" in text
     assert "<" not in text
+
+
+@pytest.mark.parametrize("task, steps", [("copying", 10_000), ("recall", 100_000)])
+def test_tuned_recipes_are_the_best_settings_of_the_ledger(task, steps):
+    """Within the steps of the recipes."""
+    entries = [entry for entry in read_ledger(ROOT / "results", task) if entry.steps <= steps]
+    chosen = [row[0] for row in best_settings(table_rows(entries, task)) if not place(row)[1]]
+    presets = {paper_preset(name, RECIPES): name for name in RECIPES if paper_preset(name, RECIPES) != name}
+    for run in chosen:
+        if any(text.startswith("model.eta=") for text in run.overrides):
+            continue  # that is another model, which has no recipe of its own
+        assert run.recipe not in presets, f"{presets.get(run.recipe)} is not tuned as {run.overrides}"
+        if run.recipe in presets.values():
+            assert is_recipe(run)
+    assert {run.recipe for run in chosen} & set(presets.values())

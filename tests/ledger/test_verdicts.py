@@ -111,3 +111,18 @@ def test_verdicts_of_the_committed_ledger():
     found = {item.recipe: item for item in verdicts(read_ledger(ROOT / "results"))}
     assert found["recall-rum-lam1-t50"].word == "reproduced"
     assert found["copying-lstm-t200"].word == "reproduced"
+
+
+def test_the_papers_own_setting_is_judged_without_what_was_tried_besides():
+    """Else an override of the preset would reproduce the paper in its name."""
+    runs = [
+        entry("recall-rum-lam1-t50", 0, 0.999),
+        entry("recall-rum-lam1-paper-t50", 0, 0.6, overrides=["steps=100"]),
+        entry("recall-rum-lam1-paper-t50", 1, 0.99, overrides=["optimizer.lr=0.002"]),
+        entry("recall-lstm-t50", 0, 0.4, overrides=["optimizer.lr=0.002"]),  # it has no preset
+    ]
+    found = {item.recipe: item for item in verdicts(runs, "recall")}
+    assert found["recall-rum-lam1-t50"].word == "reproduced"
+    assert found["recall-rum-lam1-paper-t50"].word == "not reproduced"
+    assert found["recall-rum-lam1-paper-t50"].values == [0.6]
+    assert found["recall-lstm-t50"].values == [0.4]

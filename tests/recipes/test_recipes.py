@@ -6,6 +6,7 @@ from torchrum.layers.registry import build_layer
 from torchrum.models import build_model
 from torchrum.recipes import RECIPES, load_recipe
 from torchrum.recipes.demo import demo
+from torchrum.recipes.presets import paper_preset
 from torchrum.tasks import Copying, Recall
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
@@ -38,10 +39,22 @@ def test_the_papers_options_are_the_papers():
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("copying", "recall"))])
-def test_generated_tasks_share_batch_and_rate(name):
-    config = load_recipe(name)
-    assert config.batch_size == 128
-    assert config.optimizer.lr == 1e-3
+def test_generated_tasks_share_the_batch_and_the_papers_rate(name):
+    assert load_recipe(name).batch_size == 128
+    if not name.endswith(("-t2000", "-t100")):  # beyond the paper's sizes there is no preset
+        assert load_recipe(paper_preset(name, RECIPES)).optimizer.lr == 1e-3
+
+
+def test_a_tuned_recipe_has_the_papers_beside_it():
+    tuned = [name for name in RECIPES if paper_preset(name, RECIPES) != name]
+    assert {"copying-rum-t500", "copying-rum-lam1-eta-t1000", "copying-goru-t200", "recall-rum-lam1-t50"} < set(tuned)
+    for name in tuned:
+        config, preset = load_recipe(name), load_recipe(paper_preset(name, RECIPES))
+        assert (config.task, config.paper, config.steps) == (preset.task, preset.paper, preset.steps)
+        assert config.optimizer != preset.optimizer
+        assert preset.about == f"{config.about}, the paper's optimizer"
+    assert paper_preset("copying-lstm-t200", RECIPES) == "copying-lstm-t200"
+    assert load_recipe("copying-rum-paper").name == "copying-rum-paper-t200"
 
 
 @pytest.mark.parametrize("delay", [200, 500, 1000])
@@ -57,7 +70,7 @@ def test_generated_tasks_share_batch_and_rate(name):
     ],
 )
 def test_copying_is_set_up_as_figure_2_says(model, hidden_size, options, delay):
-    config = load_recipe(f"copying-{model}-t{delay}")
+    config = load_recipe(paper_preset(f"copying-{model}-t{delay}", RECIPES))
     assert config.task == Copying(delay=delay)
     assert (config.model.hidden_size, config.model.options) == (hidden_size, options)
     assert (config.optimizer.name, config.optimizer.decay, config.optimizer.clip) == ("rmsprop_tf", 0.9, None)
@@ -77,7 +90,7 @@ def test_copying_is_set_up_as_figure_2_says(model, hidden_size, options, delay):
     ],
 )
 def test_recall_stands_beside_table_1(model, length, accuracy):
-    config = load_recipe(f"recall-{model}-t{length}")
+    config = load_recipe(paper_preset(f"recall-{model}-t{length}", RECIPES))
     assert config.task == Recall(length=length)
     assert config.model.hidden_size == 50
     assert config.paper is not None
@@ -85,11 +98,11 @@ def test_recall_stands_beside_table_1(model, length, accuracy):
 
 
 def test_what_goes_beyond_the_paper_claims_no_number_of_it():
-    for name in ("copying-rum-lam1-t2000", "recall-rum-lam1-t100"):
+    for name in ("copying-rum-lam1-eta-t2000", "recall-rum-lam1-t100"):
         assert load_recipe(name).paper is None
 
 
-def test_rivals_have_equal_budgets():
+def test_baseline_models_have_equal_budgets():
     for task in ("copying", "recall"):
         budgets = {(c.steps, c.batch_size) for c in (load_recipe(n) for n in RECIPES if n.startswith(task + "-"))}
         assert len(budgets) == 1

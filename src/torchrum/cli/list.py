@@ -20,7 +20,7 @@ def field_help(cls: type) -> dict[str, str]:
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
         for field, text in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                lines[ast.unparse(field.target)] = str(text.value.value)
+                lines[ast.unparse(field.target)] = " ".join(str(text.value.value).split())  # it may be of several lines
     return lines
 
 
@@ -83,8 +83,6 @@ def main(arguments: list[str]) -> int:
         print("\n".join("\t".join(line) for line in (columns, *content)))
         return 0
     show(columns, content)
-    if not options.recipe and any(line[2].endswith("*") for line in content):
-        print("* with other settings than the recipe's; torchrum table shows them, with the command")
     return 0
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torchrum.ledger.curves import best, reached_goal, seen
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import SAME, line, place, score_names, span, table_rows, with_best
+from torchrum.ledger.table import line, place, score_names, setting, span, table_rows, with_best
 
 Setting = tuple[str, ...]
-"""The overrides that matter up to the budget; none for the recipe's own setting."""
+"""What is tuned and matters up to the budget; empty for the setting of the paper."""
 
 LABELLED = ("model.lam", "model.eta")
 """Fields that make another model of it, with a label of its own."""
@@ -75,9 +75,9 @@ def compare(entries: Iterable[Entry], task: str, budget: int) -> Comparison:
         if size and not changes and budget >= size:
             groups[model_label(row[0].config().model), size, setting_by(row[0], budget // size)] += row
     tried: dict[str, dict[int, dict[Setting, Standing]]] = defaultdict(lambda: defaultdict(dict))
-    for (model, size, setting), runs in groups.items():
+    for (model, size, found), runs in groups.items():
         if standing := standing_at(runs, budget // size):
-            tried[model][size][setting] = standing
+            tried[model][size][found] = standing
     sizes = sorted({size for found in tried.values() for size in found})
     sizes = [size for size in sizes if sum(size in found for found in tried.values()) > 1]
     tried = {model: found for model, found in tried.items() if any(size in found for size in sizes)}
@@ -117,13 +117,13 @@ def standing_at(runs: Iterable[Entry], steps: int) -> Standing | None:
 
 
 def setting_by(entry: Entry, steps: int) -> Setting:
-    """The overrides that matter up to ``steps``."""
+    """What a run was tuned to, as far as it matters up to ``steps``."""
     kept = []
-    for text in entry.overrides:
+    for text in setting(entry):
         field, _, value = text.partition("=")
         if field == "optimizer.schedule" and ":" in value:
             begun = [part for part in value.split(",") if int(part.partition(":")[0]) < steps]
             text = f"{field}={','.join(begun)}" if begun else ""
-        if text and field not in (*SAME, *LABELLED):
+        if text and field not in LABELLED:
             kept.append(text)
     return tuple(kept)

@@ -42,22 +42,22 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def _settings(comparison: Comparison) -> Iterator[str]:
-    """Which models were tuned, and how those did with the recipe's own setting."""
+    """Which models were tuned, and how those did without."""
     tuned: dict[str, list[int]] = {}
     own: dict[str, list[int]] = {}
     for model, size, setting, _ in _cells(comparison):
         (tuned if setting else own).setdefault(model, []).append(size)
     if tuned:
-        yield f"Tuned, that is, shown with another setting than the recipe's own: {_places(comparison, tuned)}."
+        yield f"Tuned, so shown with another setting than the paper's: {_places(comparison, tuned)}."
     if own:
-        yield f"Shown with the recipe's own setting (the paper's where it names one): {_places(comparison, own)}."
+        yield f"Shown untuned, with the paper's setting where it names one: {_places(comparison, own)}."
     for model, sizes in tuned.items():
         tried = comparison.tried[model]
         results = [f"{_result(comparison, tried[size][()])} at T = {size}" for size in sizes if () in tried[size]]
         missing = [size for size in sizes if () not in tried[size]]
         if missing:
             results.append(f"not run at {_sizes(missing)}")
-        yield f"{model} with the recipe's own setting: {'; '.join(results)}."
+        yield f"{model} untuned: {'; '.join(results)}."
 
 
 def _result(comparison: Comparison, standing: Standing) -> str:

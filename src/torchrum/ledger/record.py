@@ -125,10 +125,10 @@ def _test(run: Path) -> tuple[dict[str, float], list[str]]:
     return test, [item.date for item in looks]
 
 
-def changes(config: TrainConfig) -> list[str]:
-    """Where a config differs from the recipe of its name, as ``field=value``."""
+def changes(config: TrainConfig, name: str | None = None) -> list[str]:
+    """Where a config differs from the recipe called ``name``, that of its own name if None, as ``field=value``."""
     try:
-        recipe = registered_recipe(config.name)
+        recipe = registered_recipe(name or config.name)
     except ConfigError as error:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
     left_out = NOT_RECORDED | {f"task.{name}" for name in config.task.local}

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from torchrum.ledger.curves import best
 from torchrum.ledger.labels import model_label
+from torchrum.ledger.record import changes
 from torchrum.ledger.schema import Entry, read_ledger
 from torchrum.ledger.texts import code, plain
 from torchrum.recipes import PAPER_ONLY, RECIPES
+from torchrum.recipes.presets import paper_preset
 
 Row = list[Entry]
 
@@ -67,9 +69,19 @@ def settings_tried(rows: Iterable[Row]) -> dict[tuple[object, ...], int]:
     """How many settings each model was given on each problem; the length of a run is none."""
     found: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
     for row in rows:
-        setting = [text for text in row[0].overrides if text.partition("=")[0] not in SAME]
-        found[model_and_place(row)].add(tuple(setting))
+        found[model_and_place(row)].add(setting(row[0]))
     return {which: len(settings) for which, settings in found.items()}
+
+
+def is_recipe(entry: Entry) -> bool:
+    """Whether a run has the settings of its recipe; its length may be another."""
+    return all(text.partition("=")[0] in SAME for text in entry.overrides)
+
+
+def setting(entry: Entry) -> tuple[str, ...]:
+    """Where a run differs from its recipe as the paper has it, as ``field=value``; its length is no difference."""
+    found = changes(entry.config(), paper_preset(entry.recipe, RECIPES))
+    return tuple(text for text in found if text.partition("=")[0] not in SAME)
 
 
 def model_and_place(row: Row) -> tuple[object, ...]:
@@ -130,7 +142,7 @@ def _cells(row: Row, tested: Sequence[str], tried: int) -> list[str]:
     optimizer = f"{config.optimizer.name} {config.optimizer.lr:g}"
     shown = ("model.hidden_size", "model.lam", "model.eta", "optimizer.name", "optimizer.lr", "steps")
     settings = [f"H {config.model.hidden_size}", optimizer]
-    settings += [plain(text) for text in entry.overrides if text.partition("=")[0] not in shown]
+    settings += [plain(text) for text in setting(entry) if text.partition("=")[0] not in shown]
     steps = [item.steps for item in row]
     return [
         model_label(config.model),
@@ -159,12 +171,13 @@ def _command(row: Row) -> str:
 
 
 def headline(results: Path = Path("results")) -> dict[str, str]:
-    """Our best score of each recipe, in the task's metric, for a list of them; * with other settings than its own."""
+    """Our best score of each recipe as it is, whatever the length of the run, in the task's metric."""
     from torchrum.ledger.babi import family_headlines  # it uses what stands below
 
     entries = read_ledger(results)
-    tasks = dict.fromkeys(entry.task for entry in entries)
-    rows = [row for task in tasks for row in table_rows(entries, task) if not place(row)[1]]
+    own = [entry for entry in entries if is_recipe(entry)]
+    tasks = dict.fromkeys(entry.task for entry in own)
+    rows = [row for task in tasks for row in table_rows(own, task)]
     found = {row[0].recipe: _headline(row) for row in sorted(rows, key=_loss, reverse=True)}  # the lowest comes last
     return found | family_headlines(entries)
 
@@ -173,10 +186,8 @@ def _headline(row: Row) -> str:
     name, key = next(iter(score_names(row[0]).items()))
     seeds = f", {len(row)} seeds" if len(row) > 1 else ""
     if all(entry.test for entry in row):
-        return f"test {name} {spread([entry.test[key] for entry in row], key)}{seeds}" + (
-            " *" if row[0].overrides else ""
-        )
-    return f"{name} {spread([entry.final[key] for entry in row], key)}{seeds}" + (" *" if row[0].overrides else "")
+        return f"test {name} {spread([entry.test[key] for entry in row], key)}{seeds}"
+    return f"{name} {spread([entry.final[key] for entry in row], key)}{seeds}"
 
 
 def score_names(entry: Entry) -> dict[str, str]:

@@ -7,8 +7,9 @@ from typing import Literal
 
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import SAME, Row, line, score_names, spread, table_rows
+from torchrum.ledger.table import SAME, Row, is_recipe, line, score_names, spread, table_rows
 from torchrum.recipes import RECIPES
+from torchrum.recipes.presets import is_preset, paper_preset
 from torchrum.tasks import Recall
 from torchrum.training.config import Paper, TrainConfig
 
@@ -23,7 +24,8 @@ ABOVE_PLATEAU = 0.05
 
 RULE = (
     "Our number is the mean over the seeds of the setting with the lowest final validation loss of each recipe: the "
-    "test score where it was recorded, else the last validation. It is reproduced within "
+    "test score where it was recorded, else the last validation. Where the paper's setting has a recipe of its own, "
+    "both recipes are judged as they are, without overrides. It is reproduced within "
     f"{TOLERANCE['accuracy']:.0%} of accuracy or {TOLERANCE['bpc']:g} bits per character of the printed number, better "
     f"beyond that, and not reproduced short of it. Copying is solved at {SOLVED:.0%} of the memoryless loss or less, "
     f"and a model stays at the baseline at {STUCK:.0%} of it or more. A model of which the paper says that it does not "
@@ -81,7 +83,9 @@ def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]
     rows: dict[str, list[Row]] = {}
     for name in dict.fromkeys(entry.task for entry in entries):
         for row in table_rows(entries, name):
-            if not any(text.startswith("task.") for text in row[0].overrides):  # another problem than the paper's
+            if any(text.startswith("task.") for text in row[0].overrides):
+                continue  # another problem than the paper's
+            if is_recipe(row[0]) or not (is_preset(recipe := row[0].recipe) or paper_preset(recipe, RECIPES) != recipe):
                 rows.setdefault(row[0].recipe, []).append(row)
     found = []
     for recipe, build in RECIPES.items():

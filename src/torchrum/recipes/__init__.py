@@ -16,13 +16,8 @@ __all__ = ["FAMILIES", "PAPER_ONLY", "RECIPES", "Recipe", "load_recipe", "regist
 Recipe = Callable[[], TrainConfig]
 
 RECIPES: dict[str, Recipe] = {
-    **{
-        f"copying-{model}-t{delay}": functools.partial(copying.copying, model, delay)
-        for model, delay in copying.sizes()
-    },
-    **{
-        f"recall-{model}-t{length}": functools.partial(recall.recall, model, length) for model, length in recall.sizes()
-    },
+    **copying.recipes(),
+    **recall.recipes(),
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb, model) for model in char_ptb.MODELS},
     **{f"char-ptb-{model}": functools.partial(char_others.char_ptb_other, model) for model in char_others.OTHERS},
     "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
@@ -39,9 +34,9 @@ FAMILIES: dict[str, tuple[str, ...]] = babi.families()
 """Recipes that are trained as a set, by the name of the set."""
 
 PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
-    ("recall", length): rivals for length, rivals in recall.PAPER_ONLY.items()
+    ("recall", length): models for length, models in recall.PAPER_ONLY.items()
 }
-"""Task and size to rivals that have no recipe: name and printed number."""
+"""Task and size to baseline models that have no recipe: name and printed number."""
 
 
 def registered_recipe(name: str) -> TrainConfig:
