@@ -212,6 +212,20 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path, capsys, mo
     assert 'pip install "torchrum[train]"' in capsys.readouterr().err
 
 
+def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
+    import torchrum.training
+
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    for name in ("torchrum.training.trainer", "torchrum.training.progress"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r'Trainer needs rich.console; .* pip install "torchrum\[train\]"'):
+        torchrum.training.Trainer  # noqa: B018
+    monkeypatch.setitem(sys.modules, "torchrum.training.average", None)
+    with pytest.raises(ModuleNotFoundError, match="halted") as caught:  # nothing that the extra would bring
+        torchrum.training.Trainer  # noqa: B018
+    assert "pip" not in str(caught.value)
+
+
 def test_list_shows_recipes_and_fields(capsys):
     assert main(["list", "--plain", "--results", "/nonexistent"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -228,6 +242,16 @@ def test_list_shows_recipes_and_fields(capsys):
 def listed() -> set[str]:
     """Names that ``list`` shows: sets, and the recipes that are in none."""
     return set(RECIPES) - {member for members in FAMILIES.values() for member in members} | set(FAMILIES)
+
+
+def test_list_says_where_ours_comes_from(tmp_path, capsys, monkeypatch):
+    assert main(["list", "--results", str(ROOT / "results")]) == 0
+    assert f"ours is read from the results ledger in {ROOT / 'results'}" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)  # outside a clone
+    assert main(["list"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("ours is empty: it is read from the results ledger, and results is no folder.")
+    assert "pass --results DIR" in last
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])

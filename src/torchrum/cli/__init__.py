@@ -25,9 +25,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Each subcommand: ``module:function`` (arguments -> exit code) and what it does."""
 
-EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib", "numpy")
-"""Packages of the ``train`` extra."""
-
 
 def usage() -> str:
     """What ``torchrum --help`` prints."""
@@ -91,6 +88,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         return command(name)(rest)
     except ModuleNotFoundError as error:
+        from torchrum.training import EXTRA
+
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise
         complain(f'this command needs {error.name}; install it with: pip install "torchrum[train]"')

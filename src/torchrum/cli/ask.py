@@ -1,19 +1,20 @@
 """``torchrum ask runs/babi-joint-rum --story "Mary went to the garden." --question "Where is Mary?"``"""
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from torchrum.cli.parsing import Parser
 
 HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
 
 
 def main(arguments: list[str]) -> int:
     """Ask a trained model."""
-    parser = argparse.ArgumentParser(
-        prog="torchrum ask",
-        description="Tell a story to a model trained on bAbI and ask it; without --question, line by line.",
+    parser = Parser(
+        "ask",
+        "Tell a story to a model trained on bAbI and ask it; without --question, line by line.",
     )
     parser.add_argument("run", type=Path, help="a run folder of a bAbI recipe")
     parser.add_argument("--story", default="", help="sentences, each with its full stop")

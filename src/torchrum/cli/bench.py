@@ -1,11 +1,12 @@
 """``torchrum bench --suite cpu --json results/bench/cpu.json``"""
 
-import argparse
 import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from torchrum.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from torchrum.bench.records import Report
@@ -13,9 +14,7 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     """Time the layers, print a table, write the numbers; or turn written numbers into a table and a plot."""
-    parser = argparse.ArgumentParser(
-        prog="torchrum bench", description="Time RUM beside the authors' way, nn.GRU and nn.LSTM on this machine."
-    )
+    parser = Parser("bench", "Time RUM beside the original implementation, nn.GRU and nn.LSTM on this machine.")
     parser.add_argument("--suite", choices=("cpu", "gpu"), default="cpu", help="what to measure (default: cpu)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, after every case")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="only the cases whose name matches, as lam1-*")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrum.cli import complain
+from torchrum.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from torchrum.training.config import TrainConfig
@@ -61,11 +62,10 @@ def with_text(config: "TrainConfig", path: Path | None) -> "TrainConfig":
 
 def main(arguments: list[str]) -> int:
     """Show, fetch or verify data sets."""
-    parser = argparse.ArgumentParser(
-        prog="torchrum data",
-        description="Data sets: where they live (path), download or import (fetch), check every hash (verify).",
+    parser = Parser(
+        "data",
+        "Data sets: where they live (path), download or import (fetch), check every hash (verify).",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=("path", "fetch", "verify"))
     parser.add_argument("corpus", nargs="?", help="ptb or babi; all if left out")

@@ -1,12 +1,13 @@
 """``torchrum demo``: RUM and an LSTM side by side on associative recall."""
 
-import argparse
 import multiprocessing
 import time
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torchrum.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +34,7 @@ def train_one(config: "TrainConfig", folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Train both, then compare them."""
-    parser = argparse.ArgumentParser(prog="torchrum demo", description=__doc__)
+    parser = Parser("demo", "Train RUM and an LSTM side by side on associative recall, and compare them.")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)")
     parser.add_argument("--seed", type=int, default=1, help="decides the initial weights and the data (default: 1)")
     parser.add_argument("--steps", type=int, help="stop after so many steps")

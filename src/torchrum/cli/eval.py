@@ -1,15 +1,15 @@
 """``torchrum eval runs/copying-rum``"""
 
-import argparse
 import json
 from pathlib import Path
 
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
+from torchrum.cli.parsing import Parser
 
 
 def main(arguments: list[str]) -> int:
     """Score a run."""
-    parser = argparse.ArgumentParser(prog="torchrum eval", description="Score a run on its fixed examples.")
+    parser = Parser("eval", "Score a run on its fixed examples.")
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument(
         "--recipe", metavar="MODULE:FUNCTION", help="where the run's task is defined, if not in torchrum"

@@ -1,16 +1,17 @@
 """``torchrum figure copying``, ``torchrum figure kernels runs/recall-rum-lam1-t50``"""
 
-import argparse
 from pathlib import Path
+
+from torchrum.cli.parsing import Parser
 
 FOLDER = Path("docs/figures")
 
 
 def main(arguments: list[str]) -> int:
     """Draw figures from the ledger or from a run."""
-    parser = argparse.ArgumentParser(
-        prog="torchrum figure",
-        description="Draw the paper's figures from the ledger, or those of one run. Each is written twice, for light "
+    parser = Parser(
+        "figure",
+        "Draw the paper's figures from the ledger, or those of one run. Each is written twice, for light "
         "and for dark pages.",
     )
     parser.add_argument(

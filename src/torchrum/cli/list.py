@@ -1,6 +1,5 @@
 """``torchrum list`` and ``torchrum list copying-rum``"""
 
-import argparse
 import ast
 import inspect
 import itertools
@@ -9,6 +8,8 @@ import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
+
+from torchrum.cli.parsing import Parser
 
 
 def field_help(cls: type) -> dict[str, str]:
@@ -66,7 +67,7 @@ def recipes(results: Path) -> list[tuple[str, ...]]:
 
 def main(arguments: list[str]) -> int:
     """List."""
-    parser = argparse.ArgumentParser(prog="torchrum list", description="List the recipes, or every field of one.")
+    parser = Parser("list", "List the recipes, or every field of one.")
     parser.add_argument("recipe", nargs="?", help="show the fields of this recipe")
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
     parser.add_argument("--plain", action="store_true", help="tab-separated, for other programs")
@@ -83,7 +84,19 @@ def main(arguments: list[str]) -> int:
         print("\n".join("\t".join(line) for line in (columns, *content)))
         return 0
     show(columns, content)
+    if not options.recipe:
+        print(where_ours_comes_from(options.results))
     return 0
+
+
+def where_ours_comes_from(results: Path) -> str:
+    """The note below the list of recipes."""
+    if results.is_dir():
+        return f"ours is read from the results ledger in {results}; torchrum table shows settings and commands"
+    return (
+        f"ours is empty: it is read from the results ledger, and {results} is no folder. "
+        "Run this in a clone of the project, or pass --results DIR."
+    )
 
 
 def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:

@@ -1,9 +1,9 @@
 """``torchrum record runs/copying-rum-t200``"""
 
-import argparse
 from pathlib import Path
 
 from torchrum.cli.data import add_data_dir, use_data_dir
+from torchrum.cli.parsing import Parser
 
 
 def runs_below(folders: list[Path]) -> list[Path]:
@@ -21,7 +21,7 @@ def runs_below(folders: list[Path]) -> list[Path]:
 
 def main(arguments: list[str]) -> int:
     """Enter runs in the ledger."""
-    parser = argparse.ArgumentParser(prog="torchrum record", description="Enter finished runs in the results ledger.")
+    parser = Parser("record", "Enter finished runs in the results ledger.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them")
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
     parser.add_argument("--note", default="", help="what a reader of the numbers should know")

@@ -1,12 +1,13 @@
 """``torchrum sample runs/char-rum --prompt "the company said" --temperature 0.8``"""
 
-import argparse
 from pathlib import Path
+
+from torchrum.cli.parsing import Parser
 
 
 def main(arguments: list[str]) -> int:
     """Write text."""
-    parser = argparse.ArgumentParser(prog="torchrum sample", description="Draw text from a trained language model.")
+    parser = Parser("sample", "Draw text from a trained language model.")
     parser.add_argument("run", type=Path, help="a run folder of a recipe that reads text, such as char-rum")
     parser.add_argument("--prompt", default="", help="text to continue (default: the start of a line)")
     parser.add_argument("--length", type=int, default=500, metavar="N", help="characters to draw (default: 500)")

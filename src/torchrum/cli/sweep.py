@@ -1,18 +1,16 @@
 """``torchrum sweep recall-rum --seeds 3 --grid optimizer.lr=1e-3,1e-4``"""
 
-import argparse
-
 from torchrum.cli.data import use_data_dir, with_text
+from torchrum.cli.parsing import Parser
 from torchrum.cli.train import add_common, draw, split_fields
 
 
 def main(arguments: list[str]) -> int:
     """Train over seeds, a grid, or a search."""
-    parser = argparse.ArgumentParser(
-        prog="torchrum sweep",
-        description="Train a recipe many times. The same command with --resume FOLDER goes on with it.",
+    parser = Parser(
+        "sweep",
+        "Train a recipe many times. The same command with --resume FOLDER resumes it.",
         epilog="Other fields are set as for torchrum train: --steps 1000.",
-        allow_abbrev=False,
     )
     parser.add_argument("recipe", help="a name from torchrum list, or MODULE:FUNCTION")
     add = parser.add_argument

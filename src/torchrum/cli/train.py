@@ -7,12 +7,13 @@ from pathlib import Path
 
 from torchrum.cli import complain
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
+from torchrum.cli.parsing import Parser
 
 EPILOG = """Every field of the recipe can be set, as --steps 1000 or --set steps=1000; fields inside others have dotted
 names: --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows them all. A recipe of your own is
 MODULE:FUNCTION. babi-rum and its like are sets, a model per task: --task 7 or --task 1,2,3 takes some of them.
 
-Several processes: --devices 2 starts them. torchrun and SLURM start them themselves; say the same numbers to both:
+Several processes: --devices 2 starts them. torchrun and SLURM start them themselves; pass the same counts to both:
   torchrun --nproc-per-node 2 -m torchrum train RECIPE --devices 2
   srun --nodes 2 --ntasks-per-node 8 torchrum train RECIPE --devices 8 --nodes 2"""
 
@@ -47,7 +48,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     add = parser.add_argument
     return [
         add("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)"),
-        add("--resume", type=Path, metavar="RUN", help="go on with this run folder"),
+        add("--resume", type=Path, metavar="RUN", help="resume this run folder"),
         add("--seeds", type=int, metavar="N", help="train N times, with seed, seed + 1, ..."),
         add("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field"),
         add("--quiet", action="store_true", help="show no progress"),
@@ -68,13 +69,11 @@ def draw(run: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Train."""
-    parser = argparse.ArgumentParser(
-        prog="torchrum train",
-        description="Train a recipe, or resume a run.",
-        usage="torchrum train RECIPE [--FIELD VALUE ...] [--out DIR] [--seeds N] | torchrum train --resume RUN",
+    parser = Parser(
+        "train",
+        "Train a recipe, or resume a run.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        usage="torchrum train RECIPE [--FIELD VALUE ...] [--out DIR] [--seeds N]\n       torchrum train --resume RUN",
     )
     parser.add_argument("recipe", nargs="?", help="a name from torchrum list, or MODULE:FUNCTION")
     fields, rest = split_fields(arguments, add_common(parser))

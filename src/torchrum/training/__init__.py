@@ -23,6 +23,9 @@ __all__ = [
     "run_sweep",
 ]
 
+EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib", "numpy")
+"""Packages of the ``train`` extra, and those that come with them."""
+
 _LATER = {
     "Trainer": "trainer",
     "Result": "run_state",
@@ -39,5 +42,13 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         import importlib
 
-        return getattr(importlib.import_module(f"torchrum.training.{_LATER[name]}"), name)
+        try:
+            return getattr(importlib.import_module(f"torchrum.training.{_LATER[name]}"), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in EXTRA:
+                raise
+            install = 'pip install "torchrum[train]"'
+            raise ModuleNotFoundError(
+                f"torchrum.training.{name} needs {error.name}; install it with: {install}", name=error.name
+            ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,45 @@
+"""The parser that every subcommand uses: help that breaks lines between words only."""
+
+import argparse
+import textwrap
+
+
+class WholeWords(argparse.HelpFormatter):
+    """Fills lines without breaking a word, at a hyphen neither: ``copying-rum`` and ``--data-dir`` stay whole.
+
+    Paragraphs stay apart, and lines that begin with a space (commands to type) stay as they are.
+    """
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        paragraph: list[str] = []
+        for line in [*text.strip().splitlines(), ""]:
+            if line.strip() and not line.startswith(" "):
+                paragraph.append(line)
+                continue
+            lines += self._split_lines(" ".join(paragraph), width - len(indent))
+            lines.append(line.rstrip())
+            paragraph = []
+        return "\n".join(indent + line if line else "" for line in lines).rstrip()
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of ``torchrum COMMAND``; options are never abbreviated.
+
+    Args:
+        command: name of the subcommand.
+        description, epilog, usage: as in :class:`argparse.ArgumentParser`.
+    """
+
+    def __init__(self, command: str, description: str, epilog: str | None = None, usage: str | None = None) -> None:
+        super().__init__(
+            prog=f"torchrum {command}",
+            description=description,
+            epilog=epilog,
+            usage=usage,
+            formatter_class=WholeWords,
+            allow_abbrev=False,
+        )
