@@ -100,6 +100,9 @@ def test_task_16_is_augmented_without_changing_an_answer():
     words = collections.Counter(word for sentence in changed.statements for word in sentence)
     assert [words[colour] for colour in COLOURS] == [1, 1, 1, 1]
     assert words["swan"] == 2 and sum(words[animal] for animal in ANIMALS) == 5
+    assert (
+        changed.statements[0] == story.statements[0] and changed.statements[4] == story.statements[4]
+    )  # no repetition
     assert augment_induction([story], seed=0) == (changed,)
     shorter = parse("1 Lily is a frog.\n2 Lily is green.\n3 What color is Lily?\tgreen\t1 2\n", "text")
     assert augment_induction(shorter, seed=0) == shorter

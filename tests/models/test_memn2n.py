@@ -91,6 +91,15 @@ def test_linear_start_ends_after_its_steps():
     assert int(model.updates) == 4  # scoring is no step
 
 
+def test_relu_acts_after_each_hop():
+    plain, x = MemN2N(9, 4, 5, memory_size=3, hops=1).double().eval(), torch.randint(1, 9, (1, 4, 5))
+    table = plain.words[1].weight
+    u = torch.linalg.lstsq(table, plain(x).t()).solution  # (4, 1), the state behind the answers
+    assert (u < 0).any()
+    plain.relu = True
+    torch.testing.assert_close(plain(x).t(), table @ u.relu())
+
+
 def test_noisy_ages_keep_their_order_and_have_gaps():
     torch.manual_seed(0)
     model = MemN2N(9, 4, 5, memory_size=50)
@@ -102,6 +111,7 @@ def test_noisy_ages_keep_their_order_and_have_gaps():
         assert kept[-1] <= min(n, 50) + -(-min(n, 50) // 10)
     last = ages[:200, 29]
     assert {30, 31, 32, 33} >= set(last.tolist()) and len(set(last.tolist())) == 4
+    assert len(set(ages[200:250, 49].tolist())) == 6  # of a longer story, the sentences that are kept
     x = torch.randint(1, 9, (1, 31, 5))
     assert torch.equal(model.eval()(x), model(x)) and not torch.equal(model.train()(x), model(x))
 

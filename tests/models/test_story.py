@@ -101,11 +101,13 @@ def test_weights_start_as_in_the_original_implementation():
 
 
 def test_dropout_acts_in_training_alone():
-    config = ModelConfig(layer="gru", hidden_size=H, embedding_size=E, input_dropout=0.5, output_dropout=0.5)
-    model, x = build_model(config, TASK), words()
-    assert not torch.allclose(model(x), model(x))
-    model.eval()
-    torch.testing.assert_close(model(x), model(x))
+    places = [{"input_dropout": 0.5}, {"output_dropout": 0.5}, {"options": {"bidirectional": True, "dropout": 0.5}}]
+    for place in places:
+        model = build_model(ModelConfig(layer="gru", hidden_size=H, num_layers=2, embedding_size=E, **place), TASK)
+        x = words()
+        assert not torch.allclose(model(x), model(x))
+        model.eval()
+        torch.testing.assert_close(model(x), model(x))
 
 
 def test_every_parameter_learns():
