@@ -16,10 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 from torchrum import RUM
 from torchrum.ops.rum_scan import RumOptions, native, op, rum_scan, torch_scan
 from torchrum.ops.rum_scan.native import build, library
+from torchrum.ops.rum_scan.native import linear as linear_module
+from torchrum.ops.rum_scan.native.linear import linear_applies, native_linear
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), reason="there is no C compiler"
@@ -347,3 +351,46 @@ def test_several_processes_build_at_once(tmp_path):
     assert [run.wait(timeout=120) for run in runs] == [0, 0, 0]
     (path,) = (tmp_path / "torchrum" / "native").iterdir()
     assert build.is_intact(path)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 1, 1), (17, 3, 10), (70, 2, 33)], ids=str)
+@pytest.mark.parametrize("units", [1, 17, 300])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_linear_is_torchs(shape, units, with_bias, threads, monkeypatch):
+    """Values, gradients and second derivatives of the projection."""
+    monkeypatch.setattr(library, "SMALL", 0)
+    threads(2)
+    x = torch.randn(*shape, dtype=torch.float64).transpose(0, 1).requires_grad_()  # not contiguous
+    weight = torch.randn(units, shape[-1], dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(units, dtype=torch.float64, requires_grad=True) if with_bias else None
+    leaves = [part for part in (x, weight, bias) if part is not None]
+    results = []
+    for linear in (native_linear, torch.nn.functional.linear):
+        y = linear(x, weight, bias)
+        grads = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)
+        results.append([y, *grads, *second])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@needs_compiler
+def test_linear_stands_back_from_whoever_watches_torch(monkeypatch):
+    monkeypatch.setattr(linear_module, "SMALL_LINEAR", 0)
+    x, weight = torch.randn(5, 3), torch.randn(4, 3)
+    assert linear_applies(x, weight)
+    assert not linear_applies(x.bfloat16(), weight.bfloat16())
+    assert not linear_applies(x.double(), weight)
+    assert not linear_applies(x.to("meta"), weight.to("meta"))
+    with forward_ad.dual_level():
+        assert not linear_applies(x, weight)
+    with torch.autocast("cpu"):
+        assert not linear_applies(x, weight)
+    with FlopCounterMode(display=False) as counter:
+        assert not linear_applies(x, weight)
+        RUM(3, 4)(x.unsqueeze(1))
+    assert counter.get_total_flops() > 0
+    seen = []
+    torch.func.vmap(lambda row: [seen.append(linear_applies(row, weight)), row][1])(x)
+    assert seen == [False]

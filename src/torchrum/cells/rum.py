@@ -15,6 +15,7 @@ from ..ops._onednn import explained_linear
 from ..ops._precision import autocast_dtype, exact_products, rounds_products
 from ..ops._split import split_linear
 from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
+from ..ops.rum_scan.native.linear import linear_applies, native_linear
 from ..ops.rum_scan.options import Activation, LNOrder
 from ..ops.rum_scan.reference import working_dtype
 from .base import Cell, State
@@ -290,8 +291,8 @@ def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device,
     return h, torch.eye(H, device=device, dtype=working_dtype(dtype)).expand(B, H, H)
 
 
-def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
-    """``x W_ih^T + b`` for any leading dimensions.
+def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backend = "torch") -> Tensor:
+    """``x W_ih^T + b`` for any leading dimensions; by the native scan's own matmul where ``backend`` allows it.
 
     TF32 would cost more than its ten bits: units of relu whose sign it turns over spoil the gradients far more than the
     rounding itself, and with lam other than 0 R adds up every step's rotation. So this product has at least the
@@ -301,6 +302,8 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
     assert weight is not None
     if bias is not None and bias.shape[0] < weight.shape[0]:
         bias = F.pad(bias, (0, weight.shape[0] - bias.shape[0]))  # no bias for eps
+    if backend in ("auto", "native") and linear_applies(x, weight):
+        return native_linear(x, weight, bias)
     if not rounds_products(x):
         return F.linear(x, weight, bias) if torch.compiler.is_compiling() else explained_linear(x, weight, bias)
     if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
@@ -324,10 +327,10 @@ def run_rum(
     """
     steps = steps_at_once(x, state[0], options, training)
     if steps is None:
-        return scan_rum(project_rum(x, weights, options), state, weights, options, lengths, training, backend)
+        return scan_rum(project_rum(x, weights, options, backend), state, weights, options, lengths, training, backend)
     outputs = []
     for start in range(0, x.shape[0], steps):
-        xp = project_rum(x[start : start + steps], weights, options)
+        xp = project_rum(x[start : start + steps], weights, options, backend)
         left = None if lengths is None else (lengths - start).clamp(min=0)
         output, state = scan_rum(xp, state, weights, options, left, training, backend)
         outputs.append(output)

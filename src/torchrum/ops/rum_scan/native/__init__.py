@@ -121,18 +121,19 @@ def backward(
     }
     sums = call_scan(tensors, seed, options)
 
-    G = options.num_gates * H
-    before = torch.cat([h0.to(dtype).unsqueeze(0), states[:-1]]) if T > 0 else states  # (T, B, H)
-    grad_weight = grad_xp[..., :G].flatten(0, 1).t() @ before.flatten(0, 1)
+    grad_gates = grad_xp[..., : weight_hh.shape[0]]
+    grad_weight = states[:-1].flatten(0, 1).t() @ grad_gates[1:].flatten(0, 1)  # (H, G): faster this way round
+    if T > 0:
+        grad_weight.addmm_(h0.to(dtype).t(), grad_gates[0])
     grad_R0 = None
     if need_R0 and R0 is not None:
-        added = torch.einsum("tbi,tbj->bij", tensors["grad_z"], saved[..., G:])
+        added = torch.einsum("tbi,tbj->bij", tensors["grad_z"], saved[..., -H:])
         grad_R0 = torch.bmm(added if outer is None else added + outer, R0.to(dtype))
     norms = (None, None) if sums is None else (part.flatten() for part in sums)
     return (
         grad_xp.to(xp.dtype),
         grad_h0.to(h0.dtype),
         grad_R0,
-        grad_weight.to(weight_hh.dtype),
+        grad_weight.t().to(weight_hh.dtype).contiguous(),
         *norms,
     )

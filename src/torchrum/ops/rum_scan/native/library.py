@@ -33,10 +33,14 @@ class Scan(ctypes.Structure):
     ]
 
 
+def count_threads(multiplications: int, rows: int) -> int:
+    """Threads for so many multiplications on independent rows."""
+    return 1 if multiplications < SMALL else max(1, min(torch.get_num_threads(), rows))
+
+
 def plan(T: int, B: int, H: int, options: RumOptions) -> tuple[int, int]:
     """Rows of the batch that walk through time together, and threads."""
-    work = T * B * H * H * (8 if options.lam == 1 else 2)
-    threads = 1 if work < SMALL else max(1, min(torch.get_num_threads(), B))
+    threads = count_threads(T * B * H * H * (8 if options.lam == 1 else 2), B)
     most = (
         4 if options.lam == 1 else 16
     )  # rows that share a read of the weight; with lam = 1 each has an R in the cache

@@ -1,4 +1,4 @@
-/* A few rows times the recurrent weight: panels of packed columns, a tile of accumulators in registers. */
+/* Matmuls: panels of packed columns, a tile of accumulators in registers. */
 #ifndef TORCHRUM_MATMUL_H
 #define TORCHRUM_MATMUL_H
 
@@ -12,9 +12,10 @@
 #endif
 #define PANEL 3
 
-/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH. */
-INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_stride, const real *w, int64_t w_stride,
-                 int64_t K, real *c, int64_t c_stride)
+/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH; a's rows are a_row apart,
+ * its columns a_step. */
+INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_row, int64_t a_step, const real *w,
+                 int64_t w_stride, int64_t K, real *c, int64_t c_stride)
 {
     vec sum[TILE_ROWS][PANEL];
 #pragma GCC unroll 8
@@ -29,7 +30,7 @@ INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_strid
             column[j] = load(w + k * w_stride + j * LANES);
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++) {
-            vec value = splat(a[i * a_stride + k]);
+            vec value = splat(a[i * a_row + k * a_step]);
 #pragma GCC unroll 4
             for (int j = 0; j < WIDTH; j++)
                 sum[i][j] += value * column[j];
@@ -42,15 +43,15 @@ INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_strid
             store(c + i * c_stride + j * LANES, sum[i][j]);
 }
 
-INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_stride, const real *w,
+INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_row, int64_t a_step, const real *w,
                           int64_t w_stride, int64_t K, real *c, int64_t c_stride)
 {
     if (width == 3)
-        tile(ROWS, 3, a, a_stride, w, w_stride, K, c, c_stride);
+        tile(ROWS, 3, a, a_row, a_step, w, w_stride, K, c, c_stride);
     else if (width == 2)
-        tile(ROWS, 2, a, a_stride, w, w_stride, K, c, c_stride);
+        tile(ROWS, 2, a, a_row, a_step, w, w_stride, K, c, c_stride);
     else
-        tile(ROWS, 1, a, a_stride, w, w_stride, K, c, c_stride);
+        tile(ROWS, 1, a, a_row, a_step, w, w_stride, K, c, c_stride);
 }
 
 /* A matrix (K, columns) as panels, each of up to PANEL vectors of columns. */
@@ -75,7 +76,7 @@ static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, in
         const real *columns = w->data + start * w->K * LANES;
 #define TILES(ROWS)                                                                                                    \
     for (; i + ROWS <= rows; i += ROWS)                                                                                \
-    tile_of_width(ROWS, width, a + i * a_stride, a_stride, columns, stride, w->K, c + i * c_stride + start * LANES,    \
+    tile_of_width(ROWS, width, a + i * a_stride, a_stride, 1, columns, stride, w->K, c + i * c_stride + start * LANES, \
                   c_stride)
         TILES(TILE_ROWS);
         TILES(4);
@@ -85,35 +86,38 @@ static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, in
     }
 }
 
-/* Pack weight (gates * H, H) so that h (rows, H) times it gives gates of `padded` columns each. */
-static void pack_transposed(Packed *w, const real *weight, int64_t H, int64_t padded)
+/* Pack weight (groups * units, K) so that rows (rows, K) times it give groups of `padded` columns, `units` of them used. */
+static void pack_transposed(Packed *w, const real *weight, int64_t units, int64_t padded)
 {
-    const int64_t depth = 16; /* so many rows of a panel stay in the first cache while their columns are filled */
+    const int64_t K = w->K, depth = 16; /* so many rows of a panel stay in the first cache while columns are filled */
     for (int64_t panel = 0; panel < w->panels; panel++) {
         int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start;
-        real *target = w->data + start * w->K * LANES;
-        for (int64_t k0 = 0; k0 < H; k0 += depth)
+        real *target = w->data + start * K * LANES;
+        for (int64_t k0 = 0; k0 < K; k0 += depth)
             for (int64_t column = 0; column < width * LANES; column++) {
-                int64_t place = start * LANES + column, gate = place / padded, unit = place % padded;
-                const real *source = weight + (gate * H + unit) * H;
-                for (int64_t k = k0; k < H && k < k0 + depth; k++)
-                    target[k * width * LANES + column] = unit < H ? source[k] : 0;
+                int64_t place = start * LANES + column, group = place / padded, unit = place % padded;
+                const real *source = unit < units ? weight + (group * units + unit) * K : NULL;
+                for (int64_t k = k0; k < K && k < k0 + depth; k++)
+                    target[k * width * LANES + column] = source == NULL ? 0 : source[k];
             }
     }
 }
 
-/* Pack weight (K, H) so that the gates' gradients (rows, K) times it give `padded` columns. */
-static void pack_straight(Packed *w, const real *weight, int64_t H)
+/* Pack a matrix (K, columns) as it is, with zeros behind its columns. */
+static void pack_straight(Packed *w, const real *matrix, int64_t columns)
 {
-    for (int64_t panel = 0; panel < w->panels; panel++) {
-        int64_t start = panel_start(w, panel) * LANES, width = panel_start(w, panel + 1) * LANES - start;
-        int64_t inside = H - start < width ? H - start : width;
-        for (int64_t k = 0; k < w->K; k++) {
+    for (int64_t k = 0; k < w->K; k++, matrix += columns)
+        for (int64_t panel = 0; panel < w->panels; panel++) {
+            int64_t start = panel_start(w, panel) * LANES, width = panel_start(w, panel + 1) * LANES - start;
             real *target = w->data + start * w->K + k * width;
-            memcpy(target, weight + k * H + start, inside * sizeof(real));
-            memset(target + inside, 0, (width - inside) * sizeof(real));
+            for (int64_t j = 0; j < width; j += LANES)
+                if (start + j + LANES <= columns) {
+                    store(target + j, load_loose(matrix + start + j));
+                } else {
+                    store(target + j, (vec){0});
+                    memcpy(target + j, matrix + start + j, (columns - start - j) * sizeof(real));
+                }
         }
-    }
 }
 
 #endif

@@ -93,7 +93,7 @@ static void turn_memory(const Shared *shared, const Plane *plane, const real *h,
     memset(products, 0, 3 * padded * sizeof(real));
     for (int64_t i = 0; i < padded; i += PANEL * LANES) {
         int64_t left = (padded - i) / LANES;
-        tile_of_width(3, left < PANEL ? left : PANEL, e, padded, R + i, padded, H, products + i, padded);
+        tile_of_width(3, left < PANEL ? left : PANEL, e, padded, 1, R + i, padded, H, products + i, padded);
     }
     const real e_n = dot(e, n, padded), e_h = dot(e, h, padded), n_h = dot(n, h, padded);
     vec squares = {0};

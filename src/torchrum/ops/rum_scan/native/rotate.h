@@ -115,18 +115,15 @@ static void turn_backward(const Shared *shared, Angle angle, const Row *row, con
         along_tau += load(grad + j) * load(row->tau + j);
     }
     const real p = angle.p, k = angle.k, inv_eps = angle.inv_eps, inv_tau = angle.inv_tau;
-    const real d_e = total_of(along_eps) * inv_eps, d_w = total_of(along_tau) * inv_tau, d_s = d_e + d_w;
-    const real sigma = angle.inv_square * d_s, rest = d_w - sigma;
-    const real h_eps = 2 * inv_eps * rest, h_tau = -2 * inv_tau * sigma;
-    const real tau_grad = 2 * (p - k) * inv_tau, eps_grad = 1 - 2 * k * inv_eps;
-    const real cross = 4 * inv_tau * inv_eps * k * sigma;
-    const real tau_tau = 2 * inv_tau * inv_tau * ((2 * k - p) * sigma - (p - k) * d_w);
-    const real eps_eps = inv_eps * inv_eps * (4 * k * sigma - 2 * p * rest + 2 * k * (d_e - d_s));
+    const real d_e = total_of(along_eps) * inv_eps, d_w = total_of(along_tau) * inv_tau;
+    const real sigma = angle.inv_square * (d_e + d_w), rest = d_w - sigma, cross = 4 * k * sigma;
+    const real tau_w = 2 * ((2 * k - p) * sigma - (p - k) * d_w), eps_e = cross - 2 * p * rest - 2 * k * d_w;
     for (int64_t j = 0; j < padded; j += LANES) {
-        vec d = load(grad + j), eps = load(row->eps + j), tau = load(row->tau + j), state = load(h + j);
-        store(row->to_tau + j, tau_grad * d + h_tau * state + cross * eps + tau_tau * tau);
-        store(row->to_eps + j, eps_grad * d + h_eps * state + eps_eps * eps + cross * tau);
-        store(to_h + j, d + h_eps * eps + h_tau * tau);
+        /* of directions, not of eps and tau: 1/|tau| squared over s.s would overflow where tau is short */
+        vec d = load(grad + j), e = load(row->eps + j) * inv_eps, w = load(row->tau + j) * inv_tau, state = load(h + j);
+        store(row->to_tau + j, (2 * (p - k) * d - 2 * sigma * state + cross * e + tau_w * w) * inv_tau);
+        store(row->to_eps + j, d + (2 * rest * state - 2 * k * d + eps_e * e + cross * w) * inv_eps);
+        store(to_h + j, d + 2 * rest * e - 2 * sigma * w);
     }
     if (angle.opposite)
         half_turn_backward(shared, angle, row, h, to_h);

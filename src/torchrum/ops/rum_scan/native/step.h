@@ -29,6 +29,7 @@ typedef struct {
 typedef struct {
     const Scan *scan;
     int64_t padded;           /* H rounded up to whole vectors */
+    mask tail;                /* takes the last H % LANES of the last LANES numbers of a row, and zeros behind them */
     const real *inside;       /* (padded): 1 for a unit, 0 behind the last one */
     const real *gain, *shift; /* (gates + 1, padded) */
     Packed weight;
@@ -48,17 +49,39 @@ typedef struct {
     real mean, rstd;
 } Moments;
 
-/* A row of a tensor into a padded one; the zeros behind it are written too: a NaN may have got there. */
+/* A row of a tensor into a padded one; the zeros behind it are written too: a NaN may have got there.
+ * Whole vectors only: one that was written in parts would have to wait for all of them when it is read. */
 INLINE void fetch(const Shared *shared, real *row, const real *source)
 {
-    store(row + shared->padded - LANES, (vec){0});
-    memcpy(row, source, shared->scan->H * sizeof(real));
+    const int64_t H = shared->scan->H, whole = H - H % LANES;
+    for (int64_t j = 0; j < whole; j += LANES)
+        store(row + j, load_loose(source + j));
+    if (whole == H)
+        return;
+#ifndef __clang__
+    if (whole > 0) {
+        store(row + whole, __builtin_shuffle(load_loose(source + H - LANES), (vec){0}, shared->tail));
+        return;
+    }
+#endif
+    store(row + whole, (vec){0});
+    memcpy(row + whole, source + whole, (H - whole) * sizeof(real));
+}
+
+/* A padded row to its place in a tensor. */
+INLINE void put(const Shared *shared, real *target, const real *row)
+{
+    const int64_t H = shared->scan->H, whole = H - H % LANES;
+    for (int64_t j = 0; j < whole; j += LANES)
+        store_loose(target + j, load(row + j));
+    if (whole < H)
+        memcpy(target + whole, row + whole, (H - whole) * sizeof(real));
 }
 
 INLINE vec activate(int64_t activation, vec x)
 {
     if (activation == RELU)
-        return select(x < 0, (vec){0}, x); /* NaN stays NaN */
+        return choose(x < 0, (vec){0}, x); /* NaN stays NaN */
     if (activation == TANH)
         return hyperbolic_tangent(x);
     if (activation == SIGMOID)
@@ -70,7 +93,7 @@ INLINE vec activate(int64_t activation, vec x)
 INLINE vec slope(int64_t activation, vec y)
 {
     if (activation == RELU)
-        return select(y > 0, splat(1), (vec){0});
+        return choose(y > 0, splat(1), (vec){0});
     if (activation == TANH)
         return 1 - y * y;
     if (activation == SIGMOID)
@@ -228,7 +251,7 @@ static void advance(const Shared *shared, int64_t t, int64_t b, const Row *row, 
     if (scan->zoneout_kind == MASKED_ZONEOUT) {
         keep_new(scan, t, b, row->keep);
         for (int64_t j = 0; j < padded; j += LANES)
-            store(h + j, select(load(row->keep + j) > 0, load(new + j), load(h + j)));
+            store(h + j, choose(load(row->keep + j) > 0, load(new + j), load(h + j)));
     } else if (scan->zoneout_kind == MIXED_ZONEOUT) {
         for (int64_t j = 0; j < padded; j += LANES)
             store(h + j, load(new + j) + (real)scan->zoneout * (load(h + j) - load(new + j)));

@@ -56,18 +56,37 @@ typedef uint32_t unsigned_bits;
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef bits mask __attribute__((vector_size(VECTOR_BYTES), may_alias)); /* all ones where a comparison holds */
+typedef real loose_vec __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(real))));
 typedef unsigned_bits unsigned_vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
+INLINE int64_t padded_size(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 INLINE vec load(const real *x) { return *(const vec *)x; }
 INLINE void store(real *x, vec value) { *(vec *)x = value; }
+INLINE vec load_loose(const real *x) { return *(const loose_vec *)x; } /* x need not be aligned */
+INLINE void store_loose(real *x, vec value) { *(loose_vec *)x = value; }
 INLINE vec splat(real x) { return x - (vec){0}; } /* 0 - x would turn -0 over */
-INLINE vec select(mask where, vec a, vec b) { return (vec)((where & (mask)a) | (~where & (mask)b)); }
+INLINE vec choose(mask where, vec a, vec b) { return (vec)((where & (mask)a) | (~where & (mask)b)); }
 
 INLINE real total_of(vec x)
 {
+#if VECTOR_BYTES >= 32
+    typedef real half __attribute__((vector_size(VECTOR_BYTES / 2)));
+    typedef real quarter __attribute__((vector_size(VECTOR_BYTES / 4)));
+    union {
+        vec whole;
+        half halves[2];
+    } parts = {x};
+    union {
+        half whole;
+        quarter quarters[2];
+    } smaller = {parts.halves[0] + parts.halves[1]};
+    quarter rest = smaller.quarters[0] + smaller.quarters[1];
+#else
+    vec rest = x;
+#endif
     real sum = 0;
-    for (int i = 0; i < LANES; i++)
-        sum += x[i];
+    for (unsigned i = 0; i < sizeof rest / sizeof(real); i++)
+        sum += rest[i];
     return sum;
 }
 
@@ -109,8 +128,8 @@ INLINE vec exp_minus_one(vec x)
 
 INLINE vec clamp(vec x, real limit)
 {
-    x = select(x > limit, splat(limit), x);
-    return select(x < -limit, splat(-limit), x);
+    x = choose(x > limit, splat(limit), x);
+    return choose(x < -limit, splat(-limit), x);
 }
 
 INLINE vec sigmoid(vec x)
@@ -124,6 +143,6 @@ INLINE vec hyperbolic_tangent(vec x)
     return e / (e + 2);
 }
 
-INLINE vec absolute(vec x) { return select(x < 0, -x, x); }
+INLINE vec absolute(vec x) { return choose(x < 0, -x, x); }
 
 #endif

@@ -65,7 +65,7 @@ static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b,
     Row row = work->row;
     real *saved = scan->saved == NULL ? NULL : scan->saved + at * (gates + (R != NULL)) * H;
     for (int64_t gate = 0; saved != NULL && gate < gates; gate++)
-        memcpy(saved + gate * H, raw + gate * padded, H * sizeof(real));
+        put(shared, saved + gate * H, raw + gate * padded);
     fetch(shared, row.eps, scan->xp + (at * (gates + 1) + gates) * H);
     if (scan->layer_norm)
         normalise(shared, 0, raw, row.tau);
@@ -79,9 +79,9 @@ static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b,
         for (int64_t j = 0; j < padded; j += LANES)
             store(row.total + j, load(row.eps + j) + load(work->z + j));
         if (saved != NULL) {
-            memcpy(saved + gates * H, work->z, H * sizeof(real));
-            memcpy(scan->kept + at * 2 * H, work->y, H * sizeof(real));
-            memcpy(scan->kept + (at * 2 + 1) * H, work->y + padded, H * sizeof(real));
+            put(shared, saved + gates * H, work->z);
+            put(shared, scan->kept + at * 2 * H, work->y);
+            put(shared, scan->kept + (at * 2 + 1) * H, work->y + padded);
         }
     }
     find_candidate(shared, &row);
@@ -133,7 +133,7 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
                 skip_forward(scan, t, first + i);
             else
                 step_forward(shared, work, t, first + i, work->raw + i * gates * padded, h, R);
-            memcpy(scan->out + (t * scan->B + first + i) * H, h, H * sizeof(real));
+            put(shared, scan->out + (t * scan->B + first + i) * H, h);
         }
     }
     for (int64_t b = first; scan->R_n != NULL && b < first + rows; b++)
@@ -174,7 +174,8 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
     of_candidate = find_candidate(shared, &row);
     if (gates == 2)
         of_gate = find_gate(shared, raw + padded, &row);
-    memcpy(row.grad, grad_h, padded * sizeof(real));
+    for (int64_t j = 0; j < padded; j += LANES)
+        store(row.grad + j, load(grad_h + j));
     advance_backward(shared, t, b, &row, h);
     if (scan->layer_norm)
         normalise_backward(shared, gates, row.total, of_candidate, row.to_candidate, work->sums);
@@ -182,7 +183,7 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
         turn_backward(shared, angle, &row, h, grad_h);
     } else {
         if (scan->grad_z != NULL)
-            memcpy(scan->grad_z + at * H, row.to_candidate, H * sizeof(real));
+            put(shared, scan->grad_z + at * H, row.to_candidate);
         turn_memory_backward(shared, &work->plane, &row, R, K, work->y, work->z, work->products, grad_h);
     }
     if (scan->layer_norm)
@@ -191,13 +192,13 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
         gate_backward(shared, raw + padded, of_gate, &row, work->sums);
         for (int64_t j = 0; j < padded; j += LANES)
             store(grad_h + j, load(grad_h + j) + load(row.grad + j) * load(row.u + j));
-        memcpy(grad_xp + H, row.to_u, H * sizeof(real));
+        put(shared, grad_xp + H, row.to_u);
     }
     if (scan->zoneout_kind != NO_ZONEOUT)
         for (int64_t j = 0; j < padded; j += LANES)
             store(grad_h + j, load(grad_h + j) + load(row.skipped + j));
-    memcpy(grad_xp, row.to_tau, H * sizeof(real));
-    memcpy(grad_xp + gates * H, row.to_eps, H * sizeof(real));
+    put(shared, grad_xp, row.to_tau);
+    put(shared, grad_xp + gates * H, row.to_eps);
 }
 
 static void walk_backward(const Shared *shared, int64_t block, Work *work)
@@ -219,8 +220,9 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         for (int64_t i = 0; i < rows; i++) {
             const int64_t at = t * scan->B + first + i;
             real *grad_h = work->grad_h + i * padded, *R = remembers ? work->R + i * matrix : NULL;
-            for (int64_t j = 0; j < H; j++)
-                grad_h[j] += scan->grad_out[at * H + j];
+            fetch(shared, work->row.grad, scan->grad_out + at * H);
+            for (int64_t j = 0; j < padded; j += LANES)
+                store(grad_h + j, load(grad_h + j) + load(work->row.grad + j));
             if (is_over(scan, t, first + i)) {
                 memset(grad_xp + i * (gates + 1) * H, 0, (gates + 1) * H * sizeof(real));
                 if (scan->grad_z != NULL)
@@ -233,9 +235,9 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows);
     }
     for (int64_t i = 0; i < rows; i++)
-        memcpy(scan->grad_h0 + (first + i) * H, work->grad_h + i * padded, H * sizeof(real));
+        put(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);
     for (int64_t k = 0; scan->ln_sums != NULL && k < 2 * (gates + 1); k++)
-        memcpy(scan->ln_sums + (block * 2 * (gates + 1) + k) * H, work->sums + k * padded, H * sizeof(real));
+        put(shared, scan->ln_sums + (block * 2 * (gates + 1) + k) * H, work->sums + k * padded);
 }
 
 #endif
