@@ -30,6 +30,12 @@ def test_an_entry_tells_its_run(run, tmp_path):
     assert entry.final == pytest.approx({key: last[key] for key in ("loss", "accuracy", "ratio")}, rel=1e-5)
     assert entry.parameters == 4 * 4 * (10 + 4) + 2 * 4 * 4 + 9 * (4 + 1)  # torch's LSTM has two biases; read-out
     assert entry.config().task.delay == 3
+    assert entry.test["step"] in (2, 4, 6)  # of the best checkpoint
+    scored = evaluate(run, "test", "best", device="cpu")
+    assert entry.test["ratio"] == pytest.approx(scored["ratio"], rel=1e-5)
+    validated = evaluate(run, "validation", "best", device="cpu")
+    assert scored["ratio"] != validated["ratio"]  # they are other examples
+    assert len(entry.tested) == 1
 
 
 def test_a_record_is_not_written_over(run, tmp_path):

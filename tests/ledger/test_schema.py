@@ -38,7 +38,7 @@ def test_a_sound_entry_is_read(data):
         ({"final": {"loss": float("nan")}}, "final is .* but it must be dict"),
         ({"test": {"loss": 1.0, "step": 6}, "tested": ["2026-01-31"]}, "test must have ratio and the step"),
         ({"test": {"ratio": 1.0, "step": 7}, "tested": ["2026-01-31"]}, "the step of its checkpoint, up to 6"),
-        ({"test": {"ratio": 1.0, "step": 6}}, "test and tested belong together"),
+        ({"test": {"ratio": 1.0, "step": 6}, "tested": []}, "test and tested belong together"),
         ({"surprise": 1}, "the fields surprise are missing or unknown"),
         ({"format": 2}, "format is 2, but this version reads 1"),
         ({"recipe": "copying-lstmm-t200"}, "its recipe cannot be rebuilt: no recipe 'copying-lstmm-t200'"),

@@ -23,6 +23,7 @@ class Copying(Task):
     """
 
     answers: ClassVar = "steps"
+    has_test: ClassVar = True
     metric: ClassVar = "ratio"
     goal: ClassVar = "min"
 

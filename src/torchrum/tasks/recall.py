@@ -24,6 +24,7 @@ class Recall(Task):
     """
 
     answers: ClassVar = "last"
+    has_test: ClassVar = True
     metric: ClassVar = "accuracy"
 
     length: int = 50
