@@ -366,7 +366,8 @@ def test_backends_say_why(monkeypatch):
     from torchrum.ops.rum_scan import fused
 
     monkeypatch.setattr(fused, "triton_obstacle", lambda: "Triton is not installed")
-    assert choice() == ("torch", "fused cannot run: Triton is not installed")
+    assert choice().backend == "torch"
+    assert choice().reason.startswith("fused cannot run: Triton is not installed")
     layer = RUM(I, H, device=CUDA)
     expected = RUM(I, H, device=CUDA, backend="torch")
     expected.load_state_dict(layer.state_dict())
