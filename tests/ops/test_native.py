@@ -200,6 +200,24 @@ def test_under_signals(threads, monkeypatch):
         assert all(torch.equal(each[name], want) for name, want in wanted.items() if name != "weight_hh")
 
 
+@needs_compiler
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inference_keeps_nothing_and_gives_the_same(lam, dtype):
+    options = RumOptions(lam=lam, eta=1.0)
+    inputs = draw(options, 6, 5, 20)
+    inputs = {name: part if part is None or name == "R0" else part.to(dtype) for name, part in inputs.items()}
+    lengths = torch.tensor([6, 0, 3, 6, 1])
+    kept = native.forward(*inputs.values(), lengths, None, options)
+    bare = native.infer(*inputs.values(), lengths, None, options)
+    assert torch.equal(kept[0], bare[0])
+    assert lam == 0 or torch.equal(kept[1], bare[1])
+    flags = op._flags(options, "native")
+    assert [
+        part.numel() for part in torch.ops.torchrum.rum_scan(*inputs.values(), lengths, None, *flags, False)[2:]
+    ] == [0, 0]
+
+
 def test_an_exported_program_runs_where_native_cannot(monkeypatch):
     """The choice is written into a program; on another machine or device the torch backend stands in for it."""
     xp = torch.randn(3, 2, 12)

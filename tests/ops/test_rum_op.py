@@ -97,23 +97,25 @@ def test_compiled_gradients(lam, dynamic):
 
 
 @both
-@pytest.mark.parametrize("T", [5, 16, 17])
-def test_opcheck_with_gradients(lam, T):
+@pytest.mark.parametrize("backend, T", [("torch", 5), ("torch", 16), ("torch", 17), ("native", 5)])
+def test_opcheck_with_gradients(lam, backend, T):
     B, H = 2, 4
     tensors = [torch.randn(T, B, 3 * H), torch.randn(B, H), torch.linalg.qr(torch.randn(B, H, H)).Q, torch.randn(8, H)]
     xp, h0, R0, weight_hh = (part.requires_grad_() for part in tensors)
-    flags = (float(lam), 1.0, "tanh", True, False, "before", 1e-3, 0.0, False, "torch")
+    flags = (float(lam), 1.0, "tanh", True, False, "before", 1e-3, 0.0, False, backend, False)
     args = (xp, h0, R0 if lam else None, weight_hh, None, None, None, None, *flags)
     torch.library.opcheck(torch.ops.torchrum.rum_scan.default, args)
 
 
 def test_the_operator_itself_is_differentiable():
     rum, x = make(0), torch.randn(5, 2, 12, dtype=torch.float64, requires_grad=True)
-    flags = (0.0, None, "tanh", True, False, "before", 1e-3, 0.0, False, "torch")
+    flags = (0.0, None, "tanh", True, False, "before", 1e-3, 0.0, False, "torch", False)
     h0 = torch.zeros(2, 4, dtype=torch.float64)
     out, _, gates, _ = torch.ops.torchrum.rum_scan(x, h0, None, rum.weight_hh_l0, None, None, None, None, *flags)
     assert out.requires_grad
     assert not gates.requires_grad  # what only the backward reads
+    assert gates.shape == (5, 2, 8)
     with torch.no_grad():
-        out, *_ = torch.ops.torchrum.rum_scan(x, h0, None, rum.weight_hh_l0, None, None, None, None, *flags)
+        out, _, gates, _ = torch.ops.torchrum.rum_scan(x, h0, None, rum.weight_hh_l0, None, None, None, None, *flags)
     assert not out.requires_grad
+    assert gates.numel() == 0  # nobody asked for it to be kept

@@ -254,10 +254,11 @@ def test_operator_passes_opcheck(lam, backend):
     flags = (lam, 1.0, "relu", True, False, "before", 1e-3, 0.0, False, backend)
     args = [None if inputs[name] is None else inputs[name].detach() for name in NAMES]
     checks = ("test_schema", "test_faketensor")
-    library.opcheck(torch.ops.torchrum.rum_scan.default, (*args, None, None, *flags), test_utils=checks)
     permuted = args[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)  # same values, other strides
-    library.opcheck(torch.ops.torchrum.rum_scan.default, (permuted, *args[1:], None, None, *flags), test_utils=checks)
-    out, R_n, gates, ends = torch.ops.torchrum.rum_scan(*args, None, None, *flags)
+    for xp, save in itertools.product((args[0], permuted), (True, False)):
+        given = (xp, *args[1:], None, None, *flags, save)
+        library.opcheck(torch.ops.torchrum.rum_scan.default, given, test_utils=checks)
+    out, R_n, gates, ends = torch.ops.torchrum.rum_scan(*args, None, None, *flags, True)
     grads = (torch.randn_like(out), None if lam == 0 else torch.randn_like(R_n))
     saved = (out, gates, R_n, ends)
     library.opcheck(

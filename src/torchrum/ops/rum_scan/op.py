@@ -30,7 +30,8 @@ _INPUTS = (
     "Tensor? lengths, Tensor? seed"
 )
 NUM_INPUTS = len(_INPUTS.split(", "))
-library.define("torchrum::rum_scan", f"({_INPUTS}, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)")
+# save: whether to keep what the backward needs; without it the last two results are empty
+library.define("torchrum::rum_scan", f"({_INPUTS}, {_OPTION_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)")
 library.define(
     "torchrum::rum_scan_backward",
     f"(Tensor grad_out, Tensor? grad_R, {_INPUTS}, Tensor out, Tensor gates, Tensor R_n, Tensor ends, "
@@ -68,8 +69,9 @@ def _or_none(part: Tensor) -> Tensor | None:
 @library.impl("torchrum::rum_scan", "default")
 @torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
 def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
-    options, backend = _options(flags)
-    results = _kernels(backend, xp).forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+    (options, backend), save = _options(flags[:-1]), flags[-1]
+    inputs, kernels = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed), _kernels(backend, xp)
+    results = kernels.forward(*inputs, options) if save else (*kernels.infer(*inputs, options), None, None)
     return tuple(_or_empty(part, xp) for part in results)
 
 
@@ -87,8 +89,9 @@ def _backward(
 
 @library.register_fake("torchrum::rum_scan")
 def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
-    options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be looked up
-    return tuple(_or_empty(part, xp) for part in _kernels(backend, xp).empty_results(xp, h0.shape[-1], options))
+    options, backend = _options.__wrapped__(flags[:-1])  # a compiler's symbolic numbers cannot be looked up
+    out, R_n, *saved = _kernels(backend, xp).empty_results(xp, h0.shape[-1], options)
+    return tuple(_or_empty(part, xp) for part in (out, R_n, *(saved if flags[-1] else (None, None))))
 
 
 @library.register_fake("torchrum::rum_scan_backward")
@@ -113,8 +116,8 @@ class _RumScan(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         # gradients stay on: below this level may be another one of functorch, which a Function would turn off
         with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
-            output = torch.ops.torchrum.rum_scan(*args)
-        ctx.flags = args[NUM_INPUTS:]
+            output = torch.ops.torchrum.rum_scan(*args[:-1], True)
+        ctx.flags = args[NUM_INPUTS:-1]
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args[:NUM_INPUTS], *output)
@@ -134,7 +137,7 @@ class _RumScan(torch.autograd.Function):
         # one gradient for each tensor input; those that were not given, lengths, seed and flags have none
         given = [part is not None for part in inputs[:6]]
         given[2] = need_R0
-        nones = [None] * (len(inputs) - 6 + len(ctx.flags))
+        nones = [None] * (len(inputs) - 6 + len(ctx.flags) + 1)  # the last one is of save
         return *(grad if there else None for there, grad in zip(given, grads, strict=True)), *nones
 
 
@@ -218,5 +221,5 @@ def rum_scan_op(
 ) -> tuple[Tensor, Tensor | None]:
     """States ``(T, B, H)`` and the last R by the ``fused``, ``native`` or ``torch`` backend, differentiable."""
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-    out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *_flags(options, backend))
+    out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *_flags(options, backend), False)
     return out, R_n if options.keeps_rotation else None

@@ -163,6 +163,11 @@ def forward(
     return out, memory.R.mT.contiguous(), saved, kept
 
 
+def infer(*inputs: Any) -> tuple[Tensor, Tensor | None]:
+    """``forward`` without what the backward needs."""
+    return forward(*inputs)[:2]
+
+
 @_without_autocast
 def backward(
     grad_out: Tensor,

@@ -4,13 +4,14 @@ import functools
 import importlib.util
 import os
 import shutil
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..options import RumOptions
 
-__all__ = ["backward", "forward", "obstacle"]
+__all__ = ["backward", "forward", "infer", "obstacle"]
 
 KERNEL_ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -129,6 +130,11 @@ def forward(
 
     out, gates = lam0_forward(*inputs, options)
     return out, None, gates, None
+
+
+def infer(*inputs: Any) -> tuple[Tensor, Tensor | None]:
+    """``forward`` without what the backward needs."""
+    return forward(*inputs)[:2]
 
 
 def backward(

@@ -8,7 +8,7 @@ from ..reference import working_dtype
 from .build import load_library
 from .library import call_scan
 
-__all__ = ["backward", "empty_results", "forward", "obstacle"]
+__all__ = ["backward", "can_run", "empty_results", "forward", "infer", "obstacle"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -63,19 +63,46 @@ def forward(
     options: RumOptions,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Run the scan: states ``(T, B, H)``, the last R, and what the backward needs."""
-    dtype = working_dtype(xp.dtype)
     out, R_n, saved, kept = empty_results(xp, h0.shape[-1], options)
+    inputs = _named(xp, h0, R0, weight_hh, ln_weight, ln_bias)
+    return _run(inputs, lengths, seed, options, out, R_n, saved, kept), R_n, saved, kept
+
+
+def infer(
+    xp: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor | None]:
+    """``forward`` without what the backward needs: no memory but the results grows with T."""
+    out, (B, H) = xp.new_empty(*xp.shape[:2], h0.shape[-1]), h0.shape
+    R_n = xp.new_empty(B, H, H, dtype=working_dtype(xp.dtype)) if options.lam == 1 else None
+    return _run(_named(xp, h0, R0, weight_hh, ln_weight, ln_bias), lengths, seed, options, out, R_n), R_n
+
+
+def _run(
+    inputs: dict[str, Tensor | None],
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    options: RumOptions,
+    out: Tensor,
+    R_n: Tensor | None,
+    saved: Tensor | None = None,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Fill the results; returns the states in the dtype of ``out``."""
+    dtype = working_dtype(out.dtype)
+    tensors = {name: _plain(part, dtype) for name, part in inputs.items()}
+    tensors["lengths"] = _plain(lengths, torch.int64)
     states = out.to(dtype)
-    tensors = {
-        **{name: _plain(part, dtype) for name, part in _named(xp, h0, R0, weight_hh, ln_weight, ln_bias).items()},
-        "lengths": _plain(lengths, torch.int64),
-        "out": states,
-        "saved": saved,
-        "R_n": R_n,
-        "kept": kept,
-    }
+    tensors.update(out=states, saved=saved, R_n=R_n, kept=kept)
     call_scan(tensors, seed, options)
-    return states.to(out.dtype), R_n, saved, kept
+    return states.to(out.dtype)
 
 
 def _named(xp, h0, R0, weight_hh, ln_weight, ln_bias) -> dict[str, Tensor | None]:
