@@ -170,5 +170,5 @@ def test_wrong_samples_are_refused_before_anything_is_printed(run, capsys, words
 def test_only_language_models_write(tmp_path, capsys):
     words = f"train copying-rum --steps 1 --task.delay 2 --task.validation_size 2 --out {tmp_path} --device cpu --quiet"
     assert main(words.split()) == 0
-    assert main(["sample", str(tmp_path / "copying-rum-t200")]) == 2
+    assert main(["sample", str(tmp_path / "copying-rum-t2")]) == 2
     assert "is a run of Copying, which writes no text" in capsys.readouterr().err

@@ -226,6 +226,20 @@ def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
     assert "pip" not in str(caught.value)
 
 
+def test_a_run_introduces_itself_and_is_named_by_its_size(tmp_path, capsys):
+    sizes = ["--task.delay", "5", "--model.hidden_size", "8", "--batch_size", "4", "--steps", "3", "--device", "cpu"]
+    assert main(["train", "copying-rum-lam1-t200", *sizes, "--out", str(tmp_path)]) == 0
+    run = tmp_path / "copying-rum-lam1-t5"  # with a delay of 5 it is no run of t200
+    assert (
+        json.loads((run / "config.json").read_text())["name"] == "copying-rum-lam1-t200"
+    )  # the recipe, which the ledger asks for
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "copying-rum-lam1-t5: rum, 8 units, lam 1, 473 parameters"
+    assert lines[1].startswith("on the CPU (") and lines[1].endswith(f"32-true; run folder {run}")
+    assert lines[2] == "loss in nats; the memoryless baseline is 0.8318"
+    assert lines[3].startswith("copying-rum-lam1-t5 step 1/3  loss ")  # not only at the 50th
+
+
 def test_list_shows_recipes_and_fields(capsys):
     assert main(["list", "--plain", "--results", "/nonexistent"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         if (count := getattr(options, name)) is not None and count < 1:
             raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
     config = with_text(override(load_recipe(options.recipe), [*options.fields, *fields]), options.data)
-    folder, new = options.resume or options.out / config.name, options.resume is None
+    folder, new = options.resume or options.out / config.label, options.resume is None
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):
             raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")

@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
         config = with_text(override(recipe, fields), options.data)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
-        folder, new = options.resume or options.out / config.name, options.resume is None
+        folder, new = options.resume or options.out / config.label, options.resume is None
         results = run_sweep(runs, folder, options.quiet, draw, rename=new)
         code = max(result.exit_code for result in results)
     elif options.resume is not None:
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
         assert recipe is not None
         config = with_text(override(recipe, fields), options.data)
         trainer = Trainer(config, quiet=options.quiet, on_end=draw)
-        code = trainer.fit(options.out / config.name, rename=True).exit_code
+        code = trainer.fit(options.out / config.label, rename=True).exit_code
     leave_together()
     # a further process that leaves with a code would make the first one be killed before it is done
     return code if os.environ.get("LOCAL_RANK", "0") == "0" else 0

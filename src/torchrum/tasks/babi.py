@@ -32,6 +32,7 @@ class Babi(Task):
     answers: ClassVar = "last"
     metric: ClassVar = "accuracy"
     has_test: ClassVar = True
+    baseline_name: ClassVar = "answers-only"
 
     task: int | None = None
     """Which of the 20 tasks, 1 to 20; None: all of them, jointly."""
@@ -218,6 +219,9 @@ class Babi(Task):
     def test(self, seed: int) -> Iterator[Batch]:
         """Yield the questions of the test files."""
         yield from scored_batches(self.rows("test"), self.layout())
+
+    def size_name(self) -> str:
+        return "" if self.task is None else f"qa{self.task}"
 
     def baseline(self) -> float:
         """Cross-entropy of the best model that does not read: the entropy of the answers."""

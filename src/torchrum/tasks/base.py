@@ -52,6 +52,10 @@ class Task(ABC):
     """The entry of ``metrics`` that tells how well it goes; ``"loss"`` is allowed."""
     goal: ClassVar[Literal["max", "min"]] = "max"
     """Whether a good ``metric`` is high or low."""
+    loss_unit: ClassVar[str] = "nats"
+    """What the loss is counted in."""
+    baseline_name: ClassVar[str] = "memoryless"
+    """What the model of ``baseline`` is called."""
     carries_state: ClassVar[bool] = False
     """Whether the state after one batch is the state before the next (truncated backpropagation)."""
     capturable: ClassVar[bool] = True
@@ -140,6 +144,10 @@ class Task(ABC):
 
     def show(self, model: nn.Module) -> str:
         """Something for a person to look at after a validation, such as a drawn text; the model is in eval mode."""
+        return ""
+
+    def size_name(self) -> str:
+        """The size of the problem as the names of recipes end in it, as ``t200``; empty where they name none."""
         return ""
 
     def provenance(self) -> str:

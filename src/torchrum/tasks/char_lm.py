@@ -40,6 +40,8 @@ class CharLM(Task):
     goal: ClassVar = "min"
     carries_state: ClassVar = True
     has_test: ClassVar = True
+    loss_unit: ClassVar = "nats per character"
+    baseline_name: ClassVar = "bigram"
     local: ClassVar = ("path", "shown")
 
     corpus: str = "ptb"

@@ -78,6 +78,9 @@ class Copying(Task):
         """Yield the sequences that judge a run, on the CPU."""
         return batches(self, self.validation_size, f"copying validation {seed}", size=128)
 
+    def size_name(self) -> str:
+        return f"t{self.delay}"
+
     def baseline(self) -> float:
         """Cross-entropy of the best model without memory: sure of the blanks, guessing the symbols."""
         return self.length * math.log(self.symbols) / self.steps

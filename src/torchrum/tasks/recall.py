@@ -26,6 +26,7 @@ class Recall(Task):
     answers: ClassVar = "last"
     has_test: ClassVar = True
     metric: ClassVar = "accuracy"
+    baseline_name: ClassVar = "bag-of-values"
 
     length: int = 50
     """Keys and values together, so twice the number of pairs; T in the paper."""
@@ -99,6 +100,9 @@ class Recall(Task):
     def test(self, seed: int) -> Iterator[Batch]:
         """Yield the examples of the final score, on the CPU."""
         return batches(self, self.test_size, f"recall test {seed}", size=1000)
+
+    def size_name(self) -> str:
+        return f"t{self.length}"
 
     def baseline(self) -> float:
         """Cross-entropy of the best model that knows how often each value stood in the sequence, but not where.

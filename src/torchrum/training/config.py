@@ -1,5 +1,6 @@
 """What a run is made of: one tree of frozen dataclasses, each field with its meaning and its check."""
 
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -155,6 +156,13 @@ class TrainConfig:
     """The published number that this recipe repeats."""
     about: str = ""
     """One line for the list of recipes."""
+
+    @property
+    def label(self) -> str:
+        """The name, with the size that the task has: ``copying-rum-t200`` with a delay of 20 is ``copying-rum-t20``."""
+        size = self.task.size_name()
+        kind = size.rstrip("0123456789")
+        return re.sub(rf"-{kind}\d+$", f"-{size}", self.name) if size else self.name
 
     def __post_init__(self) -> None:
         _positive("config", batch_size=self.batch_size, steps=self.steps, devices=self.devices, nodes=self.nodes)

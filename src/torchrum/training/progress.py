@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TextIO, cast
+from typing import Any, NamedTuple, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -25,8 +25,23 @@ def _time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-NARROW = 126
-"""Columns below which the bar leaves out what is known, so that it stays on one line."""
+BAR = 10
+"""Columns that the bar itself has at least; where they are not there, the line leaves out what is known."""
+
+
+def is_early(steps: int, log_every: int) -> bool:
+    """Whether the loss is shown after so many steps, before the first log: after 1, 2, 4, ... of them."""
+    return steps < log_every and steps & (steps - 1) == 0
+
+
+class Baseline(NamedTuple):
+    """The loss to beat, as a person reads it."""
+
+    value: float
+    name: str = "memoryless"
+    """What the model that has it is called."""
+    unit: str = "nats"
+    """What it is counted in."""
 
 
 class Lenient:
@@ -81,7 +96,7 @@ class Display:
         name: of the run.
         steps: at the end.
         step: at the start.
-        baseline: loss of the best model without memory.
+        baseline: the loss to beat, with its name and unit.
         metric: name of the task's metric.
         quiet: show nothing at all; for processes other than the first, and for tests.
         console: where to show it; standard error by default. rich leaves out colours if ``NO_COLOR`` is set.
@@ -92,7 +107,7 @@ class Display:
         name: str,
         steps: int,
         step: int,
-        baseline: float,
+        baseline: Baseline,
         metric: str,
         quiet: bool = False,
         console: Console | None = None,
@@ -102,22 +117,31 @@ class Display:
         self._step, self._time, self._speed = step, time.monotonic(), 0.0
         self._line_time = 0.0
         self._loss = self._score = ""
-        self._narrow = self._console.width < NARROW
+        count = f"{steps}/{steps}"
+        whole = [name, " " * BAR, count, "1,000.0 steps/s", self._told(0.1, False), f"{metric} 0.1234", "left 0:00:00"]
+        self._narrow = len(" ".join(whole)) > self._console.width
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
             self._bar = Progress(
                 *([] if self._narrow else [TextColumn("[bold]{task.description}")]),
-                BarColumn(bar_width=6 if self._narrow else 24),
+                BarColumn(bar_width=None),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                _Speed("/s" if self._narrow else " steps/s"),
+                *([] if self._narrow else [_Speed(" steps/s")]),
                 TextColumn("{task.fields[text]}"),
                 *([] if self._narrow else [TextColumn("left")]),
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 refresh_per_second=4,
+                expand=True,
             )
             self._row = self._bar.add_task(name, total=steps, completed=step, speed=0.0, text="")
             self._bar.start()
+
+    def _told(self, loss: float, short: bool) -> str:
+        """A loss beside the baseline, which has its name in full unless it must be short."""
+        value, name, unit = self._baseline
+        unit = unit.partition(" ")[0] if short else unit
+        return f"loss {_number(loss)} {unit} ({'' if short else name + ' '}baseline {_number(value)})"
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -134,14 +158,13 @@ class Display:
         now = time.monotonic()
         self._speed = (step - self._step) / max(now - self._time, 1e-9)
         self._step, self._time = step, now
-        text = f"loss {_number(values['loss'])} (memoryless {_number(self._baseline)})"
         if self._bar is not None:
-            short = f"loss {_number(values['loss'])} of {_number(self._baseline)}"
-            self._loss = short if self._narrow else text
+            self._loss = self._told(values["loss"], self._narrow)
             self._bar.update(self._row, completed=step, speed=self._speed, text=f"{self._loss} {self._score}".strip())
         elif now - self._line_time >= PLAIN_SECONDS or step == self._steps:
             self._line_time = now
             left = _time((self._steps - step) / self._speed) if self._speed else "?"
+            text = self._told(values["loss"], False)
             self.say(f"{self._name} step {step}/{self._steps}  {text}  {self._speed:,.1f} steps/s  left {left}")
 
     def validation(self, step: int, values: Mapping[str, float], best: bool) -> None:
@@ -155,7 +178,7 @@ class Display:
             self._bar.update(self._row, completed=step, text=f"{self._loss} {self._score}".strip())
             return
         better = "  best so far" if best else ""
-        loss = f"loss {_number(values['loss'])} (memoryless {_number(self._baseline)})"
+        loss = self._told(values["loss"], False)
         self.say(f"{self._name} step {step}/{self._steps}  validation {loss}  {self._score}{better}")
 
     def close(self) -> None:

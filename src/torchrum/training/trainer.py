@@ -24,8 +24,9 @@ from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
 from torchrum.training.graph_step import GraphStep, graph_obstacle
+from torchrum.training.introduction import introduction
 from torchrum.training.optim import build_optimizer, learning_rate, set_learning_rate
-from torchrum.training.progress import Display
+from torchrum.training.progress import Baseline, Display, is_early
 from torchrum.training.records import (
     CONFIG,
     ENVIRONMENT,
@@ -129,17 +130,19 @@ class Trainer:
         engine.first(lambda: self._open_folder(resume))
         self._metrics = MetricsFile(folder, self._progress.step, self._mark) if engine.rank == 0 else None
         engine.start_tracker(config.logger, folder, config.name, to_json(config))
+        task = config.task
         display = Display(
-            config.name,
+            config.label,
             config.steps,
             self._progress.step,
-            config.task.baseline(),
-            config.task.metric,
+            Baseline(task.baseline(), task.baseline_name, task.loss_unit),
+            task.metric,
             quiet=self._quiet or engine.rank > 0,
         )
         with display:
             self._display = display
-            for note in notes:
+            about = introduction(config, self._module, engine, folder, own=self._given is not None)
+            for note in (*about, *notes):
                 display.say(note)
             try:
                 return self._end(self._loop(graph))
@@ -161,7 +164,7 @@ class Trainer:
         scores = self._engine.first(lambda: last_scores(self._folder))
         if self._goal():  # a crash came between the last checkpoint and the result
             return "goal", scores
-        rate = math.nan
+        rate, first = math.nan, progress.step
         self._started = time.monotonic() - progress.seconds
         self._module.train()
         while progress.step < config.steps:
@@ -180,6 +183,8 @@ class Trainer:
             log = last or progress.step % config.log_every == 0
             if log:
                 self._log(rate)
+            elif is_early(progress.step - first, config.log_every):
+                self._display.train(progress.step, {"loss": self._step.sums["loss"].item() / progress.since_log})
             if last or progress.step % config.eval_every == 0:
                 scores, improved = self._validate(validation)
             goal = self._goal()
