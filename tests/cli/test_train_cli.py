@@ -77,7 +77,7 @@ def test_train_eval_and_resume(tmp_path, capsys):
     scores = json.loads(capsys.readouterr().out)
     assert scores["loss"] == pytest.approx(read_metrics(run, "validation")[-1]["loss"], rel=1e-6)
     assert main(["eval", str(run), "--device", "cpu"]) == 0
-    assert "memoryless" in capsys.readouterr().out
+    assert "(memoryless loss in nats)" in capsys.readouterr().out
 
     assert main(["train", TINY, "--out", out, "--steps", "2", "--quiet"]) == 0
     assert (tmp_path / "tiny-2" / "result.json").exists()  # the first run is not touched

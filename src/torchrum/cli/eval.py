@@ -60,5 +60,6 @@ def main(arguments: list[str]) -> int:
     width = max(12, *map(len, scores))
     for name, value in scores.items():
         print(f"  {name:<{width}} {value:,.0f}" if value >= 1e5 else f"  {name:<{width}} {value:.6g}")
-    print(f"  {'memoryless':<{width}} {config.task.baseline():.6g}  (loss of the best model without memory)")
+    task = config.task
+    print(f"  {'baseline':<{width}} {task.baseline():.6g}  ({task.baseline_name} loss in {task.loss_unit})")
     return 0
