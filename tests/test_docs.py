@@ -5,10 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from browser import Browser, find_browser
 from torchrum.cli import COMMANDS
 from torchrum.ledger import read_ledger
 from torchrum.plots.catalog import FIGURES
@@ -79,19 +81,55 @@ def test_every_figure_of_the_ledger_is_in_the_docs() -> None:
     assert {path.name for path in (DOCS / "figures").glob("*.svg")} == wanted
 
 
-def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built with warnings as errors."""
     pytest.importorskip("furo", reason="the documentation needs: pip install --group docs")
-    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    folder = tmp_path_factory.mktemp("site")
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(folder / "trees")]
     path = os.pathsep.join(
         [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     )  # this checkout's package
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path / "html")],
+        [sys.executable, "-m", "sphinx", *options, str(DOCS), str(folder / "html")],
         capture_output=True,
         text=True,
         timeout=300,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "html" / "index.html").exists()
-    assert 'class="rum-playground"' in (tmp_path / "html" / "rotation.html").read_text(encoding="utf-8")
+    return folder / "html"
+
+
+def test_the_docs_build_without_a_warning(site: Path) -> None:
+    assert {page.stem for page in PAGES} <= {page.stem for page in site.glob("*.html")}
+    assert 'class="rum-playground"' in (site / "rotation.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    path = find_browser()
+    if path is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
+    found = Browser(path, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+def test_every_page_loads_and_fits(site: Path, browser: Browser) -> None:
+    for page in PAGES:
+        for width in (390, 1440):
+            browser.open(site / f"{page.stem}.html", width)
+            assert browser.problems == [], page.stem
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width, page.stem
+            sizes = browser.evaluate("Array.from(document.images).map(image => image.naturalWidth)")
+            assert all(sizes), page.stem
+
+
+def test_tables_sort_and_the_playground_is_there(site: Path, browser: Browser) -> None:
+    browser.open(site / "results.html")
+    browser.evaluate("document.querySelector('th.sortable').click()")
+    assert browser.evaluate("document.querySelector('th.sortable').getAttribute('aria-sort')") == "ascending"
+    browser.open(site / "rotation.html")
+    assert browser.evaluate("document.querySelectorAll('.rp-handle').length") == 3
+    assert browser.problems == []

@@ -28,6 +28,9 @@ def test_the_demo_trains_both_and_compares_them(tmp_path, capsys):
     assert "LSTM" in printed
     assert "38.4%" in printed
     assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    page = tmp_path / "demo" / "report.html"
+    assert str(page) in printed.replace("\n", "")
+    assert "<h1>torchrum demo</h1>" in page.read_text(encoding="utf-8")
     for model in ("rum", "lstm"):
         assert json.loads((tmp_path / "demo" / f"demo-{model}" / "result.json").read_text())["step"] == 20
 

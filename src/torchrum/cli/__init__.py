@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "record": ("torchrum.cli.record:main", "enter a run in the results ledger"),
     "table": ("torchrum.cli.table:main", "print the results as a table"),
     "figure": ("torchrum.cli.figure:main", "draw a figure from the results"),
+    "report": ("torchrum.cli.report:main", "write the paper beside our results as one HTML page"),
     "bench": ("torchrum.cli.bench:main", "time the layers on this machine"),
     "ask": ("torchrum.cli.ask:main", "ask a model that was trained on bAbI"),
     "data": ("torchrum.cli.data:main", "show, fetch or verify the data sets"),

@@ -167,5 +167,17 @@ def compare(console: "Console", configs: "dict[str, TrainConfig]", runs: dict[st
     picture = draw_comparison(runs, task, folder / "demo.png")
     console.print()
     console.print(table)
-    console.print(f"\nThe picture: {picture}\n", markup=False, highlight=False)
+    page = write_report(runs, folder / "report.html")
+    console.print(f"\nThe picture: {picture}\nThe page, with what RUM learnt: {page}\n", markup=False, highlight=False)
     console.print(NEXT, markup=False, highlight=False)
+
+
+def write_report(runs: dict[str, Path], out: Path) -> Path:
+    """Write the page of both runs."""
+    from torchrum.report.page import write_page
+    from torchrum.report.runs_page import runs_page
+
+    lead = (
+        "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."
+    )
+    return write_page(runs_page(list(runs.values()), "torchrum demo", lead), out)

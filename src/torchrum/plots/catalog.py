@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from torchrum.layers.observing import gradient_norms
 from torchrum.layers.registry import build_layer
@@ -156,24 +158,36 @@ def reflections(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
 
 def draw_gradients(delay: int = 200, units: int = 100, sequences: int = 32) -> Figure:
     """RUM, LSTM and GRU as their recipes initialise them."""
+    title = f"Gradients through time at initialisation, {units} units, copying T = {delay}"
+    return gradients_figure(initial_gradients(delay, units, sequences), title)
+
+
+@functools.cache  # a figure is drawn in two themes
+def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArray[np.float64]]:
+    """The share of a gradient at the last step that reaches each step, ``(T, B)``, by model."""
     task = Copying(delay=delay)
     x = F.one_hot(task.batch(sequences, torch.Generator().manual_seed(0)).x.T, task.input_size).float()
-    models = {
-        "RUM λ=0": build_layer_at(0, "rum", task.input_size, units),
-        "RUM λ=0, η=1": build_layer_at(0, "rum", task.input_size, units, eta=1.0),
-        "RUM λ=1": build_layer_at(0, "rum", task.input_size, units, lam=1),
-        "LSTM": build_layer_at(0, "lstm", task.input_size, units),
-        "GRU": build_layer_at(0, "gru", task.input_size, units),
+    models: dict[str, tuple[str, dict[str, Any]]] = {
+        "RUM λ=0": ("rum", {}),
+        "RUM λ=0, η=1": ("rum", {"eta": 1.0}),
+        "RUM λ=1": ("rum", {"lam": 1}),
+        "LSTM": ("lstm", {}),
+        "GRU": ("gru", {}),
     }
     generator = torch.Generator().manual_seed(1)
-    norms = {label: gradient_norms(layer, x, generator).double().numpy() for label, layer in models.items()}
-    return gradients_figure(norms, f"Gradients through time at initialisation, {units} units, copying T = {delay}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of tiny calls: waiting for a second thread costs more than it gives
+    try:
+        layers = {label: _fresh(name, task.input_size, units, options) for label, (name, options) in models.items()}
+        return {label: gradient_norms(layer, x, generator).double().numpy() for label, layer in layers.items()}
+    finally:
+        torch.set_num_threads(threads)
 
 
-def build_layer_at(seed: int, name: str, inputs: int, units: int, **options: Any) -> torch.nn.Module:
-    """A layer as drawn from one seed, without a trace in the global random state."""
+def _fresh(name: str, inputs: int, units: int, options: dict[str, Any]) -> torch.nn.Module:
+    """A layer as drawn from seed 0, without a trace in the global random state."""
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         return build_layer(name, inputs, units, **options)
 
 

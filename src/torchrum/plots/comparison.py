@@ -2,37 +2,49 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from torchrum.plots.style import Figure, baseline, count_steps, drawing, look, save
+from torchrum.plots.diagonal import PALETTE
+from torchrum.plots.style import LOOKS, Figure, baseline, count_steps, drawing, look, save
 from torchrum.tasks import Recall
+from torchrum.tasks.base import Task
 from torchrum.training.records import read_metrics
 
 
-def draw_comparison(runs: Mapping[str, Path], task: Recall, out: Path) -> Path:
-    """Draw validation loss and accuracy of associative recall.
+def draw_comparison(runs: Mapping[str, Path], task: Task, out: Path) -> Path:
+    """Draw ``comparison_figure`` into a file; says where."""
+    with drawing():
+        return save(comparison_figure(runs, task), out)
+
+
+def comparison_figure(runs: Mapping[str, Path], task: Task) -> Figure:
+    """Validation loss and the task's metric over the steps, a line for each run.
 
     Args:
         runs: label and run folder of each model.
         task: what they learnt.
-        out: the picture.
-
-    Returns:
-        The path of the picture.
     """
-    with drawing():
-        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for label, run in runs.items():
+    scores = dict.fromkeys(("loss", "accuracy" if isinstance(task, Recall) else task.metric))
+    figure = Figure(figsize=(3.6 * len(scores), 2.9), layout="constrained")
+    for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
+        for number, (label, run) in enumerate(runs.items()):
             lines = read_metrics(run, "validation")
-            for axes, score in ((left, "loss"), (right, "accuracy")):
-                points = [line["step"] for line in lines], [line[score] for line in lines]
-                axes.plot(*points, **look(label), label=label)
-        baseline(left, task.baseline(), "bag of values")
-        baseline(right, task.baseline_accuracy(), "bag of values")
-        left.set_ylabel("cross-entropy, nats")
-        right.set(ylabel="accuracy", ylim=(0, 1.03))
-        count_steps(left)
-        count_steps(right)
-        figure.legend(*right.get_legend_handles_labels(), loc="outside right center")
+            axes.plot(
+                [line["step"] for line in lines], [line[score] for line in lines], **_look(label, number), label=label
+            )
+        if score == "loss":
+            baseline(axes, task.baseline(), "bag of values" if isinstance(task, Recall) else "without memory")
+        elif isinstance(task, Recall):
+            baseline(axes, task.baseline_accuracy(), "bag of values")
+        axes.set_ylabel("cross-entropy, nats" if score == "loss" else score)
+        if score == "accuracy":
+            axes.set_ylim(0, 1.03)
+        count_steps(axes)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    if isinstance(task, Recall):
         figure.suptitle(f"Associative recall, {task.pairs} pairs", fontsize=11)
-        return save(figure, out)
+    return figure
+
+
+def _look(label: str, number: int) -> dict[str, Any]:
+    return look(label) if label in LOOKS else {"color": PALETTE[number % len(PALETTE)]}

@@ -1,0 +1,37 @@
+"""``torchrum report --out report.html``"""
+
+import argparse
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Write the report of the ledger, or of run folders."""
+    parser = argparse.ArgumentParser(
+        prog="torchrum report",
+        description="Write one self-contained HTML page: the paper's numbers and figures beside ours, from the ledger; "
+        "or the page of the run folders that are named.",
+    )
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: the whole ledger)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write no page: put the headline numbers between the markers of FILE"
+    )
+    options = parser.parse_args(arguments)
+
+    from torchrum.ledger import read_ledger
+    from torchrum.report.headline import write_headlines
+    from torchrum.report.ledger_page import ledger_page
+    from torchrum.report.page import write_page
+    from torchrum.report.runs_page import runs_page
+    from torchrum.training.errors import ConfigError
+
+    if options.write:
+        if options.runs:
+            raise ConfigError("--write takes the numbers of the ledger; leave the run folders out.")
+        changed = write_headlines(options.write, read_ledger(options.results), options.results)
+        print(f"{options.write}: {'headlines written' if changed else 'headlines are up to date'}")
+        return 0
+    page = runs_page(options.runs) if options.runs else ledger_page(options.results)
+    print(write_page(page, options.out))
+    return 0

@@ -1,0 +1,1 @@
+"""One self-contained HTML page from the ledger or from run folders."""

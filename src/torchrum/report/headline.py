@@ -1,0 +1,192 @@
+"""The handful of numbers that stand first: each from a recorded run, with the page that tells more."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from torchrum.bench.records import Report, Row, read_report
+from torchrum.ledger.curves import reached_goal
+from torchrum.ledger.labels import model_label
+from torchrum.ledger.schema import Entry, LedgerError
+from torchrum.ledger.table import Row as Runs
+from torchrum.ledger.table import best_settings, line, spread, table_rows
+from torchrum.ledger.verdicts import one_per_seed
+from torchrum.training.files import write_atomic
+
+MARKED = re.compile(r"(<!-- torchrum:headline -->\n)(.*?)(<!-- /torchrum:headline -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One row: what was measured, ours, and the others'."""
+
+    what: str
+    ours: str
+    others: str
+    page: str
+    """Page of the documentation, without ending."""
+    anchor: str = ""
+
+
+def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
+    """The rows that the ledger and the benchmark have numbers for."""
+    rows = [_recall(entries), _copying(entries), _babi(entries), _treebank(entries), *_benchmarks(results / "bench")]
+    return [row for row in rows if row is not None]
+
+
+def headline_table(rows: Iterable[Headline], docs: str = "docs") -> str:
+    """A Markdown table with a link to each row's page."""
+    lines = [line(("", "RUM", "beside it", "")), line(["---"] * 4)]
+    for row in rows:
+        link = f"[more]({docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''})"
+        lines.append(line((row.what, row.ours, row.others, link)))
+    return "\n".join([*lines, ""])
+
+
+def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool:
+    """Put the table between ``<!-- torchrum:headline -->`` and its end; says whether the file changed."""
+    text = path.read_text(encoding="utf-8")
+    if not MARKED.search(text):
+        raise LedgerError(
+            f"{path} has no place for the headlines; put <!-- torchrum:headline --> and "
+            "<!-- /torchrum:headline --> in it."
+        )
+    table = headline_table(headlines(entries, results))
+    filled = MARKED.sub(lambda found: f"{found[1]}{table}{found[3]}", text)
+    if filled != text:
+        write_atomic(path, filled.encode())
+    return filled != text
+
+
+def _own(entries: Sequence[Entry], task: str, ending: str = "") -> list[Runs]:
+    """Best settings of the recipes' own problems, one run per seed."""
+    kept = [entry for entry in entries if entry.recipe.endswith(ending)]
+    kept = [entry for entry in kept if not any(text.startswith("task.") for text in entry.overrides)]
+    return [one_per_seed(row) for row in best_settings(table_rows(kept, task))]
+
+
+def _best(rows: Sequence[Runs], *, rum: bool) -> Runs | None:
+    chosen = [row for row in rows if ("RUM" in model_label(row[0].config().model)) is rum]
+    return min(chosen, key=lambda row: fmean(entry.final["loss"] for entry in row), default=None)
+
+
+def _named(rows: Sequence[Runs], label: str) -> Runs | None:
+    return next((row for row in rows if model_label(row[0].config().model) == label), None)
+
+
+def _seeds(row: Runs) -> str:
+    return f", {len(row)} seeds" if len(row) > 1 else ", 1 seed"
+
+
+def _score(row: Runs, key: str) -> str:
+    tested = all(key in entry.test for entry in row)
+    values = [(entry.test if tested else entry.final)[key] for entry in row]
+    form = f"{fmean(values):.1%}" if key == "accuracy" else spread([fmean(values)], key)
+    return f"{form} ({model_label(row[0].config().model)}, {'test' if tested else 'validation'}{_seeds(row)})"
+
+
+def _recall(entries: Sequence[Entry]) -> Headline | None:
+    rows = _own(entries, "recall", "-t50")
+    ours, lstm = _best(rows, rum=True), _named(rows, "LSTM")
+    if ours is None or lstm is None:
+        return None
+    what = "associative recall, 25 pairs: accuracy"
+    return Headline(what, _score(ours, "accuracy"), _score(lstm, "accuracy"), "results", "associative-recall")
+
+
+def _copying(entries: Sequence[Entry]) -> Headline | None:
+    rows = _own(entries, "copying", "-t500")
+    ours, best, lstm = _best(rows, rum=True), _best(rows, rum=False), _named(rows, "LSTM")
+    if ours is None or best is None or lstm is None:
+        return None
+    others = "; ".join(_solved(row) for row in ((best,) if best is lstm else (best, lstm)))
+    what = "copying memory over 500 steps: share of the memoryless loss"
+    return Headline(what, _solved(ours), others, "results", "copying-memory")
+
+
+def _solved(row: Runs) -> str:
+    label = model_label(row[0].config().model)
+    steps = round(fmean(entry.steps for entry in row))
+    done = "solved in" if all(reached_goal(entry) for entry in row) else "after"
+    ratio = fmean(entry.final["ratio"] for entry in row)
+    return f"{ratio:.2%} ({label}, {done} {steps:,} steps{_seeds(row)})"
+
+
+def _babi(entries: Sequence[Entry]) -> Headline | None:
+    """Mean over the twenty tasks of one model per task, where a model has all of them."""
+    rows = [row for row in _per_recipe(entries, "babi") if re.search(r"-qa\d+$", row[0].recipe)]
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        scores = [(entry.test or entry.final)["accuracy"] for entry in row]
+        found.setdefault(model_label(row[0].config().model), []).append(fmean(scores))
+    whole = {label: fmean(scores) for label, scores in found.items() if len(scores) == 20}
+    ours = {label: score for label, score in whole.items() if "RUM" in label}
+    others = {label: score for label, score in whole.items() if "RUM" not in label}
+    if not ours or not others:
+        return None
+    text = ", ".join(f"{score:.1%} ({label})" for label, score in sorted(others.items(), key=lambda item: -item[1]))
+    label, score = max(ours.items(), key=lambda item: item[1])
+    return Headline(
+        "bAbI, mean test accuracy of 20 tasks", f"{score:.1%} ({label})", text, "results", "babi-question-answering"
+    )
+
+
+def _per_recipe(entries: Sequence[Entry], task: str) -> list[Runs]:
+    """The best setting of every recipe of a task."""
+    lowest: dict[str, Runs] = {}
+    for row in table_rows(entries, task):
+        if any(text.startswith("task.") for text in row[0].overrides):
+            continue
+        kept = lowest.get(row[0].recipe)
+        if kept is None or fmean(e.final["loss"] for e in row) < fmean(e.final["loss"] for e in kept):
+            lowest[row[0].recipe] = row
+    return [one_per_seed(row) for row in lowest.values()]
+
+
+def _treebank(entries: Sequence[Entry]) -> Headline | None:
+    rows = [row for row in _per_recipe(entries, "char") if row[0].recipe.startswith("char-ptb")]
+    ours, other = _best(rows, rum=True), _best(rows, rum=False)
+    if ours is None:
+        return None
+    beside = _score(other, "bpc") if other else "1.189 (FS-RUM-2 in the paper)"
+    return Headline(
+        "character-level Penn Treebank: bits per character",
+        _score(ours, "bpc"),
+        beside,
+        "results",
+        "character-level-penn-treebank",
+    )
+
+
+def _benchmarks(folder: Path) -> list[Headline]:
+    rows = []
+    if (folder / "gpu.json").exists():
+        rows.append(_speed(read_report(folder / "gpu.json")))
+    if (folder / "cpu.json").exists():
+        rows.append(_memory(read_report(folder / "cpu.json")))
+    return [row for row in rows if row is not None]
+
+
+def _speed(report: Report, case: str = "eta-bf16-n1000") -> Headline | None:
+    found = {row.contestant: row for row in report.rows if row.case == case and row.mode == "forward_backward"}
+    ours, gru = _time(found.get("fused graphed") or found.get("fused")), _time(found.get("gru graphed"))
+    if ours is None or gru is None:
+        return None
+    what = f"time per step, forward and backward, 1000 units, bfloat16, {report.environment.get('gpu')}"
+    return Headline(
+        what, f"{ours:.1f} µs", f"{gru:.1f} µs (cuDNN's GRU, both in a CUDA graph)", "benchmarks", "on-a-gpu"
+    )
+
+
+def _time(row: Row | None) -> float | None:
+    return None if row is None else row.us_per_step
+
+
+def _memory(report: Report) -> Headline | None:
+    share = next((target.value for target in report.targets if "peak memory" in target.name), None)
+    if share is None:
+        return None
+    what = "peak memory of a training pass, λ = 1, 100 units, 1000 steps, CPU"
+    return Headline(what, f"{share:.1%}", "100 % (the original implementation)", "benchmarks", "on-a-cpu")

@@ -1,0 +1,173 @@
+"""The report of the whole ledger: the paper beside ours."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torchrum.bench.records import read_report
+from torchrum.bench.report import markdown as bench_markdown
+from torchrum.ledger.labels import model_label
+from torchrum.ledger.notes import comparison_section
+from torchrum.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.ledger.table import line, score_names, spread
+from torchrum.ledger.verdicts import RULE, Verdict, Word, verdict_table, verdicts
+from torchrum.report.blocks import Block, Items, Playground, Text, blocks, inline
+from torchrum.report.headline import headlines
+from torchrum.report.page import Page, Section
+from torchrum.report.pictures import pictures
+
+TASKS: dict[str, tuple[str, str, int | None]] = {
+    "copying": (
+        "Copying memory (Figure 2 of the paper)",
+        "Ten symbols, a delay of T steps, then the ten symbols again. The paper: RUM solves it, LSTM and GRU stay at "
+        "the loss of the best model without memory (the baseline), GORU is the only other gated model that succeeds.",
+        2_000_000,
+    ),
+    "recall": (
+        "Associative recall (Table 1, Appendix B)",
+        "Pairs of a key and a value, then a key; the answer is its value. The paper: RUM with λ = 1 recalls perfectly, "
+        "an LSTM does not. A model that knows which values occurred but not where is right in 24.1 % (T = 30) and "
+        "20.7 % (T = 50): the bag of values.",
+        600_000,
+    ),
+    "babi": (
+        "bAbI question answering (table of the appendix)",
+        "Twenty tasks, one model each. The paper's LSTM and MemN2N columns are quoted from work on 1,000 training "
+        "questions per task, where RUM had 10,000; they are not comparable.",
+        None,
+    ),
+    "char": (
+        "Character-level Penn Treebank (Table 3)",
+        "Bits per character of the next character. The paper: 1.189 with FS-RUM-2.",
+        None,
+    ),
+}
+"""Title, introduction, and the work at which models are compared, if they are."""
+
+LOOKS = {
+    "Heat maps of W_hh (Figure 3, Appendix E)": "kernels",
+    "Diagonal dominance over training": "diagonal",
+    "Gradients through time (section 2.1)": "gradients",
+    "Angles, planes and norms over a sequence (Figure 1 at work)": "rotation",
+    "Phases of R for λ = 1": "phases",
+}
+
+
+def ledger_page(results: Path) -> Page:
+    """Gather the report of a ledger; an empty one is an error."""
+    entries = read_ledger(results)
+    if not entries:
+        raise LedgerError(f"{results} holds no run yet; add one with torchrum record RUN, or name run folders.")
+    found = verdicts(entries)
+    sections = [
+        Section("At a glance", list(_glance(entries, results, found))),
+        *(_task(task, entries, results, found) for task in TASKS),
+        Section("What was not reproduced, and what was not run", list(_missing(found)), "missing"),
+        *(Section(title, list(_look(name, entries, results))) for title, name in LOOKS.items()),
+        Section("Rotation playground", [Text(inline(PLAYGROUND)), Playground()], "playground"),
+        Section("Benchmarks", list(_benchmarks(results / "bench"))),
+        Section("Every run", list(blocks(runs_table(entries))), "runs"),
+    ]
+    lead = "The Rotational Unit of Memory: every number and figure of the paper beside ours, from recorded runs."
+    return Page("torchrum report", lead, sections, facts(entries))
+
+
+PLAYGROUND = (
+    "R(a, b) takes the direction of a to that of b and leaves everything orthogonal to their plane in place: two "
+    "reflections, across a and across the bisector m. In the cell a is the embedded input ε, b the target τ, h the "
+    "state."
+)
+
+
+def facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """How many runs, of what, on what, and what they cost."""
+    hours: dict[str, float] = defaultdict(float)
+    for entry in entries:
+        hours[entry.hardware] += entry.wall_seconds / 3600
+    cost = ", ".join(f"{time:.1f} h on {name}" for name, time in sorted(hours.items(), key=lambda item: -item[1]))
+    recipes = len({entry.recipe for entry in entries})
+    return [("runs", f"{len(entries)} of {recipes} recipes"), ("training time", cost)]
+
+
+def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -> Iterator[Block]:
+    counts = Counter(item.word for item in found)
+    order: tuple[Word, ...] = ("reproduced", "better", "not reproduced", "not comparable", "not run")
+    numbers = ", ".join(f"**{counts[word]}** {word}" for word in order if counts[word])
+    yield Text(inline(f"Of {len(found)} printed numbers with a recipe: {numbers}."))
+    rows = headlines(entries, results)
+    table = [line(("what", "RUM", "beside it")), line(["---"] * 3), *(line((r.what, r.ours, r.others)) for r in rows)]
+    yield from blocks("\n".join(table))
+    yield Text(inline(f"**The rule.** {RULE}"))
+
+
+def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -> Section:
+    title, about, work = TASKS[task]
+    parts: list[Block] = [Text(inline(about))]
+    here = [item for item in found if item.recipe.partition("-")[0] == task]
+    parts += blocks(verdict_table(here))
+    if task in ("copying", "recall", "char"):
+        parts += pictures(task, entries, results)
+    if work is not None and any(entry.task == task for entry in entries):
+        parts.append(Text(inline(f"**At a matched step budget** of {work:,} / T steps:")))
+        parts += blocks(comparison_section(entries, task, work))
+    if not any(entry.task == task for entry in entries):
+        parts.append(Text(inline("No run of this task is in the ledger yet.")))
+    return Section(title, parts, task)
+
+
+def _missing(found: Sequence[Verdict]) -> Iterator[Block]:
+    short = [item for item in found if item.word == "not reproduced"]
+    if short:
+        yield Text(inline("**Not reproduced:**"))
+        yield Items(
+            [
+                inline(
+                    f"`{item.recipe}` ({item.model}): the paper has {item.paper.text}, we have {item.ours}"
+                    + (f" ({item.difference})" if item.difference else "")
+                )
+                for item in short
+            ]
+        )
+    absent = [item.recipe for item in found if item.word == "not run"]
+    if absent:
+        yield Text(inline(f"**Not run:** {', '.join(f'`{name}`' for name in absent)}."))
+    if not short and not absent:
+        yield Text(inline("Every printed number with a recipe was run and reproduced or bettered."))
+
+
+def _look(name: str, entries: Sequence[Entry], results: Path) -> Iterator[Block]:
+    drawn = pictures(name, entries, results)
+    yield from drawn
+    if not drawn:
+        yield Text(inline("No run with the arrays for this figure is in the ledger (`torchrum record --arrays RUN`)."))
+
+
+def _benchmarks(folder: Path) -> Iterator[Block]:
+    for name, title in (("gpu", "On a GPU"), ("cpu", "On a CPU")):
+        if (folder / f"{name}.json").exists():
+            yield Text(inline(f"**{title}**"))
+            yield from blocks(bench_markdown(read_report(folder / f"{name}.json")))
+
+
+def runs_table(entries: Sequence[Entry]) -> str:
+    """Every run as a line of a Markdown table."""
+    header = ("recipe", "model", "changes", "seed", "validation", "test", "steps", "seconds", "hardware", "commit")
+    lines = [line((*header, "command")), line(["---"] * (len(header) + 1))]
+    for entry in entries:
+        name, key = next(iter(score_names(entry).items()))
+        test = f"{name} {spread([entry.test[key]], key)}" if key in entry.test else ""
+        cells = (
+            entry.recipe,
+            model_label(entry.config().model),
+            ", ".join(entry.overrides),
+            str(entry.seed),
+            f"{name} {spread([entry.final[key]], key)}",
+            test,
+            f"{entry.steps:,}",
+            f"{entry.wall_seconds:,.0f}",
+            entry.hardware,
+            entry.commit[:10],
+            f"`{entry.command}`",
+        )
+        lines.append(line(cells))
+    return "\n".join(lines)

@@ -1,0 +1,263 @@
+"""The report of the committed ledger: complete, self-contained, escaped; and in a real browser."""
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from browser import Browser, find_browser
+from torchrum.cli import main
+from torchrum.ledger import LedgerError, read_ledger
+from torchrum.ledger.verdicts import verdicts
+from torchrum.plots.catalog import FIGURES
+from torchrum.recipes import load_recipe
+from torchrum.report.blocks import Items, Table, Text, blocks, inline
+from torchrum.report.headline import headline_table, headlines, write_headlines
+from torchrum.report.ledger_page import ledger_page, runs_table
+from torchrum.report.page import Page, Section, render, write_page
+from torchrum.report.runs_page import runs_page
+from torchrum.training import RunError, Trainer, override
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    """The page of the committed ledger."""
+    start = time.process_time()
+    path = write_page(ledger_page(RESULTS), tmp_path_factory.mktemp("report") / "report.html")
+    assert time.process_time() - start < 30, "torchrum report must take less than 30 seconds"
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(report) -> str:
+    return report.read_text(encoding="utf-8")
+
+
+def test_every_printed_number_and_every_run_is_on_the_page(text):
+    entries = read_ledger(RESULTS)
+    for item in verdicts(entries):
+        assert f"<code>{item.recipe}</code>" in text
+    assert text.count(">torchrum train ") >= len(entries)  # the command of every run
+    assert all(entry.commit[:10] in text for entry in entries)
+
+
+def test_every_figure_that_can_be_drawn_is_on_the_page(text):
+    entries = read_ledger(RESULTS)
+    plans = [plan for name, plan in FIGURES.items() if name != "reflections"]
+    drawn = {drawing.name for plan in plans for drawing in plan(entries, RESULTS)}
+    assert set(re.findall(r'<figure id="figure-([\w-]+)">', text)) == drawn
+
+
+def test_the_page_needs_no_network(text):
+    linked = re.findall(r'(?:src|href|srcset|action)="([^"]*)"', text)
+    assert linked
+    assert not [link for link in linked if not link.startswith(("#", "data:"))]
+    assert "@import" not in text
+    assert "url(" not in re.sub(r'"data:[^"]*"', "", text)
+
+
+def test_what_was_not_reproduced_is_said(text):
+    found = verdicts(read_ledger(RESULTS))
+    start = text.index('<section id="missing">')
+    section = text[start : text.index("</section>", start)]
+    for item in found:
+        assert (f"<code>{item.recipe}</code>" in section) is (item.word in ("not reproduced", "not run")), item.recipe
+
+
+def test_what_comes_from_the_ledger_is_escaped():
+    page = Page(
+        "<i>title</i>", "lead & more", [Section("a < b", [Text(inline("`<script>alert(1)</script>` **<b>**"))])]
+    )
+    html = render(page)
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<strong>&lt;b&gt;</strong>" in html
+    assert "<h1>&lt;i&gt;title&lt;/i&gt;</h1>" in html
+
+
+def test_the_markdown_of_tables_becomes_blocks():
+    table, items, words = blocks("| a | b |\n| --- | --- |\n| `x` y |  |\n\n- one\n- **two**\n\nSome\nwords.")
+    assert table == Table([[("text", "a")], [("text", "b")]], [[[("code", "x"), ("text", " y")], []]])
+    assert items == Items([[("text", "one")], [("strong", "two")]])
+    assert words == Text([("text", "Some words.")])
+
+
+def test_runs_have_their_costs():
+    entry = read_ledger(RESULTS, "recall")[0]
+    row = runs_table([replace(entry, wall_seconds=1234.0)]).splitlines()[-1]
+    assert f"| {entry.recipe} |" in row
+    assert "| 1,234 |" in row
+    assert entry.hardware in row
+
+
+def test_an_empty_ledger_is_refused(tmp_path):
+    with pytest.raises(LedgerError, match="holds no run yet; add one with torchrum record RUN"):
+        ledger_page(tmp_path)
+
+
+def test_headlines_come_from_the_ledger():
+    entries = read_ledger(RESULTS)
+    rows = {row.what: row for row in headlines(entries, RESULTS)}
+    recall = next(row for what, row in rows.items() if "recall" in what)
+    assert "RUM λ=1" in recall.ours
+    assert "LSTM" in recall.others
+    copying = next(row for what, row in rows.items() if "copying" in what)
+    assert "LSTM" in copying.others
+    assert "EUNN" in copying.others  # the baseline model that is ahead of us is named
+    for row in rows.values():
+        assert (ROOT / "docs" / f"{row.page}.md").exists()
+    assert headlines([], RESULTS / "nowhere") == []
+
+
+def test_headlines_are_written_between_their_markers(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- torchrum:headline -->\nold\n<!-- /torchrum:headline -->\nafter\n")
+    entries = read_ledger(RESULTS)
+    assert write_headlines(page, entries, RESULTS)
+    assert not write_headlines(page, entries, RESULTS)
+    table = headline_table(headlines(entries, RESULTS))
+    assert page.read_text() == f"before\n<!-- torchrum:headline -->\n{table}<!-- /torchrum:headline -->\nafter\n"
+    (tmp_path / "other.md").write_text("nothing")
+    with pytest.raises(LedgerError, match="has no place for the headlines"):
+        write_headlines(tmp_path / "other.md", entries, RESULTS)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    """Two short runs of one task."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny = ["task.length=6", "task.train_size=none", "task.validation_size=8", "task.test_size=8", "device=cpu"]
+    tiny += ["model.hidden_size=6", "batch_size=4", "steps=4", "eval_every=2"]
+    for name in ("recall-rum-lam1-t30", "recall-lstm-t30"):
+        Trainer(override(load_recipe(name), tiny), quiet=True).fit(folder / name)
+    return sorted(folder.iterdir())
+
+
+def test_run_folders_have_a_page_of_their_own(runs, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    html = out.read_text(encoding="utf-8")
+    figures = ["side-by-side", "kernels", "rotation", "phases", "diagonal"]
+    assert sorted(re.findall(r'<figure id="figure-([\w-]+)">', html)) == sorted(figures)
+    assert "model.hidden_size" in html
+    assert 'class="rum-playground"' in html
+
+
+def test_a_run_without_scores_has_no_page(runs, tmp_path):
+    (tmp_path / "config.json").write_text((runs[0] / "config.json").read_text())
+    with pytest.raises(RunError, match="has no validation scores to report yet"):
+        runs_page([tmp_path])
+
+
+def test_a_call_that_makes_no_sense_is_refused(tmp_path, capsys):
+    assert main(["report", "nowhere"]) == 1
+    assert "nowhere is not a run folder" in capsys.readouterr().err
+    assert main(["report", "runs/x", "--write", "README.md"]) == 2
+    assert "leave the run folders out" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    path = find_browser()
+    if path is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
+    found = Browser(path, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_loads_and_fits(browser, report, width, dark):
+    browser.problems.clear()
+    browser.open(report, width, dark=dark)
+    assert browser.problems == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    shown = browser.evaluate("Array.from(document.images).map(image => [image.naturalWidth, image.currentSrc.length])")
+    assert shown
+    assert all(size > 0 for size, _ in shown)
+    chosen = browser.evaluate("document.images[0].currentSrc === document.images[0].src")
+    assert chosen is not dark  # the dark figure on a dark page
+
+
+def test_a_table_sorts_by_numbers(browser, report):
+    browser.open(report)
+    column = """(() => {
+      const table = document.querySelector("#runs table");
+      const heads = Array.from(table.tHead.rows[0].cells);
+      const index = heads.findIndex((head) => head.textContent.startsWith("seconds"));
+      if (CLICK) heads[index].click();
+      return Array.from(table.tBodies[0].rows).map((row) => Number(row.cells[index].textContent.replace(/,/g, "")));
+    })()"""
+    before = browser.evaluate(column.replace("CLICK", "false"))
+    up = browser.evaluate(column.replace("CLICK", "true"))
+    down = browser.evaluate(column.replace("CLICK", "true"))
+    assert before != up
+    assert up == sorted(before)
+    assert down == sorted(before, reverse=True)
+
+
+def test_rows_are_filtered(browser, report):
+    browser.open(report)
+    shown = browser.evaluate("""(() => {
+      const input = document.querySelector("#runs input[type=search]");
+      input.value = "recall-lstm";
+      input.dispatchEvent(new Event("input"));
+      return Array.from(document.querySelectorAll("#runs tbody tr")).filter((row) => !row.hidden)
+        .map((row) => row.cells[0].textContent);
+    })()""")
+    assert shown
+    assert all("recall-lstm" in name for name in shown)
+
+
+def test_a_figure_enlarges_and_closes(browser, report):
+    browser.open(report)
+    browser.evaluate("document.querySelector('figure .zoom').click()")
+    assert browser.evaluate("document.getElementById('zoom').open")
+    browser.press("Escape")
+    assert not browser.evaluate("document.getElementById('zoom').open")
+
+
+PLACE = """(() => { const box = document.querySelector(".rp-handle[data-name=NAME]").getBoundingClientRect();
+  return [box.x + box.width / 2, box.y + box.height / 2]; })()"""
+TERMS = "Array.from(document.querySelectorAll('.rp-terms dd')).map(cell => cell.textContent)"
+
+
+def numbers(text: str) -> list[float]:
+    return [float(part.replace("−", "-")) for part in re.findall(r"[−-]?\d+\.\d+", text)]
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_the_playground_turns_as_it_is_dragged(browser, report, dimensions):
+    browser.open(report)
+    browser.evaluate("document.querySelector('.rum-playground').scrollIntoView({block: 'center', behavior: 'instant'})")
+    browser.evaluate(f"document.querySelector('[data-dim=\"{dimensions}\"]').click()")
+    before = browser.evaluate(TERMS)
+    x, y = browser.evaluate(PLACE.replace("NAME", "b"))
+    browser.drag((x, y), (x - 60, y + 45))
+    after = browser.evaluate(TERMS)
+    assert after != before
+    assert browser.evaluate(PLACE.replace("NAME", "b")) == pytest.approx([x - 60, y + 45], abs=1)
+    h, out = numbers(after[-1])
+    assert h == out  # a rotation keeps lengths
+    browser.evaluate("document.querySelector('.rp-handle[data-name=h]').focus()")
+    browser.press("ArrowRight")
+    assert browser.evaluate(TERMS)[4:] != after[4:]  # and the keyboard moves it too
+    assert browser.problems == []
+
+
+def test_the_playground_computes_what_the_package_does(browser, report):
+    import torch
+
+    from torchrum import rotate
+
+    browser.open(report)
+    a, b, h = torch.tensor([1.1, 0.2]), torch.tensor([0.35, 1.0]), torch.tensor([0.3, -1.0])  # where it starts
+    shown = numbers(browser.evaluate(TERMS)[5])
+    assert shown == pytest.approx(rotate(a, b, h).tolist(), abs=0.006)
