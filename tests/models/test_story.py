@@ -124,6 +124,8 @@ def test_every_parameter_learns():
         ({"embedding_size": 4}, Copying(delay=3), "embedding_size=4 is for models of text; Copying has none"),
         ({"embedding_size": 4, "tied": True}, TASK, "tied=True is for models of text"),
         ({"layer": "memn2n"}, TASK, "set task.reading to sentences"),
+        ({"layer": "memn2n"}, Babi(task=1, reading="sentences", question="twice"), "wants the question last"),
+        ({"layer": "memn2n"}, Babi(task=1, reading="sentences", blanks=1), "wants the question last"),
         ({"layer": "memn2n"}, Copying(delay=3), "memn2n reads stories by the sentence"),
         ({"layer": "memn2n", "embedding_size": 4}, Babi(task=1, reading="sentences"), "embedding_size=4"),
     ],

@@ -71,6 +71,8 @@ class StoryProblem(Protocol):
     @property
     def sentence_size(self) -> int | None: ...
     @property
+    def ends_with_question(self) -> bool: ...
+    @property
     def memory_size(self) -> int: ...
 
 
@@ -109,6 +111,8 @@ def _refuse(config: LayerChoice, task: object, names: Iterable[str]) -> None:
 def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
     if not isinstance(task, StoryProblem) or task.sentence_size is None:
         raise ValueError(f"build_model: {config.layer} reads stories by the sentence; set task.reading to sentences.")
+    if not task.ends_with_question:
+        raise ValueError(f"build_model: {config.layer} wants the question last; set task.question=last, task.blanks=0.")
     _refuse(config, task, TEXT_ONLY)
     options = {"memory_size": 50, **config.options}
     options["memory_size"] = min(options["memory_size"], task.memory_size)

@@ -60,6 +60,12 @@ JOINT: dict[str, tuple[ModelConfig, Babi, str]] = {
     "rum-lam1": (_reader("rum", 128, lam=1, bidirectional=True), Babi(), "RUM, lam 1, both directions"),
     "rum-oneway": (_reader("rum", 512), Babi(), "RUM, lam 0, one direction"),
     "rum-sentences": (BOTH, Babi(reading="sentences"), "RUM, lam 0, both directions, a sentence per step"),
+    "rum-sentences-deep": (DEEP, Babi(reading="sentences"), "RUM, lam 0, two layers, both directions, by sentence"),
+    "rum-lam1-sentences": (
+        _reader("rum", 128, lam=1, bidirectional=True),
+        Babi(reading="sentences"),
+        "RUM, lam 1, both directions, a sentence per step",
+    ),
     "rum-deep": (DEEP, Babi(question="twice"), "RUM, lam 0, two layers, both directions, question first and last"),
     "rum-aug16": (BOTH, Babi(augment16=True), "as babi-joint-rum, task 16 augmented in training"),
     "rum-deep-aug16": (DEEP, Babi(question="twice", augment16=True), "as babi-joint-rum-deep, task 16 augmented"),

@@ -89,6 +89,11 @@ class Babi(Task):
         return self.sizes.words if self.reading == "sentences" else None
 
     @property
+    def ends_with_question(self) -> bool:
+        """Whether the question is the last thing that is read, and read once."""
+        return self.question == "last" and not self.blanks and not self.authors_readout
+
+    @property
     def memory_size(self) -> int:
         """Statements of the longest story."""
         return self.sizes.statements
