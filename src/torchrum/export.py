@@ -1,7 +1,9 @@
-"""A trained RUM outside Python: ``torch.export`` and ONNX, both with dynamic time and batch.
+"""A trained RUM outside Python: ``torch.export``, AOTInductor and ONNX, all with dynamic time and batch.
 
-The recurrence becomes one ``scan`` operator a layer and direction around the reference step, so neither the number of
-steps nor the batch size is baked in; ONNX has the same operator, ``Scan``.
+A model that holds a RUM needs nothing from here: ``torch.onnx.export(model, ..., dynamo=True)`` and
+``torch.export.export(model, ...)`` take it as it is. In ONNX the recurrence is one ``Scan`` per layer and direction; a
+program of ``torch.export`` names torchrum's operator, which loads where torchrum is installed and has gradients. What
+:func:`to_program` returns is the form with torch's own ``scan`` operator instead, which runs without torchrum.
 """
 
 import copy
@@ -11,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan_op  # a prototype of torch: there is no public path to it yet
 from torch.export import Dim, ExportedProgram
 
 from .cells.rum import project_rum
 from .layers.recurrent import Recurrent, State
 from .layers.rum import RUM
-from .ops.rum_scan.reference import rum_step_reference, working_dtype
+from .ops.rum_scan.scan_form import rum_scan_form
 
 __all__ = ["exportable", "to_onnx", "to_program"]
 
@@ -31,9 +32,12 @@ class _ScanForm(Recurrent):
         super().__init__(
             rum.input_size, rum.hidden_size, rum.num_layers, rum.bias, rum.batch_first, 0.0, rum.bidirectional
         )
-        self.rum = copy.deepcopy(rum).eval().requires_grad_(False)  # weights with gradients break the ONNX exporter
+        self.rum = copy.deepcopy(rum).eval().requires_grad_(False)
         self.state_names = rum.state_names
         self.eval()
+
+    def _get_name(self) -> str:
+        return "RUM"  # what errors speak of
 
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
         return self.rum.initial_state(index, batch_size, like)
@@ -42,43 +46,20 @@ class _ScanForm(Recurrent):
         self, input: Tensor, h0: Tensor | None = None, R0: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """``output, h_n`` of the RUM, and ``R_n`` where it has one; ``input`` is batched."""
-        x = input.transpose(0, 1) if self.batch_first else input
-        states = [self.initial_state(index, x.shape[1], x) for index in range(self.num_layers * self.num_directions)]
-        for place, part in enumerate((h0, R0)):
-            if part is not None:
-                given = part.unbind(0)
-                states = [(*s[:place], g, *s[place + 1 :]) for s, g in zip(states, given, strict=True)]
-        output, last = self._run(x, states, lengths)
-        if lengths is not None:
-            going = torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths  # (T, B)
-            output = output * going.unsqueeze(-1).to(output.dtype)
-        ends = (torch.stack(column) for column in zip(*last, strict=True))
-        return output.transpose(0, 1) if self.batch_first else output, *ends
+        given = (h0, R0)[: len(self.state_names)]
+        hx = None if all(part is None for part in given) else given if len(given) > 1 else h0
+        results: Any = super().forward(input, hx, lengths=lengths)
+        output, hidden = results
+        return output, *(hidden if isinstance(hidden, tuple) else (hidden,))
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        weights, options = self.rum._weights(index), self.rum.options
-        xp = project_rum(x, weights, options)
-        start = [part.to(working_dtype(xp.dtype)).contiguous() for part in state]
-        norm = [weights["ln_weight"], weights["ln_bias"]] if options.layer_norm else []
-        fixed = (weights["weight_hh"], *norm, *([] if lengths is None else [lengths]))
-
-        def step(*parts: Tensor) -> list[Tensor]:
-            """Carry, slices of this step, then what stays: the order in which the operator passes them."""
-            h, *memory = parts[: len(start)]
-            now, t, weight_hh, *others = parts[len(start) :]
-            R = memory[0] if memory else None
-            ln_weight, ln_bias = others[:2] if options.layer_norm else (None, None)
-            new, new_R = rum_step_reference(now, h, R, weight_hh, ln_weight, ln_bias, None, options)
-            if lengths is not None:
-                going = (t < others[-1]).unsqueeze(-1)  # (B, 1)
-                new = torch.where(going, new, h)
-                new_R = None if R is None or new_R is None else torch.where(going.unsqueeze(-1), new_R, R)
-            return [new, *([] if new_R is None else [new_R]), new.clone()]  # carry, then output: they may not alias
-
-        steps = torch.arange(x.shape[0], device=x.device)
-        _, *memory, states = scan_op(step, start, [xp, steps], fixed)
-        states = states.to(xp.dtype)
-        return states, (states[-1], *memory)
+        weights = self.rum._weights(index)
+        xp, weight_hh = project_rum(x, weights, self.rum.options), weights["weight_hh"]
+        assert weight_hh is not None
+        R0 = state[1] if len(state) == 2 else None
+        norm = weights["ln_weight"], weights["ln_bias"]
+        states, R_n = rum_scan_form(xp, state[0], R0, weight_hh, *norm, lengths, self.rum.options)
+        return states, (states[-1],) if R_n is None else (states[-1], R_n)
 
     def example(self, initial_state: bool, lengths: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Inputs to trace with, by name, and which of their dimensions are dynamic."""

@@ -16,7 +16,11 @@ def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, w
         order = "(B, T, I)" if batch_first else "(T, B, I)"
         raise MismatchError(f"{where}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
     _check_features(where, input, input_size, weight)
-    if input.shape[1 if input.dim() == 3 and batch_first else 0] == 0:
+    T = input.shape[1 if input.dim() == 3 and batch_first else 0]
+    if in_program():
+        steps = torch.scalar_tensor(T, dtype=torch.int64, device="cpu")
+        torch.ops.aten._assert_async.msg(steps >= 1, f"{where}: the input has no time step; it needs at least one.")
+    elif T == 0:
         raise MismatchError(f"{where}: input has shape {tuple(input.shape)}, no time step; it needs at least one.")
 
 
@@ -54,11 +58,24 @@ def check_lengths(where: str, lengths: Tensor, x: Tensor) -> Tensor:
         raise MismatchError(
             f"{where}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; expected ({B},) integers."
         )
-    if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and B > 0:
-        low, high = int(lengths.min()), int(lengths.max())
+    if lengths.device.type == "cpu":
+        _check_range(where, lengths, T)
+    return lengths.to(x.device)
+
+
+def _check_range(where: str, lengths: Tensor, T: int) -> None:
+    if not torch.compiler.is_compiling():
+        low, high = (int(lengths.min()), int(lengths.max())) if lengths.numel() > 0 else (1, 1)
         if low < 1 or high > T:
             raise ValueError(f"{where}: lengths run from {low} to {high}; allowed are 1 to T={T}.")
-    return lengths.to(x.device)
+    elif in_program():
+        inside = ((lengths >= 1) & (lengths <= T)).all()
+        torch.ops.aten._assert_async.msg(inside, f"{where}: lengths must run from 1 to T, the steps of the input.")
+
+
+def in_program() -> bool:
+    """Whether ``torch.export`` traces, where a check of sizes must become a part of the program; ONNX has none."""
+    return torch.compiler.is_exporting() and not torch.onnx.is_in_onnx_export()
 
 
 def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unbatched: bool, like: Tensor) -> None:

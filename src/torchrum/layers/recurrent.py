@@ -38,7 +38,7 @@ class Recurrent(nn.Module, ABC):
         bidirectional: bool = False,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
+        name = self._get_name()
         check_positive_int(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         check_flags(name, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
         if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
@@ -89,7 +89,7 @@ class Recurrent(nn.Module, ABC):
             return self._leaf(input, hx, lengths)
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths)
-        where = type(self).__name__
+        where = self._get_name()
         check_input(where, input, self.input_size, self.batch_first, self._any_weight())
         if input.dim() == 2:
             if lengths is not None:
@@ -112,8 +112,8 @@ class Recurrent(nn.Module, ABC):
         self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None
     ) -> tuple[PackedSequence, Hidden]:
         if lengths is not None:
-            raise ValueError(f"{type(self).__name__}: a PackedSequence has its lengths; leave lengths out.")
-        check_packed(type(self).__name__, input, self.input_size, self._any_weight())
+            raise ValueError(f"{self._get_name()}: a PackedSequence has its lengths; leave lengths out.")
+        check_packed(self._get_name(), input, self.input_size, self._any_weight())
         x, sizes = pad_packed_sequence(input)  # (T, B, I), in the order the user packed
         out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
         if input.sorted_indices is not None:
@@ -129,7 +129,7 @@ class Recurrent(nn.Module, ABC):
         path = tracer.path_of_module(self)
         if not path:
             raise TraceError(
-                f"{type(self).__name__}: torch.fx.symbolic_trace takes it whole, as nn.GRU; it cannot be the root. "
+                f"{self._get_name()}: torch.fx.symbolic_trace takes it whole, as nn.GRU; it cannot be the root. "
                 "Trace a model that holds it."
             )
         return tracer.create_proxy("call_module", path, (input, hx), {} if lengths is None else {"lengths": lengths})
@@ -150,7 +150,7 @@ class Recurrent(nn.Module, ABC):
 
     def _read_state(self, hx: Hidden | None, x: Tensor, unbatched: bool = False) -> list[State]:
         """Split ``hx`` into one state tuple per recurrence, after checking its form."""
-        where, count = type(self).__name__, self.num_layers * self.num_directions
+        where, count = self._get_name(), self.num_layers * self.num_directions
         parts = (None,) * len(self.state_names) if hx is None else state_parts(where, hx, self.state_names)
         fresh = [self.initial_state(index, x.shape[1], x) for index in range(count)]
         columns = []

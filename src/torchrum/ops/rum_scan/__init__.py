@@ -89,6 +89,10 @@ def rum_scan(
     if seed is None and options.zoneout > 0 and options.training:
         seed = torch.randint(2**31 - 1, (), device=xp.device)
     weight_hh = weight_hh.to(xp.dtype)  # under autocast the projected input comes in the lower precision
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        from .scan_form import rum_scan_form
+
+        return rum_scan_form(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, options)
     choice = rum_scan_choice(xp, options, learnable_lam=lam is not None, backend=backend)
     inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
     if not torch.compiler.is_compiling():
