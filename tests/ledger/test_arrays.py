@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,10 +7,13 @@ import torch
 
 from torchrum import RUM, rotation_matrix
 from torchrum.ledger import LedgerError, record
-from torchrum.ledger.arrays import WHOLE, _block, collect_arrays, phases, read_arrays, write_arrays
+from torchrum.ledger.arrays import WHOLE, _block, collect_arrays, drawable, phases, read_arrays, write_arrays
+from torchrum.plots.rotation import rotation_figure
 from torchrum.recipes import load_recipe
+from torchrum.tasks import CharLM, Recall
 from torchrum.training import RunError, Trainer, load_model, override, read_metrics
 
+RESULTS = Path(__file__).parents[2] / "results"
 TINY = ["task.length=6", "task.train_size=none", "task.validation_size=8", "model.hidden_size=8", "device=cpu"]
 
 
@@ -109,3 +113,18 @@ def test_a_penn_treebank_sized_model_fits_in_100_kilobytes(tmp_path):
         arrays |= _block("tau" if number == 0 else "u", block)
     path = write_arrays(tmp_path / "a.npz", arrays)
     assert path.stat().st_size < 60_000
+
+
+def test_a_text_is_not_quoted(run, monkeypatch):
+    """Penn Treebank may not be passed on, nor may a user's own text."""
+    assert not CharLM.quotable
+    monkeypatch.setattr(Recall, "quotable", False)
+    arrays = collect_arrays(run)
+    assert "symbols" not in arrays
+    assert arrays["layer.l0/theta"].shape == (9,)
+    rotation_figure(drawable(arrays), "text", load_recipe("recall-rum-lam1-t30").task)  # the axis counts steps
+
+
+def test_no_committed_result_quotes_a_text():
+    for path in RESULTS.glob("char/*.npz"):
+        assert "symbols" not in read_arrays(path)

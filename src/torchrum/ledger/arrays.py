@@ -2,7 +2,7 @@
 
 A file ``results/<task>/<entry>.npz`` holds, T being the steps of one validation sequence and P the sampled ones:
 
-    symbols (T,)           the sequence, as the task numbers its symbols
+    symbols (T,)           the sequence, as the task numbers its symbols; absent where it may not be quoted
     at (P,)                the sampled steps
     steps (S,)             steps of training where the diagonal was measured
 
@@ -63,7 +63,9 @@ def collect_arrays(run: Path) -> Arrays:
     arrays |= _dominance(run)
     symbols, observations = _follow(model, config.task, config.seed)
     at = _evenly(len(symbols))
-    arrays |= {"symbols": symbols.numpy().astype(np.int32), "at": at.astype(np.int32)}
+    arrays["at"] = at.astype(np.int32)
+    if config.task.quotable:
+        arrays["symbols"] = symbols.numpy().astype(np.int32)
     for seen in observations:
         arrays |= {f"{seen.name}/{key}": value for key, value in _traces(seen, at).items()}
     return arrays

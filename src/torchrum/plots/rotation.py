@@ -41,7 +41,7 @@ def rotation_figure(arrays: Arrays, title: str, task: Task, recurrence: str | No
     below.plot(steps, arrays[f"{name}/norm"], color=SECOND, linewidth=1, **style)
     below.set(ylabel="norm $|h_t|$")
     below.set_ylim(bottom=0)
-    mark_symbols(below, arrays["symbols"].astype(int), task)
+    mark_symbols(below, arrays.get("symbols"), task)
     _planes(planes, arrays[f"{name}/overlap"], arrays["at"])
     figure.suptitle(title, fontsize=10)
     return figure
@@ -56,7 +56,7 @@ def phases_figure(arrays: Arrays, title: str, task: Task, recurrence: str | None
     size = 4 if len(at) <= READABLE else 2
     left.plot(np.repeat(at, phases.shape[1]), phases.ravel(), ".", color=SECOND, markersize=size)
     radians(left, "phases of $R_t$'s eigenvalues")
-    mark_symbols(left, arrays["symbols"].astype(int), task)
+    mark_symbols(left, arrays.get("symbols"), task)
     turn = np.linspace(0, 2 * math.pi, 200)
     right.plot(np.cos(turn), np.sin(turn), color=ink(), linewidth=0.6, alpha=0.5)
     for place, colour, text in ((0, MAIN, f"after step {at[0]:.0f}"), (-1, SECOND, f"after step {at[-1]:.0f}")):
@@ -84,11 +84,11 @@ def symbol_names(task: Task) -> Callable[[int], str]:
     return str
 
 
-def mark_symbols(axes: Axes, symbols: NDArray[np.int64], task: Task) -> None:
-    """Write the symbols below the axis where they fit, else the steps; the cue of copying is marked."""
-    if len(symbols) <= READABLE:
-        names = symbol_names(task)
-        axes.set_xticks(np.arange(1, len(symbols) + 1), [names(symbol) for symbol in symbols.tolist()], fontsize=6)
+def mark_symbols(axes: Axes, symbols: NDArray[np.float64] | None, task: Task) -> None:
+    """Write the symbols below the axis where they are known and fit, else the steps; the cue of copying is marked."""
+    if symbols is not None and len(symbols) <= READABLE:
+        names, numbers = symbol_names(task), symbols.astype(int).tolist()
+        axes.set_xticks(np.arange(1, len(numbers) + 1), [names(number) for number in numbers], fontsize=6)
         axes.set_xlabel("symbol read")
         axes.grid(False, axis="x")
         return

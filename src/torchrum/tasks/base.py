@@ -62,6 +62,8 @@ class Task(ABC):
     """Whether ``train_batch`` can be recorded in a CUDA graph: fixed shapes, and no value is read on the host."""
     has_test: ClassVar[bool] = False
     """Whether there is a test set that is looked at once a model is chosen; its score then belongs to the result."""
+    quotable: ClassVar[bool] = True
+    """Whether results may quote its sequences; a text under a licence, or of the user's own, may not be passed on."""
     local: ClassVar[tuple[str, ...]] = ()
     """Fields that hold for one machine alone, such as a path: kept in the run folder, no part of what was run."""
 

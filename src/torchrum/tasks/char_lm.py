@@ -42,6 +42,7 @@ class CharLM(Task):
     has_test: ClassVar = True
     loss_unit: ClassVar = "nats per character"
     baseline_name: ClassVar = "bigram"
+    quotable: ClassVar = False
     local: ClassVar = ("path", "shown")
 
     corpus: str = "ptb"
