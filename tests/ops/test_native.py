@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchrum import RUM
+from torchrum.cells import rum as rum_cell
 from torchrum.ops.rum_scan import RumOptions, native, op, rum_scan, torch_scan
 from torchrum.ops.rum_scan.native import build, library
 from torchrum.ops.rum_scan.native import linear as linear_module
@@ -216,6 +217,43 @@ def test_inference_keeps_nothing_and_gives_the_same(lam, dtype):
     assert [
         part.numel() for part in torch.ops.torchrum.rum_scan(*inputs.values(), lengths, None, *flags, False)[2:]
     ] == [0, 0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize(
+    "words",
+    [
+        dict(),
+        dict(update_gate=False, embed_bias=False, activation="tanh"),
+        dict(layer_norm=True, zoneout=0.2, eta=1.0),
+        dict(num_layers=2, bidirectional=True, bias=False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("T, B", [(1, 1), (1, 4), (3, 2), (9, 7)])  # single steps read the weights unpacked
+def test_inference_projects_its_input_itself(lam, words, T, B, monkeypatch):
+    rum, x = RUM(5, 18, lam=lam, dtype=torch.float64, **words).eval(), torch.randn(T, B, 5, dtype=torch.float64)
+    hx = rum(torch.randn(2, B, 5, dtype=torch.float64))[1]
+    hx = tuple(part.detach() for part in hx) if lam else hx.detach()
+    lengths = torch.randint(1, T + 1, (B,))
+    for more in (dict(), dict(hx=hx), dict(lengths=lengths)):
+        wanted = rum(x, **more)
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(rum_cell, "scan_rum", None)  # whoever called it would fail
+            torch.testing.assert_close(rum(x, **more), wanted, rtol=1e-11, atol=1e-12)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_a_tracer_sees_the_operator():
+    """Nothing passes torch's dispatcher by while somebody records what it does."""
+    rum, x = RUM(3, 6), torch.randn(4, 2, 3)
+    with torch.no_grad():
+        traced = torch.jit.trace(rum, x)
+        again = torch.randn(4, 2, 3)
+        torch.testing.assert_close(traced(again)[0], rum(again)[0])
+    assert "rum_scan" in str(traced.graph)
 
 
 def test_an_exported_program_runs_where_native_cannot(monkeypatch):

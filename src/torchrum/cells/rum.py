@@ -14,7 +14,7 @@ from ..ops._dispatch import BACKENDS, Backend
 from ..ops._onednn import explained_linear
 from ..ops._precision import autocast_dtype, exact_products, rounds_products
 from ..ops._split import split_linear
-from ..ops.rum_scan import ACTIVATIONS, RumOptions, rum_scan
+from ..ops.rum_scan import ACTIVATIONS, RumOptions, native, rum_scan, torch_obstacle
 from ..ops.rum_scan.native.linear import linear_applies, native_linear
 from ..ops.rum_scan.options import Activation, LNOrder
 from ..ops.rum_scan.reference import working_dtype
@@ -291,6 +291,14 @@ def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device,
     return h, torch.eye(H, device=device, dtype=working_dtype(dtype)).expand(B, H, H)
 
 
+def padded_bias(weights: Weights) -> Tensor | None:
+    """The bias of the projection; zeros for eps where that has none."""
+    weight, bias = weights["weight_ih"], weights["bias_ih"]
+    if weight is None or bias is None or bias.shape[0] == weight.shape[0]:
+        return bias
+    return F.pad(bias, (0, weight.shape[0] - bias.shape[0]))
+
+
 def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backend = "torch") -> Tensor:
     """``x W_ih^T + b`` for any leading dimensions; by the native scan's own matmul where ``backend`` allows it.
 
@@ -298,10 +306,8 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backe
     rounding itself, and with lam other than 0 R adds up every step's rotation. So this product has at least the
     digits of the recurrent one.
     """
-    weight, bias = weights["weight_ih"], weights["bias_ih"]
+    weight, bias = weights["weight_ih"], padded_bias(weights)
     assert weight is not None
-    if bias is not None and bias.shape[0] < weight.shape[0]:
-        bias = F.pad(bias, (0, weight.shape[0] - bias.shape[0]))  # no bias for eps
     if backend in ("auto", "native") and linear_applies(x, weight):
         return native_linear(x, weight, bias)
     if not rounds_products(x):
@@ -323,8 +329,13 @@ def run_rum(
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
-    Where no gradient is recorded a long sequence goes through in parts, so that only the outputs grow with T.
+    Where no gradient is recorded only the outputs grow with T: the native scan projects step by step, and else a long
+    sequence goes through in parts.
     """
+    if not torch.is_grad_enabled() and backend in ("auto", "native"):
+        found = infer_rum(x, state, weights, options, lengths, training)
+        if found is not None:
+            return found
     steps = steps_at_once(x, state[0], options, training)
     if steps is None:
         return scan_rum(project_rum(x, weights, options, backend), state, weights, options, lengths, training, backend)
@@ -335,6 +346,22 @@ def run_rum(
         output, state = scan_rum(xp, state, weights, options, left, training, backend)
         outputs.append(output)
     return torch.cat(outputs), state
+
+
+def infer_rum(
+    x: Tensor, state: State, weights: Weights, options: RumOptions, lengths: Tensor | None, training: bool
+) -> tuple[Tensor, State] | None:
+    """``run_rum`` by the native scan alone, None where it cannot; zoneout's masks would need a seed from torch."""
+    weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
+    assert weight_ih is not None and weight_hh is not None
+    if not native.is_unwatched(x, weight_ih) or (options.zoneout > 0 and training):
+        return None
+    if torch_obstacle(options, weights["lam"] is not None) is not None:
+        return None
+    bias = padded_bias(weights)
+    (h, R), norms = state if len(state) == 2 else (state[0], None), (weights["ln_weight"], weights["ln_bias"])
+    output, R = native.infer_projecting(x, h, R, weight_ih, bias, weight_hh, *norms, lengths, options)
+    return output, (output[-1],) if R is None else (output[-1], R)
 
 
 def steps_at_once(x: Tensor, h: Tensor, options: RumOptions, training: bool) -> int | None:

@@ -104,9 +104,11 @@ class RUM(Recurrent):
         self.backend: Backend = backend
         self.starts = RumStarts("RUM", lam, target_bias_init, update_bias_init, embed_bias_init)
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
+        self._names: list[dict[str, str]] = []  # of the parameters of each recurrence, by what they are
         for index, suffix in enumerate(self._suffixes()):
             features = self.layer_input_size(index // self.num_directions)
             shapes = rum_shapes(features, hidden_size, self.options, bias, embed_bias)
+            self._names.append({name: name + suffix for name in shapes})
             for name, shape in shapes.items():
                 parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                 self.register_parameter(name + suffix, parameter)
@@ -117,8 +119,11 @@ class RUM(Recurrent):
         return [f"_l{layer}{end}" for layer in range(self.num_layers) for end in ends]
 
     def _weights(self, index: int) -> Weights:
-        suffix = self._suffixes()[index]
-        return {name: getattr(self, name + suffix, None) for name in RUM_PARAMETERS}
+        weights: dict[str, Tensor | None] = dict.fromkeys(RUM_PARAMETERS)
+        for name, full in self._names[index].items():
+            found = self._parameters.get(full)  # a module's own look-up costs a small step's time
+            weights[name] = getattr(self, full) if found is None else found
+        return weights
 
     @property
     def all_weights(self) -> list[list[Tensor]]:

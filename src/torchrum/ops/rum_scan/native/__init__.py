@@ -7,8 +7,9 @@ from ..options import RumOptions
 from ..reference import working_dtype
 from .build import load_library
 from .library import call_scan
+from .watching import is_unwatched
 
-__all__ = ["backward", "can_run", "empty_results", "forward", "infer", "obstacle"]
+__all__ = ["backward", "can_run", "empty_results", "forward", "infer", "infer_projecting", "is_unwatched", "obstacle"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -48,7 +49,9 @@ def empty_results(xp: Tensor, H: int, options: RumOptions) -> tuple[Tensor, Tens
 
 
 def _plain(part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if part is None else part.to(dtype).contiguous()
+    if part is None or (part.dtype is dtype and part.is_contiguous()):
+        return part
+    return part.to(dtype).contiguous()
 
 
 def forward(
@@ -83,6 +86,34 @@ def infer(
     out, (B, H) = xp.new_empty(*xp.shape[:2], h0.shape[-1]), h0.shape
     R_n = xp.new_empty(B, H, H, dtype=working_dtype(xp.dtype)) if options.lam == 1 else None
     return _run(_named(xp, h0, R0, weight_hh, ln_weight, ln_bias), lengths, seed, options, out, R_n), R_n
+
+
+def infer_projecting(
+    x: Tensor,
+    h0: Tensor,
+    R0: Tensor | None,
+    weight_ih: Tensor,
+    bias: Tensor | None,
+    weight_hh: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    lengths: Tensor | None,
+    options: RumOptions,
+) -> tuple[Tensor, Tensor | None]:
+    """``infer`` from the input ``x`` ``(T, B, I)`` itself, where ``is_unwatched``: no projected input is stored.
+
+    Args:
+        weight_ih, bias: ``(3H, I)`` and ``(3H,)`` or None; ``(2H, I)`` and ``(2H,)`` without update gate.
+        others: as those of ``rum_scan``; zoneout does not draw masks.
+    """
+    (T, B, _), H, dtype = x.shape, h0.shape[-1], x.dtype
+    given = (x, weight_ih, bias, h0, R0, weight_hh, ln_weight, ln_bias)
+    names = ("x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias")
+    tensors = {name: _plain(part, dtype) for name, part in zip(names, given, strict=True)}
+    out, R_n = x.new_empty(T, B, H), x.new_empty(B, H, H) if options.lam == 1 else None
+    tensors.update(lengths=_plain(lengths, torch.int64), out=out, R_n=R_n)
+    call_scan(tensors, None, options)
+    return out, R_n
 
 
 def _run(

@@ -1,6 +1,7 @@
 """Calls of the compiled scan: its structure of arguments, threads and blocks."""
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -9,15 +10,12 @@ from ..options import RumOptions
 from .build import load_library
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
-INTEGERS = (
-    *("backward", "T", "B", "H", "gates", "block", "threads", "activation", "layer_norm", "norm_after_sigmoid"),
-    *("zoneout_kind", "seed", "keep_below"),
-)
+SIZES = ("backward", "T", "B", "H", "gates", "features", "block", "threads")
+SETTINGS = ("activation", "layer_norm", "norm_after_sigmoid", "zoneout_kind", "keep_below")
 NUMBERS = ("eta", "ln_eps", "zoneout")
-TENSORS = (
-    *("xp", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths", "out", "saved", "R_n", "kept"),
-    *("grad_out", "grad_K", "grad_xp", "grad_h0", "grad_z", "ln_sums"),
-)
+INPUTS = ("xp", "x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
+RESULTS = ("out", "saved", "R_n", "kept")
+GRADIENTS = ("grad_out", "grad_K", "grad_xp", "grad_h0", "grad_z", "ln_sums")
 
 SMALL = 1_000_000
 """Multiplications below which a second thread costs more than it saves."""
@@ -27,9 +25,9 @@ class Scan(ctypes.Structure):
     """``Scan`` of step.h, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in INTEGERS),
+        *((name, ctypes.c_int64) for name in (*SIZES, *SETTINGS, "seed")),
         *((name, ctypes.c_double) for name in NUMBERS),
-        *((name, ctypes.c_void_p) for name in TENSORS),
+        *((name, ctypes.c_void_p) for name in (*INPUTS, *RESULTS, *GRADIENTS)),
     ]
 
 
@@ -47,44 +45,37 @@ def plan(T: int, B: int, H: int, options: RumOptions) -> tuple[int, int]:
     return max(1, min(most, -(-B // threads))), threads
 
 
+@functools.lru_cache(64)
+def settings(options: RumOptions) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The values of ``SETTINGS`` and ``NUMBERS``."""
+    assert isinstance(options.activation, str)
+    kind = 0 if options.zoneout == 0 else 2 if options.training else 1
+    after, keep_below = options.ln_order == "authors", int((1 - options.zoneout) * 2**32)
+    whole = (ACTIVATIONS.index(options.activation), int(options.layer_norm), int(after), kind, keep_below)
+    return whole, (options.eta or 0.0, options.ln_eps, options.zoneout)
+
+
 def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: RumOptions) -> Tensor | None:
     """Run the scan on contiguous ``tensors``, forward, or backward if ``grad_out`` is among them.
 
     Returns:
         In a backward with layer norm, the gradients of its weight and bias, ``(2, gates + 1, H)``.
     """
-    out = tensors["out"]
+    out, x = tensors["out"], tensors.get("x")
     assert out is not None
     (T, B, H), dtype, gates = out.shape, out.dtype, options.num_gates
-    block, threads = plan(T, B, H, options)
+    (block, threads), (whole, numbers) = plan(T, B, H, options), settings(options)
     backward, sums = "grad_out" in tensors, None
     if options.layer_norm and backward:
-        sums = torch.zeros(-(-B // block), 2, gates + 1, H, dtype=dtype)
-    masked = options.zoneout > 0 and options.training
-    assert isinstance(options.activation, str)
-    scan = Scan(
-        backward,
-        T,
-        B,
-        H,
-        gates,
-        block,
-        threads,
-        ACTIVATIONS.index(options.activation),
-        options.layer_norm,
-        options.ln_order == "authors",
-        0 if options.zoneout == 0 else 2 if masked else 1,
-        int(seed) if masked and seed is not None else 0,
-        int((1 - options.zoneout) * 2**32),
-        options.eta or 0.0,
-        options.ln_eps,
-        options.zoneout,
-    )
-    for name, part in {**tensors, "ln_sums": sums}.items():
+        sums = tensors["ln_sums"] = torch.zeros(-(-B // block), 2, gates + 1, H, dtype=dtype)
+    seed_value = int(seed) if seed is not None and options.training and options.zoneout > 0 else 0
+    features = 0 if x is None else x.shape[-1]
+    scan = Scan(backward, T, B, H, gates, features, block, threads, *whole, seed_value, *numbers)
+    for name, part in tensors.items():
         if part is not None:
-            assert part.is_contiguous() and part.dtype == (torch.int64 if name == "lengths" else dtype), name
+            assert part.dtype is (torch.int64 if name == "lengths" else dtype) and part.is_contiguous(), name
             setattr(scan, name, part.data_ptr())
-    library = load_library(dtype == torch.float64)
+    library = load_library(dtype is torch.float64)
     assert isinstance(library, ctypes.CDLL)
     if library.torchrum_scan(ctypes.byref(scan)) != 0:
         raise MemoryError(f"the native scan found no memory for its workspace of {threads} threads at H={H}.")

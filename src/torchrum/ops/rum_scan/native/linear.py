@@ -5,27 +5,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from .build import load_library
 from .library import count_threads
+from .watching import is_unwatched
 
 SMALL_LINEAR = 1_000_000
 """Multiplications below which torch's own linear is as fast."""
 
 
 def linear_applies(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``native_linear`` can stand in for torch's: plain tensors, enough to do, nobody watching."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
-        return False
-    if x.dtype != weight.dtype or torch.is_autocast_enabled("cpu") or x.numel() * weight.shape[0] < SMALL_LINEAR:
-        return False
-    if type(x) is not Tensor or type(weight) not in (Tensor, Parameter) or forward_ad._current_level >= 0:
-        return False
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    return not isinstance(load_library(x.dtype == torch.float64), str)
+    """Whether ``native_linear`` can stand in for torch's, and there is enough to do."""
+    return x.numel() * weight.shape[0] >= SMALL_LINEAR and is_unwatched(x, weight)
 
 
 def native_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

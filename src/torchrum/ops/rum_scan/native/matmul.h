@@ -86,6 +86,31 @@ static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, in
     }
 }
 
+/* y[j] += the inner product of row j of w (rows, K) with v: for a single row, w is read as it is. */
+static void add_dots(const real *w, int64_t rows, int64_t K, const real *v, real *y)
+{
+    const int64_t whole = K - K % LANES;
+    for (int64_t j = 0; j < rows; j += 4) {
+        const int64_t count = rows - j < 4 ? rows - j : 4;
+        const real *row[4]; /* the last one stands in for those that are not there */
+        vec sum[4] = {{0}};
+        for (int64_t i = 0; i < 4; i++)
+            row[i] = w + (j + (i < count ? i : count - 1)) * K;
+        for (int64_t k = 0; k < whole; k += LANES) {
+            vec value = load_loose(v + k);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+                sum[i] += load_loose(row[i] + k) * value;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            real total = total_of(sum[i]);
+            for (int64_t k = whole; k < K; k++)
+                total += row[i][k] * v[k];
+            y[j + i] += total;
+        }
+    }
+}
+
 /* Pack weight (groups * units, K) so that rows (rows, K) times it give groups of `padded` columns, `units` of them used. */
 static void pack_transposed(Packed *w, const real *weight, int64_t units, int64_t padded)
 {

@@ -3,6 +3,7 @@
 #include "linear.h"
 #include "walk.h"
 
+#define DIRECT_ROWS 4 /* rows times steps up to which packing the weights costs more than it saves */
 #define EXPORT __attribute__((visibility("default")))
 
 static void walk(const void *context, int64_t block, real *memory)
@@ -16,35 +17,48 @@ static void walk(const void *context, int64_t block, real *memory)
         walk_forward(shared, block, &work);
 }
 
-/* What all threads share, in one piece of memory; NULL where there is none. */
-static real *prepare(Shared *shared)
+/* Rows of parameters (count, H), or NULL, in padded ones. */
+static real *pad(const Scan *scan, Arena *arena, const real *source, int64_t count)
+{
+    const int64_t padded = padded_size(scan->H);
+    real *rows = take(arena, count * padded);
+    for (int64_t i = 0; rows != NULL && source != NULL && i < count; i++)
+        memcpy(rows + i * padded, source + i * scan->H, scan->H * sizeof(real));
+    return rows;
+}
+
+/* Lay out what all threads share in zeroed memory, and fill it; NULL only measures. Returns how many numbers it has. */
+static int64_t prepare(Shared *shared, real *memory)
 {
     const Scan *scan = shared->scan;
     const int64_t H = scan->H, gates = scan->gates, padded = padded_size(H);
+    Arena arena = {memory, 0};
+    real *inside = take(&arena, padded);
     shared->padded = padded;
-    shared->weight = scan->backward ? packed_shape(gates * H, padded) : packed_shape(H, gates * padded);
-    const int64_t norms = scan->layer_norm ? (gates + 1) * padded : 0;
-    real *inside = zeros(padded + 2 * norms + shared->weight.K * shared->weight.vectors * LANES);
-    if (inside == NULL)
-        return NULL;
-    real *gain = inside + padded, *shift = gain + norms;
     shared->inside = inside;
-    shared->gain = gain;
-    shared->shift = shift;
-    shared->weight.data = shift + norms;
+    shared->gain = pad(scan, &arena, scan->ln_weight, scan->layer_norm ? gates + 1 : 0);
+    shared->shift = pad(scan, &arena, scan->ln_bias, scan->layer_norm ? gates + 1 : 0);
+    shared->bias = pad(scan, &arena, scan->bias, scan->features > 0 ? gates + 1 : 0);
+    shared->direct = !scan->backward && scan->T * scan->B <= DIRECT_ROWS;
+    if (!shared->direct) {
+        shared->weight = scan->backward ? packed_shape(gates * H, padded) : packed_shape(H, gates * padded);
+        shared->weight.data = take(&arena, shared->weight.K * shared->weight.vectors * LANES);
+        shared->weight_ih = packed_shape(scan->features, (gates + 1) * padded);
+        shared->weight_ih.data = take(&arena, scan->features * shared->weight_ih.vectors * LANES);
+    }
+    if (memory == NULL)
+        return arena.used;
     for (int64_t j = 0; j < H; j++)
         inside[j] = 1;
     for (int64_t i = 0; i < LANES; i++)
         shared->tail[i] = i < H % LANES ? LANES - H % LANES + i : LANES;
-    for (int64_t block = 0; scan->layer_norm && block <= gates; block++) {
-        memcpy(gain + block * padded, scan->ln_weight + block * H, H * sizeof(real));
-        memcpy(shift + block * padded, scan->ln_bias + block * H, H * sizeof(real));
-    }
     if (scan->backward)
         pack_straight(&shared->weight, scan->weight, H);
-    else
+    else if (!shared->direct)
         pack_transposed(&shared->weight, scan->weight, H, padded);
-    return inside;
+    if (!shared->direct && scan->features > 0)
+        pack_transposed(&shared->weight_ih, scan->weight_ih, H, padded);
+    return arena.used;
 }
 
 /* One scan, forward or backward. */
@@ -52,9 +66,10 @@ EXPORT int torchrum_scan(const Scan *scan)
 {
     const int64_t H = scan->H, gates = scan->gates, steps = scan->T * scan->B;
     Shared shared = {.scan = scan};
-    real *memory = prepare(&shared);
+    real *memory = zeros(prepare(&shared, NULL));
     if (memory == NULL)
         return 1;
+    prepare(&shared, memory);
     if (scan->backward) {
         expect_writes(scan->grad_xp, steps * (gates + 1) * H);
     } else {

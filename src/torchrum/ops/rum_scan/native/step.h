@@ -11,11 +11,14 @@ enum { NO_ZONEOUT, MIXED_ZONEOUT, MASKED_ZONEOUT };
 typedef struct {
     int64_t backward;       /* whether gradients are asked for */
     int64_t T, B, H, gates; /* gates: row blocks of the weight, tau and u or tau alone */
+    int64_t features;       /* of x; 0 where the projected input xp is given */
     int64_t block, threads; /* rows of the batch that walk through time together, and threads to walk them */
     int64_t activation, layer_norm, norm_after_sigmoid, zoneout_kind;
-    int64_t seed, keep_below;    /* of zoneout's masks: a new value passes where its 32-bit hash is below */
+    int64_t keep_below, seed;    /* of zoneout's masks: a new value passes where its 32-bit hash is below */
     double eta, ln_eps, zoneout; /* eta 0: states keep their length */
-    const real *xp, *h0, *R0, *weight, *ln_weight, *ln_bias;
+    const real *xp;                     /* (T, B, (gates + 1) * H), or instead of it: */
+    const real *x, *weight_ih, *bias;   /* (T, B, features), ((gates + 1) * H, features), ((gates + 1) * H,) or NULL */
+    const real *h0, *R0, *weight, *ln_weight, *ln_bias;
     const int64_t *lengths;
     real *out, *saved;  /* saved: (T, B, gates * H) raw gates, with lam = 1 (T, B, (gates + 1) * H), R h behind them */
     real *R_n, *kept;   /* lam = 1 only; kept: (T, B, 2, H), R e and R n before their reflections */
@@ -32,7 +35,9 @@ typedef struct {
     mask tail;                /* takes the last H % LANES of the last LANES numbers of a row, and zeros behind them */
     const real *inside;       /* (padded): 1 for a unit, 0 behind the last one */
     const real *gain, *shift; /* (gates + 1, padded) */
-    Packed weight;
+    const real *bias;         /* (gates + 1, padded) */
+    int direct;               /* too few rows and steps to pack the weights */
+    Packed weight, weight_ih;
 } Shared;
 
 /* One row of a step in padded buffers; the backward has the same values again. */

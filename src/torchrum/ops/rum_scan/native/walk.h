@@ -6,7 +6,7 @@
 
 /* What one thread writes to, in padded rows that are zero at first. */
 typedef struct {
-    real *h, *raw;       /* (block, padded), (block, gates * padded) */
+    real *h, *raw;       /* (block, padded), (block, gates + 1, padded): raw gates and eps */
     real *grad_h, *sums; /* (block, padded), (2, gates + 1, padded) */
     real *R, *K;         /* (block, H, padded) */
     real *y, *z, *products;
@@ -39,7 +39,7 @@ static int64_t lay_out(const Shared *shared, real *start, Work *work)
         *rows[i] = take(&arena, padded);
     row->scratch = take(&arena, 3 * padded);
     work->h = take(&arena, block * padded);
-    work->raw = take(&arena, block * scan->gates * padded);
+    work->raw = take(&arena, block * (scan->gates + 1) * padded);
     work->grad_h = take(&arena, backward * block * padded);
     work->sums = take(&arena, backward * 2 * (scan->gates + 1) * padded);
     if (scan->R_n != NULL) {
@@ -57,7 +57,32 @@ static int64_t lay_out(const Shared *shared, real *start, Work *work)
 
 static int is_over(const Scan *scan, int64_t t, int64_t b) { return scan->lengths != NULL && t >= scan->lengths[b]; }
 
-/* Gates, turn and mixing of one row; ``raw`` has its raw gates, ``h`` its state, which becomes the new one. */
+/* Raw gates and eps of a block's rows: what step ``t`` reads, times the input's weight or given, and the state's share. */
+static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t first, int64_t rows)
+{
+    const Scan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, features = scan->features;
+    const int64_t stride = (gates + 1) * padded, at = t * scan->B + first;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t part = 0; part <= gates; part++) {
+            real *raw = work->raw + i * stride + part * padded;
+            if (features == 0)
+                fetch(shared, raw, scan->xp + ((at + i) * (gates + 1) + part) * H);
+            else
+                memcpy(raw, shared->bias + part * padded, padded * sizeof(real));
+            if (features > 0 && shared->direct)
+                add_dots(scan->weight_ih + part * H * features, H, features, scan->x + (at + i) * features, raw);
+            if (part < gates && shared->direct)
+                add_dots(scan->weight + part * H * H, H, H, work->h + i * padded, raw);
+        }
+    if (shared->direct)
+        return;
+    if (features > 0)
+        matmul(scan->x + at * features, features, &shared->weight_ih, work->raw, stride, rows);
+    matmul(work->h, padded, &shared->weight, work->raw, stride, rows);
+}
+
+/* Gates, turn and mixing of one row; ``raw`` has its raw gates and eps, ``h`` its state, which becomes the new one. */
 static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b, real *raw, real *h, real *R)
 {
     const Scan *scan = shared->scan;
@@ -66,7 +91,7 @@ static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b,
     real *saved = scan->saved == NULL ? NULL : scan->saved + at * (gates + (R != NULL)) * H;
     for (int64_t gate = 0; saved != NULL && gate < gates; gate++)
         put(shared, saved + gate * H, raw + gate * padded);
-    fetch(shared, row.eps, scan->xp + (at * (gates + 1) + gates) * H);
+    row.eps = raw + gates * padded;
     if (scan->layer_norm)
         normalise(shared, 0, raw, row.tau);
     else
@@ -122,17 +147,13 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
             load_matrix(shared, work->R + i * matrix, scan->R0 == NULL ? NULL : scan->R0 + (first + i) * H * H, 1);
     }
     for (int64_t t = 0; t < scan->T; t++) {
-        for (int64_t i = 0; i < rows; i++)
-            for (int64_t gate = 0; gate < gates; gate++)
-                fetch(shared, work->raw + (i * gates + gate) * padded,
-                      scan->xp + ((t * scan->B + first + i) * (gates + 1) + gate) * H);
-        matmul(work->h, padded, &shared->weight, work->raw, gates * padded, rows);
+        find_raw(shared, work, t, first, rows);
         for (int64_t i = 0; i < rows; i++) {
             real *h = work->h + i * padded, *R = scan->R_n == NULL ? NULL : work->R + i * matrix;
             if (is_over(scan, t, first + i))
                 skip_forward(scan, t, first + i);
             else
-                step_forward(shared, work, t, first + i, work->raw + i * gates * padded, h, R);
+                step_forward(shared, work, t, first + i, work->raw + i * (gates + 1) * padded, h, R);
             put(shared, scan->out + (t * scan->B + first + i) * H, h);
         }
     }
