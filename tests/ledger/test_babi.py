@@ -1,6 +1,7 @@
 """The tables of bAbI, from runs on made-up files to Markdown, and from made-up entries."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -74,10 +75,15 @@ def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):
 
     runs = [str(path) for path in sorted((out / "babi-rum").iterdir())]  # what runs/babi-rum/* stands for
     assert any(run.endswith("summary.json") for run in runs)
-    assert main(["record", *runs, "--results", str(results), "--commit", "abcdef0"]) == 0
+    unfinished = folders[0].parent / "qa2"
+    shutil.copytree(folders[0], unfinished)
+    (unfinished / "result.json").unlink()  # as after a loss that was not finite
+    assert main(["record", *runs, "--results", str(results), "--note", "tried", "--commit", "abcdef0"]) == 1
+    assert "has not ended" in capsys.readouterr().err
     entries = read_ledger(results)
     assert [entry.seed for entry in entries] == [0, 1]
-    assert all(entry.note == "task 1's training text is made up" for entry in entries)
+    assert all(entry.note == "tried; task 1's training text is made up" for entry in entries)
+    shutil.rmtree(unfinished)
     looks = json.loads((folders[0] / "test.json").read_text())
     assert len(looks) == 1  # the table's look is the record's too
     assert entries[0].test["accuracy"] == pytest.approx(looks[0]["scores"]["accuracy"])

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from torchrum.cli import complain
 from torchrum.cli.data import add_data_dir, use_data_dir
 from torchrum.cli.parsing import Parser
 
@@ -34,19 +35,27 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
 
-    from torchrum.ledger import record
+    from torchrum.ledger import LedgerError, record
 
-    for run in runs_below(options.runs):
-        path = record(
-            run,
-            options.results,
-            note=options.note,
-            commit=options.commit,
-            replace=options.replace,
-            arrays=options.arrays,
-        )
+    runs, code = runs_below(options.runs), 0
+    for run in runs:
+        try:
+            path = record(
+                run,
+                options.results,
+                note=options.note,
+                commit=options.commit,
+                replace=options.replace,
+                arrays=options.arrays,
+            )
+        except LedgerError as error:
+            if len(runs) == 1:
+                raise
+            complain(str(error))  # one that diverged must not keep the others out
+            code = error.exit_code
+            continue
         print(path)
         if options.arrays:
             kept = path.with_suffix(".npz")
             print(kept if kept.exists() else f"{run} has no RUM: no arrays to keep")
-    return 0
+    return code

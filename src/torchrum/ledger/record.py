@@ -106,7 +106,9 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         final={key: values[-1] for key, values in curve.items() if key != "step"},
         curve=curve,
         train_curve=thin(training),
-        note=" ".join(filter(None, (note, config.task.provenance() if environment.data is None else environment.data))),
+        note="; ".join(
+            filter(None, (note, config.task.provenance() if environment.data is None else environment.data))
+        ),
         test=test,
         tested=tested,
     )
