@@ -203,11 +203,24 @@ def test_a_joint_run_is_scored_by_task():
         ({"blanks": -1}, "blanks=-1"),
         ({"authors_readout": True, "blanks": 3}, "authors_readout has a layout of its own"),
         ({"task": 3, "augment16": True}, "augment16 changes task 16, but task is 3"),
+        ({"task": 3, "extra": (3,)}, "must be tasks from 1 to 20, of a joint run"),
+        ({"extra": (21,)}, "extra=.* must be tasks from 1 to 20"),
     ],
 )
 def test_impossible_fields_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Babi(**fields)
+
+
+def test_some_tasks_are_shown_more_often(tmp_path, monkeypatch):
+    use_made_up_task1(monkeypatch, tmp_path)
+    monkeypatch.setattr("torchrum.data.babi.TASKS", (1,))  # a joint run of the one task that is there
+    task = Babi(extra=(1, 1))
+    plain = Babi()
+    assert len(task.rows("train").answer) == 3 * len(plain.rows("train").answer)
+    assert torch.equal(task.rows("validation").answer, plain.rows("validation").answer)
+    assert torch.equal(task.rows("test").answer, plain.rows("test").answer)
+    assert (plain.steps_per_epoch(32), task.steps_per_epoch(32)) == (282, 844)
 
 
 @needs_babi

@@ -67,6 +67,11 @@ JOINT: dict[str, tuple[ModelConfig, Babi, str]] = {
         "RUM, lam 1, both directions, a sentence per step",
     ),
     "rum-deep": (DEEP, Babi(question="twice"), "RUM, lam 0, two layers, both directions, question first and last"),
+    "rum-lam1-deep": (
+        _reader("rum", 128, num_layers=2, dropout=0.1, lam=1, bidirectional=True),
+        Babi(question="twice"),
+        "RUM, lam 1, two layers, both directions, question first and last",
+    ),
     "rum-aug16": (BOTH, Babi(augment16=True), "as babi-joint-rum, task 16 augmented in training"),
     "rum-deep-aug16": (DEEP, Babi(question="twice", augment16=True), "as babi-joint-rum-deep, task 16 augmented"),
     "lstm": (_reader("lstm", 512), Babi(), "LSTM"),

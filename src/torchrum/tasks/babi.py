@@ -49,6 +49,9 @@ class Babi(Task):
     augment16: bool = False
     """Train task 16 on stories without their shortcut, each colour once; report such results apart."""
 
+    extra: tuple[int, ...] = ()
+    """Tasks of a joint run to show once more in each epoch; one that is named several times is shown more often."""
+
     def __post_init__(self) -> None:
         if self.task is not None and (isinstance(self.task, bool) or self.task not in babi.TASKS):
             raise ValueError(f"Babi: task={self.task!r}; it must be a number from 1 to 20, or None for all of them.")
@@ -60,6 +63,8 @@ class Babi(Task):
             raise ValueError(f"Babi: blanks={self.blanks!r}; it must be a whole number from 0 to 1000.")
         if self.authors_readout and (self.reading, self.question, self.blanks) != ("words", "last", 0):
             raise ValueError("Babi: authors_readout has a layout of its own; leave reading, question and blanks alone.")
+        if self.extra and (self.task is not None or not set(self.extra) <= set(babi.TASKS)):
+            raise ValueError(f"Babi: extra={self.extra} must be tasks from 1 to 20, of a joint run; set task to None.")
         if self.augment16 and self.task not in (None, 16):
             raise ValueError(f"Babi: augment16 changes task 16, but task is {self.task}.")
 
@@ -101,7 +106,7 @@ class Babi(Task):
     def steps_per_epoch(self, batch_size: int) -> int:
         """Steps that show every training question once, short of the rows that fill up the last batch of a bucket."""
         each = NUM_TRAIN if self.variant == "en-10k" else NUM_TRAIN_SMALL
-        return -(-each * len(self.tasks) // batch_size)
+        return -(-each * (len(self.tasks) + len(self.extra)) // batch_size)
 
     def texts(self) -> dict[int, babi.TaskText]:
         """The stories of each task, from disk."""
@@ -119,11 +124,11 @@ class Babi(Task):
 
     def rows(self, split: Split, seed: int = 0) -> Rows:
         """The questions of a split; the seed decides the augmentation of training stories alone."""
-        groups = []
-        for task, text in self.texts().items():
-            stories = getattr(text, split)
+        texts, groups = self.texts(), []
+        for number, task in enumerate((*self.tasks, *(self.extra if split == "train" else ()))):
+            stories = getattr(texts[task], split)
             if self.augment16 and task == 16 and split == "train":
-                stories = babi.augment_induction(stories, seed)
+                stories = babi.augment_induction(stories, seed + 1000 * number)  # each copy in its own way
             groups.append((task, stories))
         return encode(groups, self.words(), self.sentence_size)
 
