@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import torch
 
 from swap.models import MODELS
-from swap.table import add_result, read_results, summary
+from swap.table import add_result, fill, read_results, summary
 from swap.tasks import TASKS
 from swap.train import run_job
 from torchrum.bench.environment import environment
@@ -76,10 +76,16 @@ def main() -> None:
     parser.add_argument("--models", default="*", metavar="PATTERNS", help="only these, as gru,lam0-* (default: all)")
     parser.add_argument("--share", type=float, default=1.0, help="of the updates, for a quick look (default: 1)")
     parser.add_argument("--list", action="store_true", help="print the tasks and models, and do nothing")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="run nothing: put the tables of --json here")
     options = parser.parse_args()
     if options.list:
         print("\n".join(f"{name:12} {task.about}" for name, task in TASKS.items()) + "\n")
         print("\n".join(f"{name:22} {model.about}" for name, model in MODELS.items()))
+        return
+    if options.write:
+        if not options.json:
+            parser.error("--write needs --json FILE, whose results the tables show")
+        options.write.write_text(fill(options.write.read_text(), read_results(options.json)))
         return
     known = read_results(options.json) if options.json and options.json.exists() else []
     done = {(row["task"], row["model"], row["seed"]) for row in known}

@@ -1,6 +1,7 @@
 """From the results of the jobs to a table: each model beside ``nn.GRU``, and who is ahead where."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,6 @@ def standing(task: str, ours: list[float], reference: list[float]) -> str:
     return "ahead" if value > max(known) else "behind" if value < min(known) else "level"
 
 
-def diverged(rows: Iterable[Row], model: str) -> int:
-    """Runs of a model whose loss or gradient was not finite."""
-    return sum(row["model"] == model and row["score"] is None for row in rows)
-
-
 def shown(task: str, values: list[float]) -> str:
     """The mean over the seeds and half the distance between the best and the worst, in the task's unit."""
     if not values:
@@ -72,21 +68,68 @@ def cell(rows: list[Row], task: str, model: str) -> str:
     return shown(task, ours) + mark
 
 
+def counts(rows: list[Row], model: str) -> list[str]:
+    """On how many tasks a model is ahead and behind, and how many of its runs diverged."""
+    lost = str(sum(row["model"] == model and row["score"] is None for row in rows))
+    if model == REFERENCE:
+        return ["", "", lost]
+    standings = [
+        standing(task, ours, reference)
+        for task in TASKS
+        if (ours := scores_of(rows, task, model)) and (reference := scores_of(rows, task, REFERENCE))
+    ]
+    return [str(standings.count("ahead")), str(standings.count("behind")), lost]
+
+
+def markdown(head: list[str], body: Iterable[list[str]]) -> str:
+    """A Markdown table whose first column is text."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def summary(rows: list[Row]) -> str:
-    """A Markdown table: one line per model, one column per task, and how often each is ahead and behind."""
+    """One line per model, one column per task, and how often each model is ahead and behind."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
-    lines = [
-        "| model | " + " | ".join(tasks) + " | ahead | behind | diverged |",
-        "| --- |" + " ---: |" * (len(tasks) + 3),
+    body = ([model, *(cell(rows, task, model) for task in tasks), *counts(rows, model)] for model in models)
+    return markdown(["model", *tasks, "ahead", "behind", "diverged"], body)
+
+
+UNITS = {"accuracy": "accuracy, %", "bits": "bits per character", "error": "error / variance"}
+
+
+def by_task(rows: list[Row], models: list[str]) -> str:
+    """One line per task, one column for each of these models."""
+    body = [
+        [f"{name}: {task.about}", UNITS[task.measure], *(cell(rows, name, model) for model in models)]
+        for name, task in TASKS.items()
     ]
-    for model in models:
-        standings = [
-            standing(task, ours, reference)
-            for task in tasks
-            if (ours := scores_of(rows, task, model)) and (reference := scores_of(rows, task, REFERENCE))
-        ]
-        counts = ["", ""] if model == REFERENCE else [str(standings.count(word)) for word in ("ahead", "behind")]
-        cells = [cell(rows, task, model) for task in tasks]
-        lines.append(f"| {model} | " + " | ".join([*cells, *counts, str(diverged(rows, model))]) + " |")
-    return "\n".join(lines)
+    last = ["ahead / behind / diverged", "", *(" / ".join(filter(None, counts(rows, model))) for model in models)]
+    return markdown(["task", "measure", *models], [*body, last])
+
+
+def norms(rows: list[Row], models: list[str]) -> str:
+    """Of each model the largest norm of a state and of a gradient on any task, and the growth with carried state."""
+
+    def found(model: str) -> list[str]:
+        own = [row for row in rows if row["model"] == model]
+        carried = [row["h_norm_train"] for row in own if row["task"] == "carried"]
+        largest = [max(norm for row in own for norm in (*row["h_norms"], row["h_norm_train"]))]
+        return [f"{value:.3g}" for value in (max(carried), *largest, max(row["grad_max"] for row in own))]
+
+    head = ["model", "norm of h after 800 carried chunks", "largest norm of h", "largest gradient before clipping"]
+    return markdown(head, ([model, *found(model)] for model in models))
+
+
+MARKED = re.compile(r"(<!-- swap:(models|tasks|norms)(?: (\S+))? -->\n)(.*?)(<!-- /swap -->)", re.DOTALL)
+
+
+def fill(text: str, rows: list[Row]) -> str:
+    """``text`` with every table between its markers made anew: ``<!-- swap:tasks gru,lam0-tanh -->``."""
+
+    def filled(match: re.Match[str]) -> str:
+        kind, models = match[2], (match[3] or "").split(",")
+        table = summary(rows) if kind == "models" else {"tasks": by_task, "norms": norms}[kind](rows, models)
+        return f"{match[1]}\n{table}\n\n{match[5]}"
+
+    return MARKED.sub(filled, text)

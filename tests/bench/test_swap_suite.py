@@ -17,7 +17,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from swap.digits import draw_digits  # noqa: E402
 from swap.models import MODELS, SwapModel  # noqa: E402
-from swap.table import read_results, standing, summary  # noqa: E402
+from swap.table import fill, read_results, standing, summary  # noqa: E402
 from swap.tasks import TASKS, read_text  # noqa: E402
 from swap.train import run_job  # noqa: E402
 
@@ -114,3 +114,17 @@ def test_summary_marks_what_is_behind():
     ]
     last = summary(rows).splitlines()[-1]
     assert "80.0 ± 0.0 −" in last and last.endswith("| 0 | 1 | 1 |")
+
+
+def test_a_page_gets_its_tables():
+    row = {"task": "carried", "seed": 0, "h_norms": [1.0, 2.0], "h_norm_train": 3.0, "grad_max": 7.0}
+    rows = [{**row, "model": "gru", "score": 2.5}, {**row, "model": "lam0-tanh", "score": 2.0, "h_norm_train": 33.0}]
+    page = (
+        "a\n<!-- swap:tasks gru,lam0-tanh -->\nOLD\n<!-- /swap -->\nb\n<!-- swap:norms lam0-tanh -->\n<!-- /swap -->\n"
+    )
+    filled = fill(page, rows)
+    assert "OLD" not in filled and filled.startswith("a\n") and "\nb\n" in filled
+    assert "| bits per character | 2.500 ± 0.000 | 2.000 ± 0.000 + |" in filled
+    assert "| ahead / behind / diverged |  | 0 | 1 / 0 / 0 |" in filled
+    assert "| lam0-tanh | 33 | 33 | 7 |" in filled
+    assert fill(filled, rows) == filled
