@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grids import thinned
 from torchrum.ops.rotation import rotation_matrix
 from torchrum.ops.rum_scan import fused as fused_backend
 from torchrum.ops.rum_scan.fused import lam1, nvrtc
@@ -201,7 +202,7 @@ EMULATED = [
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", EMULATED, ids=str)
+@pytest.mark.parametrize("case", thinned(EMULATED, 3), ids=str)
 @pytest.mark.usefixtures("emulated")
 def test_emulated_kernel_matches_reference(case: Case) -> None:
     assert_matches(case)
@@ -238,7 +239,7 @@ GATE_CASES = [
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", GATE_CASES, ids=str)
+@pytest.mark.parametrize("case", thinned(GATE_CASES, 2), ids=str)
 @pytest.mark.usefixtures("emulated")
 def test_emulated_gates(case: Case) -> None:
     gates_case("cpu", case)
