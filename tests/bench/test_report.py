@@ -17,6 +17,7 @@ from torchrum.bench.targets import gpu_targets
 from torchrum.bench.work import Shape
 from torchrum.cli import main
 from torchrum.cli.bench import begin_anew, continued
+from torchrum.ledger import LedgerError
 
 GPU = Shape(N=1000, T=150, dtype="bfloat16", device="cuda")
 PLACE = {
@@ -141,7 +142,7 @@ def test_markdown_goes_between_its_markers(tmp_path):
 def test_markdown_without_markers(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("nothing\n")
-    with pytest.raises(ValueError, match="no place for the table; put <!-- torchrum:bench gpu -->"):
+    with pytest.raises(LedgerError, match="no markers to write between; put <!-- torchrum:bench gpu -->"):
         write_markdown(readme, report())
 
 

@@ -136,9 +136,23 @@ def test_tables_are_written_between_their_markers(tmp_path):
 
 def test_a_file_without_markers_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("no place")
-    with pytest.raises(LedgerError, match="has no place for a table; put <!-- torchrum:table copying -->"):
+    with pytest.raises(LedgerError, match="has no markers to write between; put <!-- torchrum:table copying -->"):
         write_tables(tmp_path / "README.md", RUM)
     assert (tmp_path / "README.md").read_text() == "no place"
+
+
+@pytest.mark.parametrize("words", ["recall within", "recall best many", "recall papers", "recall best 20 30"])
+def test_a_marker_that_asks_for_no_table_is_refused(words):
+    with pytest.raises(LedgerError, match=f"there is no table '{words}'; write .* best STEPS, within WORK, paper"):
+        fill_tables(README.replace("recall -->", f"{words} -->"), RUM)
+
+
+@pytest.mark.parametrize("content, words", [(None, "No such file"), (b"\xff\xfe", "it is not UTF-8 text")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "README.md").write_bytes(content)
+    with pytest.raises(LedgerError, match=f"README.md cannot be read: {words}"):
+        write_tables(tmp_path / "README.md", RUM)
 
 
 def test_a_budget_keeps_the_best_setting_of_each_model_within_it_and_beyond():

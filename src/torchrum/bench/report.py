@@ -1,7 +1,8 @@
 """From the JSON of a run to the README's table and plot."""
 
-import re
 from pathlib import Path
+
+from torchrum.ledger.markers import write_marked
 
 from .gpu_cases import promised_cases
 from .pytest_log import describe_tests
@@ -9,7 +10,6 @@ from .records import Report, Row
 from .table import describe_target
 
 PRODUCTS: dict[str | None, str] = {"high": " (TF32 products)", "highest": " (IEEE products)"}
-MARKED = re.compile(r"(<!-- torchrum:bench (\S+) -->\n)(.*?)(<!-- /torchrum:bench -->)", re.DOTALL)
 LABELS = {
     "authors": "authors' way",
     "authors graphed": "authors' way, CUDA graph",
@@ -105,15 +105,4 @@ def short(value: float) -> str:
 
 def write_markdown(path: Path, report: Report) -> bool:
     """Put the table between ``<!-- torchrum:bench cpu -->`` (or gpu) and its end; true if the file changed."""
-    text = path.read_text()
-    suites = [match[1] for match in MARKED.findall(text)]
-    if report.suite not in suites:
-        raise ValueError(
-            f"{path} has no place for the table; put <!-- torchrum:bench {report.suite} --> and "
-            "<!-- /torchrum:bench --> in it."
-        )
-    table = markdown(report)
-    new = MARKED.sub(lambda m: m[1] + table + m[4] if m[2] == report.suite else m[0], text)
-    if new != text:
-        path.write_text(new)
-    return new != text
+    return write_marked(path, "bench", report.suite, lambda suite: markdown(report) if suite == report.suite else None)

@@ -1,4 +1,4 @@
-"""The place of tables in a README: between two comments, the first of which says what to show.
+"""Generated parts of a Markdown file: each between two comments, the first of which says what to show.
 
 <!-- torchrum:table copying -->                  every run
 <!-- torchrum:table copying best 10000 -->       of each model the best setting within these steps, and beyond
@@ -7,7 +7,7 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchrum.ledger.notes import comparison_section
@@ -16,38 +16,70 @@ from torchrum.ledger.table import table
 from torchrum.ledger.verdicts import verdict_table, verdicts
 from torchrum.training.files import write_atomic
 
-MARKED = re.compile(
-    r"(<!-- torchrum:table (\S+)(?: (best|within|paper)(?: (\d+))?)? -->\n)(.*?)(<!-- /torchrum:table -->)", re.DOTALL
-)
+
+def write_marked(path: Path, kind: str, example: str, content: Callable[[str], str | None]) -> bool:
+    """Replace what stands between the markers of one kind; says whether the file changed.
+
+    Args:
+        path: a Markdown file with ``<!-- torchrum:KIND WORDS -->`` and ``<!-- /torchrum:KIND -->``.
+        kind: table, figure or bench.
+        example: words to propose where there is nothing to fill.
+        content: the words of a marker -> the text that belongs there, or None to leave it as it is.
+    """
+    try:
+        old = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise LedgerError(f"{path} cannot be read: {reason}.") from error
+    new, count = fill_marked(old, kind, content)
+    if not count:
+        raise LedgerError(
+            f"{path} has no markers to write between; put <!-- torchrum:{kind} {example} --> and "
+            f"<!-- /torchrum:{kind} --> in it."
+        )
+    if new != old:
+        write_atomic(path, new.encode())
+    return new != old
+
+
+def fill_marked(text: str, kind: str, content: Callable[[str], str | None]) -> tuple[str, int]:
+    """``text`` with new content between the markers of one kind, and how many of them were filled."""
+    count = 0
+
+    def filled(match: re.Match[str]) -> str:
+        nonlocal count
+        new = content(match["words"])
+        count += new is not None
+        return match[0] if new is None else f"{match['begin']}{new}{match['end']}"
+
+    marked = rf"(?P<begin><!-- torchrum:{kind} (?P<words>[^\n]+?) -->\n).*?(?P<end><!-- /torchrum:{kind} -->)"
+    return re.sub(marked, filled, text, flags=re.DOTALL), count
+
+
+def write_tables(path: Path, entries: Sequence[Entry]) -> bool:
+    """Make the tables of a file anew from the ledger; says whether the file changed."""
+    return write_marked(path, "table", "copying", lambda words: marked_table(words, entries))
 
 
 def fill_tables(text: str, entries: Sequence[Entry]) -> str:
     """``text`` with every table between its markers made anew from the ledger."""
+    return fill_marked(text, "table", lambda words: marked_table(words, entries))[0]
 
-    def filled(match: re.Match[str]) -> str:
-        task, kind, number = match.group(2, 3, 4)
-        if kind == "within":
-            text = comparison_section(entries, task, int(number))
-        elif kind == "paper":
+
+def marked_table(words: str, entries: Sequence[Entry]) -> str:
+    """The table that the words of a marker ask for, with an empty line before and after it."""
+    match words.split():
+        case [task]:
+            text = table(entries, task)
+        case [task, "paper"]:
             text = verdict_table(verdicts(entries, task))
-        else:
-            text = table(entries, task, int(number) if number else None)
-        return f"{match[1]}\n{text}\n{match[6]}"
-
-    return MARKED.sub(filled, text)
-
-
-def write_tables(path: Path, entries: Sequence[Entry]) -> bool:
-    """Make the tables of a file anew; says whether the file changed."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
-    if not MARKED.search(text):
-        raise LedgerError(
-            f"{path} has no place for a table; put <!-- torchrum:table copying --> and <!-- /torchrum:table --> in it."
-        )
-    filled = fill_tables(text, entries)
-    if filled != text:
-        write_atomic(path, filled.encode())
-    return filled != text
+        case [task, "best", number] if number.isdecimal():
+            text = table(entries, task, int(number))
+        case [task, "within", number] if number.isdecimal():
+            text = comparison_section(entries, task, int(number))
+        case _:
+            raise LedgerError(
+                f"there is no table {words!r}; write <!-- torchrum:table TASK -->, or after TASK one of: best STEPS, "
+                "within WORK, paper."
+            )
+    return f"\n{text}\n"

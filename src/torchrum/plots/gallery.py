@@ -1,15 +1,12 @@
 """Figures in a page of Markdown, between ``<!-- torchrum:figure NAME -->`` and its end."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchrum.ledger.markers import write_marked
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.plots.catalog import FIGURES
-from torchrum.training.files import write_atomic
-
-MARKED = re.compile(r"(<!-- torchrum:figure (\S+) -->\n)(.*?)(<!-- /torchrum:figure -->)", re.DOTALL)
 
 IMAGE = """```{{image}} {folder}/{name}{dark}.svg
 :class: only-{theme}
@@ -26,17 +23,8 @@ def write_gallery(page: Path, results: Path, folder: Path) -> bool:
         results: the ledger, from which the captions come.
         folder: where the figures lie.
     """
-    text = page.read_text(encoding="utf-8")
-    if not MARKED.search(text):
-        raise LedgerError(
-            f"{page} has no place for a figure; put <!-- torchrum:figure recall --> and "
-            "<!-- /torchrum:figure --> in it."
-        )
     entries, place = read_ledger(results), os.path.relpath(folder, page.parent)
-    filled = MARKED.sub(lambda found: found[1] + gallery(found[2], entries, results, place) + found[4], text)
-    if filled != text:
-        write_atomic(page, filled.encode())
-    return filled != text
+    return write_marked(page, "figure", "recall", lambda name: gallery(name, entries, results, place))
 
 
 def gallery(name: str, entries: Sequence[Entry], results: Path, folder: str) -> str:
