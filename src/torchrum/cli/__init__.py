@@ -1,6 +1,5 @@
 """The command line: one file a subcommand, imported when it is called, so that help comes at once."""
 
-import difflib
 import errno
 import importlib
 import os
@@ -83,8 +82,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        complain(f"no command {name!r}; " + (f"did you mean {near[0]!r}?" if near else "see torchrum --help."))
+        from torchrum.training.overrides import unknown_name
+
+        complain(str(unknown_name("command", name, COMMANDS, "see torchrum --help.")))
         return 2
     try:
         return command(name)(rest)

@@ -1,15 +1,15 @@
 """Every layer by its name: what recipes, the command line and the conformance tests choose from."""
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..ops._checks import check_choice
 from .cells import CellLayer
 
 SHARED = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
@@ -114,18 +114,11 @@ def build_layer(
         >>> layer(torch.zeros(5, 2, 3))[0].shape
         torch.Size([5, 2, 8])
     """
-    if name not in LAYERS:
-        raise ValueError(f"build_layer: there is no layer {name!r}{_nearest(name, LAYERS)}")
+    check_choice("build_layer", "name", name, LAYERS)
     known = [option for option in inspect.signature(LAYERS[name]).parameters if option not in SHARED]
     for option in options:
-        if option not in known:
-            raise ValueError(f"build_layer: layer {name!r} has no option {option!r}{_nearest(option, known)}")
+        check_choice(f"build_layer({name!r})", "option", option, known)
     return LAYERS[name](input_size, hidden_size, num_layers, batch_first, dropout, bidirectional, **options)
-
-
-def _nearest(word: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}."
 
 
 def torch_lstm(
