@@ -13,7 +13,7 @@ import torch
 
 from torchrum import RUM
 from torchrum.bench.accuracy import relative_error
-from torchrum.bench.environment import environment
+from torchrum.bench.environment import conditions
 from torchrum.bench.work import Shape
 
 
@@ -43,7 +43,7 @@ def main() -> None:
             print("  ".join(f"{name} {value:.2e}" if isinstance(value, float) else f"{name} {value}"
                             for name, value in rows[-1].items()), flush=True)  # fmt: skip
     if args.json:
-        args.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"environment": conditions(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from swap.models import MODELS
 from swap.table import add_result, fill, read_results, summary
 from swap.tasks import TASKS
 from swap.train import run_job
-from torchrum.bench.environment import environment
+from torchrum.bench.environment import conditions
 
 Job = tuple[str, str, int, float]
 """Task, model, seed, and the share of the task's updates that are made."""
@@ -90,7 +90,7 @@ def main() -> None:
     known = read_results(options.json) if options.json and options.json.exists() else []
     done = {(row["task"], row["model"], row["seed"]) for row in known}
     jobs = [job for job in planned(options.seeds, options.tasks, options.models, options.share) if job[:3] not in done]
-    where = {name: environment()[name] for name in ("date", "commit", "torch", "python", "cpu")}
+    where = {name: conditions()[name] for name in ("date", "commit", "torch", "python", "cpu")}
     for number, row in enumerate(results(jobs, options.jobs, 60 * options.minutes), start=1):
         known.append(row)
         if options.json:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from torchrum.bench.environment import conditions
 from torchrum.training import ConfigError, RunError, Trainer
-from torchrum.training.environment import given_commit, own_commit, read_environment, without_folders
+from torchrum.training.environment import environment, given_commit, own_commit, read_environment, without_folders
 from training.tiny import tiny, tiny_model
 
 
@@ -118,6 +120,16 @@ def test_head_is_that_of_our_own_checkout(monkeypatch):
 )
 def test_a_command_is_kept_without_folders(argument, shown):
     assert without_folders(argument) == shown
+
+
+@pytest.mark.parametrize(
+    "program, shown", [("/home/me/torchrum/__main__.py", "python -m torchrum"), ("/home/me/bin/torchrum", "torchrum")]
+)
+def test_runs_and_timings_record_one_command(monkeypatch, program, shown):
+    monkeypatch.setattr("sys.argv", [program, "bench", "--json", "/home/me/cpu.json"])
+    wanted = f"{shown} bench --json .../cpu.json"
+    assert " ".join(environment(torch.device("cpu"), 1).command) == wanted
+    assert conditions("abcdef0").items() >= {"command": wanted, "commit": "abcdef0", "torch": torch.__version__}.items()
 
 
 def test_the_environment_names_no_home_folder(tmp_path, monkeypatch):

@@ -66,12 +66,12 @@ def main(arguments: list[str]) -> int:
             print(text_table(report))
         return 0
 
-    from torchrum.bench.environment import environment
+    from torchrum.bench.environment import conditions
 
     def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    report = Report(options.suite, environment(options.commit), path=options.json)
+    report = Report(options.suite, conditions(options.commit), path=options.json)
     if options.resume and options.json.exists():
         report = continued(read_report(options.json), report)
     report.tests = tests or report.tests

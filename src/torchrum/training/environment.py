@@ -86,9 +86,14 @@ def environment(device: Any, processes: int, data: str = "") -> Environment:
         accelerator=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         cuda=torch.version.cuda if device.type == "cuda" else None,
         processes=processes,
-        command=[Path(sys.argv[0]).name, *map(without_folders, sys.argv[1:])],
+        command=[*_program(), *map(without_folders, sys.argv[1:])],
         data=data,
     )
+
+
+def _program() -> list[str]:
+    name = Path(sys.argv[0]).name
+    return ["python", "-m", "torchrum"] if name == "__main__.py" else [name]
 
 
 def without_folders(argument: str) -> str:
