@@ -454,3 +454,18 @@ def test_parts_of_a_long_sequence_are_the_whole(lam, monkeypatch):
         with torch.no_grad():
             in_parts, _ = rum(x, lengths=lengths)
         torch.testing.assert_close(in_parts, whole, rtol=1e-3, atol=1e-3)
+
+
+@kinds
+def test_resets_match_the_reference(kind):
+    fused, reference = build(kind, num_layers=2, bidirectional=True)
+    x, reset = draw(T, B, I), torch.rand(T, B, generator=torch.Generator().manual_seed(4)) < 0.3
+    expected = reference(x, reset=reset)
+    loss_of(expected).backward()
+    got = fused(x.float().to(CUDA), reset=reset.to(CUDA))
+    loss_of(got).backward()
+    for mine, theirs in zip(tensors(got), tensors(expected), strict=True):
+        torch.testing.assert_close(mine.cpu().double(), theirs, rtol=1e-3, atol=1e-4)
+    for mine, theirs in zip(fused.parameters(), reference.parameters(), strict=True):
+        scale = theirs.grad.abs().max()
+        torch.testing.assert_close(mine.grad.cpu().double() / scale, theirs.grad / scale, rtol=0, atol=2e-3)

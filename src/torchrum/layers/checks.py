@@ -73,6 +73,27 @@ def _check_range(where: str, lengths: Tensor, T: int) -> None:
         torch.ops.aten._assert_async.msg(inside, f"{where}: lengths must run from 1 to T, the steps of the input.")
 
 
+def check_reset(where: str, reset: Tensor, input: Tensor) -> Tensor:
+    """Bool, shaped as ``input`` without its features."""
+    shape = tuple(input.shape[:-1])
+    if not isinstance(reset, Tensor):
+        raise ArgumentTypeError(
+            f"{where}: reset is a {type(reset).__name__}; it must be a bool Tensor of shape {shape}. "
+            "Pass torch.as_tensor(reset)."
+        )
+    if tuple(reset.shape) != shape or reset.dtype != torch.bool:
+        raise MismatchError(
+            f"{where}: reset has shape {tuple(reset.shape)} and {reset.dtype}; expected {shape} and torch.bool, a flag "
+            "for each step of each row."
+        )
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            f"{where}: reset= cannot be exported, since where rows are cut depends on its values. Pass each stretch "
+            "between two resets as a row of its own, with lengths=."
+        )
+    return reset
+
+
 def in_program() -> bool:
     """Whether ``torch.export`` traces, where a check of sizes must become a part of the program; ONNX has none."""
     return torch.compiler.is_exporting() and not torch.onnx.is_in_onnx_export()

@@ -76,12 +76,19 @@ class Graphed(nn.Module):
         self._choice = Choice("eager", "it was not called yet")
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Hidden | None = None, *, lengths: Tensor | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: Hidden | None = None,
+        *,
+        lengths: Tensor | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Any, Any]:
-        """What ``layer(input, hx, lengths=lengths)`` returns."""
+        """What ``layer(input, hx, lengths=lengths, reset=reset)`` returns."""
         if torch.compiler.is_compiling():
-            return self._call_layer(input, hx, lengths)
+            return self._call_layer(input, hx, lengths, reset)
         obstacle = self._obstacle(input, hx, lengths)
+        if reset is not None:
+            obstacle = "reset is given, which the host reads to cut the rows"
         if obstacle is None and isinstance(input, PackedSequence):
             return self._run_packed(input, hx, lengths)
         if obstacle is None:
@@ -96,7 +103,7 @@ class Graphed(nn.Module):
         if self.strict:
             raise ValueError(f"graphed: strict=True cannot be met: {obstacle}. Pass strict=False to run without.")
         self._choice = Choice("eager", obstacle)
-        return self._call_layer(input, hx, lengths)
+        return self._call_layer(input, hx, lengths, reset)
 
     def explain(self) -> Choice:
         """How the last call ran, ``"graphed"`` or ``"eager"``, and why."""
@@ -106,8 +113,9 @@ class Graphed(nn.Module):
         """Free all recordings; later calls record anew."""
         self._recordings.clear()
 
-    def _call_layer(self, input: Any, hx: Any, lengths: Tensor | None) -> Any:
-        return self.layer(input, hx) if lengths is None else self.layer(input, hx, lengths=lengths)
+    def _call_layer(self, input: Any, hx: Any, lengths: Tensor | None, reset: Tensor | None) -> Any:
+        words = {"lengths": lengths, "reset": reset}
+        return self.layer(input, hx, **{word: value for word, value in words.items() if value is not None})
 
     def _obstacle(self, input: Any, hx: Any, lengths: Any) -> str | None:
         """Why this call cannot be replayed, as far as can be told without recording it, or None."""
@@ -174,7 +182,7 @@ class Graphed(nn.Module):
 
     def _run_packed(self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None) -> tuple[Any, Any]:
         if lengths is not None:
-            return self._call_layer(input, hx, lengths)  # raises
+            return self._call_layer(input, hx, lengths, None)  # raises
         batch_first = self.layer.batch_first
         x, sizes = pad_packed_sequence(input, batch_first=batch_first)
         out, hidden = self.forward(x, hx, lengths=sizes)

@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from ..cells.base import State
 from ..cells.calling import state_parts
 from ..ops._checks import MismatchError, check_flags, check_positive_int
-from .checks import check_input, check_lengths, check_packed, check_part
+from .checks import check_input, check_lengths, check_packed, check_part, check_reset
+from .segments import Segments, find_segments, scan_segments
 
 Hidden = Tensor | tuple[Tensor | None, ...]
 
@@ -73,7 +74,12 @@ class Recurrent(nn.Module, ABC):
         """Nothing to do; here because code that loops over recurrent layers calls it."""
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Hidden | None = None, *, lengths: Tensor | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: Hidden | None = None,
+        *,
+        lengths: Tensor | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Hidden]:
         """Run the layers over a batch of sequences.
 
@@ -81,13 +87,21 @@ class Recurrent(nn.Module, ABC):
             input: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
             hx: initial state, ``(num_layers * num_directions, B, ...)`` a part; zeros (identity for R) if None.
             lengths: ``(B,)`` int64 steps of each padded sequence, instead of packing; outputs past them are zero.
+            reset: bool, shaped as ``input`` without its features: True where a row starts anew before that step, from
+                the initial state (zeros, the identity for R) and as if nothing had come before, in both directions.
+                Rows are cut there and run side by side, so resets save time; reading them waits for a GPU once, and
+                breaks a graph of ``torch.compile``.
 
         Returns:
             ``output`` ``(T, B, num_directions * H)`` in the form of ``input``, and ``h_n`` in the form of ``hx``.
         """
-        if any(isinstance(part, torch.fx.Proxy) for part in (input, hx, lengths)):
-            return self._leaf(input, hx, lengths)
+        if any(isinstance(part, torch.fx.Proxy) for part in (input, hx, lengths, reset)):
+            return self._leaf(input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
+            if reset is not None:
+                raise ValueError(
+                    f"{self._get_name()}: reset needs padded input; pass it with lengths= instead of packing."
+                )
             return self._forward_packed(input, hx, lengths)
         where = self._get_name()
         check_input(where, input, self.input_size, self.batch_first, self._any_weight())
@@ -95,15 +109,20 @@ class Recurrent(nn.Module, ABC):
             if lengths is not None:
                 raise MismatchError(f"{where}: lengths needs batched input; got {tuple(input.shape)}.")
             x = input.unsqueeze(1)
-            out, state = self._run(x, self._read_state(hx, x, unbatched=True), None)
+            if reset is not None:
+                reset = check_reset(where, reset, input).unsqueeze(1)
+            out, state = self._run(x, self._read_state(hx, x, unbatched=True), None, reset)
             return out.squeeze(1), _map(self._write_state(state), lambda part: part.squeeze(1))
         x = input.transpose(0, 1) if self.batch_first else input
+        if reset is not None:
+            reset = check_reset(where, reset, input)
+            reset = reset.T if self.batch_first else reset
         going = None
         if lengths is not None:
             lengths = check_lengths(where, lengths, x)
             going = (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths).unsqueeze(-1)  # (T, B, 1)
             x = torch.where(going, x, 0.0)  # what stands past a row's end, NaN maybe, must reach no gradient
-        out, state = self._run(x, self._read_state(hx, x), lengths)
+        out, state = self._run(x, self._read_state(hx, x), lengths, reset)
         if going is not None:
             out = torch.where(going, out, 0.0)
         return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
@@ -123,30 +142,46 @@ class Recurrent(nn.Module, ABC):
         packed = PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
         return packed, self._write_state(state)
 
-    def _leaf(self, input: Any, hx: Any, lengths: Any) -> Any:
+    def _leaf(self, input: Any, hx: Any, **words: Any) -> Any:
         """The node that ``torch.fx.symbolic_trace`` makes of a call, as it makes of one of nn.GRU."""
-        tracer: Any = next(part.tracer for part in (input, hx, lengths) if isinstance(part, torch.fx.Proxy))
+        given = {word: value for word, value in words.items() if value is not None}
+        tracer: Any = next(part.tracer for part in (input, hx, *given.values()) if isinstance(part, torch.fx.Proxy))
         path = tracer.path_of_module(self)
         if not path:
             raise TraceError(
                 f"{self._get_name()}: torch.fx.symbolic_trace takes it whole, as nn.GRU; it cannot be the root. "
                 "Trace a model that holds it."
             )
-        return tracer.create_proxy("call_module", path, (input, hx), {} if lengths is None else {"lengths": lengths})
+        return tracer.create_proxy("call_module", path, (input, hx), given)
 
-    def _run(self, x: Tensor, states: list[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
+    def _run(
+        self, x: Tensor, states: list[State], lengths: Tensor | None, reset: Tensor | None = None
+    ) -> tuple[Tensor, list[State]]:
         last: list[State] = []
+        segments = None if reset is None else find_segments(reset, lengths)
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout > 0:
                 x = F.dropout(x, self.dropout, self.training)
             outs = []
             for direction in range(self.num_directions):
                 index = layer * self.num_directions + direction
-                out, state = self.scan(index, reverse(x, lengths) if direction else x, states[index], lengths)
-                outs.append(reverse(out, lengths) if direction else out)
+                if segments is not None and len(segments.row) > 0:
+                    out, state = self._scan_segments(index, x, states[index], segments, bool(direction))
+                else:
+                    out, state = self.scan(index, reverse(x, lengths) if direction else x, states[index], lengths)
+                    out = reverse(out, lengths) if direction else out
+                outs.append(out)
                 last.append(state)
             x = torch.cat(outs, -1) if self.bidirectional else outs[0]
         return x, last
+
+    def _scan_segments(
+        self, index: int, x: Tensor, state: State, segments: Segments, backwards: bool
+    ) -> tuple[Tensor, State]:
+        def scan(x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+            return self.scan(index, x, state, lengths)
+
+        return scan_segments(scan, lambda rows: self.initial_state(index, rows, x), x, state, segments, backwards)
 
     def _read_state(self, hx: Hidden | None, x: Tensor, unbatched: bool = False) -> list[State]:
         """Split ``hx`` into one state tuple per recurrence, after checking its form."""

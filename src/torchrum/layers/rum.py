@@ -27,8 +27,8 @@ class RUM(Recurrent):
 
     It is called as a GRU: ``output, h_n = rum(input, hx=None)``. ``input`` is ``(T, B, I)``, ``(B, T, I)`` with
     ``batch_first``, ``(T, I)`` without a batch, or a ``PackedSequence``; ``lengths=`` ``(B,)`` is the other way to give
-    sequences of unequal length. ``output`` holds the last layer's states, ``(T, B, num_directions * H)``, and ``hx``
-    and ``h_n`` are ``(num_layers * num_directions, B, H)``.
+    sequences of unequal length, and ``reset=`` ``(T, B)`` starts rows anew at given steps. ``output`` holds the last
+    layer's states, ``(T, B, num_directions * H)``, and ``hx`` and ``h_n`` are ``(num_layers * num_directions, B, H)``.
 
     With any ``lam`` but 0 the state is the pair ``(h, R)``, given and returned as an LSTM's pair is; R is
     ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the identity.
