@@ -106,10 +106,14 @@ def test_json_round_trip():
 
 def test_json_of_another_program_is_refused():
     data = to_json(tiny())
-    with pytest.raises(ConfigError, match="not the config of a run"):
+    with pytest.raises(ConfigError, match="the config: task is None, but it must be an object"):
         from_json({"name": "x"})
-    with pytest.raises(ConfigError, match="no field of TrainConfig 'stepz'"):
+    with pytest.raises(ConfigError, match="the config: 'stepz' is not a field of it; there are: name, task"):
         from_json({**data, "stepz": 1})
+    with pytest.raises(ConfigError, match="the config: steps is '3', but it must be a whole number"):
+        from_json({**data, "steps": "3"})
+    with pytest.raises(ConfigError, match=r"the config: optimizer.betas is \[0.9\], but it must be a list of 2"):
+        from_json({**data, "optimizer": {**data["optimizer"], "betas": [0.9]}})
     with pytest.raises(ConfigError, match="not part of torchrum"):
         from_json({**data, "task": {"type": "torchrum.training.config:ModelConfig"}})
 
@@ -162,5 +166,5 @@ def test_a_config_of_the_first_format_means_the_papers_rum():
 
 
 def test_a_config_of_a_newer_format_is_refused():
-    with pytest.raises(ConfigError, match="format 3, written by a newer torchrum; this one reads up to 2"):
+    with pytest.raises(ConfigError, match="the format is 3, written by a newer torchrum; this one reads up to 2"):
         from_json({**to_json(tiny()), "format": 3})

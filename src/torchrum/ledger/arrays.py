@@ -21,6 +21,7 @@ Matrices are held as small integers with a factor (``tau_unit``): a picture show
 """
 
 import io
+import zipfile
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -33,12 +34,14 @@ from torch import Tensor, nn
 from torchrum.layers.observing import Observation, observe, recurrent_blocks
 from torchrum.ledger.schema import LedgerError
 from torchrum.tasks.base import Task
-from torchrum.training.files import write_atomic
+from torchrum.training.files import MAX_BYTES, read_bytes, write_atomic
 from torchrum.training.records import read_metrics
 from torchrum.training.scoring import load_model, read_config
 
 Arrays = dict[str, NDArray[np.generic]]
 
+MAX_INFLATED = 2**26
+"""Bytes of a file's arrays; the largest that are written have a tenth of it."""
 LONGEST = 1100
 """Steps of the sequence that are followed."""
 SAMPLES = 96
@@ -82,9 +85,13 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> Path:
 def read_arrays(path: Path) -> dict[str, NDArray[np.float64]]:
     """The arrays of a file as numbers to draw."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        content = io.BytesIO(read_bytes(path, MAX_BYTES))
+        with zipfile.ZipFile(content) as archive:
+            if sum(item.file_size for item in archive.infolist()) > MAX_INFLATED:
+                raise ValueError(f"it would take more than {MAX_INFLATED:,} bytes of memory")
+        with np.load(content, allow_pickle=False) as file:
             return drawable({name: file[name] for name in file.files})
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a damaged archive makes its readers do
         raise LedgerError(f"{path} cannot be read: {error}. Write it again with torchrum record --arrays.") from error
 
 

@@ -11,12 +11,12 @@ from torchrum.models import build_model
 from torchrum.recipes import registered_recipe
 from torchrum.training import records
 from torchrum.training.config import TrainConfig
-from torchrum.training.config_file import from_json as config_from_json
 from torchrum.training.config_file import to_json
 from torchrum.training.environment import Environment, given_commit, read_environment
 from torchrum.training.errors import ConfigError
-from torchrum.training.files import read_json, write_atomic
+from torchrum.training.files import write_atomic
 from torchrum.training.saved_state import check_ended_run
+from torchrum.training.scoring import read_config
 
 if TYPE_CHECKING:
     from torchrum.ledger.arrays import Arrays
@@ -76,7 +76,7 @@ def _arrays(run: Path) -> "Arrays":
 
 def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
     """The entry of a run folder; a run that has not ended is an error."""
-    config = config_from_json(read_json(run / records.CONFIG))
+    config = read_config(run)
     environment = read_environment(run)
     if records.read_result(run) is None:
         raise LedgerError(f"{run} has not ended; finish it with torchrum train {config.name} --resume {run}.")
@@ -189,5 +189,5 @@ def thin(lines: Sequence[dict[str, Any]], points: int = MAX_POINTS) -> dict[str,
     """Columns of at most ``points`` lines, evenly chosen, the first and the last among them."""
     if len(lines) > points:
         lines = [lines[round(i * (len(lines) - 1) / (points - 1))] for i in range(points)]
-    scores = [key for key in lines[0] if key not in ("kind", "step", "seconds", "lr")]
-    return {"step": [line["step"] for line in lines]} | {key: [rounded(line[key]) for line in lines] for key in scores}
+    columns = {key: [rounded(line[key]) for line in lines] for key in records.shared_scores(lines)}
+    return {"step": [line["step"] for line in lines], **columns}

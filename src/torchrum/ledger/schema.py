@@ -4,18 +4,17 @@ import hashlib
 import json
 import math
 import re
-import typing
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from torchrum.ledger.texts import local_name
 from torchrum.recipes import registered_recipe
 from torchrum.training.config import TrainConfig
-from torchrum.training.errors import ConfigError
+from torchrum.training.files import MAX_BYTES, parse_json, read_bytes
 from torchrum.training.overrides import override
+from torchrum.training.schema import UNFIT, Reader
 
 FORMAT = 1
 MAX_POINTS = 200
@@ -97,18 +96,18 @@ class Entry:
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def from_json(text: str, source: str) -> Entry:
+def from_json(text: bytes | str, source: str) -> Entry:
     """Read an entry and check its numbers; ``source`` names it in errors."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise LedgerError(f"{source}: this is not JSON: {error}.") from error
-    if not isinstance(data, dict):
-        raise LedgerError(f"{source}: this is {type(data).__name__}, but an entry is an object.")
-    _check_types(data, source)
-    entry = Entry(**data)
-    for problem in problems(entry):
-        raise LedgerError(f"{source}: {problem}")
+    entry = Reader(source, LedgerError, finite=True).build(Entry, data)
+    try:
+        for problem in problems(entry):
+            raise LedgerError(f"{source}: {problem}")
+    except ArithmeticError as error:
+        raise LedgerError(f"{source}: its numbers make no sense together: {error}.") from error
     return entry
 
 
@@ -118,33 +117,15 @@ def read_ledger(folder: Path, task: str | None = None) -> list[Entry]:
     for path in sorted(folder.glob(f"{task or '*'}/*.json")):
         if path.parent.name == "bench":  # timings, which have a form of their own
             continue
-        entry = from_json(path.read_text(encoding="utf-8"), str(path))
+        try:
+            content = read_bytes(path, MAX_BYTES)
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
+        entry = from_json(content, str(path))
         if (path.parent.name, path.name) != (entry.task, entry.file_name):
             raise LedgerError(f"{path}: this entry belongs into {entry.task}/{entry.file_name}.")
         entries.append(entry)
     return entries
-
-
-def _check_types(data: dict[str, Any], source: str) -> None:
-    kinds = typing.get_type_hints(Entry)
-    names = [item.name for item in fields(Entry)]
-    if wrong := sorted(set(names) ^ (set(data) | OPTIONAL)):
-        raise LedgerError(f"{source}: the fields {', '.join(wrong)} are missing or unknown.")
-    for name in data:
-        if not _is(data[name], kinds[name]):
-            kind = getattr(kinds[name], "__name__", str(kinds[name]))
-            raise LedgerError(f"{source}: {name} is {str(data[name])[:60]!r}, but it must be {kind}.")
-
-
-def _is(value: Any, kind: Any) -> bool:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is list:
-        return isinstance(value, list) and all(_is(item, inner[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_is(item, inner[1]) for item in value.values())
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def problems(entry: Entry) -> Iterator[str]:
@@ -153,7 +134,7 @@ def problems(entry: Entry) -> Iterator[str]:
         yield f"format is {entry.format}, but this version reads {FORMAT}."
     try:
         task = entry.config().task
-    except (ConfigError, ValueError) as error:
+    except UNFIT as error:
         yield f"its recipe cannot be rebuilt: {error}"
         return
     if not math.isclose(entry.baseline, task.baseline(), rel_tol=1e-5):
@@ -165,8 +146,9 @@ def problems(entry: Entry) -> Iterator[str]:
         yield f"final is {entry.final}, but the curve ends with {last}."
     if entry.curve.get("step") and entry.curve["step"][-1] != entry.steps:
         yield f"steps is {entry.steps}, but the curve ends at {entry.curve['step'][-1]}."
-    if task.metric not in entry.final:
-        yield f"final has no {task.metric}, the metric of the task."
+    for name in {task.metric, "loss"} | ({"accuracy"} if task.metric == "ratio" else set()):
+        if name not in entry.final:
+            yield f"final has no {name}, which tables show."
     if entry.test and (task.metric not in entry.test or not 0 < entry.test.get("step", 0) <= entry.steps):
         yield f"test must have {task.metric} and the step of its checkpoint, up to {entry.steps}; it is {entry.test}."
     if bool(entry.test) != bool(entry.tested):

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from torchrum.plots.style import Figure, baseline, count_steps, drawing, save
-from torchrum.training.config_file import from_json
 from torchrum.training.errors import RunError
-from torchrum.training.files import read_json
-from torchrum.training.records import CONFIG, read_metrics
+from torchrum.training.records import read_metrics, shared_scores
+from torchrum.training.scoring import read_config
 
 TRAINING, VALIDATION = "#9ecae1", "#d55e00"
 
@@ -21,12 +20,12 @@ def draw_curve(run: Path, out: Path | None = None) -> Path:
     Returns:
         The path of the picture.
     """
-    config = from_json(read_json(run / CONFIG))
+    config = read_config(run)
     training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
     if not training and not validation:
         raise RunError(f"{run} has no scores to draw yet.")
     # ratio is the loss in other units: one panel serves both
-    scores = [key for key in (training or validation)[0] if key not in ("kind", "step", "seconds", "lr", "ratio")]
+    scores = [key for key in shared_scores([*training, *validation]) if key != "ratio"]
     with drawing():
         figure = Figure(figsize=(3.6 * len(scores), 2.8), layout="constrained")
         for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):

@@ -11,7 +11,6 @@ written; without an index, the newest checkpoint that is intact counts.
 import hashlib
 import io
 import os
-import pickle
 import re
 import secrets
 import shutil
@@ -26,6 +25,7 @@ from torch import Tensor
 from torchrum.training.errors import RunError
 from torchrum.training.files import read_bytes, read_json, sync_folder, write_json, write_synced
 from torchrum.training.schema import Reader
+from torchrum.training.unpack import unpack
 
 FORMAT = "torchrum checkpoint 1"
 MODEL, STATE, MANIFEST, INDEX = "model.safetensors", "state.pt", "manifest.json", "index.json"
@@ -220,11 +220,9 @@ def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple
         raise RunError(f"{_root(run) / INDEX} names the checkpoint {name!r}, which is not there. {ADVICE}")
     _, contents = _read(folder)
     try:
-        weights = load(contents[MODEL])
-        state = torch.load(io.BytesIO(contents[STATE]), map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise RunError(f"{folder} is not a torchrum checkpoint: {error}") from error
-    return weights, state
+        return load(contents[MODEL]), unpack(contents[STATE])
+    except (SafetensorError, ValueError) as error:
+        raise RunError(f"{folder} is not a torchrum checkpoint: {error}.") from error
 
 
 def _manifest(folder: Path) -> Manifest:

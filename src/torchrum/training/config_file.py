@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.tasks.base import Task
-from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
+from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
-from torchrum.training.overrides import field_names, unknown_name
-
-T = TypeVar("T")
+from torchrum.training.overrides import field_names
+from torchrum.training.schema import Reader, shown
 
 FORMAT = 2
 """Version of the layout; in the first one the options of RUM that a config left out were the paper's."""
@@ -42,48 +41,48 @@ def task_name(kind: type[Task]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def from_json(data: Mapping[str, Any]) -> TrainConfig:
-    """Rebuild a config from ``to_json``'s data; unknown fields and foreign classes are refused."""
+def from_json(data: Any, source: object = "the config", error: type[Exception] = ConfigError) -> TrainConfig:
+    """Rebuild a config from ``to_json``'s data; unknown fields, wrong types and foreign classes are refused.
+
+    Args:
+        data: what a file held.
+        source: that file, for errors.
+        error: what to raise.
+    """
+    reader = Reader(source, error)
+    if not isinstance(data, Mapping):
+        raise reader.wrong("it", data, "an object")
+    task = reader.value(dict[str, Any], data.get("task"), "task")
     try:
-        parts = {name: value for name, value in upgraded(data).items() if name != "format"}
-        parts["task"] = _build(_task_class(parts["task"]["type"]), {**parts["task"], "type": None})
-        parts["model"] = _build(ModelConfig, parts["model"])
-        parts["optimizer"] = _build(OptimizerConfig, parts["optimizer"])
-        parts["paper"] = None if parts.get("paper") is None else _build(Paper, parts["paper"])
-        return _build(TrainConfig, parts)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"this is not the config of a run: {error!r}") from error
+        kind, parts = _task_class(task.pop("type", None)), upgraded(data)
+    except ConfigError as failure:
+        raise reader.fail(str(failure)) from failure
+    del parts["format"]
+    return reader.build(TrainConfig, {**parts, "task": reader.build(kind, task, "task")})
 
 
 def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     """A config as plain data of any version, in the layout of today."""
-    found = data.get("format", 1)
-    if found > FORMAT:
-        raise ConfigError(f"the config has format {found}, written by a newer torchrum; this one reads up to {FORMAT}.")
-    if found == FORMAT or data["model"]["layer"] != "rum":
-        return {**data, "format": FORMAT}
-    options = {**PAPER_OPTIONS, **data["model"]["options"]}
-    return {**data, "format": FORMAT, "model": {**data["model"], "options": options}}
+    found, model = data.get("format", 1), data.get("model")
+    if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
+        raise ConfigError(f"the format is {shown(found)}, written by a newer torchrum; this one reads up to {FORMAT}.")
+    if found < FORMAT and isinstance(model, Mapping) and model.get("layer") == "rum":
+        options = model.get("options")
+        if isinstance(options, Mapping):
+            return {**data, "format": FORMAT, "model": {**model, "options": {**PAPER_OPTIONS, **options}}}
+    return {**data, "format": FORMAT}
 
 
-def _build(cls: type[T], values: Mapping[str, Any]) -> T:
-    known = field_names(cls)
-    given = {name: value for name, value in values.items() if not (name == "type" and value is None)}
-    for name in given:
-        if name not in known:
-            raise unknown_name(f"field of {cls.__name__}", name, known)
-    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
-
-
-def _task_class(path: str) -> type[Task]:
+def _task_class(path: object) -> type[Task]:
     """The task of this name among those that are loaded: a file must not choose what is imported."""
     kinds = Task.__subclasses__()
     for kind in kinds:  # grows as it is walked
         kinds += kind.__subclasses__()
     found = {task_name(kind): kind for kind in kinds}
-    if path not in found:
+    if not isinstance(path, str) or path not in found:
         raise ConfigError(
-            f"the task {path} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION --resume RUN"
+            f"the task {shown(path)} is not part of torchrum; name its recipe too: "
+            "torchrum train MODULE:FUNCTION --resume RUN"
         )
     return found[path]
 

@@ -77,7 +77,7 @@ def read_json(path: Path) -> Any:
 def parse_json(content: bytes | str) -> Any:
     """JSON that is not nested too deep; a ValueError says what is wrong with other content."""
     try:
-        data = json.loads(content)
+        data = json.loads(content.decode() if isinstance(content, bytes) else content)
     except RecursionError:
         raise ValueError(f"objects stand more than {MAX_DEPTH} deep inside each other") from None
     level, depth = [data], 0

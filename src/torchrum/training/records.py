@@ -16,15 +16,20 @@ stand out.
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchrum.training.errors import RunError
-from torchrum.training.files import read_bytes, read_json, write_atomic
+from torchrum.training.files import parse_json, read_bytes, read_json, write_atomic
+from torchrum.training.run_state import Result
+from torchrum.training.schema import Reader
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 RESULT = "result.json"
+NO_SCORES = frozenset(("kind", "step", "seconds", "lr"))
+"""What a line of metrics.jsonl has besides scores."""
 MAX_METRICS = 2**30
 """Bytes; ten million lines."""
 
@@ -46,28 +51,51 @@ def holds_run(folder: Path) -> bool:
 def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``, of one ``kind`` or of all; a last line cut short by a crash is left out."""
     path = Path(folder) / METRICS
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise RunError(f"{path}, line {number}, is damaged: {error}. Mend the line or delete it.") from error
+    lines = _read_content(path).split(b"\n")[:-1]
+    records = (_record(line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
     return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    """A line of ``metrics.jsonl``, checked: its kind, its step, and numbers."""
+    try:
+        record = parse_json(line)
+    except ValueError as error:
+        raise RunError(f"{where}, is damaged: {error}. Copy it back from elsewhere.") from error
+    reader = Reader(where)
+    if not isinstance(record, dict):
+        raise reader.wrong("it", record, "an object")
+    for name, hint in (("kind", str), ("step", int), ("seconds", float)):
+        if name not in record:
+            raise reader.fail(f"the field {name} is missing.")
+        reader.value(hint, record[name], name)
+    for name, value in record.items():
+        if name != "kind" and type(value) is not float:  # the usual case costs nothing
+            reader.value(float, value, name)
+    if record["step"] < 0 or ("loss" not in record and record["kind"] in ("train", "validation")):
+        raise reader.fail("it needs a step of at least 0 and, for training and validation, a loss.")
+    return record
+
+
+def shared_scores(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """The scores that all of some lines have, in the order of the first."""
+    return [key for key in lines[0] if key not in NO_SCORES and all(key in line for line in lines)]
 
 
 def last_scores(folder: Path) -> dict[str, float]:
     """Loss and metrics of the last validation; empty before the first."""
     lines = read_metrics(folder, "validation")
-    return (
-        {name: value for name, value in lines[-1].items() if name not in ("kind", "step", "seconds")} if lines else {}
-    )
+    return {name: value for name, value in lines[-1].items() if name not in NO_SCORES} if lines else {}
 
 
-def read_result(folder: Path | str) -> dict[str, Any] | None:
+def read_result(folder: Path) -> Result | None:
     """``result.json``, or None while the run has not ended."""
-    path = Path(folder) / RESULT
-    return read_json(path) if path.exists() else None
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    reader = Reader(path)
+    data = reader.value(dict[str, Any], read_json(path), "it")
+    return reader.build(Result, {**data, "folder": folder})
 
 
 @dataclass(frozen=True, kw_only=True)

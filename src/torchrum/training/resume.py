@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchrum.training import random_state
@@ -42,11 +42,17 @@ class Resumed(NamedTuple):
     """What to tell the user."""
 
 
-def restore(folder: Path, trained: Trained) -> Resumed:
-    """Fill what is trained from the last checkpoint in ``folder``; without one, the run starts anew."""
-    engine, config = trained.engine, trained.config
+class Loaded(NamedTuple):
+    """A checkpoint that belongs to the run."""
+
+    weights: dict[str, Tensor]
+    state: SavedState
+
+
+def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None:
+    """The last checkpoint in ``folder``, if there is one, compared with ``config`` before anything is built from it."""
     if not engine.first(lambda: has_checkpoint(folder)):
-        return Resumed(Progress(), None, [f"{folder} has no checkpoint yet: starting from the first step"])
+        return None
     if engine.world_size > 1:
         engine.first(lambda: bool(load_state(folder)))  # one clear failure instead of one from each process
     weights, state = load_state(folder)
@@ -60,7 +66,15 @@ def restore(folder: Path, trained: Trained) -> Resumed:
     if done and engine.first(lambda: (folder / RESULT).exists()):
         steps = f"{progress.step} steps are done, {config.steps} are asked for"
         raise RunError(f"{folder} is complete: {steps}. Pass more --steps, or --stop_at none.")
-    fill(trained.scored, weights, folder)
+    return Loaded(weights, state)
+
+
+def restore(folder: Path, trained: Trained, loaded: Loaded | None) -> Resumed:
+    """Fill what is trained from a checkpoint; without one, the run starts anew."""
+    if loaded is None:
+        return Resumed(Progress(), None, [f"{folder} has no checkpoint yet: starting from the first step"])
+    engine, config, state = trained.engine, trained.config, loaded.state
+    fill(trained.scored, loaded.weights, folder)
     if trained.scored is not trained.module:
         fill(trained.module, state.trained or {}, folder)
     load_optimizer_state(trained.optimizer, config.optimizer, state.optimizer, folder)
@@ -68,8 +82,10 @@ def restore(folder: Path, trained: Trained) -> Resumed:
         engine.load_scaler_state(state.scaler)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise RunError(f"the checkpoint in {folder} has no loss scaling that fits: {error}.") from error
-    trained.step.position.fill_(progress.step)
-    return Resumed(progress, mark, [f"resuming {folder} at step {progress.step}", *_share(folder, trained, state)])
+    step = state.progress.step
+    trained.step.position.fill_(step)
+    notes = [f"resuming {folder} at step {step}", *_share(folder, trained, state)]
+    return Resumed(state.progress, state.metrics, notes)
 
 
 def _share(folder: Path, trained: Trained, state: SavedState) -> list[str]:

@@ -56,6 +56,10 @@ class Result:
     seconds: float
     """Time spent in training."""
 
+    def __post_init__(self) -> None:
+        if self.stopped not in ("finished", "goal", "diverged", *signal.Signals.__members__):
+            raise ValueError(f"stopped is {self.stopped!r:.60}; it must be finished, goal, diverged or a signal.")
+
     @property
     def exit_code(self) -> int:
         """0, or 128 plus the number of the signal, as shells expect, or 1 for a run that diverged."""

@@ -54,7 +54,8 @@ class SavedState:
 
     def __post_init__(self) -> None:
         done = self.progress
-        if not (0 <= done.since_log <= done.step and 0 <= done.best_step <= done.step and done.reached >= 0):
+        counts = (done.reached, done.waited, done.drops)
+        if not (0 <= done.since_log <= done.step and 0 <= done.best_step <= done.step and min(counts) >= 0):
             raise ValueError(f"progress does not fit itself: {done}.")
         if not 0 <= done.seconds < math.inf or (done.best is not None and not math.isfinite(done.best)):
             raise ValueError(f"progress has numbers that are not finite: {done}.")

@@ -1,5 +1,6 @@
 """Data of a file against the types that a dataclass declares: the one place where what was read is checked."""
 
+import functools
 import math
 import types
 import typing
@@ -10,6 +11,8 @@ from typing import Any, Literal, TypeVar
 from torchrum.training.errors import RunError
 
 T = TypeVar("T")
+UNFIT = (ValueError, TypeError, LookupError, ArithmeticError)
+"""What values raise that have the right types and make no sense together."""
 
 
 class Reader:
@@ -28,7 +31,7 @@ class Reader:
         """An instance of the dataclass ``kind``; fields without a default must be there, others may be missing."""
         if not isinstance(data, Mapping):
             raise self.wrong(where or "it", data, "an object")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(typing.cast(Any, kind))
         known = {item.name: item for item in fields(kind) if item.init}  # type: ignore[arg-type]
         if unknown := sorted(str(name) for name in data.keys() - known.keys()):
             raise self.fail(f"{_join(where, unknown[0])!r:.80} is not a field of it; there are: {', '.join(known)}.")
@@ -38,7 +41,7 @@ class Reader:
         values = {name: self.value(hints[name], value, _join(where, name)) for name, value in data.items()}
         try:
             return kind(**values)
-        except ValueError as error:  # the values do not fit each other
+        except UNFIT as error:  # the values do not fit each other
             raise self.fail(str(error)) from error
 
     def value(self, hint: Any, value: Any, where: str) -> Any:
@@ -60,7 +63,7 @@ class Reader:
             if not isinstance(value, Mapping) or not all(isinstance(key, inner[0]) for key in value):
                 raise self.wrong(where, value, "an object")
             return {key: self.value(inner[1], item, _join(where, key)) for key, item in value.items()}
-        if is_dataclass(hint):
+        if is_dataclass(hint) and not isinstance(value, typing.cast(type, hint)):
             return self.build(typing.cast(type, hint), value, where)
         return self._plain(hint, value, where)
 
@@ -94,6 +97,11 @@ class Reader:
     def fail(self, text: str) -> Exception:
         """The error with this text and the file."""
         return self._error(f"{self._source}: {text}")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def shown(value: Any) -> str:

@@ -74,7 +74,8 @@ def fill(model: nn.Module, weights: dict[str, Any], run: Path) -> None:
 
 def read_config(run: Path | str) -> TrainConfig:
     """The config of a run folder."""
-    return from_json(read_json(Path(run) / CONFIG))
+    path = Path(run) / CONFIG
+    return from_json(read_json(path), path, RunError)
 
 
 def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.Module:

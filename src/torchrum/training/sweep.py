@@ -107,7 +107,7 @@ def _train(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_en
     changed = differences(identity(read_config(folder)), identity(config))
     if changed:
         raise RunError(f"{folder} holds a finished run of another config: {'; '.join(changed)}.")
-    return Result(folder=folder, **done)
+    return done
 
 
 def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[str, Result]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from torchrum.training.records import (
     MetricsFile,
     last_scores,
 )
-from torchrum.training.resume import Trained, restore
+from torchrum.training.resume import Trained, load_run, restore
 from torchrum.training.run_folder import claim_run
 from torchrum.training.run_state import Progress, Result, to_device
 from torchrum.training.schedule import plateau
@@ -102,7 +102,7 @@ class Trainer:
 
     def _prepare(self, resume: bool) -> tuple[bool, list[str]]:
         config, engine = self.config, self._engine
-
+        loaded = load_run(self._folder, config, engine) if resume else None
         torch.manual_seed(config.seed)  # every process starts from the same weights
         self._module = self._given if self._given is not None else build(config)
         graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
@@ -122,7 +122,7 @@ class Trainer:
         notes: list[str] = []
         if resume:
             trained = Trained(config, engine, self._module, self._scored, self._optimizer, self._step)
-            self._progress, self._mark, notes = restore(self._folder, trained)
+            self._progress, self._mark, notes = restore(self._folder, trained, loaded)
         return graph, notes
 
     def _run(self, resume: bool, graph: bool, notes: list[str]) -> Result:
