@@ -1,5 +1,9 @@
 """Sphinx: ``make docs`` builds docs/_build/html; the tests build it with warnings as errors."""
 
+import shutil
+from pathlib import Path
+from typing import Any
+
 from torchrum import __version__
 
 project = "torchrum"
@@ -30,3 +34,13 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#b34a00", "color-brand-content": "#0067a3"},
     "dark_css_variables": {"color-brand-primary": "#ff9a5c", "color-brand-content": "#6cc0f0"},
 }
+
+
+def copy_figures(app: Any, error: Exception | None) -> None:
+    """Pages show figures in plain HTML, which a code host renders too; Sphinx copies only what its own markup names."""
+    if error is None:
+        shutil.copytree(Path(app.srcdir) / "figures", Path(app.outdir) / "figures", dirs_exist_ok=True)
+
+
+def setup(app: Any) -> None:
+    app.connect("build-finished", copy_figures)

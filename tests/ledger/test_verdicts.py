@@ -51,6 +51,9 @@ def entry(recipe: str, seed: int, accuracy: float, steps: int = 100, **changes) 
         ("char-ptb-fs-rum-2", 1.21, "not reproduced"),
         ("char-ptb-fs-rum-2", 1.15, "better"),
         ("babi-rum-qa1", 0.9, "better"),
+        ("babi-rum-qa1", 0.775, "reproduced"),  # two standard errors of 1,000 questions at 79.7 % are 2.5 points
+        ("babi-rum-qa1", 0.77, "not reproduced"),
+        ("babi-rum-qa4", 0.99, "reproduced"),  # at 100 % they are none, and one point is allowed
         ("babi-lstm-qa1", 0.9, "not comparable"),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 
 from torchrum.ledger import Entry, LedgerError
 from torchrum.ledger.table import table_rows
+from torchrum.plots.babi import babi_figure, babi_scores
 from torchrum.plots.catalog import FIGURES, draw_figure, draw_gradients
 from torchrum.plots.curve import draw_curve
 from torchrum.plots.curves import copying_figure, over_seeds, recall_figure
@@ -145,3 +146,28 @@ def test_a_curve_of_a_run_folder(run):
 def test_a_run_without_scores_has_no_curve(run):
     with pytest.raises(RunError, match="has no scores to draw yet"):
         draw_curve(run)
+
+
+def test_babi_has_a_dot_for_each_task_and_a_range_over_seeds():
+    scored = [replace(entry("babi-rum-qa2", seed), test={"accuracy": 0.4 + seed / 10}) for seed in (0, 1)]
+    tasks = {f"task{number:02d}": 0.5 for number in range(1, 21)}
+    joint = replace(entry("babi-joint-rum", 0), test={"accuracy": 0.5, **tasks})
+    found = babi_scores([*scored, joint, replace(scored[0], seed=5, overrides=["task.size=1000"])])
+    assert found["RUM λ=0, one model per task"] == {2: [0.4, 0.5]}
+    assert found["rum, one model for all tasks"] == {number: [0.5] for number in range(1, 21)}
+    with drawing():
+        figure = babi_figure([*scored, joint])
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[0] == "RUM in the paper (mean 73.2 %)"
+    assert "rum, one model for all tasks (mean 50.0 %)" in labels
+    dots = {line.get_label(): line.get_xdata() for line in figure.axes[0].get_lines()}
+    assert dots["RUM λ=0, one model per task"].tolist() == pytest.approx([0.45])
+
+
+def test_the_headline_shows_two_models_of_one_size(tmp_path):
+    rum, lstm = entry("recall-rum-lam1-t50", 0), entry("recall-lstm-t50", 0)
+    (drawn,) = FIGURES["headline"]([rum, lstm, entry("recall-gru-t50", 0)], tmp_path)
+    with drawing():
+        figure = drawn.draw()
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["RUM λ=1", "LSTM"]
+    assert list(FIGURES["headline"]([rum], tmp_path)) == []

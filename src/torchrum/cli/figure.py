@@ -16,7 +16,8 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "what",
-        help="copying, recall, char (learning curves), kernels (heat maps of W_hh), rotation (angles, planes, norms), "
+        help="copying, recall, char (learning curves), babi (task by task), headline (recall), kernels (heat "
+        "maps of W_hh), rotation (angles, planes, norms), "
         "phases (of R), diagonal (of W_hh over training), gradients (through time), reflections (the rotation itself), "
         "all, or a run folder: its curve",
     )

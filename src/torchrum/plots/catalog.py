@@ -17,7 +17,8 @@ from torchrum.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import Row, best_settings, score_names, spread, table_rows
-from torchrum.plots.curves import char_figure, copying_figure, recall_figure
+from torchrum.plots.babi import babi_figure
+from torchrum.plots.curves import char_figure, copying_figure, headline_figure, recall_figure
 from torchrum.plots.diagonal import diagonal_figure
 from torchrum.plots.geometry import reflections_figure
 from torchrum.plots.gradients import gradients_figure
@@ -58,6 +59,23 @@ def curves(task: str, caption: str, draw: Callable[[Sequence[Row]], Figure]) -> 
             yield Drawing(task, caption, lambda: draw(best_settings(rows)))
 
     return plan
+
+
+def headline(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+    """RUM beside an LSTM on recall at the paper's longer length, 50 units each."""
+    kept = [entry for entry in entries if entry.recipe in ("recall-rum-lam1-t50", "recall-lstm-t50")]
+    kept = [entry for entry in kept if own_problem(entry) and entry.config().model.hidden_size == 50]
+    rows = best_settings(table_rows(kept, "recall"))
+    if len(rows) == 2:
+        caption = "Associative recall of 25 pairs, validation accuracy of RUM and an LSTM: median and range over seeds."
+        yield Drawing("headline", caption, lambda: headline_figure(rows))
+
+
+def babi(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+    """Accuracy task by task."""
+    if any(entry.task == "babi" for entry in entries):
+        caption = "bAbI task by task, the paper's RUM beside our models: mean and range over seeds; solved at 95 %."
+        yield Drawing("babi", caption, lambda: babi_figure(entries))
 
 
 def own_problem(entry: Entry) -> bool:
@@ -195,6 +213,8 @@ FIGURES: dict[str, Plan] = {
     "copying": curves("copying", "Copying memory, training loss (Figure 2 of the paper).", copying_figure),
     "recall": curves("recall", "Associative recall, validation (the figure of Appendix B).", recall_figure),
     "char": curves("char", "Character language modelling, validation.", char_figure),
+    "babi": babi,
+    "headline": headline,
     "kernels": of_runs(
         "kernels",
         "The recurrent matrices after training ({where} of the paper)",
@@ -233,7 +253,8 @@ def draw_figure(name: str, results: Path, out: Path) -> list[Path]:
         raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
     paths = draw_plan(FIGURES[name], results, out)
     if not paths:
-        advice = "torchrum record RUN" if name in ("copying", "recall", "char") else "torchrum record --arrays RUN"
+        plain = name in ("copying", "recall", "char", "babi", "headline")
+        advice = "torchrum record RUN" if plain else "torchrum record --arrays RUN"
         raise LedgerError(f"{results} has nothing to draw {name} from; add a run with {advice}.")
     return paths
 

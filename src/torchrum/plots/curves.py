@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from torchrum.ledger.labels import model_label
@@ -53,6 +54,22 @@ def recall_figure(rows: Sequence[Row]) -> Figure:
         count_steps(left)
         count_steps(right)
     _finish(figure, "Associative recall: validation")
+    return figure
+
+
+def headline_figure(rows: Sequence[Row]) -> Figure:
+    """Accuracy of recall over the steps, of few models: wide and low, for the top of a page."""
+    figure = Figure(figsize=(7.2, 2.5), layout="constrained")
+    axes = figure.subplots()
+    task = rows[0][0].config().task
+    assert isinstance(task, Recall)
+    for row in rows:
+        draw_row(axes, row, "curve", "accuracy")
+    baseline(axes, task.baseline_accuracy(), "the best without pairing keys and values")
+    axes.set(ylabel="accuracy", ylim=(0, 1.03), title=f"Associative recall of {task.pairs} pairs, 50 units each")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    count_steps(axes)
+    axes.legend(loc="center right")
     return figure
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from torchrum.plots.kernels import recurrences
@@ -28,8 +29,9 @@ def diagonal_figure(runs: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Fi
                 axes.plot(arrays["steps"], values, color=PALETTE[number % len(PALETTE)], label=label)
         baseline(axes, 1, "no structure")
         axes.set(title=title, yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         count_steps(axes)
     figure.axes[0].set_ylabel("mean |diagonal| / mean |other|")
     handles = figure.axes[0].get_legend_handles_labels()

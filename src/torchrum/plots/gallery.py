@@ -2,16 +2,17 @@
 
 import os
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from torchrum.ledger.markers import write_marked
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.plots.catalog import FIGURES
 
-IMAGE = """```{{image}} {folder}/{name}{dark}.svg
-:class: only-{theme}
-:alt: {caption}
-```
+IMAGE = """<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="{folder}/{name}-dark.svg">
+  <img src="{folder}/{name}.svg" alt="{caption}">
+</picture>
 """
 
 
@@ -33,10 +34,7 @@ def gallery(name: str, entries: Sequence[Entry], results: Path, folder: str) -> 
         raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
     parts = []
     for drawing in FIGURES[name](entries, results):
-        for theme, dark in (("light", ""), ("dark", "-dark")):
-            parts.append(
-                IMAGE.format(folder=folder, name=drawing.name, dark=dark, theme=theme, caption=drawing.caption)
-            )
+        parts.append(IMAGE.format(folder=folder, name=drawing.name, caption=escape(drawing.caption)))
         parts.append(f"{drawing.caption}\n")
     parts.append(f"`torchrum figure {name}`\n" if parts else f"No run recorded for `torchrum figure {name}` yet.\n")
     return "\n" + "\n".join(parts) + "\n"

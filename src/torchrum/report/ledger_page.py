@@ -11,6 +11,7 @@ from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import line, score_names, spread
 from torchrum.ledger.verdicts import RULE, Verdict, Word, verdict_table, verdicts
+from torchrum.plots.catalog import FIGURES
 from torchrum.report.blocks import Block, Items, Playground, Text, blocks, inline
 from torchrum.report.headline import headlines
 from torchrum.report.page import Page, Section
@@ -97,6 +98,7 @@ def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -
     rows = headlines(entries, results)
     table = [line(("what", "RUM", "beside it")), line(["---"] * 3), *(line((r.what, r.ours, r.others)) for r in rows)]
     yield from blocks("\n".join(table))
+    yield from pictures("headline", entries, results)
     yield Text(inline(f"**The rule.** {RULE}"))
 
 
@@ -105,7 +107,7 @@ def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Ve
     parts: list[Block] = [Text(inline(about))]
     here = [item for item in found if item.recipe.partition("-")[0] == task]
     parts += blocks(verdict_table(here))
-    if task in ("copying", "recall", "char"):
+    if task in FIGURES:
         parts += pictures(task, entries, results)
     if work is not None and any(entry.task == task for entry in entries):
         parts.append(Text(inline(f"**At a matched step budget** of {work:,} / T steps:")))
