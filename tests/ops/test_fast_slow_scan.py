@@ -210,8 +210,8 @@ def test_shapes_match_reference(T, B, H, S, slow):
     check(T, B, H, S, make_options(slow=slow, zoneout=0.1, dropout=0.35, training=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", [PENN, make_options(slow="lstm")], ids=["rum", "lstm"])
+@pytest.mark.parametrize("dtype", thinned([torch.bfloat16, torch.float16], 2), ids=str)
+@pytest.mark.parametrize("options", thinned([PENN, make_options(slow="lstm")], 2), ids=["rum", "lstm"])
 def test_half_types_match_reference(dtype, options):
     check(3, 3, 48, 40, options, dtype)
 
@@ -261,6 +261,7 @@ def check_rounding(monkeypatch, T: int, B: int, H: int, S: int, options: FastSlo
     assert largest_error(found, wanted) <= 4 * floor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_types_err_as_rounded_operands_do(monkeypatch, dtype):
     check_rounding(monkeypatch, 10, 2, 16, 12, smooth(PENN), dtype)
@@ -306,7 +307,7 @@ def test_empty_input(T, B):
     assert all(value.count_nonzero() == 0 for name, value in found.items() if name.startswith("dweight"))
 
 
-@pytest.mark.parametrize("slow", ["rum", "lstm"])
+@pytest.mark.parametrize("slow", thinned(["rum", "lstm"], 2))
 def test_steps_through_the_table_match_direct_ones(slow):
     """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
     options = make_options(slow=slow, k=3, zoneout=0.2, dropout=0.3, training=True)
@@ -388,7 +389,7 @@ def test_wrong_number_of_cells_is_refused():
 # ---- the cell
 
 
-@pytest.mark.parametrize("slow, num_fast", [("rum", 2), ("rum", 3), ("lstm", 2)])
+@pytest.mark.parametrize("slow, num_fast", thinned([("rum", 2), ("rum", 3), ("lstm", 2)], 2))
 def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, slow, num_fast):
     monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)  # which lets the interpreter run
     words = {"slow_size": 7, "slow": slow, "num_fast": num_fast, "zoneout": 0.1, "cell_dropout": 0.3, "device": DEVICE}
@@ -422,6 +423,7 @@ def test_cell_without_bias_on_eps_and_without_any(monkeypatch):
         torch.testing.assert_close(out, cell.scan(x, state)[0])
 
 
+@pytest.mark.slow
 def test_cell_can_be_compiled_around_checkpointed_and_differentiated_by_func(monkeypatch):
     monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)
     cell = fast_slow(3, 6, slow="rum", zoneout=0.3, cell_dropout=0.3, device=DEVICE)
