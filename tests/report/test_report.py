@@ -123,7 +123,7 @@ def test_headlines_are_written_between_their_markers(tmp_path):
     table = headline_table(headlines(entries, RESULTS))
     assert page.read_text() == f"before\n<!-- torchrum:headline -->\n{table}<!-- /torchrum:headline -->\nafter\n"
     (tmp_path / "other.md").write_text("nothing")
-    with pytest.raises(LedgerError, match="has no place for the headlines"):
+    with pytest.raises(LedgerError, match="no markers to write between; put <!-- torchrum:headline --> and"):
         write_headlines(tmp_path / "other.md", entries, RESULTS)
 
 

@@ -22,8 +22,8 @@ def write_marked(path: Path, kind: str, example: str, content: Callable[[str], s
 
     Args:
         path: a Markdown file with ``<!-- torchrum:KIND WORDS -->`` and ``<!-- /torchrum:KIND -->``.
-        kind: table, figure or bench.
-        example: words to propose where there is nothing to fill.
+        kind: table, figure, bench or headline.
+        example: words to propose where there is nothing to fill; empty for a kind that takes none.
         content: the words of a marker -> the text that belongs there, or None to leave it as it is.
     """
     try:
@@ -33,10 +33,8 @@ def write_marked(path: Path, kind: str, example: str, content: Callable[[str], s
         raise LedgerError(f"{path} cannot be read: {reason}.") from error
     new, count = fill_marked(old, kind, content)
     if not count:
-        raise LedgerError(
-            f"{path} has no markers to write between; put <!-- torchrum:{kind} {example} --> and "
-            f"<!-- /torchrum:{kind} --> in it."
-        )
+        marker = f"<!-- torchrum:{kind}{' ' + example if example else ''} -->"
+        raise LedgerError(f"{path} has no markers to write between; put {marker} and <!-- /torchrum:{kind} --> in it.")
     if new != old:
         write_atomic(path, new.encode())
     return new != old
@@ -48,11 +46,11 @@ def fill_marked(text: str, kind: str, content: Callable[[str], str | None]) -> t
 
     def filled(match: re.Match[str]) -> str:
         nonlocal count
-        new = content(match["words"])
+        new = content(match["words"] or "")
         count += new is not None
         return match[0] if new is None else f"{match['begin']}{new}{match['end']}"
 
-    marked = rf"(?P<begin><!-- torchrum:{kind} (?P<words>[^\n]+?) -->\n).*?(?P<end><!-- /torchrum:{kind} -->)"
+    marked = rf"(?P<begin><!-- torchrum:{kind}(?: (?P<words>[^\n]+?))? -->\n).*?(?P<end><!-- /torchrum:{kind} -->)"
     return re.sub(marked, filled, text, flags=re.DOTALL), count
 
 

@@ -1,6 +1,5 @@
 """The handful of numbers that stand first: each from a recorded run, with the page that tells more."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +8,13 @@ from statistics import fmean
 from torchrum.bench.records import Report, Row, read_report
 from torchrum.ledger.curves import reached_goal
 from torchrum.ledger.labels import model_label
-from torchrum.ledger.schema import Entry, LedgerError
+from torchrum.ledger.markers import write_marked
+from torchrum.ledger.schema import Entry
 from torchrum.ledger.table import Row as Runs
 from torchrum.ledger.table import best_settings, line, spread, table_rows
 from torchrum.ledger.verdicts import one_per_seed
 from torchrum.plots.babi import babi_scores
 from torchrum.recipes.babi import PAPER
-from torchrum.training.files import write_atomic
-
-MARKED = re.compile(r"(<!-- torchrum:headline -->\n)(.*?)(<!-- /torchrum:headline -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,17 +46,8 @@ def headline_table(rows: Iterable[Headline], docs: str = "docs") -> str:
 
 def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool:
     """Put the table between ``<!-- torchrum:headline -->`` and its end; says whether the file changed."""
-    text = path.read_text(encoding="utf-8")
-    if not MARKED.search(text):
-        raise LedgerError(
-            f"{path} has no place for the headlines; put <!-- torchrum:headline --> and "
-            "<!-- /torchrum:headline --> in it."
-        )
     table = headline_table(headlines(entries, results))
-    filled = MARKED.sub(lambda found: f"{found[1]}{table}{found[3]}", text)
-    if filled != text:
-        write_atomic(path, filled.encode())
-    return filled != text
+    return write_marked(path, "headline", "", lambda _: table)
 
 
 def _own(entries: Sequence[Entry], task: str, ending: str = "") -> list[Runs]:
