@@ -35,7 +35,7 @@ def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
 
 
 def train(folder: Path, steps: int, hidden_size: int = 8) -> None:
-    """Begin the tiny run, or go on with it."""
+    """Start the tiny run, or resume it."""
     torch.set_num_threads(1)
     config = tiny()
     config = replace(config, steps=steps, log_every=1, model=replace(config.model, hidden_size=hidden_size))

@@ -1,4 +1,4 @@
-"""The command line: one file a subcommand, imported when it is called, so that help comes at once."""
+"""The command line: one file per subcommand, imported when it is called, so that help comes at once."""
 
 import errno
 import importlib

@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
             designs=options.designs,
             log=log,
         )
-        if not alive and options.json:  # the row that did it is on file: a fresh process goes on behind it
+        if not alive and options.json:  # the row that did it is on file: a fresh process continues after it
             begin_anew(arguments, options.seconds - (time.perf_counter() - start))
     if not report.rows:
         parser.error(f"no case of the {options.suite} suite matches {options.cases!r}")

@@ -14,7 +14,10 @@ def main(arguments: list[str]) -> int:
         "--best", type=int, metavar="STEPS", help="of each model only the best within these steps, and beyond them"
     )
     parser.add_argument(
-        "--within", type=int, metavar="WORK", help="every model after WORK / T steps, T being the size of the problem"
+        "--within",
+        type=int,
+        metavar="WORK",
+        help="compare at a matched step budget: WORK / T steps, T being the size of the problem",
     )
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="replace the tables between the markers of this file"

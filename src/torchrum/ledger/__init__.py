@@ -1,4 +1,4 @@
-"""The results ledger: one small JSON file a run, and the tables made from them."""
+"""The results ledger: one small JSON file per run, and the tables made from them."""
 
 from torchrum.ledger.record import record
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger

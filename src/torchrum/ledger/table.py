@@ -28,8 +28,8 @@ def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str
     Args:
         entries: the ledger.
         task: its name.
-        budget: show of each model only the setting that ended lowest within this many steps and, where it ran longer,
-            the one that did beyond; it says of how many settings.
+        budget: show of each model only the setting with the best final loss within this many steps and, where it ran
+            longer, the best one beyond; it says of how many settings.
     """
     if task == "babi":
         from torchrum.ledger.babi import babi_tables  # it uses what stands below
@@ -56,7 +56,7 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
 
 
 def best_settings(rows: Iterable[Row]) -> list[Row]:
-    """Of several settings of one model on one problem, the one that ended lowest."""
+    """Of several settings of one model on one problem, the one with the best final loss."""
     lowest: dict[tuple[object, ...], Row] = {}
     for row in rows:
         which = model_and_place(row)

@@ -1,14 +1,14 @@
-"""Failures that a user can mend: the command line prints them without a traceback, and leaves with their exit code."""
+"""Failures that a user can fix: the command line prints them without a traceback, and leaves with their exit code."""
 
 
 class RunError(RuntimeError):
-    """A run cannot go on: its folder, its checkpoint, the disk or the numbers stand in the way."""
+    """A run cannot continue because of its folder, its checkpoint, the disk or its numbers."""
 
     exit_code = 1
 
 
 class DivergedError(RunError):
-    """The loss is not a number any more; another setting may do better."""
+    """The loss is no longer finite; another setting may do better."""
 
 
 class ConfigError(ValueError):

@@ -2,7 +2,7 @@
 
     config.json         the TrainConfig, written before the first step
     environment.json    versions, commit and hardware
-    metrics.jsonl       one JSON object a line, appended as the run goes
+    metrics.jsonl       one JSON object per line, appended as the run goes
     checkpoints/        see checkpoint.py
     result.json         the last word: why it stopped, final and best scores, seconds
     curve.png           loss and metric over the steps

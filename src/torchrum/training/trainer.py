@@ -92,9 +92,9 @@ class Trainer:
             yield
         except OSError as error:
             further = (
-                f"Earlier checkpoints are intact; make room, then: torchrum train --resume {self._folder}"
+                f"Earlier checkpoints are intact; free disk space, then: torchrum train --resume {self._folder}"
                 if has_checkpoint(self._folder)
-                else "Make room or choose another --out."
+                else "Free disk space or choose another --out."
             )
             raise RunError(
                 f"{error.filename or self._folder} cannot be written: {error.strerror or error}. {further}"
@@ -320,7 +320,7 @@ class Trainer:
         if stopped.startswith("SIG"):
             self._interrupts.heeded = True
             self._display.say(
-                f"{stopped}: saved at step {progress.step}; go on with: torchrum train --resume {self._folder}"
+                f"{stopped}: saved at step {progress.step}; resume with: torchrum train --resume {self._folder}"
             )
             return result
         summary = {name: value for name, value in asdict(result).items() if name != "folder"}
