@@ -76,7 +76,7 @@ def trained_model() -> type:
         from huggingface_hub import ModelCard, PyTorchModelHubMixin
     except ModuleNotFoundError as error:
         raise ImportError(f'torchrum.hub needs {error.name}; install it with: pip install "torchrum[hub]"') from error
-    from torchrum.training.scoring import build, load_model, read_config
+    from torchrum.training.loading import build, load_model, read_config
 
     class TrainedModel(nn.Module, PyTorchModelHubMixin):
         """The model of a run, with what it was trained on.

@@ -35,8 +35,8 @@ from torchrum.layers.observing import Observation, observe, recurrent_blocks
 from torchrum.ledger.schema import LedgerError
 from torchrum.tasks.base import Task
 from torchrum.training.files import MAX_BYTES, read_bytes, write_atomic
+from torchrum.training.loading import load_model, read_config
 from torchrum.training.records import read_metrics
-from torchrum.training.scoring import load_model, read_config
 
 Arrays = dict[str, NDArray[np.generic]]
 

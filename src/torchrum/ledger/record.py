@@ -15,8 +15,8 @@ from torchrum.training.config_file import to_json
 from torchrum.training.environment import Environment, given_commit, read_environment
 from torchrum.training.errors import ConfigError
 from torchrum.training.files import write_atomic
+from torchrum.training.loading import read_config
 from torchrum.training.saved_state import check_ended_run
-from torchrum.training.scoring import read_config
 
 if TYPE_CHECKING:
     from torchrum.ledger.arrays import Arrays

@@ -28,7 +28,7 @@ from torchrum.plots.style import Figure, save_themes
 from torchrum.tasks import Copying
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError, RunError
-from torchrum.training.scoring import read_config
+from torchrum.training.loading import read_config
 
 
 @dataclass(frozen=True)

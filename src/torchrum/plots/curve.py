@@ -4,8 +4,8 @@ from pathlib import Path
 
 from torchrum.plots.style import Figure, baseline, count_steps, drawing, save
 from torchrum.training.errors import RunError
+from torchrum.training.loading import read_config
 from torchrum.training.records import read_metrics, shared_scores
-from torchrum.training.scoring import read_config
 
 TRAINING, VALIDATION = "#9ecae1", "#d55e00"
 

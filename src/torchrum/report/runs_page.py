@@ -20,8 +20,8 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import to_json
 from torchrum.training.errors import RunError
 from torchrum.training.files import read_json
+from torchrum.training.loading import read_config
 from torchrum.training.records import ENVIRONMENT, read_metrics
-from torchrum.training.scoring import read_config
 
 
 def runs_page(runs: Sequence[Path], title: str = "torchrum runs", lead: str = "") -> Page:

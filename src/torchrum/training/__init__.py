@@ -30,8 +30,8 @@ _LATER = {
     "Trainer": "trainer",
     "Result": "run_state",
     "evaluate": "scoring",
-    "load_model": "scoring",
-    "read_config": "scoring",
+    "load_model": "loading",
+    "read_config": "loading",
     "read_metrics": "records",
     "run_sweep": "sweep",
 }

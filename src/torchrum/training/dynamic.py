@@ -18,8 +18,9 @@ from torchrum.tasks.char_lm import CharLM
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.fabric import Engine
+from torchrum.training.loading import load_model, read_config
 from torchrum.training.run_state import detached_copy
-from torchrum.training.scoring import load_model, read_config, same_task
+from torchrum.training.scoring import same_task
 
 
 @dataclass(frozen=True, kw_only=True)

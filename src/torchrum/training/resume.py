@@ -12,11 +12,11 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import saved_differences
 from torchrum.training.errors import RunError
 from torchrum.training.fabric import Engine
+from torchrum.training.loading import fill
 from torchrum.training.optim import load_optimizer_state
 from torchrum.training.records import RESULT, Mark, check_metrics
 from torchrum.training.run_state import Progress, same_form, to_device
 from torchrum.training.saved_state import ProcessState, SavedState, load_state
-from torchrum.training.scoring import fill
 from torchrum.training.step import TrainStep, initial_state
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import differences, identity
 from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.loading import read_config
 from torchrum.training.lock import FolderLock, lock_folder, lock_free_folder
 from torchrum.training.records import holds_run
-from torchrum.training.scoring import read_config
 
 
 def claim_run(folder: Path, config: TrainConfig, resume: bool, rename: bool) -> FolderLock:

@@ -14,12 +14,12 @@ from torchrum.training.config_file import differences, identity
 from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
+from torchrum.training.loading import read_config
 from torchrum.training.lock import FolderLock, lock_folder, lock_free_folder
 from torchrum.training.overrides import override
 from torchrum.training.progress import Lenient
 from torchrum.training.records import holds_run, read_result
 from torchrum.training.run_state import Result
-from torchrum.training.scoring import read_config
 from torchrum.training.trainer import Trainer
 
 SUMMARY = "summary.json"

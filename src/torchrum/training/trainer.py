@@ -25,6 +25,7 @@ from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
 from torchrum.training.graph_step import GraphStep, graph_obstacle
 from torchrum.training.introduction import introduction
+from torchrum.training.loading import build
 from torchrum.training.optim import build_optimizer, learning_rate, set_learning_rate
 from torchrum.training.progress import Baseline, Display, is_early
 from torchrum.training.records import (
@@ -38,7 +39,7 @@ from torchrum.training.resume import Trained, load_run, restore
 from torchrum.training.run_folder import claim_run
 from torchrum.training.run_state import Progress, Result, to_device
 from torchrum.training.schedule import plateau
-from torchrum.training.scoring import build, score
+from torchrum.training.scoring import score
 from torchrum.training.signals import Interrupts
 from torchrum.training.step import TrainStep
 
