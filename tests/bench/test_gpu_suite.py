@@ -1,4 +1,4 @@
-"""The GPU suite end to end at tiny sizes; every contestant must come out with a time."""
+"""The GPU suite end to end at tiny sizes; every implementation must come out with a time."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ import torch
 from torchrum.bench import gpu, gpu_cases
 from torchrum.bench.gpu import run_gpu
 from torchrum.bench.gpu_cases import Case
-from torchrum.bench.measure import Captured, ContestantError, time_cpu
+from torchrum.bench.measure import Captured, ImplementationError, time_cpu
 from torchrum.bench.records import Report, read_report
 from torchrum.bench.training_steps import penn_treebank_step, recall_step
 from torchrum.bench.work import Shape
@@ -49,10 +49,10 @@ def on_cpu(monkeypatch):
     torch.set_float32_matmul_precision(before)
 
 
-def test_failures_stay_with_their_contestant(on_cpu, tmp_path):
+def test_failures_stay_with_their_implementation(on_cpu, tmp_path):
     report = Report("gpu", {}, path=tmp_path / "gpu.json")
     run_gpu(report, quick=True, samples=2, log=lambda text: None)
-    failed = {(row.case, row.contestant): row.failed for row in report.rows}
+    failed = {(row.case, row.implementation): row.failed for row in report.rows}
     assert failed["quick-eta", "fused"] == (
         "ValueError: backend='fused' cannot run: the input is on cpu. Pass backend='auto' to fall back."
     )
@@ -60,14 +60,14 @@ def test_failures_stay_with_their_contestant(on_cpu, tmp_path):
     assert failed["quick-lam1", "authors graphed"] is None
     timed = [row for row in report.rows if not row.failed]
     assert len(timed) == 2 * 2 + 2
-    assert all(row.backend is None for row in timed)  # neither the authors' way nor nn.GRU has one
+    assert all(row.backend is None for row in timed)  # neither the original implementation nor nn.GRU has one
     assert all(row.times.samples == 2 and row.peak_bytes == 7 and row.first_call_seconds > 0 for row in timed)
     assert {row.case: row.precision for row in timed} == {"quick-eta": "high", "quick-lam1": "highest"}
     assert read_report(report.path).rows == report.rows
 
 
 def test_error_is_measured_in_both_precisions(on_cpu):
-    case = replace(gpu.quick_cases()[0], contestants=("torch", "gru"))
+    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru"))
     ours, theirs = gpu.measure_case(case, "forward_backward", 2, lambda text: None)
     assert (ours.backend, ours.design, theirs.backend) == ("torch", None, None)
     assert 0 < ours.error < 2e-5
@@ -100,27 +100,27 @@ def test_a_case_without_a_device_leaves_its_reason(monkeypatch):
 def test_one_that_fails_while_timed_leaves_the_others(on_cpu, monkeypatch):
     def time_them(runs, samples, warmups):
         if "gru" in runs:
-            raise ContestantError("gru") from ValueError("odd")
+            raise ImplementationError("gru") from ValueError("odd")
         return time_cpu(runs, samples)
 
     monkeypatch.setattr(gpu, "time_cuda", time_them)
-    case = replace(gpu.quick_cases()[0], contestants=("torch", "gru", "lstm"), check_error=False)
+    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru", "lstm"), check_error=False)
     rows = gpu.measure_case(case, "forward", 2, lambda text: None)
     assert [row.failed for row in rows] == [None, "ValueError: odd", None]
     assert [row.times is None for row in rows] == [False, True, False]
 
 
 def test_a_lost_device_ends_the_run_and_a_second_one_goes_on(on_cpu, monkeypatch, tmp_path):
-    """The fused contestant fails here; were the device gone with it, a fresh process would take the rest."""
+    """The fused implementation fails here; were the device gone with it, a fresh process would take the rest."""
     monkeypatch.setattr(gpu, "device_works", lambda: False)
     report, said = Report("gpu", {}, path=tmp_path / "gpu.json"), []
     assert not run_gpu(report, quick=True, samples=2, cases="quick-eta", log=said.append)
-    assert [(row.contestant, row.mode) for row in report.rows] == [("fused", "forward")]
+    assert [(row.implementation, row.mode) for row in report.rows] == [("fused", "forward")]
     assert "the device is lost" in said[-1]
     again = read_report(tmp_path / "gpu.json")
     monkeypatch.setattr(gpu, "device_works", lambda: True)
     assert run_gpu(again, quick=True, samples=2, cases="quick-eta", log=said.append)
-    found = [(row.contestant, row.mode) for row in again.rows]
+    found = [(row.implementation, row.mode) for row in again.rows]
     assert len(found) == len(set(found)) == 2 * 4
     assert run_gpu(again, quick=True, samples=2, cases="quick-eta", log=said.append)
     assert len(again.rows) == 2 * 4  # nothing is measured twice
@@ -133,8 +133,8 @@ def test_stepwise_turns_the_persistent_kernels_off(monkeypatch):
     assert seen == [False]
     assert fused.PERSISTENT
     case = gpu_cases.with_stepwise(gpu_cases.quick_cases()[0])
-    assert case.contestants[-2:] == ("fused stepwise", "fused stepwise graphed")
-    assert gpu_cases.contestant("fused stepwise graphed") == ("fused", True, False, True)
+    assert case.implementations[-2:] == ("fused stepwise", "fused stepwise graphed")
+    assert gpu_cases.implementation("fused stepwise graphed") == ("fused", True, False, True)
 
 
 def test_design_is_told(monkeypatch):
@@ -224,8 +224,8 @@ def test_penn_treebank_insists_on_the_fused_kernels():
         penn_treebank_step(Shape(N=8, T=2, B=2), "fused")
 
 
-def test_promises_come_first():
+def test_cases_with_a_target_come_first():
     cases = gpu_cases.gpu_cases()
-    promised = gpu_cases.promised_cases()
-    assert cases[: len(promised)] == promised
-    assert {case.precision for case in promised if case.options.get("lam") == 1} == {"highest"}
+    targeted = gpu_cases.target_cases()
+    assert cases[: len(targeted)] == targeted
+    assert {case.precision for case in targeted if case.options.get("lam") == 1} == {"highest"}

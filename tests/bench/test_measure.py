@@ -8,7 +8,7 @@ from torch import nn
 
 from torchrum import RUM
 from torchrum.bench import accuracy
-from torchrum.bench.accuracy import clear_of_kinks, relative_error
+from torchrum.bench.accuracy import clear_of_threshold, relative_error
 from torchrum.bench.measure import summarise, time_cpu
 from torchrum.bench.memory import peak_memory
 from torchrum.bench.work import Shape, Work, equal_parameters, make_layer
@@ -19,7 +19,7 @@ def test_summary_is_median_and_quartiles():
     assert (times.low, times.median, times.high, times.samples, times.cpu) == (2.0, 3.0, 4.0, 5, 2.0)
 
 
-def test_contestants_take_turns_and_sleeping_costs_no_cpu():
+def test_implementations_take_turns_and_sleeping_costs_no_cpu():
     order = []
 
     def short() -> None:
@@ -37,7 +37,7 @@ def test_contestants_take_turns_and_sleeping_costs_no_cpu():
 
 
 @pytest.mark.parametrize("name", ["authors", "reference", "torch", "gru", "lstm", "ln_lstm", "gru=", "lstm="])
-def test_every_contestant_runs(name):
+def test_every_implementation_runs(name):
     shape = Shape(N=16, T=3, B=2)
     work = Work(lambda: make_layer(name, shape), shape)
     assert work.forward().shape[:2] == (3, 2)
@@ -49,8 +49,8 @@ def test_every_contestant_runs(name):
     assert all(parameter.grad is not None for parameter in work.layer.parameters())
 
 
-def test_unknown_contestant():
-    with pytest.raises(ValueError, match="no contestant 'gruu'"):
+def test_unknown_implementation():
+    with pytest.raises(ValueError, match="no implementation 'gruu'"):
         make_layer("gruu", Shape(N=4, T=2))
 
 
@@ -72,34 +72,40 @@ def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():
     assert relative_error(rum.bfloat16(), Shape(N=8, T=30, B=3, dtype="bfloat16")) > 1e-4
 
 
-def test_rows_at_a_kink_of_relu_are_told_from_the_others():
+def test_samples_near_the_relu_threshold_are_told_from_the_others():
     exact = RUM(2, 3, dtype=torch.float64, backend="reference")
     with torch.no_grad():
         exact.weight_ih_l0.zero_()
         exact.weight_ih_l0[6:] = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, -1.0]])  # eps, relu's argument from h = 0
         exact.bias_ih_l0.zero_()
     x = torch.tensor([[1, 0], [1e-9, 0], [1e9, 1e9 - 1e3], [1, 1 - 1e-6], [1, 0.999]], dtype=torch.float64)
-    assert clear_of_kinks(exact, x[None]).tolist() == [True, True, False, False, True]  # however large the numbers are
+    assert clear_of_threshold(exact, x[None]).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]  # at any scale
     below = torch.tensor([-1.0, 0.0], dtype=torch.float64).expand_as(x)  # leaves h at 0
-    assert clear_of_kinks(exact, torch.stack((below, x, below))).tolist() == [True, True, False, False, True]
+    assert clear_of_threshold(exact, torch.stack((below, x, below))).tolist() == [True, True, False, False, True]
     exact.options = replace(exact.options, activation="tanh")
-    assert clear_of_kinks(exact, x[None]).all()
+    assert clear_of_threshold(exact, x[None]).all()
 
 
 def test_an_error_that_is_not_a_number_is_not_lost(monkeypatch):
     monkeypatch.setattr(accuracy, "_outputs", lambda rum, x, grad: [torch.ones(2), torch.full((2,), math.nan)])
     assert math.isnan(relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3)))
-    monkeypatch.setattr(accuracy, "clear_of_kinks", lambda exact, x: torch.zeros(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="every row of the batch comes near to a kink"):
-        relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3), without_kinks=True)
+    monkeypatch.setattr(accuracy, "clear_of_threshold", lambda exact, x: torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="every sample is near the ReLU threshold"):
+        relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3), exclude_near_threshold=True)
 
 
 def test_rows_left_out_have_no_gradient(monkeypatch):
     grads, outputs = [], accuracy._outputs
     monkeypatch.setattr(accuracy, "_outputs", lambda rum, x, grad: grads.append(grad) or outputs(rum, x, grad))
-    monkeypatch.setattr(accuracy, "clear_of_kinks", lambda exact, x: torch.tensor([True, False, True]))
+    monkeypatch.setattr(accuracy, "clear_of_threshold", lambda exact, x: torch.tensor([True, False, True]))
     rum = RUM(6, 6, backend="torch")
-    assert relative_error(rum, Shape(N=6, T=4, B=3), without_kinks=True) < 2e-5
+    assert relative_error(rum, Shape(N=6, T=4, B=3), exclude_near_threshold=True) < 2e-5
     assert relative_error(rum, Shape(N=6, T=4, B=3)) < 2e-5
     assert [grad.abs().sum((0, 2)).gt(0).tolist() for grad in grads] == 2 * [[True, False, True]] + 2 * [[True] * 3]
 

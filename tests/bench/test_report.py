@@ -6,7 +6,7 @@ import pytest
 
 from torchrum.bench import cpu
 from torchrum.bench.floor import floor_ms, share_of_floor
-from torchrum.bench.gpu_cases import gpu_cases, promised_cases
+from torchrum.bench.gpu_cases import gpu_cases, target_cases
 from torchrum.bench.measure import Times
 from torchrum.bench.plot import _by_size, draw_report
 from torchrum.bench.pytest_log import summarise_tests
@@ -30,10 +30,10 @@ PLACE = {
 }
 
 
-def row(contestant: str, ms: float | None, case: str = "eta-bf16-n1000", **more) -> Row:
+def row(implementation: str, ms: float | None, case: str = "eta-bf16-n1000", **more) -> Row:
     times = None if ms is None else Times(ms, ms * 0.9, ms * 1.1, 30)
-    options = {"lam": 0, "eta": 1.0} if contestant.startswith("fused") else {}
-    return Row(case, contestant, "forward_backward", GPU, options, times, **more)
+    options = {"lam": 0, "eta": 1.0} if implementation.startswith("fused") else {}
+    return Row(case, implementation, "forward_backward", GPU, options, times, **more)
 
 
 def report() -> Report:
@@ -77,7 +77,7 @@ def test_targets_take_the_better_of_our_two_ways():
     assert not any("n704" in name for name in names)  # not measured, so not judged
 
 
-def test_a_failed_contestant_misses_its_target():
+def test_a_failed_implementation_misses_its_target():
     made = Report("gpu", PLACE, [row("fused", None, failed="x"), row("gru graphed", 6.0)])
     assert [target.value for target in gpu_targets(made)] == [None]
 
@@ -95,8 +95,8 @@ def test_every_gpu_target_has_its_case():
     """All that the targets look for is in the suite: were everything measured, nothing would be left unjudged."""
     made = Report("gpu", PLACE)
     for case in gpu_cases():
-        for contestant in case.contestants:
-            new = Row(case.name, contestant, case.modes[0], case.shape, case.options, Times(1, 1, 1, 30))
+        for implementation in case.implementations:
+            new = Row(case.name, implementation, case.modes[0], case.shape, case.options, Times(1, 1, 1, 30))
             new.precision = case.precision
             new.first_call_seconds, new.peak_bytes, new.error, new.error_ieee = 1.0, 10**6, 1e-9, 1e-9
             made.rows.append(new)
@@ -106,7 +106,7 @@ def test_every_gpu_target_has_its_case():
     assert len({(case.name, case.modes) for case in gpu_cases()}) == len(gpu_cases())
 
 
-def test_floor_is_the_recurrent_products():
+def test_floor_is_the_recurrent_matmuls():
     fused = row("fused graphed", 1.0)
     flops = 2 * 128 * 1000 * 2000 * 150 * 3
     assert floor_ms(fused) == pytest.approx(flops / 788e12 * 1e3)
@@ -156,7 +156,7 @@ def test_plot(tmp_path):
     sweep = report()
     small = Shape(N=256, T=150, dtype="bfloat16", device="cuda")
     for old in report().rows[:3]:
-        sweep.rows.append(Row("eta-bf16-n256", old.contestant, old.mode, small, old.options, old.times))
+        sweep.rows.append(Row("eta-bf16-n256", old.implementation, old.mode, small, old.options, old.times))
     assert list(_by_size([row for row in sweep.rows if row.times])) == ["RUM λ=0, η=1, bfloat16"]
     assert draw_report(sweep, tmp_path / "sweep.png").read_bytes() != path.read_bytes()
     with pytest.raises(ValueError, match="no forward and backward pass"):
@@ -168,7 +168,7 @@ def full_suite() -> Report:
     made = Report("gpu", {**PLACE, "gpu": "made up"})
     for case in gpu_cases():
         for mode in case.modes:
-            for name in case.contestants:
+            for name in case.implementations:
                 options = dict(case.options) if name.startswith(("fused", "authors", "torch")) else {}
                 ms = (2.0 if "graphed" in name else 3.0) * (0.5 if name.startswith("fused") else 1.0)
                 new = Row(case.name, name, mode, case.shape, options, Times(ms, ms, ms, 30), precision=case.precision)
@@ -189,10 +189,10 @@ def test_full_gpu_report_to_readme_and_plot(tmp_path, capsys):
     assert main(["bench", "--report", str(made.path), "--tests", str(log)]) == 0
     assert main(["bench", "--report", str(made.path), "--write", str(readme), "--plot", str(figure)]) == 0
     text = readme.read_text()
-    assert "| lam=1, N=100, T=1020, float32 (IEEE products) |" in text
+    assert "| lam=1, N=100, T=1020, float32 (FP32 matmul) |" in text
     assert "whole training step) |  |  |  | 1.5 ms | 1 ms |" in text
     assert "Tests on this machine: 2 passed, 1 failed (`pytest -m gpu tests`)." in text
-    assert text.count("\n| ") == 2 + len(promised_cases()) + 3  # the head, its rule, the promises, the authors
+    assert text.count("\n| ") == 2 + len(target_cases()) + 3  # the head, its rule, the targets, the originals
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert len(_by_size([row for row in made.rows if row.mode == "forward_backward"])) == 4
     assert read_report(made.path).tests["failures"] == ["tests/a.py::b[c d]"]
@@ -231,12 +231,23 @@ def test_resumed_run_keeps_rows_and_says_so(tmp_path, monkeypatch):
     assert called[0][1:] == "-m torchrum bench --suite gpu --seconds 100 --resume --seconds 40".split()
 
 
+def test_a_report_with_earlier_words_is_read(tmp_path):
+    made = report()
+    made.path = tmp_path / "gpu.json"
+    made.rows[0].case += "-baselines"
+    made.write()
+    earlier = made.path.read_text().replace('"implementation"', '"contestant"').replace("-baselines", "-rivals")
+    assert earlier != made.path.read_text()
+    made.path.write_text(earlier)
+    assert read_report(made.path).rows == made.rows
+
+
 def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cpu, "peak_memory", lambda name, shape, lam: 1000 * len(name))
     path = tmp_path / "cpu.json"
     assert main(["bench", "--quick", "--samples", "2", "--json", str(path), "--cases", "lam0-*"]) == 0
     back = read_report(path)
-    assert {row.contestant for row in back.rows} == set(cpu.CONTESTANTS)
+    assert {row.implementation for row in back.rows} == set(cpu.IMPLEMENTATIONS)
     assert {row.case for row in back.rows} == {"lam0-quick"}
     assert all(row.times.median > 0 and row.times.cpu is not None and row.times.samples == 2 for row in back.rows)
     assert back.find("lam0-quick", "gru").peak_bytes == 3000

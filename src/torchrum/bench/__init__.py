@@ -1,1 +1,1 @@
-"""Timings of RUM beside the authors' way, nn.GRU and nn.LSTM: ``torchrum bench``."""
+"""Timings of RUM beside the original implementation, nn.GRU and nn.LSTM: ``torchrum bench``."""

@@ -15,12 +15,12 @@ CHECKED_STEPS = 20
 
 ZONEOUT_SEED = 2
 """Of the device's generator, which zoneout draws its own seed from."""
-KINK = 1e-5
-"""A unit this near to relu's kink, in standard deviations of its row, may be turned over by float32."""
+NEAR_THRESHOLD = 1e-5
+"""A unit this near to the ReLU threshold, in standard deviations of its row, may flip its sign in float32."""
 
 
 def relative_error(
-    rum: RUM, shape: Shape, precision: str = "high", activation: str | None = None, without_kinks: bool = False
+    rum: RUM, shape: Shape, precision: str = "high", activation: str | None = None, exclude_near_threshold: bool = False
 ) -> float:
     """Largest of the relative errors (in norm) of the output and of every gradient, over a few steps.
 
@@ -30,9 +30,9 @@ def relative_error(
     Args:
         rum: of one layer, on its device; its weights stay as they are.
         shape: of its input; T is cut.
-        precision: of float32 products: ``"high"`` is TF32, ``"highest"`` IEEE.
-        activation: to take instead of the layer's; a smooth one shows the rounding without the kinks.
-        without_kinks: take no gradients of rows in which a unit of the reference comes near to relu's kink.
+        precision: of float32 matmuls: ``"high"`` is TF32, ``"highest"`` FP32 (TF32 off).
+        activation: to take instead of the layer's; a smooth one shows the rounding without sign flips.
+        exclude_near_threshold: no gradients of samples with a unit of the reference near the ReLU threshold.
     """
     rum = copy.deepcopy(rum)
     if activation is not None:
@@ -43,10 +43,10 @@ def relative_error(
     grad = torch.randn(*sizes, rum.hidden_size, device=shape.device, generator=generator).to(x.dtype)
     exact = copy.deepcopy(rum).double()
     exact.backend = "reference"
-    if without_kinks:
-        clear = clear_of_kinks(exact, x.double())
+    if exclude_near_threshold:
+        clear = clear_of_threshold(exact, x.double())
         if not clear.any():
-            raise ValueError("relative_error: every row of the batch comes near to a kink, so no gradient is left.")
+            raise ValueError("relative_error: every sample is near the ReLU threshold, so no gradient is left.")
         grad *= clear[:, None]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
@@ -60,7 +60,7 @@ def relative_error(
 
 
 @torch.no_grad()
-def clear_of_kinks(exact: RUM, x: Tensor) -> Tensor:
+def clear_of_threshold(exact: RUM, x: Tensor) -> Tensor:
     """Which rows of the batch keep every argument of relu away from 0, in all steps; ``(B,)``."""
     if exact.options.activation != "relu":
         return x.new_ones(x.shape[1], dtype=torch.bool)
@@ -74,7 +74,7 @@ def clear_of_kinks(exact: RUM, x: Tensor) -> Tensor:
     watching.options = replace(watching.options, activation=watched)
     torch.manual_seed(ZONEOUT_SEED)
     watching(x)
-    return torch.stack(nearest).amin(0) > KINK
+    return torch.stack(nearest).amin(0) > NEAR_THRESHOLD
 
 
 def _outputs(rum: RUM, x: Tensor, grad: Tensor) -> list[Tensor]:

@@ -58,7 +58,7 @@ class AuthorsRUM(nn.Module):
         return torch.stack(outputs), h.unsqueeze(0)
 
     def step(self, x: Tensor, h: Tensor, R: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One step, with its own products of the input."""
+        """One step, with its own matmuls of the input."""
         tau, u = (self.gates_x(x) + self.gates_h(h)).chunk(2, -1)
         u = torch.sigmoid(u)
         eps = self.embed(x)
@@ -84,7 +84,7 @@ def plane(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rotate_in_plane(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """h - u u^T h - v v^T h + [u v] turn [u v]^T h, each factor a batched matrix product as theirs are."""
+    """h - u u^T h - v v^T h + [u v] turn [u v]^T h, each factor a batched matmul as theirs are."""
     u, v, turn = plane(a, b)
     basis = torch.stack([u, v], -1)  # (B, H, 2)
     u, v, column = u.unsqueeze(-1), v.unsqueeze(-1), h.unsqueeze(-1)  # (B, H, 1)

@@ -1,4 +1,4 @@
-"""The CPU suite: the authors' way, our two backends, nn.GRU and nn.LSTM, side by side in one run."""
+"""The CPU suite: the original implementation, our two backends, nn.GRU and nn.LSTM, side by side in one run."""
 
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -8,7 +8,7 @@ from .memory import peak_memory
 from .records import Report, Row, Target
 from .work import MODES, Shape, Work, make_layer
 
-CONTESTANTS = ("authors", "reference", "torch", "gru", "lstm")
+IMPLEMENTATIONS = ("authors", "reference", "torch", "gru", "lstm")
 RUMS = ("authors", "reference", "torch")
 
 # the copying task's ten inputs, and a layer in the middle of a stack
@@ -23,7 +23,7 @@ QUICK: dict[str, tuple[int, Shape]] = {
     "lam1-quick": (1, Shape(N=8, T=5, B=4)),
 }
 LONG = ("lam1-n100-t1000-memory", 1, Shape(N=100, T=1000, I=10))
-"""The authors' way needs about 11 GB here."""
+"""The original implementation needs about 11 GB here."""
 
 
 def run_cpu(
@@ -41,53 +41,53 @@ def run_cpu(
         report: takes the rows and the targets.
         quick: tiny sizes, to see that everything runs.
         memory: also the peak memory at T = 1000.
-        samples: calls of each contestant.
+        samples: calls of each implementation.
         cases: pattern that a case's name must match.
         log: told what is being measured.
     """
     for name, (lam, shape) in (QUICK if quick else CASES).items():
         if fnmatch(name, cases):
-            log(f"{name}: {', '.join(CONTESTANTS)}")
+            log(f"{name}: {', '.join(IMPLEMENTATIONS)}")
             report.add(*_rows(name, lam, shape, samples))
     if memory and not quick and fnmatch(LONG[0], cases):
         name, lam, shape = LONG
-        for contestant in ("authors", "torch"):
-            log(f"{name}: {contestant}")
-            report.add(_memory_row(name, contestant, lam, shape))
+        for implementation in ("authors", "torch"):
+            log(f"{name}: {implementation}")
+            report.add(_memory_row(name, implementation, lam, shape))
     report.targets = _targets(report)
     report.write()
 
 
 def _rows(name: str, lam: int, shape: Shape, samples: int) -> list[Row]:
     works = {
-        contestant: Work(lambda c=contestant: make_layer(c, shape, **_options(c, lam)), shape)  # type: ignore[misc]
-        for contestant in CONTESTANTS
+        implementation: Work(lambda c=implementation: make_layer(c, shape, **_options(c, lam)), shape)  # type: ignore[misc]
+        for implementation in IMPLEMENTATIONS
     }
     rows = []
     for mode in MODES:
-        times = time_cpu({contestant: work.run(mode) for contestant, work in works.items()}, samples)
-        for contestant, work in works.items():
-            row = Row(name, contestant, mode, shape, _options(contestant, lam), times[contestant])
+        times = time_cpu({implementation: work.run(mode) for implementation, work in works.items()}, samples)
+        for implementation, work in works.items():
+            row = Row(name, implementation, mode, shape, _options(implementation, lam), times[implementation])
             row.num_parameters = work.num_parameters
             rows.append(row)
     works.clear()
     for row in rows:
         if row.mode == "forward_backward":
-            row.peak_bytes = peak_memory(row.contestant, shape, lam)
+            row.peak_bytes = peak_memory(row.implementation, shape, lam)
     return rows
 
 
-def _memory_row(name: str, contestant: str, lam: int, shape: Shape) -> Row:
-    row = Row(name, contestant, "forward_backward", shape, _options(contestant, lam))
+def _memory_row(name: str, implementation: str, lam: int, shape: Shape) -> Row:
+    row = Row(name, implementation, "forward_backward", shape, _options(implementation, lam))
     try:
-        row.peak_bytes = peak_memory(contestant, shape, lam)
+        row.peak_bytes = peak_memory(implementation, shape, lam)
     except Exception as error:  # most likely too little memory; the other rows stand
         row.failed = str(error)
     return row
 
 
-def _options(contestant: str, lam: int) -> dict[str, int]:
-    return {"lam": lam} if contestant in RUMS else {}
+def _options(implementation: str, lam: int) -> dict[str, int]:
+    return {"lam": lam} if implementation in RUMS else {}
 
 
 def _targets(report: Report) -> list[Target]:
@@ -96,8 +96,9 @@ def _targets(report: Report) -> list[Target]:
         limit = 4.0 if lam else 3.0
         ratio = report.ratio(case, "authors", "torch")
         if ratio is not None:
-            found.append(Target(f"{case}: torch faster than the authors' way", limit, ratio, "x", at_least=True))
-    peaks = {row.contestant: row.peak_bytes for row in report.rows if row.case == LONG[0]}
+            name = f"{case}: torch faster than the original implementation"
+            found.append(Target(name, limit, ratio, "x", at_least=True))
+    peaks = {row.implementation: row.peak_bytes for row in report.rows if row.case == LONG[0]}
     if peaks:
         ours, theirs = peaks.get("torch"), peaks.get("authors")
         share = ours / theirs if ours and theirs else None

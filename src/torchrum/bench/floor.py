@@ -1,18 +1,18 @@
-"""The least time a RUM's recurrent matrix products can take on the device that was measured."""
+"""The least time a RUM's recurrent matmuls can take on the device that was measured."""
 
 from .records import Row
 
 PEAK_FLOPS = {"bfloat16": 788e12, "float16": 788e12, "float32": 394e12}
-"""An H200's large products, measured; float32 is TF32, at half the rate of bfloat16."""
+"""An H200's large matmuls, measured; float32 is TF32, at half the rate of bfloat16."""
 
 
 def floor_ms(row: Row) -> float | None:
-    """Milliseconds of h W_hh for all steps, and of its two backward products; None for what is no RUM on a GPU."""
+    """Milliseconds of h W_hh for all steps, and of its two backward matmuls; None for what is no RUM on a GPU."""
     shape = row.shape
     if shape.device != "cuda" or "lam" not in row.options or row.options["lam"] != 0 or row.mode == "training_step":
         return None
-    products = 3 if row.mode == "forward_backward" else 1
-    flops = 2 * shape.B * shape.N * 2 * shape.N * shape.T * products
+    matmuls = 3 if row.mode == "forward_backward" else 1
+    flops = 2 * shape.B * shape.N * 2 * shape.N * shape.T * matmuls
     return flops / PEAK_FLOPS[shape.dtype] * 1e3 if shape.dtype in PEAK_FLOPS else None
 
 

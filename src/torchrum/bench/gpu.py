@@ -1,4 +1,4 @@
-"""The GPU suite: RUM beside cuDNN's GRU and LSTM and the authors' way, eager and in CUDA graphs.
+"""The GPU suite: RUM beside cuDNN's GRU and LSTM and the original implementation, eager and in CUDA graphs.
 
 tests/ops must be green with ``-m gpu`` first: a wrong kernel can be fast.
 """
@@ -20,8 +20,8 @@ from ..layers.rum import RUM
 from ..ops.rum_scan import fused
 from .accuracy import relative_error
 from .environment import clocks
-from .gpu_cases import Case, contestant, gpu_cases, quick_cases, with_stepwise
-from .measure import Captured, ContestantError, Run, device_works, first_call_seconds, peak_cuda_bytes, time_cuda
+from .gpu_cases import Case, gpu_cases, implementation, quick_cases, with_stepwise
+from .measure import Captured, ImplementationError, Run, device_works, first_call_seconds, peak_cuda_bytes, time_cuda
 from .records import Report, Row
 from .targets import gpu_targets
 from .training_steps import TrainingStep, penn_treebank_step, recall_step
@@ -34,10 +34,10 @@ Log = Callable[[str], None]
 
 
 class DeviceLostError(RuntimeError):
-    """A contestant left the device or its random numbers unusable for this process; its row has the reason."""
+    """An implementation left the device or its random numbers unusable for this process; its row has the reason."""
 
     def __init__(self, row: Row) -> None:
-        super().__init__(f"{row.case} {row.contestant}: {row.failed}")
+        super().__init__(f"{row.case} {row.implementation}: {row.failed}")
         self.row = row
 
 
@@ -51,12 +51,12 @@ def run_gpu(
     designs: bool = False,
     log: Log = print,
 ) -> bool:
-    """Measure the suite into ``report``; a contestant that fails leaves its reason in its row.
+    """Measure the suite into ``report``; an implementation that fails leaves its reason in its row.
 
     Args:
         report: takes the rows and the targets; what it has already is not measured again.
         quick: tiny sizes, to see that everything runs.
-        samples: timed calls of each contestant; slow ones take fewer.
+        samples: timed calls of each implementation; slow ones take fewer.
         cases: pattern that a case's name must match.
         seconds: no case begins after this.
         designs: where the persistent kernels run, also time the stepwise ones.
@@ -81,14 +81,14 @@ def run_gpu(
                 continue
             case = with_stepwise(case) if designs and _persistent(case) else case
             for mode in case.modes:
-                missing = tuple(name for name in case.contestants if not report.has(case.name, name, mode))
+                missing = tuple(name for name in case.implementations if not report.has(case.name, name, mode))
                 if not missing:
                     continue
                 if time.perf_counter() - begin > seconds:
                     tell(f"{case.name} {mode}: left out, the {seconds:.0f} s are over")
                     continue
                 try:
-                    left = dataclasses.replace(case, contestants=missing)
+                    left = dataclasses.replace(case, implementations=missing)
                     report.add(*measure_case(left, mode, case.samples or samples, tell))
                 except DeviceLostError as lost:
                     report.add(lost.row)
@@ -103,7 +103,7 @@ def run_gpu(
 
 
 def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[Row]:
-    """Build every contestant, then time those that could be built in turns.
+    """Build every implementation, then time those that could be built in turns.
 
     Raises:
         DeviceLostError: the device does not work any more.
@@ -112,7 +112,7 @@ def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[
     torch.set_float32_matmul_precision(case.precision)
     rows = {
         name: Row(case.name, name, mode, case.shape, _options(case, name), precision=case.precision)
-        for name in case.contestants
+        for name in case.implementations
     }
     runs: dict[str, Run] = {}
     try:
@@ -127,7 +127,7 @@ def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[
                 for name, times in time_cuda(runs, samples, WARMUPS).items():
                     rows[name].times = times
                 break
-            except ContestantError as error:
+            except ImplementationError as error:
                 _note_failure(rows[error.name], error.__cause__ or error)
                 del runs[error.name]
     finally:
@@ -140,7 +140,7 @@ def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[
 
 
 def _words(row: Row) -> str:
-    return "" if row.times is None else f"{row.times.median:.3f} ms, {row.us_per_step:.2f} us a step"
+    return "" if row.times is None else f"{row.times.median:.3f} ms, {row.us_per_step:.2f} us per step"
 
 
 def _note_failure(row: Row, error: BaseException) -> None:
@@ -153,7 +153,7 @@ def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
     """The function to time, after its first call, its memory and its error were measured."""
     _free()
     before = torch.cuda.memory_allocated()
-    how = contestant(name)
+    how = implementation(name)
     run: Run
     if case.kind == "layer":
         work = Work(lambda: _layer(name, case), case.shape)
@@ -176,7 +176,7 @@ def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
         if case.shape.dtype == "float32":
             exact = case.precision == "highest"
             row.error_ieee = row.error if exact else relative_error(work.layer, case.shape, "highest")
-            row.error_apart = relative_error(work.layer, case.shape, "highest", without_kinks=True)
+            row.error_apart = relative_error(work.layer, case.shape, "highest", exclude_near_threshold=True)
             if not exact:
                 row.error_smooth = relative_error(work.layer, case.shape, case.precision, "tanh")
     return Captured(run) if how.graphed else run
@@ -220,7 +220,7 @@ def _design(case: Case, stepwise: bool) -> str:
 
 
 def _layer(name: str, case: Case) -> torch.nn.Module:
-    how = contestant(name)
+    how = implementation(name)
     layer: Any = make_layer(how.kind, case.shape, **_options(case, name))
     if how.compiled:
         compile_steps(layer)
@@ -228,7 +228,7 @@ def _layer(name: str, case: Case) -> torch.nn.Module:
 
 
 def _options(case: Case, name: str) -> dict:
-    return dict(case.options) if contestant(name).kind in RUMS else {}
+    return dict(case.options) if implementation(name).kind in RUMS else {}
 
 
 def _reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Times as medians with quartiles. Contestants take turns, so that what disturbs the machine hits all of them alike."""
+"""Times as medians with quartiles. Implementations take turns, so that what disturbs the machine hits all alike."""
 
 import contextlib
 import gc
@@ -37,7 +37,7 @@ def summarise(samples: list[float], cpu: list[float] | None = None) -> Times:
 
 
 def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1) -> dict[str, Times]:
-    """Time every contestant ``samples`` times, one call of each in turn."""
+    """Time every implementation ``samples`` times, one call of each in turn."""
     for run in runs.values():
         for _ in range(warmups):
             run()
@@ -57,8 +57,8 @@ def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1) -> dict[st
     return {name: summarise(wall[name], cpu[name]) for name in runs}
 
 
-class ContestantError(RuntimeError):
-    """A call of one contestant failed; ``__cause__`` is how."""
+class ImplementationError(RuntimeError):
+    """A call of one implementation failed; ``__cause__`` is how."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -66,19 +66,19 @@ class ContestantError(RuntimeError):
 
 
 def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, seconds: float = 2.0) -> dict[str, Times]:
-    """Time every contestant with device events, a few calls in a row of each in turn.
+    """Time every implementation with device events, a few calls in a row of each in turn.
 
     The calls of a block queue up behind each other as in training, so a graph's launch is hidden where it would be,
     and a layer that is bound by its launches shows it.
 
     Args:
-        runs: the contestants.
+        runs: the implementations.
         samples: timed calls of each.
         warmups: calls of each before.
-        seconds: a slow contestant warms up for at most half of this, and is sampled no longer once it has five samples.
+        seconds: a slow implementation warms up for at most half of this, and gets no more samples once it has five.
 
     Raises:
-        ContestantError: a call failed; the others are not to blame.
+        ImplementationError: a call failed; the others are not to blame.
     """
     pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
     spent = dict.fromkeys(runs, 0.0)
@@ -120,7 +120,7 @@ def _blaming(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ContestantError(name) from error
+        raise ImplementationError(name) from error
 
 
 class Captured:

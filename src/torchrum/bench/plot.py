@@ -1,4 +1,4 @@
-"""The plots of a report: time against size on a GPU, one point a contestant on a CPU."""
+"""The plots of a report: time against size on a GPU, one point per implementation on a CPU."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ LINES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "lstm": (LABELS["lstm graphed"], ("lstm graphed",), "-^"),
     "gru eager": ("nn.GRU without a graph", ("gru",), ":"),
 }
-"""Of the sweep over N: a label, the contestants of whom the fastest is drawn, and how."""
+"""Of the sweep over N: a label, the implementations of whom the fastest is drawn, and how."""
 
 
 def draw_report(report: Report, path: Path) -> Path:
-    """Draw the forward and backward passes of a report, microseconds a step on logarithmic axes."""
+    """Draw the forward and backward passes of a report, microseconds per step on logarithmic axes."""
     rows = [row for row in report.rows if row.mode == "forward_backward" and row.times is not None]
     if not rows:
         raise ValueError("draw_report: the report has no forward and backward pass to draw.")
@@ -74,8 +74,8 @@ def _by_size(rows: list[Row]) -> dict[str, list[Row]]:
     for features in FEATURES:
         for dtype, name in SHORT.items():
             here = [row for row in rows if row.case.startswith(f"{features}-{name}-") and row.shape.T == STEPS]
-            here = [row for row in here if any(row.contestant in names for _, names, _ in LINES.values())]
-            if len({row.shape.N for row in here if row.contestant.startswith("fused")}) > 1:
+            here = [row for row in here if any(row.implementation in names for _, names, _ in LINES.values())]
+            if len({row.shape.N for row in here if row.implementation.startswith("fused")}) > 1:
                 panels[f"{_words(here)}, {dtype}"] = here
     return panels
 
@@ -94,7 +94,7 @@ def _lines(axes: Axes, rows: list[Row]) -> None:
     for key, (label, names, style) in LINES.items():
         steps: dict[int, float] = {}
         for row in rows:
-            if row.contestant in names and row.us_per_step is not None:
+            if row.implementation in names and row.us_per_step is not None:
                 steps[row.shape.N] = min(row.us_per_step, steps.get(row.shape.N, row.us_per_step))
         if not steps:
             continue
@@ -109,12 +109,12 @@ def _lines(axes: Axes, rows: list[Row]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("units N")
-    axes.set_ylabel("µs a step")
-    ours, rival = found.get("ours", {}), found.get("gru", {})
+    axes.set_ylabel("µs per step")
+    ours, baseline = found.get("ours", {}), found.get("gru", {})
     near = {256 if 250 in ours else 0, 1024 if 1000 in ours else 0}  # too near to their neighbours to be written
-    for N in sorted(ours.keys() & rival.keys() - near):
+    for N in sorted(ours.keys() & baseline.keys() - near):
         note = axes.annotate(
-            f"{ours[N] / rival[N]:.2f}", (N, ours[N]), (0, -13), textcoords="offset points", ha="center", fontsize=7,
+            f"{ours[N] / baseline[N]:.2f}", (N, ours[N]), (0, -13), textcoords="offset points", ha="center", fontsize=7,
             color=COLOURS["fused"], zorder=4,
         )  # fmt: skip
         note.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
@@ -130,16 +130,16 @@ def _points(axes: Axes, rows: list[Row]) -> None:
     for place, row in enumerate(rows):
         assert row.times is not None
         scale = 1e3 / row.shape.T
-        colour = COLOURS.get(row.contestant.split()[0], "#000000")
+        colour = COLOURS.get(row.implementation.split()[0], "#000000")
         axes.plot([row.times.low * scale, row.times.high * scale], [place, place], color=colour, linewidth=4, alpha=0.4)
         axes.plot(row.times.median * scale, place, "o", color=colour)
         text = short(row.times.median * scale)
         axes.annotate(
             text, (row.times.median * scale, place), (0, 6), textcoords="offset points", ha="center", fontsize=7
         )
-    axes.set_yticks(range(len(rows)), [LABELS.get(row.contestant, row.contestant) for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [LABELS.get(row.implementation, row.implementation) for row in rows], fontsize=8)
     axes.set_xscale("log")
-    axes.set_xlabel("µs a step")
+    axes.set_xlabel("µs per step")
     axes.margins(x=0.15, y=0.15)
     _plain_numbers(axes, "x")
 

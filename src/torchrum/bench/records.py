@@ -12,11 +12,11 @@ from .work import Shape
 
 @dataclass
 class Row:
-    """One contestant in one case."""
+    """One implementation in one case."""
 
     case: str
     """Name of the case; what ``--cases`` matches."""
-    contestant: str
+    implementation: str
     """authors, reference, torch, fused, gru, lstm, ...; ``fused graphed`` is captured whole in one CUDA graph."""
     mode: str
     """forward, forward_backward or training_step."""
@@ -32,18 +32,18 @@ class Row:
     error: float | None = None
     """Largest relative error of outputs and gradients against float64, in the row's precision."""
     error_ieee: float | None = None
-    """The same with IEEE float32 products."""
+    """The same with FP32 matmuls (TF32 off)."""
     error_apart: float | None = None
-    """As ``error_ieee``, without the gradients of rows of the batch in which a unit of relu comes near to its kink."""
+    """As ``error_ieee``, excluding the gradients of samples near the ReLU threshold."""
     error_smooth: float | None = None
-    """The same in the row's precision, with tanh for relu, whose kinks rounding steps over."""
+    """The same in the row's precision, with tanh for ReLU, whose sign flips are no rounding."""
     num_parameters: int | None = None
     precision: str | None = None
-    """Of float32 products on a GPU: high is TF32, highest IEEE."""
+    """Of float32 matmuls on a GPU: high is TF32, highest FP32 (TF32 off)."""
     backend: str | None = None
     """The backend of ours that ran."""
     design: str | None = None
-    """Of the fused backend: ``stepwise`` (a product and a row kernel a step), ``persistent`` or ``one launch``."""
+    """Of the fused backend: ``stepwise`` (a matmul and a row kernel per step), ``persistent`` or ``one launch``."""
     failed: str | None = None
     """Why there is no number."""
 
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass
 class Target:
-    """A number that was promised."""
+    """A number to reach."""
 
     name: str
     limit: float
@@ -88,20 +88,20 @@ class Report:
         self.rows += rows
         self.write()
 
-    def has(self, case: str, contestant: str, mode: str) -> bool:
+    def has(self, case: str, implementation: str, mode: str) -> bool:
         """Whether there is a row with these names, measured or failed."""
-        return any((row.case, row.contestant, row.mode) == (case, contestant, mode) for row in self.rows)
+        return any((row.case, row.implementation, row.mode) == (case, implementation, mode) for row in self.rows)
 
-    def find(self, case: str, contestant: str, mode: str = "forward_backward") -> Row | None:
+    def find(self, case: str, implementation: str, mode: str = "forward_backward") -> Row | None:
         """The row with these names, if it was measured."""
         for row in self.rows:
-            if (row.case, row.contestant, row.mode) == (case, contestant, mode) and row.times is not None:
+            if (row.case, row.implementation, row.mode) == (case, implementation, mode) and row.times is not None:
                 return row
         return None
 
-    def ratio(self, case: str, contestant: str, rival: str, mode: str = "forward_backward") -> float | None:
-        """Time of ``contestant`` over that of ``rival``."""
-        ours, theirs = self.find(case, contestant, mode), self.find(case, rival, mode)
+    def ratio(self, case: str, implementation: str, baseline: str, mode: str = "forward_backward") -> float | None:
+        """Time of ``implementation`` over that of ``baseline``."""
+        ours, theirs = self.find(case, implementation, mode), self.find(case, baseline, mode)
         if ours is None or theirs is None or ours.times is None or theirs.times is None:
             return None
         return ours.times.median / theirs.times.median
@@ -128,6 +128,9 @@ def read_report(path: Path) -> Report:
     rows = []
     for row in content["rows"]:
         row.pop("us_per_step")
+        if "contestant" in row:  # words of earlier files
+            row["implementation"] = row.pop("contestant")
+            row["case"] = row["case"].replace("-rivals", "-baselines")
         times = None if row["times"] is None else Times(**row["times"])
         rows.append(Row(**{**row, "shape": Shape(**row["shape"]), "times": times}))
     targets = []

@@ -4,15 +4,15 @@ from pathlib import Path
 
 from torchrum.ledger.markers import write_marked
 
-from .gpu_cases import promised_cases
+from .gpu_cases import target_cases
 from .pytest_log import describe_tests
 from .records import Report, Row
 from .table import describe_target
 
-PRODUCTS: dict[str | None, str] = {"high": " (TF32 products)", "highest": " (IEEE products)"}
+MATMULS: dict[str | None, str] = {"high": " (TF32 matmul)", "highest": " (FP32 matmul)"}
 LABELS = {
-    "authors": "authors' way",
-    "authors graphed": "authors' way, CUDA graph",
+    "authors": "original implementation",
+    "authors graphed": "original implementation, CUDA graph",
     "reference": "RUM, reference",
     "torch": "RUM, torch",
     "fused": "RUM, fused",
@@ -35,13 +35,13 @@ COLUMNS = (
 
 
 def markdown(report: Report) -> str:
-    """A Markdown table of the training passes, microseconds a step, and the promises below it."""
+    """A Markdown table of the training passes, microseconds per step, and the targets below it."""
     rows = [row for row in report.rows if row.mode != "forward" and row.times is not None]
     cases: dict[str, dict[str, Row]] = {}
-    for row in rows:  # some rivals of a promised case are timed by themselves, and stand in its line here
-        name = row.case.removesuffix("-rivals")
-        cases.setdefault(name, {}).setdefault(row.contestant, row)
-    wanted = {case.name for case in promised_cases()} | {name for name in cases if name.endswith("-authors")}
+    for row in rows:  # some baselines of a case with a target are timed by themselves, and stand in its line here
+        name = row.case.removesuffix("-baselines")
+        cases.setdefault(name, {}).setdefault(row.implementation, row)
+    wanted = {case.name for case in target_cases()} | {name for name in cases if name.endswith("-authors")}
     cases = {name: found for name, found in cases.items() if name in wanted} or cases
     columns = [name for name in COLUMNS if any(name in found for found in cases.values())]
     titles = [*(LABELS[name] for name in columns), "RUM / GRU"]
@@ -72,7 +72,7 @@ def describe_case(found: dict[str, Row]) -> str:
     row = next(iter(found.values()))
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
     words += [f"I={row.shape.I}"] if row.shape.I is not None else []
-    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + PRODUCTS.get(_precision(row), "")]
+    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + MATMULS.get(_precision(row), "")]
     return ", ".join(words) + (f" ({row.case}, whole training step)" if row.mode == "training_step" else "")
 
 

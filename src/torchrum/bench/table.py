@@ -1,11 +1,11 @@
-"""A report as text: one line a row, aligned."""
+"""A report as text: one line per row, aligned."""
 
 from .floor import share_of_floor
 from .records import Report, Row, Target
 
 HEAD = (
     "case",
-    "contestant",
+    "implementation",
     "mode",
     "ms",
     "quartiles",
@@ -23,7 +23,7 @@ MODE_WORDS = {"forward": "fwd", "forward_backward": "fwd+bwd", "training_step": 
 
 
 def text_table(report: Report) -> str:
-    """The rows and, below them, what was promised and what was reached."""
+    """The rows and, below them, the targets."""
     lines = [[*HEAD, LAST], *(_cells(report, row) for row in report.rows)]
     used = [i for i in range(len(HEAD) + 1) if i < 5 or any(line[i] for line in lines[1:])]
     widths = [max(len(line[i]) for line in lines) for i in used]
@@ -31,7 +31,7 @@ def text_table(report: Report) -> str:
     for line in lines:
         parts = [line[i].ljust(w) if i < 3 else line[i].rjust(w) for i, w in zip(used, widths, strict=True)]
         text.append("  ".join(parts).rstrip())
-    text += [f"{row.case} {row.contestant} {row.mode}: {row.failed}" for row in report.rows if row.failed]
+    text += [f"{row.case} {row.implementation} {row.mode}: {row.failed}" for row in report.rows if row.failed]
     text += [describe_target(target) for target in report.targets]
     return "\n".join(text)
 
@@ -45,9 +45,9 @@ def describe_target(target: Target) -> str:
     )
 
 
-def rival_of(contestant: str) -> str:
-    """The GRU that a contestant is held against: the graphed one for what runs in a graph, and for our own graphs."""
-    return "gru graphed" if contestant.endswith("graphed") or contestant == "fused" else "gru"
+def baseline_of(implementation: str) -> str:
+    """The GRU that an implementation is compared with: the graphed one for what runs in a graph, ours included."""
+    return "gru graphed" if implementation.endswith("graphed") or implementation == "fused" else "gru"
 
 
 def _cells(report: Report, row: Row) -> list[str]:
@@ -55,11 +55,11 @@ def _cells(report: Report, row: Row) -> list[str]:
         return "" if value is None else format(value, form)
 
     times = row.times
-    authors = report.ratio(row.case, "authors", row.contestant, row.mode)
-    gru = report.ratio(row.case, row.contestant, rival_of(row.contestant), row.mode)
+    authors = report.ratio(row.case, "authors", row.implementation, row.mode)
+    gru = report.ratio(row.case, row.implementation, baseline_of(row.implementation), row.mode)
     return [
         row.case,
-        row.contestant,
+        row.implementation,
         MODE_WORDS.get(row.mode, row.mode),
         "failed" if row.failed else number(times.median if times else None, ".3f"),
         f"{times.low:.3f}-{times.high:.3f}" if times else "",

@@ -48,7 +48,7 @@ def recall_step(shape: Shape, backend: str) -> TrainingStep:
 
 
 def penn_treebank_step(shape: Shape, backend: str) -> TrainingStep:
-    """A Fast-Slow RUM-2 on characters: 700 fast units, ``shape.N`` slow ones, bfloat16 products, clipping and Adam."""
+    """A Fast-Slow RUM-2 on characters: 700 fast units, ``shape.N`` slow ones, bfloat16 matmuls, clipping and Adam."""
     characters, embedded, fast = 50, 128, 700
     device = shape.device
     embedding = nn.Embedding(characters, embedded, device=device)

@@ -71,14 +71,14 @@ class Work:
 def equal_parameters(N: int, gates: int) -> int:
     """Units of an LSTM (4 gates) or GRU (3) that reads N numbers and has about the weights of a RUM of N units.
 
-    gates (n N + n^2) = 3 N N + 2 N^2, rounded to a multiple of 8: an odd size would slow the rival down.
+    gates (n N + n^2) = 3 N N + 2 N^2, rounded to a multiple of 8: an odd size would slow the baseline down.
     """
     n = N * (math.sqrt(1 + 4 * 5 / gates) - 1) / 2
     return max(8, 8 * round(n / 8))
 
 
 def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
-    """The layer of a contestant.
+    """The layer of an implementation.
 
     Args:
         name: ``authors``, ``reference``, ``torch``, ``fused``; ``gru``, ``lstm``, and ``gru=``, ``lstm=`` for as many
@@ -95,13 +95,13 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     if name in ("ln_lstm", "ln_lstm_fused"):
         backend: Backend = "fused" if name == "ln_lstm_fused" else "reference"
         return CellLayer(lambda size: LSTMCell(size, N, layer_norm=True, backend=backend, **where), inputs, N)
-    rivals: dict[str, tuple[Callable[..., nn.Module], int]] = {
+    baselines: dict[str, tuple[Callable[..., nn.Module], int]] = {
         "gru": (nn.GRU, N),
         "lstm": (nn.LSTM, N),
         "gru=": (nn.GRU, equal_parameters(N, 3)),
         "lstm=": (nn.LSTM, equal_parameters(N, 4)),
     }
-    if name not in rivals:
-        raise ValueError(f"make_layer: there is no contestant {name!r}.")
-    kind, units = rivals[name]
+    if name not in baselines:
+        raise ValueError(f"make_layer: there is no implementation {name!r}.")
+    kind, units = baselines[name]
     return kind(inputs, units, **where)

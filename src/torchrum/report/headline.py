@@ -159,7 +159,7 @@ def _benchmarks(folder: Path) -> list[Headline]:
 
 
 def _speed(report: Report, case: str = "eta-bf16-n1000") -> Headline | None:
-    found = {row.contestant: row for row in report.rows if row.case == case and row.mode == "forward_backward"}
+    found = {row.implementation: row for row in report.rows if row.case == case and row.mode == "forward_backward"}
     ours, gru = _time(found.get("fused graphed") or found.get("fused")), _time(found.get("gru graphed"))
     if ours is None or gru is None:
         return None
