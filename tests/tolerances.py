@@ -1,7 +1,7 @@
 """The one table of tolerances. A wider one is a change with a reason.
 
 TOL[dtype] is ``{"rtol": ..., "atol": ...}`` for ``torch.testing.assert_close``: about a hundred roundings of the dtype
-for float64 and float32, which add up over a few dot products, and a few roundings of the result for the half types,
+for float64 and float32, which add up over a few dot products, and a few roundings of the result for the 16-bit dtypes,
 whose arithmetic is float32 inside.
 """
 

@@ -16,7 +16,7 @@ class FastWeightsCell(Cell):
     h_0 = relu(W h + C x + b);   h_{s+1} = relu(LN(W h + C x + b + A' h_s)), S inner steps;   h' = h_S
 
     Shapes: x ``(B, I)``, state ``(h, A)`` of ``(B, H)``, ``(B, H, H)`` -> output h' ``(B, H)``, state ``(h', A')``.
-    A is float32 for half types: its decay is below their rounding.
+    A is float32 for 16-bit dtypes: its decay is below their rounding.
 
     The trained part is one affine map of [x; h], H(I + H + 1) numbers, and 2H of layer norm; A is not trained. The
     recall table of the RUM paper counts that map twice, 2H(I + H + 1): 8,700 for I=36, H=50, where this cell has 4,450.

@@ -179,7 +179,7 @@ def zoneout(new: Tensor, old: Tensor, chance: float, training: bool) -> Tensor:
 
 
 def draw_kept(like: Tensor, chance: float) -> Tensor:
-    """Bool mask of the units that keep their old value, drawn afresh; float32 because half types round chances."""
+    """Bool mask of the units that keep their old value, drawn afresh; float32: 16-bit dtypes round chances."""
     return torch.rand(like.shape, device=like.device, dtype=torch.float32) < chance
 
 
@@ -189,7 +189,7 @@ def orthogonal_(*blocks: Tensor) -> None:
     widths = [block.shape[1] for block in blocks]
     if sum(widths) == 0:
         return
-    whole = blocks[0].new_empty(blocks[0].shape[0], sum(widths), dtype=torch.float32)  # QR has no half types
+    whole = blocks[0].new_empty(blocks[0].shape[0], sum(widths), dtype=torch.float32)  # QR lacks 16-bit dtypes
     nn.init.orthogonal_(whole)
     for block, part in zip(blocks, whole.split(widths, 1), strict=True):
         block.copy_(part)

@@ -21,7 +21,7 @@ class NTMCell(Cell):
 
     Shapes: x ``(B, I)`` -> output ``(B, H)``; state ``h, c`` ``(B, H)``, ``read`` ``(B, heads, M)``, ``memory``
     ``(B, N, M)``, ``read_weights`` and ``write_weights`` ``(B, heads, N)``. The memory starts constant and every head
-    on slot 0. For half types the last three are float32.
+    on slot 0. For 16-bit dtypes the last three are float32.
 
     Args:
         input_size, hidden_size: I, H.

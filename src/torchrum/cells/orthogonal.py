@@ -28,7 +28,7 @@ class OrthogonalCell(Cell):
         input_size, hidden_size: I, H.
         orthogonal_map: how A becomes a rotation. ``"matrix_exp"``, ``"cayley"`` and ``"householder"`` are those of
             :func:`torch.nn.utils.parametrizations.orthogonal`; they synchronise with the host, so a CUDA graph cannot
-            hold them. ``"taylor"`` is the exponential by a fixed number of products, for graphs and half types.
+            hold them. ``"taylor"`` is the exponential by a fixed number of matmuls, for graphs and 16-bit dtypes.
         init: Q_0. ``"henaff"``: plane rotations by angles uniform in (-pi, pi); ``"cayley"``: in (0, pi/2), after
             Helfrich et al.; ``"haar"``: uniform over all orthogonal matrices.
         device, dtype: of the parameters.
@@ -59,7 +59,7 @@ class OrthogonalCell(Cell):
             parametrizations.orthogonal(self, "weight_hh", orthogonal_map)
         self.reset_parameters()
         if dtype is not None:
-            self.to(dtype)  # only now: torch finds Q_0 by a decomposition that half types lack
+            self.to(dtype)  # only now: torch finds Q_0 by a decomposition that 16-bit dtypes lack
             if dtype == torch.float64:
                 self.reset_parameters()  # Q_0 orthogonal to double precision
 

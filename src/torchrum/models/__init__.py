@@ -1,4 +1,4 @@
-"""Input encoding, a recurrent layer and a read-out: one file a shape of problem."""
+"""Input encoding, a recurrent layer and a read-out: one file per shape of problem."""
 
 from torchrum.models.answering import AnsweringModel
 from torchrum.models.build import build_model
