@@ -39,9 +39,7 @@ def count_threads(multiplications: int, rows: int) -> int:
 def plan(T: int, B: int, H: int, options: RumOptions) -> tuple[int, int]:
     """Rows of the batch that walk through time together, and threads."""
     threads = count_threads(T * B * H * H * (8 if options.lam == 1 else 2), B)
-    most = (
-        4 if options.lam == 1 else 16
-    )  # rows that share a read of the weight; with lam = 1 each has an R in the cache
+    most = 8 if options.lam == 1 else 16  # rows that share a read of the weight; with lam = 1 each one has its R
     return max(1, min(most, -(-B // threads))), threads
 
 

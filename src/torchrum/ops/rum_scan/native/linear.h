@@ -29,7 +29,7 @@ static void linear_rows(const void *context, int64_t block, real *work)
             else
                 memset(work + i * padded, 0, units * sizeof(real));
         }
-        matmul(linear->x + first * linear->features, linear->features, &linear->weight, work, padded, rows);
+        matmul(linear->x + first * linear->features, linear->features, &linear->weight, work, padded, rows, NULL);
         for (int64_t i = 0; i < rows; i++)
             memcpy(linear->y + (first + i) * units, work + i * padded, units * sizeof(real));
     }

@@ -12,10 +12,40 @@
 #endif
 #define PANEL 3
 
-/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH; a's rows are a_row apart,
- * its columns a_step. */
-INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_row, int64_t a_step, const real *w,
-                 int64_t w_stride, int64_t K, real *c, int64_t c_stride)
+/* Memory that will soon be read or written. A matmul asks for it line by line while it computes; all at once would make
+ * the core wait. */
+typedef struct {
+    struct {
+        const char *next;
+        int64_t lines;
+    } parts[6];
+    int count;
+} Ahead;
+
+#define LINE 64
+
+INLINE void expect(Ahead *ahead, const real *x, int64_t numbers)
+{
+    ahead->parts[ahead->count].next = (const char *)x;
+    ahead->parts[ahead->count++].lines = (numbers * (int64_t)sizeof(real) + LINE - 1) / LINE;
+}
+
+/* Where the next ``lines`` lines to ask for begin; ``nothing`` if there are none. */
+INLINE const char *next_lines(Ahead *ahead, int64_t lines, const real *nothing)
+{
+    if (ahead == NULL || ahead->count == 0)
+        return (const char *)nothing;
+    const char *start = ahead->parts[ahead->count - 1].next;
+    ahead->parts[ahead->count - 1].next += lines * LINE;
+    ahead->parts[ahead->count - 1].lines -= lines;
+    if (ahead->parts[ahead->count - 1].lines <= 0)
+        ahead->count--;
+    return start;
+}
+
+/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH; asks for K lines ahead. */
+INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_stride, const real *w, int64_t K, real *c,
+                 int64_t c_stride, const char *ahead)
 {
     vec sum[TILE_ROWS][PANEL];
 #pragma GCC unroll 8
@@ -25,12 +55,13 @@ INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_row, 
             sum[i][j] = load(c + i * c_stride + j * LANES);
     for (int64_t k = 0; k < K; k++) {
         vec column[PANEL];
+        __builtin_prefetch(ahead + k * LINE, 0, 2);
 #pragma GCC unroll 4
         for (int j = 0; j < WIDTH; j++)
-            column[j] = load(w + k * w_stride + j * LANES);
+            column[j] = load(w + (k * WIDTH + j) * LANES);
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++) {
-            vec value = splat(a[i * a_row + k * a_step]);
+            vec value = splat(a[i * a_stride + k]);
 #pragma GCC unroll 4
             for (int j = 0; j < WIDTH; j++)
                 sum[i][j] += value * column[j];
@@ -43,15 +74,15 @@ INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_row, 
             store(c + i * c_stride + j * LANES, sum[i][j]);
 }
 
-INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_row, int64_t a_step, const real *w,
-                          int64_t w_stride, int64_t K, real *c, int64_t c_stride)
+INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_stride, const real *w, int64_t K,
+                          real *c, int64_t c_stride, const char *ahead)
 {
     if (width == 3)
-        tile(ROWS, 3, a, a_row, a_step, w, w_stride, K, c, c_stride);
+        tile(ROWS, 3, a, a_stride, w, K, c, c_stride, ahead);
     else if (width == 2)
-        tile(ROWS, 2, a, a_row, a_step, w, w_stride, K, c, c_stride);
+        tile(ROWS, 2, a, a_stride, w, K, c, c_stride, ahead);
     else
-        tile(ROWS, 1, a, a_row, a_step, w, w_stride, K, c, c_stride);
+        tile(ROWS, 1, a, a_stride, w, K, c, c_stride, ahead);
 }
 
 /* A matrix (K, columns) as panels, each of up to PANEL vectors of columns. */
@@ -68,16 +99,16 @@ static Packed packed_shape(int64_t K, int64_t columns)
 
 static int64_t panel_start(const Packed *w, int64_t panel) { return panel * w->vectors / w->panels; }
 
-/* c (rows, vectors) += a (rows, K) w */
-static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, int64_t c_stride, int64_t rows)
+/* c (rows, vectors) += a (rows, K) w; ahead may be NULL. */
+static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, int64_t c_stride, int64_t rows, Ahead *ahead)
 {
     for (int64_t panel = 0; panel < w->panels; panel++) {
-        int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start, stride = width * LANES, i = 0;
+        int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start, i = 0;
         const real *columns = w->data + start * w->K * LANES;
 #define TILES(ROWS)                                                                                                    \
     for (; i + ROWS <= rows; i += ROWS)                                                                                \
-    tile_of_width(ROWS, width, a + i * a_stride, a_stride, 1, columns, stride, w->K, c + i * c_stride + start * LANES, \
-                  c_stride)
+    tile_of_width(ROWS, width, a + i * a_stride, a_stride, columns, w->K, c + i * c_stride + start * LANES, c_stride,  \
+                  next_lines(ahead, w->K, columns))
         TILES(TILE_ROWS);
         TILES(4);
         TILES(2);

@@ -61,42 +61,69 @@ static void find_plane(const Shared *shared, const Row *row, Plane *plane)
             CALL(1);                                                                                                   \
     } while (0)
 
-/* R (H, WIDTH vectors) -= 2 (e y_e^T + n y_n^T), where e and n go down the rows. */
-INLINE void reflect_chunk(const int WIDTH, real *R, int64_t stride, int64_t H, const real *e, const real *n,
-                          const real *y_e, const real *y_n)
+/* The reflections of a step that R has not taken up yet: R -= 2 (y_e e^T + y_n n^T). Four consecutive padded rows. */
+typedef struct {
+    real *e, *n, *y_e, *y_n;
+} Pending;
+
+INLINE Pending pending_of(real *rows, int64_t padded)
 {
-    vec along_e[CHUNK], along_n[CHUNK];
-#pragma GCC unroll 4
-    for (int k = 0; k < WIDTH; k++) {
-        along_e[k] = -2 * load(y_e + k * LANES);
-        along_n[k] = -2 * load(y_n + k * LANES);
-    }
-    for (int64_t j = 0; j < H; j++, R += stride) {
-        vec by_e = splat(e[j]), by_n = splat(n[j]);
-#pragma GCC unroll 4
-        for (int k = 0; k < WIDTH; k++)
-            store(R + k * LANES, load(R + k * LANES) + by_e * along_e[k] + by_n * along_n[k]);
-    }
+    return (Pending){rows, rows + padded, rows + 2 * padded, rows + 3 * padded};
 }
 
-/* Turn the memory, R <- R H_e H_n, and write z = R h.
- *
- * R is transposed, (H, padded): R x is then a sum of its rows. products: three padded rows. y: R e and R n just before
- * their reflections, two padded rows. */
-static void turn_memory(const Shared *shared, const Plane *plane, const real *h, real *R, real *products, real *y, real *z)
+/* R, transposed (H, padded), takes up what is pending; of the new R: WIDTH vectors of R e, R n and R h, one pass for all.
+ * x: the rows e, n and h. */
+INLINE void turn_chunk(const int WIDTH, real *R, int64_t padded, int64_t H, Pending pending, const real *x, int64_t at,
+                       real *products)
+{
+    vec along_e[CHUNK], along_n[CHUNK], sum[3][CHUNK];
+#pragma GCC unroll 4
+    for (int k = 0; k < WIDTH; k++) {
+        along_e[k] = -2 * load(pending.y_e + at + k * LANES);
+        along_n[k] = -2 * load(pending.y_n + at + k * LANES);
+        sum[0][k] = sum[1][k] = sum[2][k] = (vec){0};
+    }
+    for (int64_t j = 0; j < H; j++) {
+        vec by_e = splat(pending.e[j]), by_n = splat(pending.n[j]);
+        vec e = splat(x[j]), n = splat(x[padded + j]), h = splat(x[2 * padded + j]);
+#pragma GCC unroll 4
+        for (int k = 0; k < WIDTH; k++) {
+            real *place = R + j * padded + at + k * LANES;
+            vec value = load(place) + by_e * along_e[k] + by_n * along_n[k];
+            store(place, value);
+            sum[0][k] += e * value;
+            sum[1][k] += n * value;
+            sum[2][k] += h * value;
+        }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < WIDTH; k++)
+        for (int i = 0; i < 3; i++)
+            store(products + i * padded + at + k * LANES, sum[i][k]);
+}
+
+/* Turn the memory, R <- R H_e H_n, and write z = R h, for R transposed and up to what is pending, which becomes this
+ * step's part. products: three padded rows. */
+static void turn_memory(const Shared *shared, const Plane *plane, const real *h, real *R, Pending pending,
+                        real *products, real *z)
 {
     const int64_t padded = shared->padded, H = shared->scan->H;
     const real *e = plane->e, *n = plane->n;
     real *last = plane->n + padded, *R_e = products, *R_n = R_e + padded, *R_h = R_n + padded;
-    real *y_e = y, *y_n = y + padded;
-    memcpy(last, h, padded * sizeof(real));
-    memset(products, 0, 3 * padded * sizeof(real));
-    for (int64_t i = 0; i < padded; i += PANEL * LANES) {
-        int64_t left = (padded - i) / LANES;
-        tile_of_width(3, left < PANEL ? left : PANEL, e, padded, 1, R + i, padded, H, products + i, padded);
+    vec e_n_sum = {0}, e_h_sum = {0}, n_h_sum = {0}, squares = {0};
+    for (int64_t j = 0; j < padded; j += LANES) {
+        vec by_e = load(e + j), by_n = load(n + j), by_h = load(h + j);
+        store(last + j, by_h);
+        e_n_sum += by_e * by_n;
+        e_h_sum += by_e * by_h;
+        n_h_sum += by_n * by_h;
     }
-    const real e_n = dot(e, n, padded), e_h = dot(e, h, padded), n_h = dot(n, h, padded);
-    vec squares = {0};
+    const real e_n = total_of(e_n_sum), e_h = total_of(e_h_sum), n_h = total_of(n_h_sum);
+    for (int64_t at = 0; at < padded; at += CHUNK * LANES) {
+#define TURN(W) turn_chunk(W, R, padded, H, pending, e, at, products)
+        WITH_WIDTH((padded - at) / LANES, TURN);
+#undef TURN
+    }
     for (int64_t i = 0; i < padded; i += LANES) {
         vec turned = load(R_n + i) - 2 * e_n * load(R_e + i);
         store(R_n + i, turned);
@@ -106,14 +133,11 @@ static void turn_memory(const Shared *shared, const Plane *plane, const real *h,
     const real correction = (real)1.25 - (real)0.25 * total_of(squares);
     for (int64_t i = 0; i < padded; i += LANES) {
         vec along_e = load(R_e + i), along_n = load(R_n + i) * correction;
-        store(y_e + i, along_e);
-        store(y_n + i, along_n);
+        store(pending.e + i, load(e + i));
+        store(pending.n + i, load(n + i));
+        store(pending.y_e + i, along_e);
+        store(pending.y_n + i, along_n);
         store(z + i, load(R_h + i) - 2 * e_h * along_e - 2 * n_h * along_n);
-    }
-    for (int64_t i = 0; i < padded; i += CHUNK * LANES) {
-#define REFLECT(W) reflect_chunk(W, R + i, padded, H, e, n, y_e + i, y_n + i)
-        WITH_WIDTH((padded - i) / LANES, REFLECT);
-#undef REFLECT
     }
 }
 

@@ -20,7 +20,8 @@ typedef struct {
     const real *x, *weight_ih, *bias;   /* (T, B, features), ((gates + 1) * H, features), ((gates + 1) * H,) or NULL */
     const real *h0, *R0, *weight, *ln_weight, *ln_bias;
     const int64_t *lengths;
-    real *out, *saved;  /* saved: (T, B, gates * H) raw gates, with lam = 1 (T, B, (gates + 1) * H), R h behind them */
+    real *out;
+    real *saved;        /* (T, B, gates * H): raw tau and the gate, raw with layer norm; with lam = 1 R h behind them */
     real *R_n, *kept;   /* lam = 1 only; kept: (T, B, 2, H), R e and R n before their reflections */
     const real *grad_out, *grad_K; /* grad_K: (B, H, H), M - M^T with M = dL/dR_n R_n^T */
     real *grad_xp, *grad_h0;

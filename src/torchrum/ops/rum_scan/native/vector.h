@@ -111,16 +111,17 @@ INLINE vec exp_minus_one(vec x)
     vec shifted = x * (real)1.4426950408889634 + (real)ROUNDING_SHIFT;
     vec n = shifted - (real)ROUNDING_SHIFT;
     vec r = x - n * (real)LOG2_HIGH - n * (real)LOG2_LOW;
+    static const real coefficients[] = {1.0 / 2,     1.0 / 6,      1.0 / 24,      1.0 / 120,      1.0 / 720,       1.0 / 5040,
 #ifdef USE_DOUBLE
-    static const real inverse[] = {1.0 / 13, 1.0 / 12, 1.0 / 11, 1.0 / 10, 1.0 / 9, 1.0 / 8,
-                                   1.0 / 7,  1.0 / 6,  1.0 / 5,  1.0 / 4,  1.0 / 3, 1.0 / 2};
-#else
-    static const real inverse[] = {1.0f / 7, 1.0f / 6, 1.0f / 5, 1.0f / 4, 1.0f / 3, 1.0f / 2};
+                                        1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800,
 #endif
-    vec series = splat(1);
+    };
+    const int terms = sizeof coefficients / sizeof *coefficients;
+    vec series = splat(coefficients[terms - 1]);
 #pragma GCC unroll 16
-    for (unsigned i = 0; i < sizeof inverse / sizeof *inverse; i++)
-        series = series * (r * inverse[i]) + 1;
+    for (int i = terms - 2; i >= 0; i--)
+        series = series * r + coefficients[i];
+    series = series * r + 1;
     unsigned_vec exponent = (unsigned_vec)shifted - (unsigned_vec)splat(ROUNDING_SHIFT) + EXPONENT_BIAS;
     vec power = (vec)(exponent << MANTISSA);
     return power * (series * r) + (power - 1);

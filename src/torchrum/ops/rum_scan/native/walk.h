@@ -9,6 +9,7 @@ typedef struct {
     real *h, *raw;       /* (block, padded), (block, gates + 1, padded): raw gates and eps */
     real *grad_h, *sums; /* (block, padded), (2, gates + 1, padded) */
     real *R, *K;         /* (block, H, padded) */
+    real *pending;       /* (block, 4, padded) */
     real *y, *z, *products;
     Row row;
     Plane plane;
@@ -43,6 +44,7 @@ static int64_t lay_out(const Shared *shared, real *start, Work *work)
     work->grad_h = take(&arena, backward * block * padded);
     work->sums = take(&arena, backward * 2 * (scan->gates + 1) * padded);
     if (scan->R_n != NULL) {
+        work->pending = take(&arena, block * 4 * padded);
         work->y = take(&arena, 2 * padded);
         work->z = take(&arena, padded);
         work->products = take(&arena, 5 * padded);
@@ -56,6 +58,13 @@ static int64_t lay_out(const Shared *shared, real *start, Work *work)
 }
 
 static int is_over(const Scan *scan, int64_t t, int64_t b) { return scan->lengths != NULL && t >= scan->lengths[b]; }
+
+/* A block's rows of a tensor (T, B, numbers), or of NULL, at another step. */
+static void expect_rows(const Scan *scan, Ahead *ahead, const real *x, int64_t t, int64_t first, int64_t rows, int64_t numbers)
+{
+    if (x != NULL && t >= 0 && t < scan->T)
+        expect(ahead, x + (t * scan->B + first) * numbers, rows * numbers);
+}
 
 /* Raw gates and eps of a block's rows: what step ``t`` reads, times the input's weight or given, and the state's share. */
 static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t first, int64_t rows)
@@ -78,19 +87,23 @@ static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t 
     if (shared->direct)
         return;
     if (features > 0)
-        matmul(scan->x + at * features, features, &shared->weight_ih, work->raw, stride, rows);
-    matmul(work->h, padded, &shared->weight, work->raw, stride, rows);
+        matmul(scan->x + at * features, features, &shared->weight_ih, work->raw, stride, rows, NULL);
+    Ahead ahead = {.count = 0};
+    expect_rows(scan, &ahead, scan->xp, t + 1, first, rows, (gates + 1) * H);
+    expect_rows(scan, &ahead, scan->kept, t, first, rows, 2 * H);
+    expect_rows(scan, &ahead, scan->saved, t, first, rows, (gates + (scan->R_n != NULL)) * H);
+    expect_rows(scan, &ahead, scan->out, t, first, rows, H);
+    matmul(work->h, padded, &shared->weight, work->raw, stride, rows, &ahead);
 }
 
 /* Gates, turn and mixing of one row; ``raw`` has its raw gates and eps, ``h`` its state, which becomes the new one. */
-static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b, real *raw, real *h, real *R)
+static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b, real *raw, real *h, real *R,
+                         Pending pending)
 {
     const Scan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, at = t * scan->B + b;
     Row row = work->row;
     real *saved = scan->saved == NULL ? NULL : scan->saved + at * (gates + (R != NULL)) * H;
-    for (int64_t gate = 0; saved != NULL && gate < gates; gate++)
-        put(shared, saved + gate * H, raw + gate * padded);
     row.eps = raw + gates * padded;
     if (scan->layer_norm)
         normalise(shared, 0, raw, row.tau);
@@ -100,18 +113,22 @@ static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b,
         turn(shared, find_angle(shared, &row, h), &row, h);
     } else {
         find_plane(shared, &row, &work->plane);
-        turn_memory(shared, &work->plane, h, R, work->products, work->y, work->z);
+        turn_memory(shared, &work->plane, h, R, pending, work->products, work->z);
         for (int64_t j = 0; j < padded; j += LANES)
             store(row.total + j, load(row.eps + j) + load(work->z + j));
         if (saved != NULL) {
             put(shared, saved + gates * H, work->z);
-            put(shared, scan->kept + at * 2 * H, work->y);
-            put(shared, scan->kept + (at * 2 + 1) * H, work->y + padded);
+            put(shared, scan->kept + at * 2 * H, pending.y_e);
+            put(shared, scan->kept + (at * 2 + 1) * H, pending.y_n);
         }
     }
     find_candidate(shared, &row);
     if (gates == 2)
         find_gate(shared, raw + padded, &row);
+    if (saved != NULL)
+        put(shared, saved, raw);
+    if (saved != NULL && gates == 2)
+        put(shared, saved + H, scan->layer_norm ? raw + padded : row.u);
     advance(shared, t, b, &row, h);
 }
 
@@ -143,8 +160,10 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
     const int64_t rows = scan->B - first < scan->block ? scan->B - first : scan->block;
     for (int64_t i = 0; i < rows; i++) {
         fetch(shared, work->h + i * padded, scan->h0 + (first + i) * H);
-        if (scan->R_n != NULL)
+        if (scan->R_n != NULL) {
             load_matrix(shared, work->R + i * matrix, scan->R0 == NULL ? NULL : scan->R0 + (first + i) * H * H, 1);
+            memset(work->pending + i * 4 * padded, 0, 4 * padded * sizeof(real));
+        }
     }
     for (int64_t t = 0; t < scan->T; t++) {
         find_raw(shared, work, t, first, rows);
@@ -153,14 +172,18 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
             if (is_over(scan, t, first + i))
                 skip_forward(scan, t, first + i);
             else
-                step_forward(shared, work, t, first + i, work->raw + i * (gates + 1) * padded, h, R);
+                step_forward(shared, work, t, first + i, work->raw + i * (gates + 1) * padded, h, R,
+                             pending_of(work->pending + i * 4 * padded, padded));
             put(shared, scan->out + (t * scan->B + first + i) * H, h);
         }
     }
-    for (int64_t b = first; scan->R_n != NULL && b < first + rows; b++)
+    for (int64_t b = first; scan->R_n != NULL && b < first + rows; b++) {
+        const Pending last = pending_of(work->pending + (b - first) * 4 * padded, padded);
         for (int64_t i = 0; i < H; i++)
             for (int64_t j = 0; j < H; j++)
-                scan->R_n[(b * H + i) * H + j] = work->R[(b - first) * matrix + j * padded + i];
+                scan->R_n[(b * H + i) * H + j] = work->R[(b - first) * matrix + j * padded + i] -
+                                                 2 * (last.y_e[i] * last.e[j] + last.y_n[i] * last.n[j]);
+    }
 }
 
 /* Gradients of one step of one row; ``grad_h`` is that of the new state and becomes that of the old one, up to what
@@ -174,8 +197,9 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
     real *raw = work->raw, *grad_xp = scan->grad_xp + at * (gates + 1) * H;
     Angle angle = {0};
     Moments of_tau = {0}, of_gate = {0}, of_candidate;
-    for (int64_t gate = 0; gate < gates; gate++)
-        fetch(shared, raw + gate * padded, saved + gate * H);
+    fetch(shared, raw, saved);
+    if (gates == 2)
+        fetch(shared, scan->layer_norm ? raw + padded : row.u, saved + H);
     fetch(shared, row.eps, scan->xp + (at * (gates + 1) + gates) * H);
     if (scan->layer_norm)
         of_tau = normalise(shared, 0, raw, row.tau);
@@ -193,7 +217,7 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
             store(row.total + j, load(row.eps + j) + load(work->z + j));
     }
     of_candidate = find_candidate(shared, &row);
-    if (gates == 2)
+    if (gates == 2 && scan->layer_norm)
         of_gate = find_gate(shared, raw + padded, &row);
     for (int64_t j = 0; j < padded; j += LANES)
         store(row.grad + j, load(grad_h + j));
@@ -253,7 +277,14 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
             fetch(shared, work->h, t > 0 ? scan->out + (at - scan->B) * H : scan->h0 + (first + i) * H);
             step_backward(shared, work, t, first + i, work->h, grad_h, R, remembers ? work->K + i * matrix : NULL);
         }
-        matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows);
+        Ahead ahead = {.count = 0};
+        expect_rows(scan, &ahead, scan->grad_xp, t - 1, first, rows, (gates + 1) * H);
+        expect_rows(scan, &ahead, scan->out, t - 2, first, rows, H);
+        expect_rows(scan, &ahead, scan->grad_out, t - 1, first, rows, H);
+        expect_rows(scan, &ahead, scan->kept, t - 1, first, rows, 2 * H);
+        expect_rows(scan, &ahead, scan->xp, t - 1, first, rows, (gates + 1) * H);
+        expect_rows(scan, &ahead, scan->saved, t - 1, first, rows, (gates + remembers) * H);
+        matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows, &ahead);
     }
     for (int64_t i = 0; i < rows; i++)
         put(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);
