@@ -1,6 +1,9 @@
 """The report of the committed ledger: complete, self-contained, escaped; and in a real browser."""
 
+import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -261,3 +264,33 @@ def test_the_playground_computes_what_the_package_does(browser, report):
     a, b, h = torch.tensor([1.1, 0.2]), torch.tensor([0.35, 1.0]), torch.tensor([0.3, -1.0])  # where it starts
     shown = numbers(browser.evaluate(TERMS)[5])
     assert shown == pytest.approx(rotate(a, b, h).tolist(), abs=0.006)
+
+
+@pytest.mark.slow
+def test_runs_of_a_task_of_your_own_are_drawn_and_reported(tmp_path):
+    """Their folders import nothing: the command is told where the task is defined."""
+    (tmp_path / "own_task.py").write_text(
+        "from dataclasses import dataclass, replace\n"
+        "from torchrum.recipes import load_recipe\n"
+        "from torchrum.tasks import Recall\n"
+        "from torchrum.training import override\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Mine(Recall):\n    pass\n"
+        "def mine():\n"
+        "    config = override(load_recipe('recall-rum-lam1-t30'), ['steps=2', 'eval_every=2', 'batch_size=4',\n"
+        "                      'model.hidden_size=6', 'device=cpu'])\n"
+        "    task = Mine(length=6, train_size=None, validation_size=8, test_size=8)\n"
+        "    return replace(config, name='mine', task=task)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])}
+
+    def torchrum(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torchrum", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+
+    assert torchrum("train", "own_task:mine", "--out", str(tmp_path / "runs")).returncode == 0
+    run = tmp_path / "runs" / "mine"
+    assert "name its recipe too" in torchrum("report", str(run)).stderr
+    done = torchrum("report", str(run), "--recipe", "own_task:mine", "--out", "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "figure-phases" in (tmp_path / "page.html").read_text(encoding="utf-8")

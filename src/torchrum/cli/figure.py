@@ -29,13 +29,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="with all: put figures and captions between the markers of this page"
     )
+    parser.add_argument(
+        "--recipe", metavar="MODULE:FUNCTION", help="where the task of a run is defined, if not in torchrum"
+    )
     options = parser.parse_args(arguments)
 
     from torchrum.plots.catalog import FIGURES, draw_figure, draw_plan, draw_run
     from torchrum.plots.curve import draw_curve
+    from torchrum.recipes import load_recipe
     from torchrum.training.errors import ConfigError
     from torchrum.training.records import holds_run
 
+    if options.recipe:
+        load_recipe(options.recipe)  # importing it makes its task known
     if options.write and options.what != "all":
         raise ConfigError(f"--write goes with all, the figures of a whole page; got {options.what!r}.")
     if options.run is not None:

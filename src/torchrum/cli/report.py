@@ -17,15 +17,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write no page: put the headline numbers between the markers of FILE"
     )
+    parser.add_argument(
+        "--recipe", metavar="MODULE:FUNCTION", help="where the task of a run is defined, if not in torchrum"
+    )
     options = parser.parse_args(arguments)
 
     from torchrum.ledger import read_ledger
+    from torchrum.recipes import load_recipe
     from torchrum.report.headline import write_headlines
     from torchrum.report.ledger_page import ledger_page
     from torchrum.report.page import write_page
     from torchrum.report.runs_page import runs_page
     from torchrum.training.errors import ConfigError
 
+    if options.recipe:
+        load_recipe(options.recipe)  # importing it makes its task known
     if options.write:
         if options.runs:
             raise ConfigError("--write takes the numbers of the ledger; leave the run folders out.")
