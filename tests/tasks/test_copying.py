@@ -83,9 +83,9 @@ def test_validation_is_fixed_and_apart_from_training():
 
 
 @pytest.mark.parametrize("field", ["delay", "length", "symbols", "validation_size"])
-@pytest.mark.parametrize("value", [0, -3, 2.5, True])
+@pytest.mark.parametrize("value", [0, -3, 2.5, True, 10**9, 10**12])
 def test_impossible_sizes_are_refused(field, value):
-    with pytest.raises(ValueError, match=f"Copying: {field}={value!r}; it must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match=f"Copying: {field}={value!r}; it must be a whole number of at least"):
         Copying(**{field: value})
 
 

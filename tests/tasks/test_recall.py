@@ -99,7 +99,7 @@ def test_odd_length_is_refused(length):
 
 
 @pytest.mark.parametrize("field", ["length", "values", "train_size", "validation_size", "test_size"])
-@pytest.mark.parametrize("value", [0, -2, 2.5])
+@pytest.mark.parametrize("value", [0, -2, 2.5, 10**9, 10**12])
 def test_impossible_sizes_are_refused(field, value):
-    with pytest.raises(ValueError, match=f"Recall: {field}={value!r}; it must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match=f"Recall: {field}={value!r}; it must be a whole number of at least"):
         Recall(**{field: value})

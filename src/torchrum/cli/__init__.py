@@ -35,9 +35,15 @@ def usage() -> str:
     )
 
 
+def is_first() -> bool:
+    """Whether this is the process that speaks for all of a run; a number that a shell keeps from elsewhere is none."""
+    rank, size = os.environ.get("LOCAL_RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
+
+
 def complain(text: str) -> None:
     """Print an error on one line, once for all processes of a run."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+    if not is_first():
         return
     words = " ".join(text.split())  # names from files may hold anything, also what a terminal would obey
     words = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)

@@ -1,7 +1,6 @@
 """Train a set of recipes, such as babi-rum: one model per task, one after another, and one table."""
 
 import argparse
-import os
 from dataclasses import replace
 
 
@@ -24,15 +23,15 @@ def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
 
 def train_family(name: str, fields: list[str], options: argparse.Namespace) -> int:
     """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
+    from torchrum.cli import is_first
+    from torchrum.cli.train import check_count
     from torchrum.ledger.babi import Column, babi_table
     from torchrum.recipes import RECIPES
     from torchrum.training import override, run_sweep
-    from torchrum.training.errors import ConfigError
     from torchrum.training.testing import best_look
 
     members, fields = choose(name, fields)
-    if options.seeds is not None and options.seeds < 1:
-        raise ConfigError(f"--seeds is {options.seeds}, but it must be at least 1.")
+    check_count("seeds", options.seeds)
     runs, places = {}, {}
     for extra in range(options.seeds or 1):
         for member in members:
@@ -44,7 +43,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     new = options.resume is None
     results = run_sweep(runs, options.resume or options.out / name, options.quiet, rename=new)
     code = max(result.exit_code for result in results)
-    if os.environ.get("LOCAL_RANK", "0") != "0" or len(results) < len(runs):
+    if not is_first() or len(results) < len(runs):
         return code
     scores: dict[int, dict[int, float]] = {}
     for result, (seed, task) in zip(results, places.values(), strict=True):

@@ -2,7 +2,7 @@
 
 from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser
-from torchrum.cli.train import add_common, draw, split_fields
+from torchrum.cli.train import add_common, check_count, draw, split_fields
 
 
 def main(arguments: list[str]) -> int:
@@ -31,8 +31,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.training.sweep import grid, search
 
     for name in ("seeds", "trials"):
-        if (count := getattr(options, name)) is not None and count < 1:
-            raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
+        check_count(name, getattr(options, name))
     config = with_text(override(load_recipe(options.recipe), [*options.fields, *fields]), options.data)
     folder, new = options.resume or options.out / config.label, options.resume is None
     if options.trials is not None or options.search:

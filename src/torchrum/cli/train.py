@@ -1,11 +1,10 @@
 """``torchrum train copying-rum --steps 1000 --task.delay 200``"""
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 
-from torchrum.cli import complain
+from torchrum.cli import complain, is_first
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser
 
@@ -16,6 +15,9 @@ MODULE:FUNCTION. babi-rum and its like are sets, a model per task: --task 7 or -
 Several processes: --devices 2 starts them. torchrun and SLURM start them themselves; pass the same counts to both:
   torchrun --nproc-per-node 2 -m torchrum train RECIPE --devices 2
   srun --nodes 2 --ntasks-per-node 8 torchrum train RECIPE --devices 8 --nodes 2"""
+
+
+MOST_RUNS = 10_000
 
 
 def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[list[str], list[str]]:
@@ -57,6 +59,15 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     ]
 
 
+def check_count(name: str, count: int | None) -> None:
+    """Refuse a number of runs that is none, or that no one could wait for."""
+    from torchrum.training.errors import ConfigError
+
+    if count is not None and not 1 <= count <= MOST_RUNS:
+        limit = "at least 1" if count < 1 else f"at most {MOST_RUNS:,}"
+        raise ConfigError(f"--{name} is {count}, but it must be {limit}.")
+
+
 def draw(run: Path) -> None:
     """Draw the curve of a finished run; one that cannot be drawn is no less finished."""
     try:
@@ -89,12 +100,13 @@ def main(arguments: list[str]) -> int:
     fields = [*options.fields, *fields]
     if options.recipe is None and options.resume is None:
         raise ConfigError("train needs a recipe, or --resume RUN; torchrum list shows the recipes.")
-    recipe = load_recipe(options.recipe) if options.recipe else None
+    recipe = load_recipe(options.recipe) if options.recipe is not None else None
     if options.recipe in FAMILIES:
         code = train_family(options.recipe, fields, options)
     elif options.seeds is not None:
         if recipe is None:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
+        check_count("seeds", options.seeds)
         config = with_text(override(recipe, fields), options.data)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
         folder, new = options.resume or options.out / config.label, options.resume is None
@@ -114,4 +126,4 @@ def main(arguments: list[str]) -> int:
         code = trainer.fit(options.out / config.label, rename=True).exit_code
     leave_together()
     # a further process that leaves with a code would make the first one be killed before it is done
-    return code if os.environ.get("LOCAL_RANK", "0") == "0" else 0
+    return code if is_first() else 0

@@ -68,7 +68,7 @@ def _load_own(name: str) -> TrainConfig:
     module, _, function = name.partition(":")
     try:
         recipe = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
     config = recipe() if callable(recipe) else recipe
     if not isinstance(config, TrainConfig):

@@ -37,7 +37,8 @@ class Copying(Task):
     """Sequences that judge a run."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "delay", "length", "symbols", "validation_size")
+        check_sizes(self, "delay", "length", "validation_size")
+        check_sizes(self, "symbols", least=2, most=10**6)  # one alone needs no memory
 
     @property
     def input_size(self) -> int:

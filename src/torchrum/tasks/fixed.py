@@ -8,14 +8,18 @@ from torch import Tensor
 
 from torchrum.tasks.base import Batch, Task
 
+MOST = 10**8
+"""Of anything in a sequence or a set: more would take days to draw, and more memory than machines have."""
 
-def check_sizes(task: Task, *names: str) -> None:
-    """Refuse a task whose fields ``names`` are not whole numbers above zero."""
+
+def check_sizes(task: Task, *names: str, least: int = 1, most: int = MOST) -> None:
+    """Refuse a task whose fields ``names`` are not whole numbers from ``least`` to ``most``."""
     for name in names:
         value = getattr(task, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             kind = type(task).__name__
-            raise ValueError(f"{kind}: {name}={value!r}; it must be a whole number of at least 1.")
+            allowed = f"a whole number of at least {least}, at most {most:,}"
+            raise ValueError(f"{kind}: {name}={value!r}; it must be {allowed}.")
 
 
 def named_generator(name: str) -> torch.Generator:

@@ -13,6 +13,9 @@ from torch import Tensor
 from torchrum.tasks.base import Batch, Task
 from torchrum.tasks.fixed import batches, check_sizes, fixed_set, take
 
+LONGEST = 2000
+"""Keys and values of a sequence: with more, the numbers of the bag of values leave the range of floats."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Task):
@@ -40,7 +43,9 @@ class Recall(Task):
     """Examples of the final score."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "length", "values", "validation_size", "test_size")
+        check_sizes(self, "validation_size", "test_size")
+        check_sizes(self, "values", least=2, most=10**6)  # one alone needs no memory
+        check_sizes(self, "length", most=LONGEST)
         if self.length % 2:
             raise ValueError(
                 f"Recall: length={self.length} is odd, but keys and values come in pairs; "
@@ -127,8 +132,10 @@ def expected_largest_count(draws: int, sides: int) -> float:
 
 
 def _chance_no_count_above(limit: int, draws: int, sides: int) -> float:
-    # exponential generating function: draws! [z^draws] (sum_{j <= limit} z^j / j!)^sides / sides^draws
-    series = [1.0] + [0.0] * draws
-    for _ in range(sides):
-        series = [sum(series[n - j] / math.factorial(j) for j in range(min(limit, n) + 1)) for n in range(draws + 1)]
-    return math.factorial(draws) * series[draws] / float(sides) ** draws
+    # counts as independent Poisson numbers, given that they make ``draws``: no term leaves the range of floats
+    rate = draws / sides
+    counts = torch.arange(limit + 1, dtype=torch.float64)
+    weights = torch.exp(counts * math.log(rate) - rate - torch.lgamma(counts + 1))
+    size = sides * limit + draws + 1
+    series = torch.fft.irfft(torch.fft.rfft(weights, n=size) ** sides, n=size)  # the polynomial's power
+    return float(series[draws]) / math.exp(draws * math.log(draws) - draws - math.lgamma(draws + 1))

@@ -1,5 +1,6 @@
 """What a run is made of: one tree of frozen dataclasses, each field with its meaning and its check."""
 
+import math
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -10,11 +11,22 @@ from torchrum.tasks.base import Task
 from torchrum.training.errors import ConfigError
 from torchrum.training.schedule import milestones, rate_factors
 
+MOST_LAYERS, MOST_STEPS, MOST = 1000, 10**15, 10**9
+"""Beyond these a layer, a step or a number of a model makes no sense, and some would never end."""
 
-def _positive(owner: str, **values: float) -> None:
+
+def _positive(owner: str, most: float = math.inf, **values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0.")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0, and finite.")
+        if value > most:
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at most {most:,}.")
+
+
+def _at_least_zero(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at least 0, and finite.")
 
 
 def _choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
@@ -49,7 +61,11 @@ class ModelConfig:
     """The softmax uses the matrix of the embedding."""
 
     def __post_init__(self) -> None:
-        _positive("model", hidden_size=self.hidden_size, num_layers=self.num_layers)
+        _positive("model", hidden_size=self.hidden_size)
+        _positive("model", most=MOST_LAYERS, num_layers=self.num_layers)
+        for name, value in self.options.items():
+            if isinstance(value, int | float) and not abs(value) <= MOST:
+                raise ConfigError(f"model: {name} is {value!r:.60}, but it must be between -{MOST:,} and {MOST:,}.")
         if self.embedding_size is not None:
             _positive("model", embedding_size=self.embedding_size)
         for name in ("input_dropout", "output_dropout", "weight_drop"):
@@ -86,10 +102,11 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _choice("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
         _positive("optimizer", lr=self.lr, clip=1.0 if self.clip is None else self.clip)
+        if len(self.betas) != 2:
+            raise ConfigError(f"optimizer: betas is {self.betas}, but it must be two numbers, as 0.9,0.999.")
         if not all(0 <= value < 1 for value in (*self.betas, self.decay)):
             raise ConfigError(f"optimizer: betas {self.betas} and decay {self.decay} must be at least 0 and below 1.")
-        if self.weight_decay < 0 or self.warmup < 0:
-            raise ConfigError("optimizer: weight_decay and warmup must be at least 0.")
+        _at_least_zero("optimizer", eps=self.eps or 0.0, weight_decay=self.weight_decay, warmup=self.warmup)
         if self.weight_decay and self.name != "adam":
             raise ConfigError(f"optimizer: weight_decay works with 'adam' only, not with {self.name!r}.")
         milestones(self.schedule)
@@ -165,7 +182,12 @@ class TrainConfig:
         return re.sub(rf"-{kind}\d+$", f"-{size}", self.name) if size else self.name
 
     def __post_init__(self) -> None:
-        _positive("config", batch_size=self.batch_size, steps=self.steps, devices=self.devices, nodes=self.nodes)
+        if not re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", self.name) or self.name.strip(" .") == "":
+            raise ConfigError(f"config: name is {self.name!r:.80}, but it must be the name of a folder, not a path.")
+        _positive("config", batch_size=self.batch_size, devices=self.devices, nodes=self.nodes)
+        _positive("config", most=MOST_STEPS, steps=self.steps)
+        if self.stop_at is not None and not math.isfinite(self.stop_at):
+            raise ConfigError(f"config: stop_at is {self.stop_at}, but it must be a finite number, or none.")
         _positive("config", log_every=self.log_every, eval_every=self.eval_every, stop_after=self.stop_after)
         _positive("config", checkpoint_every=self.checkpoint_every)
         for name in ("precision", "device", "logger"):

@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.launch import check_launch
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Engine:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise RunError("device='cuda', but torch sees no CUDA device; pass --device cpu, or auto.")
         cuda = config.device != "cpu" and torch.cuda.is_available()
-        many = config.devices * config.nodes > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        many = max(check_launch(config), config.devices * config.nodes) > 1
         if config.logger != "none":
             try:
                 importlib.import_module(config.logger)  # both trackers are named like their package

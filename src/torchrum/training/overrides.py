@@ -161,6 +161,8 @@ def convert(key: str, text: str, hint: Any) -> Any:
         return text
     if origin is tuple:
         parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
+        if arguments[1:] != (...,) and len(parts) != len(arguments):
+            raise ConfigError(f"{key} is {text!r}, but it must be {len(arguments)} values with commas between them.")
         return tuple(convert(key, part.strip(), arguments[0]) for part in parts)
     if hint is bool:
         if text.lower() not in ("true", "false", "1", "0", "yes", "no"):

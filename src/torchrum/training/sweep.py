@@ -39,7 +39,8 @@ def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[st
     runs = {}
     for assignments in itertools.product(*axes):
         for seed in range(config.seed, config.seed + seeds):
-            label = "/".join([*([",".join(assignments)] if assignments else []), f"seed-{seed}"])
+            # a value may hold a slash, but it must not choose a folder
+            label = "/".join([*([",".join(assignments).replace("/", "_")] if assignments else []), f"seed-{seed}"])
             runs[label] = replace(override(config, assignments), seed=seed)
     return runs
 

@@ -26,6 +26,7 @@ from torchrum.training.files import write_json
 from torchrum.training.graph_step import GraphStep, graph_obstacle
 from torchrum.training.introduction import introduction
 from torchrum.training.loading import build
+from torchrum.training.memory import check_model, check_weights, within_memory
 from torchrum.training.optim import build_optimizer, learning_rate, set_learning_rate
 from torchrum.training.progress import Baseline, Display, is_early
 from torchrum.training.records import (
@@ -81,10 +82,11 @@ class Trainer:
 
             with self._writing():
                 self._folder = self._engine.first(claim)
-            graph, notes = self._prepare(resume)
-            # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
-            with self._writing():
-                return self._run(resume, graph, notes)
+            with within_memory():
+                graph, notes = self._prepare(resume)
+                # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
+                with self._writing():
+                    return self._run(resume, graph, notes)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -104,10 +106,14 @@ class Trainer:
     def _prepare(self, resume: bool) -> tuple[bool, list[str]]:
         config, engine = self.config, self._engine
         loaded = load_run(self._folder, config, engine) if resume else None
+        if self._given is None:
+            check_weights(config, engine.device)
         torch.manual_seed(config.seed)  # every process starts from the same weights
         self._module = self._given if self._given is not None else build(config)
         graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
         module = engine.place(self._module)
+        if self._given is None:
+            check_model(config, module, engine)
         if config.compile and not compile_steps(module):
             raise ConfigError(
                 f"compile=true, but the layer {config.model.layer!r} takes no steps to compile; leave it out."

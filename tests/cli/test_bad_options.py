@@ -1,0 +1,115 @@
+"""Every option that makes no sense is answered with one line and exit code 2, before anything is written."""
+
+import os
+
+import pytest
+
+from torchrum.cli import main
+
+SMALL = "--steps 2 --task.delay 3 --task.validation_size 4 --model.hidden_size 4 --batch_size 2 --device cpu".split()
+COPYING = ["train", "copying-rum-t200", *SMALL]
+TINY = ["train", "training.tiny:tiny"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([*TINY, "--optimizer.eps", "nan"], "optimizer: eps is nan, but it must be at least 0, and finite"),
+        ([*TINY, "--optimizer.eps", "inf"], "optimizer: eps is inf, but it must be at least 0, and finite"),
+        ([*TINY, "--optimizer.eps", "-1"], "optimizer: eps is -1.0, but it must be at least 0"),
+        ([*TINY, "--optimizer.lr", "nan"], "optimizer: lr is nan, but it must be greater than 0, and finite"),
+        ([*TINY, "--optimizer.lr", "inf"], "optimizer: lr is inf, but it must be greater than 0, and finite"),
+        ([*TINY, "--optimizer.clip", "inf"], "optimizer: clip is inf, but it must be greater than 0, and finite"),
+        ([*TINY, "--optimizer.betas", "0.9"], "optimizer.betas is '0.9', but it must be 2 values"),
+        ([*TINY, "--optimizer.betas", "0.9,0.9,0.9"], "optimizer.betas is '0.9,0.9,0.9', but it must be 2 values"),
+        ([*TINY, "--optimizer.betas", "0.9,nan"], "must be at least 0 and below 1"),
+        ([*TINY, "--optimizer.weight_decay", "nan"], "optimizer: weight_decay is nan, but it must be at least 0"),
+        ([*TINY, "--stop_at", "nan"], "config: stop_at is nan, but it must be a finite number, or none"),
+        ([*TINY, "--stop_at", "inf"], "config: stop_at is inf, but it must be a finite number, or none"),
+        ([*TINY, "--average", "nan"], "config: average is nan"),
+        ([*TINY, "--steps", "1e300"], "config: steps is"),
+        ([*TINY, "--name", ".."], "config: name is '..', but it must be the name of a folder, not a path"),
+        ([*TINY, "--name", "."], "config: name is '.', but it must be the name of a folder"),
+        ([*TINY, "--name", "/tmp/x"], "config: name is '/tmp/x', but it must be the name of a folder, not a path"),
+        ([*TINY, "--name", "a/../../b"], "config: name is 'a/../../b', but it must be the name of a folder"),
+        ([*TINY, "--name", r"a\b"], "but it must be the name of a folder, not a path"),
+        ([*TINY, "--name", "a\nb"], r"config: name is 'a\nb', but it must be the name of a folder"),
+        ([*TINY, "--name="], "config: name is '', but it must be the name of a folder"),
+        ([*TINY, "--model.num_layers", "1e9"], "model: num_layers is 1000000000, but it must be at most 1,000"),
+        ([*COPYING, "--model.lam", "1e308"], "model: lam is 1e+308, but it must be between"),
+        ([*COPYING, "--model.lam", "nan"], "RUM: lam='nan' is not allowed; it must be a finite number"),
+        ([*COPYING, "--model.backend", "fused"], "backend='fused' cannot run: the input is on cpu"),
+        ([*COPYING, "--task.symbols", "1"], "Copying: symbols=1; it must be a whole number of at least 2"),
+        ([*COPYING, "--task.symbols", "1e12"], "Copying: symbols=1000000000000; it must be a whole number"),
+        ([*COPYING, "--task.delay", "1e9"], "Copying: delay=1000000000; it must be a whole number"),
+        ([*COPYING, "--task.validation_size", "1e12"], "Copying: validation_size=1000000000000; it must be"),
+        ([*COPYING, "--model.hidden_size", "1e9"], "parameters take"),
+        ([*COPYING, "--batch_size", "1e9"], "config: a batch of 1,000,000,000 sequences of 23 steps takes"),
+        ([*COPYING, "--batch_size", "1e12"], "config: a batch of 1,000,000,000,000 sequences of 23 steps takes"),
+        (
+            ["train", "recall-lstm-t30", "--task.values", "1"],
+            "Recall: values=1; it must be a whole number of",
+        ),
+        (["train", "recall-lstm-t30", "--task.length", "1e9"], "Recall: length=1000000000; it must be a whole number"),
+        (["train", ""], "no recipe ''; torchrum list shows"),
+        (["train", ":"], "the recipe ':' cannot be loaded"),
+        (["train", ".x:y"], "the recipe '.x:y' cannot be loaded"),
+        (["sweep", ""], "no recipe ''"),
+        (["list", ":"], "the recipe ':' cannot be loaded"),
+        ([*TINY, "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
+        (["sweep", *TINY[1:], "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
+        (["sweep", *TINY[1:], "--grid", "name=../x,y"], "config: name is '../x', but it must be the name of a folder"),
+        ([*TINY, "--seed", "2147483647", "--seeds", "2"], "seed is 2147483648"),
+    ],
+)
+def test_a_senseless_option_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("torchrum: ")
+    assert error.count("\n") == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("value", ["1e12", "1e18"])
+def test_sizes_that_cannot_even_be_counted_are_one_line(tmp_path, capsys, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    assert main([*COPYING, "--model.hidden_size", value]) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "parameters take" in error or "does not fit into memory" in error
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', which is no number of processes; unset it"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', which is no number of processes"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK is 1, but WORLD_SIZE is not set; unset LOCAL_RANK, or start"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', which is no number of processes"),
+        ({"LOCAL_RANK": "2", "WORLD_SIZE": "2"}, "LOCAL_RANK is 2, but WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but devices * nodes is 1; pass --devices and --nodes to match"),
+        ({"SLURM_NTASKS": "2"}, "SLURM_NTASKS is 2, but devices * nodes is 1; pass --devices and --nodes to match"),
+        ({"SLURM_NTASKS": "two"}, "SLURM_NTASKS is 'two', which is no number of processes"),
+    ],
+)
+def test_variables_of_a_launcher_that_is_not_there_are_one_line(tmp_path, capsys, monkeypatch, variables, message):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main([*TINY, "--out", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not os.listdir(tmp_path)
+
+
+def test_srun_must_have_started_the_processes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    assert main([*TINY, "--out", str(tmp_path), "--devices", "2"]) == 2
+    assert "SLURM_PROCID is not set; start the processes with srun" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_JOB_NAME", "interactive")  # a person's shell in an allocation
+    assert main([*TINY, "--out", str(tmp_path), "--quiet", "--steps", "1"]) == 0
