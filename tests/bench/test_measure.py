@@ -14,6 +14,13 @@ from torchrum.bench.memory import peak_memory
 from torchrum.bench.work import Shape, Work, equal_parameters, make_layer
 
 
+def test_a_sample_may_be_the_mean_of_several_calls():
+    made = []
+    times = time_cpu({"sleeper": lambda: [made.append(1), time.sleep(0.01)]}, samples=2, warmups=0, calls=3)
+    assert len(made) == 6
+    assert 10 <= times["sleeper"].median < 30
+
+
 def test_summary_is_median_and_quartiles():
     times = summarise([5.0, 1.0, 2.0, 4.0, 3.0], [1.0, 9.0, 2.0])
     assert (times.low, times.median, times.high, times.samples, times.cpu) == (2.0, 3.0, 4.0, 5, 2.0)
@@ -36,7 +43,7 @@ def test_implementations_take_turns_and_sleeping_costs_no_cpu():
     assert times["short"].median < times["long"].median
 
 
-@pytest.mark.parametrize("name", ["authors", "reference", "torch", "gru", "lstm", "ln_lstm", "gru=", "lstm="])
+@pytest.mark.parametrize("name", ["authors", "reference", "torch", "native", "gru", "lstm", "ln_lstm", "gru=", "lstm="])
 def test_every_implementation_runs(name):
     shape = Shape(N=16, T=3, B=2)
     work = Work(lambda: make_layer(name, shape), shape)

@@ -1,8 +1,10 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
+import torch
 
 from torchrum.bench import cpu
 from torchrum.bench.floor import floor_ms, share_of_floor
@@ -269,8 +271,26 @@ def test_cpu_targets(monkeypatch):
         for name, size in (("authors", 100), ("torch", 9))
     ]
     made.rows[2].times = Times(6, 6, 6, 1)
+    step = [("native", 3), ("gru", 2)]
+    made.rows += [Row("step-n256", name, "forward", GPU, {}, Times(ms, ms, ms, 1)) for name, ms in step]
     found = cpu._targets(made)
-    assert [(target.value, target.reached) for target in found] == [(3.5, True), (3.0, False), (0.09, True)]
+    values = [(target.value, target.reached) for target in found]
+    assert values == [(3.5, True), (3.0, False), (1.5, False), (0.09, True)]
+
+
+def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cpu, "_rows", lambda *args: [seen.append(torch.get_num_threads()), []][1])
+    monkeypatch.setattr(
+        cpu, "QUICK", {"one": replace(cpu.QUICK["lam0-quick"], threads=1), "own": cpu.QUICK["lam0-quick"]}
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    cpu.run_cpu(Report("cpu", {}), quick=True, log=lambda text: None)
+    torch.set_num_threads(before)
+    assert seen == [1, 2]
+    made = Report("cpu", PLACE, [Row("lam0", "gru", "forward_backward", GPU, {}, Times(1, 1, 1, 1), threads=1)])
+    assert "1 thread" in markdown(made)
 
 
 @pytest.mark.parametrize(

@@ -450,3 +450,30 @@ def test_linear_stands_back_from_whoever_watches_torch(monkeypatch):
     seen = []
     torch.func.vmap(lambda row: [seen.append(linear_applies(row, weight)), row][1])(x)
     assert seen == [False]
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are preloaded as Linux does it")
+def test_under_sanitizers(tmp_path):
+    """Every path once, with an object that stops at a bad address and at undefined behaviour."""
+    compiler = os.environ.get("CC") or "cc"
+    found = [
+        subprocess.run(
+            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    if not all(map(os.path.isabs, found)):
+        pytest.skip(f"{compiler} comes without the sanitizers' libraries")
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(SOURCES.parents[3]),
+        "XDG_CACHE_HOME": str(tmp_path),
+        "CC": f"{compiler} -fsanitize=address,undefined -fno-sanitize-recover=all -g",
+        "LD_PRELOAD": " ".join(found),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+    script = Path(__file__).parent / "native_grid.py"
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0 and done.stdout == "done\n", done.stderr[-4000:]

@@ -1,29 +1,65 @@
-"""The CPU suite: the original implementation, our two backends, nn.GRU and nn.LSTM, side by side in one run."""
+"""The CPU suite: the original implementation, our backends, nn.GRU and nn.LSTM, side by side in one run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
+
+import torch
 
 from .measure import time_cpu
 from .memory import peak_memory
 from .records import Report, Row, Target
-from .work import MODES, Shape, Work, make_layer
+from .work import MODES, Mode, Shape, Work, make_layer
 
-IMPLEMENTATIONS = ("authors", "reference", "torch", "gru", "lstm")
-RUMS = ("authors", "reference", "torch")
+IMPLEMENTATIONS = ("authors", "reference", "torch", "native", "gru", "lstm")
+FAST = ("torch", "native", "gru", "lstm")
+RUMS = ("authors", "reference", "torch", "native")
 
-# the copying task's ten inputs, and a layer in the middle of a stack
-CASES: dict[str, tuple[int, Shape]] = {
-    "lam0-n100-t100": (0, Shape(N=100, T=100, I=10)),
-    "lam1-n100-t100": (1, Shape(N=100, T=100, I=10)),
-    "lam0-n100-t100-wide": (0, Shape(N=100, T=100, I=100)),
-    "lam1-n100-t100-wide": (1, Shape(N=100, T=100, I=100)),
+
+@dataclass(frozen=True)
+class Case:
+    """What one case times."""
+
+    lam: int
+    shape: Shape
+    implementations: tuple[str, ...] = IMPLEMENTATIONS
+    modes: tuple[Mode, ...] = MODES
+    threads: int | None = None
+    """Torch's own number if None."""
+    calls: int = 1
+    """In one sample; their mean is taken."""
+
+
+# the copying task's ten inputs, a layer in the middle of a stack, the recall task's sizes, and a step of serving
+CASES: dict[str, Case] = {
+    "lam0-n100-t100": Case(0, Shape(N=100, T=100, I=10)),
+    "lam1-n100-t100": Case(1, Shape(N=100, T=100, I=10)),
+    "lam0-n100-t100-wide": Case(0, Shape(N=100, T=100, I=100)),
+    "lam1-n100-t100-wide": Case(1, Shape(N=100, T=100, I=100)),
+    "lam0-n256-t100": Case(0, Shape(N=256, T=100, I=10), FAST),
+    "lam1-n50-t53": Case(1, Shape(N=50, T=53, I=36), FAST),
+    "step-n256": Case(0, Shape(N=256, T=1, B=1), FAST, ("forward",), calls=100),
+    "lam0-n100-t100-1thread": Case(0, Shape(N=100, T=100, I=10), FAST, threads=1),
+    "lam1-n100-t100-1thread": Case(1, Shape(N=100, T=100, I=10), FAST, threads=1),
+    "lam0-n256-t100-1thread": Case(0, Shape(N=256, T=100, I=10), FAST, threads=1),
+    "lam1-n50-t53-1thread": Case(1, Shape(N=50, T=53, I=36), FAST, threads=1),
+    "step-n256-1thread": Case(0, Shape(N=256, T=1, B=1), FAST, ("forward",), threads=1, calls=100),
 }
-QUICK: dict[str, tuple[int, Shape]] = {
-    "lam0-quick": (0, Shape(N=8, T=5, B=4)),
-    "lam1-quick": (1, Shape(N=8, T=5, B=4)),
+QUICK: dict[str, Case] = {
+    "lam0-quick": Case(0, Shape(N=8, T=5, B=4)),
+    "lam1-quick": Case(1, Shape(N=8, T=5, B=4)),
 }
 LONG = ("lam1-n100-t1000-memory", 1, Shape(N=100, T=1000, I=10))
 """The original implementation needs about 11 GB here."""
+NATIVE_TARGETS: dict[str, tuple[str, Mode, float]] = {
+    "lam0-n100-t100": ("gru", "forward_backward", 0.7),
+    "lam0-n256-t100": ("gru", "forward_backward", 0.9),
+    "lam1-n100-t100": ("gru", "forward_backward", 1.5),
+    "lam1-n50-t53": ("lstm", "forward_backward", 1.2),
+    "step-n256": ("gru", "forward", 1.0),
+}
+"""Native's time over a baseline's, and the most that it may be."""
 
 
 def run_cpu(
@@ -45,35 +81,48 @@ def run_cpu(
         cases: pattern that a case's name must match.
         log: told what is being measured.
     """
-    for name, (lam, shape) in (QUICK if quick else CASES).items():
+    for name, case in (QUICK if quick else CASES).items():
         if fnmatch(name, cases):
-            log(f"{name}: {', '.join(IMPLEMENTATIONS)}")
-            report.add(*_rows(name, lam, shape, samples))
+            log(f"{name}: {', '.join(case.implementations)}")
+            with _threads(case.threads):
+                report.add(*_rows(name, case, samples))
     if memory and not quick and fnmatch(LONG[0], cases):
         name, lam, shape = LONG
-        for implementation in ("authors", "torch"):
+        for implementation in ("authors", "torch", "native"):
             log(f"{name}: {implementation}")
             report.add(_memory_row(name, implementation, lam, shape))
     report.targets = _targets(report)
     report.write()
 
 
-def _rows(name: str, lam: int, shape: Shape, samples: int) -> list[Row]:
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if number is None else number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _rows(name: str, case: Case, samples: int) -> list[Row]:
+    shape = case.shape
     works = {
-        implementation: Work(lambda c=implementation: make_layer(c, shape, **_options(c, lam)), shape)  # type: ignore[misc]
-        for implementation in IMPLEMENTATIONS
+        implementation: Work(lambda c=implementation: make_layer(c, shape, **_options(c, case.lam)), shape)  # type: ignore[misc]
+        for implementation in case.implementations
     }
     rows = []
-    for mode in MODES:
-        times = time_cpu({implementation: work.run(mode) for implementation, work in works.items()}, samples)
+    for mode in case.modes:
+        runs = {implementation: work.run(mode) for implementation, work in works.items()}
+        times = time_cpu(runs, samples, calls=case.calls)
         for implementation, work in works.items():
-            row = Row(name, implementation, mode, shape, _options(implementation, lam), times[implementation])
-            row.num_parameters = work.num_parameters
+            row = Row(name, implementation, mode, shape, _options(implementation, case.lam), times[implementation])
+            row.num_parameters, row.threads = work.num_parameters, case.threads
             rows.append(row)
     works.clear()
     for row in rows:
-        if row.mode == "forward_backward":
-            row.peak_bytes = peak_memory(row.implementation, shape, lam)
+        if row.mode == "forward_backward" and case.threads is None:
+            row.peak_bytes = peak_memory(row.implementation, shape, case.lam)
     return rows
 
 
@@ -92,12 +141,16 @@ def _options(implementation: str, lam: int) -> dict[str, int]:
 
 def _targets(report: Report) -> list[Target]:
     found = []
-    for case, (lam, _) in CASES.items():
-        limit = 4.0 if lam else 3.0
-        ratio = report.ratio(case, "authors", "torch")
+    for name, case in CASES.items():
+        limit = 4.0 if case.lam else 3.0
+        ratio = report.ratio(name, "authors", "torch")
         if ratio is not None:
-            name = f"{case}: torch faster than the original implementation"
-            found.append(Target(name, limit, ratio, "x", at_least=True))
+            text = f"{name}: torch faster than the original implementation"
+            found.append(Target(text, limit, ratio, "x", at_least=True))
+    for name, (baseline, mode, limit) in NATIVE_TARGETS.items():
+        ratio = report.ratio(name, "native", baseline, mode)
+        if ratio is not None:
+            found.append(Target(f"{name}: native over nn.{baseline.upper()}", limit, ratio))
     peaks = {row.implementation: row.peak_bytes for row in report.rows if row.case == LONG[0]}
     if peaks:
         ours, theirs = peaks.get("torch"), peaks.get("authors")

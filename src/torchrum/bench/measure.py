@@ -36,8 +36,8 @@ def summarise(samples: list[float], cpu: list[float] | None = None) -> Times:
     return Times(median, low, high, len(samples), statistics.median(cpu) if cpu else None)
 
 
-def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1) -> dict[str, Times]:
-    """Time every implementation ``samples`` times, one call of each in turn."""
+def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1, calls: int = 1) -> dict[str, Times]:
+    """Time every implementation ``samples`` times, each in turn; a sample is the mean of ``calls`` calls."""
     for run in runs.values():
         for _ in range(warmups):
             run()
@@ -49,9 +49,10 @@ def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1) -> dict[st
         for _ in range(samples):
             for name, run in runs.items():
                 start, start_cpu = time.perf_counter(), time.process_time()
-                run()
-                cpu[name].append((time.process_time() - start_cpu) * 1e3)
-                wall[name].append((time.perf_counter() - start) * 1e3)
+                for _ in range(calls):
+                    run()
+                cpu[name].append((time.process_time() - start_cpu) * 1e3 / calls)
+                wall[name].append((time.perf_counter() - start) * 1e3 / calls)
     finally:
         gc.enable()
     return {name: summarise(wall[name], cpu[name]) for name in runs}

@@ -13,7 +13,7 @@ from .gpu_cases import FEATURES, SHORT, STEPS
 from .records import Report, Row
 from .report import LABELS, short
 
-COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#0072b2", "fused": "#0072b2"}
+COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#0072b2", "native": "#009e73", "fused": "#0072b2"}
 COLOURS |= {"gru": "#d55e00", "gru=": "#e69f00", "lstm": "#595959", "lstm=": "#a6a6a6", "ln_lstm": "#009e73"}
 LINES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "ours": ("RUM, fused", ("fused", "fused graphed"), "-o"),

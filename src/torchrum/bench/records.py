@@ -17,7 +17,7 @@ class Row:
     case: str
     """Name of the case; what ``--cases`` matches."""
     implementation: str
-    """authors, reference, torch, fused, gru, lstm, ...; ``fused graphed`` is captured whole in one CUDA graph."""
+    """authors, reference, torch, native, fused, gru, lstm, ...; ``fused graphed`` is captured in one CUDA graph."""
     mode: str
     """forward, forward_backward or training_step."""
     shape: Shape
@@ -38,6 +38,8 @@ class Row:
     error_smooth: float | None = None
     """The same in the row's precision, with tanh for ReLU, whose sign flips are no rounding."""
     num_parameters: int | None = None
+    threads: int | None = None
+    """Of a CPU's rows, where they differ from the environment's."""
     precision: str | None = None
     """Of float32 matmuls on a GPU: high is TF32, highest FP32 (TF32 off)."""
     backend: str | None = None

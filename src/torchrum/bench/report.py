@@ -15,6 +15,7 @@ LABELS = {
     "authors graphed": "original implementation, CUDA graph",
     "reference": "RUM, reference",
     "torch": "RUM, torch",
+    "native": "RUM, native",
     "fused": "RUM, fused",
     "fused graphed": "RUM, fused, CUDA graph",
     "fused stepwise": "RUM, fused step by step",
@@ -28,7 +29,7 @@ LABELS = {
 }
 
 COLUMNS = (
-    *("authors", "authors graphed", "reference", "torch", "fused", "fused graphed"),
+    *("authors", "authors graphed", "reference", "torch", "native", "fused", "fused graphed"),
     *("gru", "gru graphed", "lstm", "lstm graphed"),
 )
 """Implementations in the README's table, plain calls and CUDA graphs apart. The JSON has the others."""
@@ -73,6 +74,7 @@ def describe_case(found: dict[str, Row]) -> str:
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
     words += [f"I={row.shape.I}"] if row.shape.I is not None else []
     words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + MATMULS.get(_precision(row), "")]
+    words += ["1 thread"] if row.threads == 1 else []
     return ", ".join(words) + (f" ({row.case}, whole training step)" if row.mode == "training_step" else "")
 
 
@@ -87,7 +89,7 @@ def _fastest(found: dict[str, Row], names: tuple[str, ...]) -> Row | None:
 
 def _ratio(found: dict[str, Row]) -> str:
     """The faster of our ways over the faster GRU."""
-    ours = _fastest(found, ("torch", "fused", "fused graphed"))
+    ours = _fastest(found, ("torch", "native", "fused", "fused graphed"))
     theirs = _fastest(found, ("gru", "gru graphed"))
     return f"{ours.times.median / theirs.times.median:.2f}" if ours and theirs and ours.times and theirs.times else ""
 

@@ -81,8 +81,8 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     """The layer of an implementation.
 
     Args:
-        name: ``authors``, ``reference``, ``torch``, ``fused``; ``gru``, ``lstm``, and ``gru=``, ``lstm=`` for as many
-            parameters as the RUM has; ``ln_lstm``, in plain PyTorch, and ``ln_lstm_fused``, by our kernels.
+        name: ``authors``, ``reference``, ``torch``, ``native``, ``fused``; ``gru``, ``lstm``, and ``gru=``, ``lstm=``
+            for as many parameters as the RUM has; ``ln_lstm``, in plain PyTorch, and ``ln_lstm_fused``, by our kernels.
         shape: sizes, dtype and device.
         options: of the RUM.
     """
@@ -90,7 +90,7 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     where: dict[str, Any] = {"device": shape.device, "dtype": DTYPES[shape.dtype]}
     if name == "authors":
         return AuthorsRUM(inputs, N, **options, **where)
-    if name in ("reference", "torch", "fused"):
+    if name in ("reference", "torch", "native", "fused"):
         return RUM(inputs, N, backend=name, **options, **where)  # type: ignore[arg-type]
     if name in ("ln_lstm", "ln_lstm_fused"):
         backend: Backend = "fused" if name == "ln_lstm_fused" else "reference"

@@ -1,0 +1,55 @@
+"""Every path of the native scan once, for a run under sanitizers; values are compared elsewhere.
+
+``python native_grid.py`` runs it; tests/ops/test_native.py does so with an object that was built with sanitizers.
+"""
+
+import itertools
+
+import torch
+
+from torchrum import RUM
+from torchrum.ops.rum_scan import RumOptions, native, rum_scan
+from torchrum.ops.rum_scan.native import library, linear
+
+SIZES = [(1, 1, 1), (2, 1, 5), (3, 9, 16), (4, 17, 33), (2, 3, 100)]  # T, B, H
+NORMS = ({}, {"layer_norm": True}, {"layer_norm": True, "ln_order": "authors"})
+ZONEOUTS = ({}, {"zoneout": 0.3}, {"zoneout": 0.3, "training": True})
+
+
+def scan_once(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype, case: int) -> None:
+    """Forward and backward of one case, degenerate rows and lengths in some of them."""
+    xp, h0 = torch.randn(T, B, options.num_inputs * H, dtype=dtype), torch.randn(B, H, dtype=dtype)
+    if case % 2:
+        xp[0, 0, -H:] = 0  # no eps
+        xp[-1, -1, :H] = -2 * xp[-1, -1, -H:]  # opposite, with the weight below
+    weight = torch.randn(options.num_gates * H, H, dtype=dtype) * (0 if case % 3 == 1 else H**-0.5)
+    R0 = torch.linalg.qr(torch.randn(B, H, H)).Q.to(dtype) if options.lam == 1 and case % 2 else None
+    norms = torch.randn(2, options.num_inputs * H, dtype=dtype) if options.layer_norm else (None, None)
+    lengths = torch.randint(0, T + 1, (B,)) if case % 3 == 0 else None
+    leaves = [None if part is None else part.requires_grad_() for part in (xp, h0, R0, weight)]
+    seed = torch.tensor(3)
+    out, R = rum_scan(*leaves, *norms, options=options, lengths=lengths, seed=seed, backend="native")
+    (out.sum() + (0 if R is None else R.square().sum())).backward()
+    with torch.no_grad():
+        rum_scan(*leaves, *norms, options=options, lengths=lengths, seed=seed, backend="native")
+
+
+def main() -> None:
+    torch.set_num_threads(3)
+    library.SMALL = linear.SMALL_LINEAR = 0
+    assert native.library_obstacle(False) is None, native.library_obstacle(False)
+    choices = itertools.product((0.0, 1.0), (None, 0.7), (True, False), NORMS, ZONEOUTS)
+    for case, (lam, eta, gate, norm, zoneout) in enumerate(choices):
+        activation = library.ACTIVATIONS[case % 4]
+        options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
+        scan_once(options, *SIZES[case % len(SIZES)], (torch.float32, torch.float64)[case % 2], case)
+    for lam, T, B in itertools.product((0, 1), (1, 6), (1, 5)):
+        rum, x = RUM(7, 21, num_layers=2, bidirectional=True, lam=lam), torch.randn(T, B, 7)
+        rum(x)[0].sum().backward()
+        with torch.no_grad():
+            rum(x)
+    print("done")
+
+
+if __name__ == "__main__":
+    main()
