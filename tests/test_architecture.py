@@ -13,7 +13,7 @@ import torchrum
 
 PACKAGE = Path(torchrum.__file__).parent
 ROOT = Path(__file__).parents[1]
-ORDER = "ops cells layers export models data tasks training recipes ledger plots bench report hub cli".split()
+ORDER = "ops cells layers export rl models data tasks training recipes ledger plots bench report hub cli".split()
 RANK = {name: place for place, name in enumerate(ORDER)}
 
 
