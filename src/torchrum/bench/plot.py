@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from matplotlib import rc_context
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ..plots.style import STYLE, save
+from ..plots.style import drawing, ink, save, save_themes
 from .gpu_cases import FEATURES, SHORT, STEPS
 from .records import Report, Row
 from .report import LABELS, short
 
-COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#0072b2", "native": "#009e73", "fused": "#0072b2"}
-COLOURS |= {"gru": "#d55e00", "gru=": "#e69f00", "lstm": "#595959", "lstm=": "#a6a6a6", "ln_lstm": "#009e73"}
+COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#2f8fd0", "native": "#009e73", "fused": "#2f8fd0"}
+COLOURS |= {"gru": "#d55e00", "gru=": "#e69f00", "lstm": "#808080", "lstm=": "#a6a6a6", "ln_lstm": "#009e73"}
 LINES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "ours": ("RUM, fused", ("fused", "fused graphed"), "-o"),
     "gru": (LABELS["gru graphed"], ("gru graphed",), "-s"),
@@ -25,19 +25,26 @@ LINES: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def draw_report(report: Report, path: Path) -> Path:
-    """Draw the forward and backward passes of a report, microseconds per step on logarithmic axes."""
+    """Draw ``report_figure`` into a file; an ``.svg`` gets a dark version beside it, with ``-dark`` in its name."""
+    if path.suffix == ".svg":
+        return save_themes(lambda: report_figure(report), path.with_suffix(""))[0]
+    with drawing():
+        return save(report_figure(report), path)
+
+
+def report_figure(report: Report) -> Figure:
+    """The forward and backward passes of a report, microseconds per step on logarithmic axes."""
     rows = [row for row in report.rows if row.mode == "forward_backward" and row.times is not None]
     if not rows:
         raise ValueError("draw_report: the report has no forward and backward pass to draw.")
     panels = _by_size(rows) if report.suite == "gpu" else {}
-    with rc_context(STYLE):
-        figure = _sweep(panels) if panels else _cases(rows)
-        place = report.environment
-        shape = f"{rows[0].shape.B} rows" + (f", {STEPS} steps" if panels else "")
-        machine = place.get("gpu") or place["cpu"]
-        title = f"forward + backward, {shape}; {machine}, torch {place['torch']}"
-        figure.suptitle(title + ("\nnumbers: RUM's time over the graphed GRU's" if panels else ""), fontsize=9)
-        return save(figure, path)
+    figure = _sweep(panels) if panels else _cases(rows)
+    place = report.environment
+    shape = f"{rows[0].shape.B} rows" + (f", {STEPS} steps" if panels else "")
+    machine = place.get("gpu") or place["cpu"]
+    title = f"forward + backward, {shape}; {machine}, torch {place['torch']}"
+    figure.suptitle(title + ("\nnumbers: RUM's time over the graphed GRU's" if panels else ""), fontsize=9)
+    return figure
 
 
 def _cases(rows: list[Row]) -> Figure:
@@ -117,7 +124,7 @@ def _lines(axes: Axes, rows: list[Row]) -> None:
             f"{ours[N] / baseline[N]:.2f}", (N, ours[N]), (0, -13), textcoords="offset points", ha="center", fontsize=7,
             color=COLOURS["fused"], zorder=4,
         )  # fmt: skip
-        note.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+        note.set_path_effects([withStroke(linewidth=2.5, foreground=rcParams["axes.facecolor"])])
     ticks = (100, 250, 704, 1000, 2000)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=7)
     axes.xaxis.set_minor_locator(NullLocator())
@@ -130,7 +137,7 @@ def _points(axes: Axes, rows: list[Row]) -> None:
     for place, row in enumerate(rows):
         assert row.times is not None
         scale = 1e3 / row.shape.T
-        colour = COLOURS.get(row.implementation.split()[0], "#000000")
+        colour = COLOURS.get(row.implementation.split()[0], ink())
         axes.plot([row.times.low * scale, row.times.high * scale], [place, place], color=colour, linewidth=4, alpha=0.4)
         axes.plot(row.times.median * scale, place, "o", color=colour)
         text = short(row.times.median * scale)

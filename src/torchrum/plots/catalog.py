@@ -184,11 +184,12 @@ def draw_gradients(delay: int = 200, units: int = 100, sequences: int = 32) -> F
 def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArray[np.float64]]:
     """The share of a gradient at the last step that reaches each step, ``(T, B)``, by model."""
     task = Copying(delay=delay)
-    x = F.one_hot(task.batch(sequences, torch.Generator().manual_seed(0)).x.T, task.input_size).float()
+    x = F.one_hot(task.batch(sequences, torch.Generator().manual_seed(0)).x.T, task.input_size).double()
+    exact = {"backend": "reference"}  # in float64: the figure is the same on every machine
     models: dict[str, tuple[str, dict[str, Any]]] = {
-        "RUM λ=0": ("rum", {}),
-        "RUM λ=0, η=1": ("rum", {"eta": 1.0}),
-        "RUM λ=1": ("rum", {"lam": 1}),
+        "RUM λ=0": ("rum", exact),
+        "RUM λ=0, η=1": ("rum", {**exact, "eta": 1.0}),
+        "RUM λ=1": ("rum", {**exact, "lam": 1}),
         "LSTM": ("lstm", {}),
         "GRU": ("gru", {}),
     }
@@ -197,7 +198,7 @@ def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArr
     torch.set_num_threads(1)  # thousands of tiny calls: waiting for a second thread costs more than it gives
     try:
         layers = {label: _fresh(name, task.input_size, units, options) for label, (name, options) in models.items()}
-        return {label: gradient_norms(layer, x, generator).double().numpy() for label, layer in layers.items()}
+        return {label: gradient_norms(layer, x, generator).numpy() for label, layer in layers.items()}
     finally:
         torch.set_num_threads(threads)
 
@@ -206,7 +207,7 @@ def _fresh(name: str, inputs: int, units: int, options: dict[str, Any]) -> torch
     """A layer as drawn from seed 0, without a trace in the global random state."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        return build_layer(name, inputs, units, **options)
+        return build_layer(name, inputs, units, **options).double()
 
 
 FIGURES: dict[str, Plan] = {

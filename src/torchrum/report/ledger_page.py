@@ -2,8 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from torchrum.bench.plot import report_figure
 from torchrum.bench.records import read_report
 from torchrum.bench.report import markdown as bench_markdown
 from torchrum.ledger.labels import model_label
@@ -15,7 +17,7 @@ from torchrum.plots.catalog import FIGURES
 from torchrum.report.blocks import Block, Items, Playground, Text, blocks, inline
 from torchrum.report.headline import headlines
 from torchrum.report.page import Page, Section
-from torchrum.report.pictures import pictures
+from torchrum.report.pictures import picture, pictures
 
 TASKS: dict[str, tuple[str, str, int | None]] = {
     "copying": (
@@ -147,8 +149,13 @@ def _look(name: str, entries: Sequence[Entry], results: Path) -> Iterator[Block]
 def _benchmarks(folder: Path) -> Iterator[Block]:
     for name, title in (("gpu", "On a GPU"), ("cpu", "On a CPU")):
         if (folder / f"{name}.json").exists():
+            report = read_report(folder / f"{name}.json")
             yield Text(inline(f"**{title}**"))
-            yield from blocks(bench_markdown(read_report(folder / f"{name}.json")))
+            if name == "gpu":
+                caption = "Time per step over the number of units, RUM beside cuDNN's GRU."
+                command = "torchrum bench --report results/bench/gpu.json --plot gpu.svg"
+                yield picture("bench", partial(report_figure, report), caption, command)
+            yield from blocks(bench_markdown(report))
 
 
 def runs_table(entries: Sequence[Entry]) -> str:
