@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -158,3 +159,11 @@ def test_the_wheel_installs_in_an_empty_environment(wheel: Path, tmp_path: Path)
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run([python, *command], capture_output=True, text=True, cwd=tmp_path, timeout=1200, env=clean)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_build_backend_is_pinned() -> None:
+    """To the versions that are tested here; without hashes, since builds of torch differ between indexes."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    pinned = set((ROOT / "constraints.txt").read_text().split())
+    assert {text.partition("==")[0] for text in needed} >= {"hatchling", "packaging", "pathspec", "pluggy"}
+    assert set(needed) <= pinned

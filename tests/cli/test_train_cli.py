@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -59,6 +60,16 @@ def test_a_run_ends_well_without_matplotlib(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchrum.plots.curve", None)
     assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
     assert f"{tmp_path / 'tiny'} has no curve" in capsys.readouterr().err
+
+
+def test_a_run_ends_well_on_a_disk_that_is_full_when_its_curve_is_drawn(tmp_path, capsys, monkeypatch):
+    def full(run):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("torchrum.plots.curve.draw_curve", full)
+    assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
+    error = capsys.readouterr().err
+    assert f"No space left on device; draw it later with: torchrum figure {tmp_path / 'tiny'}" in error
 
 
 def test_train_eval_and_resume(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """The commands around the ledger, from run to table and figure."""
 
+import shutil
+
 import pytest
 
 from torchrum.cli import main
@@ -54,3 +56,19 @@ def test_an_empty_ledger_says_so(tmp_path, capsys):
 def test_a_table_for_a_file_that_is_not_there(tmp_path, capsys):
     assert main(["table", "--write", str(tmp_path / "missing.md"), "--results", str(tmp_path)]) == 1
     assert "missing.md cannot be read" in capsys.readouterr().err
+
+
+def test_a_torn_or_missing_curve_is_drawn_anew(run, tmp_path, capsys):
+    copy, victim = shutil.copytree(run, tmp_path / "run"), tmp_path / "victim"
+    assert main(["figure", str(copy)]) == 0
+    whole = (copy / "curve.png").read_bytes()
+    for damage in (lambda curve: curve.write_bytes(whole[:100]), lambda curve: curve.unlink()):
+        damage(copy / "curve.png")
+        assert main(["figure", str(copy)]) == 0
+        assert (copy / "curve.png").read_bytes() == whole
+    victim.write_text("safe")
+    (copy / "curve.png").unlink()
+    (copy / "curve.png").symlink_to(victim)
+    assert main(["figure", str(copy)]) == 0
+    assert victim.read_text() == "safe"
+    assert not [path for path in copy.iterdir() if path.name.endswith(".tmp")]

@@ -1,27 +1,33 @@
 """Two processes on the CPU learn what one does, started by the command itself or by torchrun."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from torchrum.training import read_metrics
+from torchrum.training import RunError, Trainer, read_metrics
+from torchrum.training.checkpoint import save_checkpoint
 from torchrum.training.fabric import leave_together
+from training.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["-m", "torchrum", "train", "training.tiny:tiny", "--quiet", "--steps", "20", "--log_every", "2"]
 
 
+def environment():
+    kept = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
+    return kept | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+
+
 def run(*arguments):
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")
-    }
-    environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *arguments], env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     return done
@@ -60,3 +66,40 @@ def test_processes_leave_together(tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     leave_together()
     assert not torch.distributed.is_initialized()
+
+
+def test_an_exchange_with_a_killed_process_says_how_to_resume(tmp_path):
+    trainer = Trainer(tiny())
+    trainer._engine, trainer._folder = SimpleNamespace(world_size=2), tmp_path / "run"
+    lost = "[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:27274: Connection reset by peer."
+    with pytest.raises(RunError, match=r"has ended.*torchrum train RECIPE"), trainer._writing():
+        raise RuntimeError(lost)
+    (tmp_path / "run").mkdir()
+    save_checkpoint(tmp_path / "run", 1, {}, {}, False)
+    with pytest.raises(RunError, match=f"torchrum train --resume {tmp_path / 'run'}"), trainer._writing():
+        raise RuntimeError(lost)
+    with pytest.raises(RuntimeError, match=r"^a bug$"), trainer._writing():
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_run_with_one_line(tmp_path):
+    command = ["-m", "torchrum", "train", "training.tiny:longer", "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--devices", "2", "--out", str(tmp_path)],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "longer" / "checkpoints" / "index.json").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [int(child) for child in children if b"torchrum" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    assert len(workers) == 1
+    os.kill(workers[0], signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"torchrum train --resume {tmp_path / 'longer'}" in error
+    assert "Traceback" not in error
+    run(*command, "--resume", str(tmp_path / "longer"), "--steps", "100", "--devices", "1")

@@ -75,7 +75,10 @@ def draw(run: Path) -> None:
     except ImportError as error:
         complain(f"{run} has no curve: {error}")
         return
-    draw_curve(run)
+    try:
+        draw_curve(run)
+    except OSError as error:
+        complain(f"{run} has no curve: {error.strerror}; draw it later with: torchrum figure {run}")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,5 +1,6 @@
 """The one style of every figure, on paper and on a dark screen."""
 
+import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter
+
+from torchrum.training.files import write_atomic
 
 Theme = Literal["light", "dark"]
 
@@ -112,10 +115,12 @@ def save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     # no date and no version inside: equal data give equal files
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None}
-    figure.savefig(path, bbox_inches="tight", metadata=metadata)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], bbox_inches="tight", metadata=metadata)
+    content = buffer.getvalue()
     if path.suffix == ".svg":  # a hundredth of a point is enough, and halves the file
-        text = path.read_text(encoding="utf-8")
-        path.write_text(LINE.sub(lambda found: LONG.sub(r"\1", found[0]), text), encoding="utf-8")
+        content = LINE.sub(lambda found: LONG.sub(r"\1", found[0]), content.decode()).encode()
+    write_atomic(path, content)
     return path
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -157,6 +158,8 @@ class Engine:
             self._tracker.finalize("success")
 
 
+LOST = re.compile(r"gloo|NCCL|Connection (?:reset|closed|refused)|Broken pipe|Dist(?:Network|Backend|Store)Error")
+"""What torch says of an exchange when another process has ended."""
 LET_GO = 0.1  # seconds
 
 

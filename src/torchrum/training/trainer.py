@@ -21,7 +21,7 @@ from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import to_json
 from torchrum.training.environment import environment, read_environment
 from torchrum.training.errors import ConfigError, DivergedError, RunError
-from torchrum.training.fabric import Engine
+from torchrum.training.fabric import LOST, Engine
 from torchrum.training.files import write_json
 from torchrum.training.graph_step import GraphStep, graph_obstacle
 from torchrum.training.introduction import introduction
@@ -90,9 +90,17 @@ class Trainer:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What the disk refuses becomes an error that says how to resume."""
+        """What the disk refuses, or a process that was killed, becomes an error that says how to resume."""
         try:
             yield
+        except RuntimeError as error:
+            if isinstance(error, RunError) or self._engine.world_size == 1 or not LOST.search(str(error)):
+                raise
+            again = f"--resume {self._folder}" if has_checkpoint(self._folder) else "RECIPE"
+            raise RunError(
+                f"another process of the run has ended, and this one cannot continue alone; start it again with: "
+                f"torchrum train {again}"
+            ) from error
         except OSError as error:
             further = (
                 f"Earlier checkpoints are intact; free disk space, then: torchrum train --resume {self._folder}"
