@@ -35,10 +35,10 @@ class RUM(Recurrent):
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in :class:`torch.nn.GRU`.
-        device, dtype: likewise.
+        device, dtype: as in :class:`torch.nn.GRU`.
         lam, learn_lam, eta, activation, target_activation, update_gate: as in :class:`torchrum.RUMCell`.
-        layer_norm, ln_order, zoneout, embed_bias, target_bias_init, update_bias_init: likewise.
-        embed_bias_init, backend: likewise.
+        layer_norm, ln_order, zoneout, embed_bias, target_bias_init, update_bias_init: as in :class:`torchrum.RUMCell`.
+        embed_bias_init, backend: as in :class:`torchrum.RUMCell`.
 
     Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
     in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
