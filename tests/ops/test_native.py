@@ -5,12 +5,14 @@ tests/ops/test_rum_scan.py holds it to the reference, option by option.
 
 import hashlib
 import os
+import platform
 import shutil
 import signal
 import stat
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -477,3 +479,53 @@ def test_under_sanitizers(tmp_path):
     script = Path(__file__).parent / "native_grid.py"
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr[-4000:]
+
+
+@needs_compiler
+def test_a_prebuilt_object_is_taken_where_it_fits(tmp_path, monkeypatch):
+    """Without compiler and cache, from a folder as a wheel has it; not for another source or another CPU."""
+    monkeypatch.setattr(build, "FLAGS", build.FLAGS.replace("-O3", "-O0"))
+    levels = build.LEVELS.get(platform.machine())
+    if levels is None:
+        pytest.skip(f"no wheel carries objects for {platform.machine()}")
+    last = list(levels)[-1]
+    monkeypatch.setattr(build, "LEVELS", {platform.machine(): {last: levels[last]}})
+    made = build.prebuild(tmp_path / "prebuilt")
+    assert [path.name.split("-")[:2] for path in made] == [[last, "float32"], [last, "float64"]]
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    assert not isinstance(build_anew(), str)
+    monkeypatch.setattr(build, "cpu_features", lambda: "something else")
+    assert "no C compiler" in build_anew()
+    monkeypatch.undo()
+    assert not set(build.prebuilt_paths(tmp_path / "prebuilt", False, build.cpu_features())) & set(made)  # other flags
+
+
+@pytest.mark.parametrize("level, missing", [("v4", None), ("v3", "avx512vl"), ("v2", "fma"), (None, "popcnt")])
+def test_the_best_level_that_a_cpu_has(level, missing, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    words = {word for _, needs in build.LEVELS["x86_64"].values() for word in needs.split()}
+    drop = {"avx512vl": {"avx512vl"}, "fma": {"avx512vl", "fma"}, "popcnt": {"avx512vl", "fma", "popcnt"}, None: set()}
+    paths = build.prebuilt_paths(Path(), False, "flags : " + " ".join(words - drop[missing]))
+    assert [path.name.split("-")[0] for path in paths[:1]] == ([] if level is None else [level])
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_release_wheel_carries_the_objects(tmp_path):
+    pytest.importorskip("hatchling", reason="building needs: pip install --group test")
+    env = {**os.environ, "HATCH_BUILD_HOOK_ENABLE_CUSTOM": "1"}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], env=env, check=True, timeout=600, capture_output=True)
+    (wheel,) = tmp_path.iterdir()
+    assert "any" not in wheel.stem.split("-")[-1]
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+    code = (
+        "import torch; from torchrum import RUM; print(*RUM(3, 4).explain_backend(torch.randn(2, 2, 3)))\n"
+        "RUM(3, 4)(torch.randn(2, 2, 3))[0].sum().backward()"
+    )
+    env = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "XDG_CACHE_HOME": "/dev/null", "HOME": "/dev/null"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == "native fused cannot run: the input is on cpu\n", done.stderr

@@ -3,6 +3,9 @@
 The object's name holds a hash of the sources, the command and the CPU, and one of the object itself: another version
 or another machine builds its own, and a file that was cut short or is not ours is built anew. Objects are loaded only
 from folders that nobody else may write to.
+
+A wheel may carry objects for common kinds of CPU; those are taken first. This module imports nothing of the package, so
+that the hook which builds them can use it alone.
 """
 
 import ctypes
@@ -29,6 +32,17 @@ FLAGS = (
 )
 CPU_FLAGS = ("-march=native", "-mcpu=native", "")
 """What makes a compiler use all that this CPU has; the first one that it takes."""
+PREBUILT = SOURCE.parent / "prebuilt"
+"""What a wheel carries, if it was built with the hook of hatch_build.py."""
+LEVELS: dict[str, dict[str, tuple[str, str]]] = {
+    "x86_64": {
+        "v4": ("-march=x86-64-v4", "avx512f avx512bw avx512cd avx512dq avx512vl avx2 fma bmi2 f16c movbe abm"),
+        "v3": ("-march=x86-64-v3", "avx2 fma bmi1 bmi2 f16c movbe abm"),
+        "v2": ("-march=x86-64-v2", "sse4_1 sse4_2 ssse3 popcnt cx16"),
+    },
+    "aarch64": {"v8": ("-march=armv8-a", "fp asimd")},
+}
+"""Kinds of CPU, by machine: the flag, and what the system must say that the CPU has."""
 SECONDS = 300
 """After which a compiler that does not answer is given up."""
 
@@ -49,6 +63,9 @@ def load_library(double: bool) -> ctypes.CDLL | str:
 def _load(double: bool) -> ctypes.CDLL:
     if grp is None:
         raise BuildError(f"it is not written for {platform.system()}")
+    for path in prebuilt_paths(PREBUILT, double, cpu_features()):
+        if path.is_file():
+            return _open(path)
     compiler = find_compiler()
     folder = private_folder()
     key = build_key(compiler, double)
@@ -56,6 +73,32 @@ def _load(double: bool) -> ctypes.CDLL:
         if is_intact(path):
             return _open(path)
     return _open(compile_library(compiler, folder, key, double))
+
+
+def prebuilt_paths(folder: Path, double: bool, features: str) -> list[Path]:
+    """Where a wheel's objects for such a CPU would be, the best one first."""
+    has = set(features.split())
+    levels = [
+        level for level, (_, needs) in LEVELS.get(platform.machine(), {}).items() if has.issuperset(needs.split())
+    ]
+    return [folder / f"{level}-{'float64' if double else 'float32'}-{source_key()}.so" for level in levels]
+
+
+def prebuild(folder: Path) -> list[Path]:
+    """Build the objects that a wheel carries, for every level of this kind of CPU; none without a compiler."""
+    made = []
+    try:
+        compiler = find_compiler()
+    except BuildError:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    for level, (cpu_flag, _) in LEVELS.get(platform.machine(), {}).items():
+        for double in (False, True):
+            path = folder / f"{level}-{'float64' if double else 'float32'}-{source_key()}.so"
+            if run_compiler(compiler, cpu_flag, double, path) is None:
+                path.chmod(0o644)
+                made.append(path)
+    return made
 
 
 def find_compiler() -> list[str]:
@@ -108,14 +151,20 @@ def is_own_group(gid: int) -> bool:
     return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def build_key(compiler: list[str], double: bool) -> str:
-    """Names everything that an object depends on."""
-    digest = hashlib.sha256()
+def source_key() -> str:
+    """Names the C source and how it is compiled."""
+    digest = hashlib.sha256(FLAGS.encode())
     for path in sorted(SOURCE.parent.glob("*.[ch]")):
         digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def build_key(compiler: list[str], double: bool) -> str:
+    """Names everything that an object depends on."""
+    digest = hashlib.sha256(source_key().encode())
     program = Path(compiler[0]).resolve()
     version = (str(program), program.stat().st_size, program.stat().st_mtime_ns)  # asking it would cost a process
-    digest.update(repr((version, compiler, FLAGS, CPU_FLAGS, double, platform.machine(), cpu_features())).encode())
+    digest.update(repr((version, compiler, CPU_FLAGS, double, platform.machine(), cpu_features())).encode())
     return digest.hexdigest()[:32]
 
 
@@ -144,22 +193,32 @@ def is_intact(path: Path) -> bool:
 
 def compile_library(compiler: list[str], folder: Path, key: str, double: bool) -> Path:
     """Build the object aside, then give it its name in one step: several processes may do so at once."""
-    complaint = ""
+    complaints = []
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as inside:
             made = Path(inside) / "scan.so"
             for cpu_flag in CPU_FLAGS:
-                flags = [*FLAGS.split(), *cpu_flag.split(), *(["-DUSE_DOUBLE"] if double else [])]
-                command = [*compiler, *flags, str(SOURCE), "-o", str(made)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-                if done.returncode == 0 and made.is_file():
-                    made.chmod(0o600)
+                complaints.append(run_compiler(compiler, cpu_flag, double, made))
+                if complaints[-1] is None:
                     digest = hashlib.sha256(made.read_bytes()).hexdigest()[:32]
                     return made.replace(folder / f"{key}-{digest}.so")
-                complaint = complaint or next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise BuildError(f"{compiler[0]} could not compile it: {error}") from error
-    raise BuildError(f"{compiler[0]} could not compile it: {complaint}")
+    raise BuildError(f"{compiler[0]} could not compile it: {complaints[0]}")
+
+
+def run_compiler(compiler: list[str], cpu_flag: str, double: bool, made: Path) -> str | None:
+    """Compile the source for one kind of CPU; the first line of the complaint, or None."""
+    flags = [*FLAGS.split(), *cpu_flag.split(), *(["-DUSE_DOUBLE"] if double else [])]
+    command = [*compiler, *flags, str(SOURCE), "-o", str(made)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        return str(error)
+    if done.returncode == 0 and made.is_file():
+        made.chmod(0o600)
+        return None
+    return next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
 
 
 def _open(path: Path) -> ctypes.CDLL:
