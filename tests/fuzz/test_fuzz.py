@@ -17,6 +17,7 @@ from torchrum.ledger import record
 from torchrum.recipes import load_recipe
 from torchrum.training import Trainer, override
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["eval_every=2", "log_every=1", "device=cpu", "batch_size=4"]
 COPYING = ["task.delay=3", "task.validation_size=16", "model.hidden_size=4", "steps=6", "seed=7", *SMALL]
 RECALL = ["task.train_size=4", "task.validation_size=4", "task.test_size=4", "model.hidden_size=2", "steps=2", *SMALL]
@@ -42,10 +43,14 @@ COMMANDS = {
     "list": ["list", "--plain", "--results", "results"],
     "figure copying": ["figure", "copying", "--results", "results", "--out", "figures"],
     "figure recall": ["figure", "recall", "--results", "results", "--out", "figures"],
+    "report": ["report", "--results", "results", "--out", "report.html"],
+    "report a run": ["report", "run", "--out", "report.html"],
+    "bench": ["bench", "--report", "results/bench/cpu.json"],
     "figure kernels": ["figure", "kernels", "--results", "results", "--out", "figures"],
 }
-ALLOWED = {"run", "begun", "text", "book.txt", "results", "new", "figures"}
-OFTEN = [name for name in COMMANDS for _ in range(1 if "figure" in name else 8)]  # drawing takes a second
+ALLOWED = {"run", "begun", "text", "book.txt", "results", "new", "figures", "report.html"}
+DRAWN = ("figure", "report")  # which takes a second
+OFTEN = [name for name in COMMANDS for _ in range(1 if name.startswith(DRAWN) else 8)]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,8 @@ def sound(tmp_path_factory):
         arrays = name == "text"
         record(folder / name, folder / "results", commit="abc1234", note="a note", arrays=arrays)
     shutil.rmtree(folder / "recall")
+    (folder / "results" / "bench").mkdir()
+    shutil.copy(ROOT / "results" / "bench" / "cpu.json", folder / "results" / "bench")
     shutil.copytree(folder / "run", folder / "begun")
     (folder / "begun" / "result.json").unlink()
     return folder
@@ -101,13 +108,13 @@ def test_damaged_files_are_answered_with_one_line(sound, tmp_path, monkeypatch, 
     failures, endings = [], set()
     for seed in range(count):
         choose = random.Random(seed)
+        name = choose.choice(OFTEN)
+        target = next((word for word in ("run", "begun", "text") if word in COMMANDS[name]), "results")
         for folder in (work, outside, moved):
             shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(sound, work)
+        shutil.copytree(sound / target, work / target)
         outside.mkdir()
         (outside / "victim").write_text("{}")
-        name = choose.choice(OFTEN)
-        target = next(word for word in ("run", "begun", "text", "results") if word in COMMANDS[name])
         done = [mutate(work / target, outside, choose, again > 0) for again in range(choose.choice((1, 1, 1, 2)))]
         monkeypatch.chdir(work)
         kept = snapshot(outside, moved)

@@ -1,10 +1,13 @@
 """The results of one run of the benchmark, on disk after every case."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torchrum.training.errors import RunError
+from torchrum.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
+from torchrum.training.schema import Reader
 
 from .measure import Times
 from .work import Shape
@@ -119,24 +122,34 @@ class Report:
             "rows": [{**asdict(row), "us_per_step": row.us_per_step} for row in self.rows],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(part, self.path)
+        write_atomic(self.path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_report(path: Path) -> Report:
-    """Read what ``Report.write`` wrote."""
-    content = json.loads(path.read_text())
-    rows = []
-    for row in content["rows"]:
-        row.pop("us_per_step")
-        if "contestant" in row:  # words of earlier files
-            row["implementation"] = row.pop("contestant")
-            row["case"] = row["case"].replace("-rivals", "-baselines")
-        times = None if row["times"] is None else Times(**row["times"])
-        rows.append(Row(**{**row, "shape": Shape(**row["shape"]), "times": times}))
-    targets = []
-    for target in content["targets"]:
-        target.pop("reached")
-        targets.append(Target(**target))
-    return Report(content["suite"], content["environment"], rows, targets, path, content.get("tests"))
+    """Read what ``Report.write`` wrote; damage is named by file and field."""
+    reader = Reader(path)
+    try:
+        content = reader.value(dict[str, Any], parse_json(read_bytes(path, MAX_BYTES)), "it")
+    except ValueError as error:
+        raise RunError(f"{path} cannot be read: {error}.") from error
+    rows = [
+        reader.build(Row, _today(row), f"rows[{place}]")
+        for place, row in enumerate(reader.value(list[dict[str, Any]], content.get("rows"), "rows"))
+    ]
+    targets = [
+        reader.build(Target, {name: value for name, value in target.items() if name != "reached"}, f"targets[{place}]")
+        for place, target in enumerate(reader.value(list[dict[str, Any]], content.get("targets"), "targets"))
+    ]
+    suite = reader.value(str, content.get("suite"), "suite")
+    environment = reader.value(dict[str, Any], content.get("environment"), "environment")
+    tests = reader.value(dict[str, Any] | None, content.get("tests"), "tests")
+    return Report(suite, environment, rows, targets, path, tests)
+
+
+def _today(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the words of today."""
+    row = {name: value for name, value in row.items() if name != "us_per_step"}
+    if "contestant" in row:
+        row["implementation"] = row.pop("contestant")
+        row["case"] = str(row.get("case")).replace("-rivals", "-baselines")
+    return row
