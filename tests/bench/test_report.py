@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -310,3 +311,20 @@ def test_wrong_calls(arguments, message, capsys):
     with pytest.raises(SystemExit):
         main(["bench", *arguments])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("null", "it is None, but it must be an object"),
+        ("[", "cannot be read: Expecting value"),
+        ('{"rows": 3}', "rows is 3, but it must be a list"),
+        ('{"rows": [{"case": "x"}]}', r"the field rows\[0\].implementation is missing"),
+    ],
+)
+def test_a_damaged_report_is_one_line(tmp_path, capsys, content, message):
+    (tmp_path / "a.json").write_text(content)
+    assert main(["bench", "--report", str(tmp_path / "a.json")]) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
