@@ -18,6 +18,8 @@ from torchrum import RUM, RUMCell
 
 pytest.importorskip("expecttest", reason="torch's module database needs the package expecttest")
 common = pytest.importorskip("torch.testing._internal.common_modules")
+# the import forbids every test after it to set flags of torch.backends
+torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 SUBSTITUTES = {nn.GRU: RUM, nn.GRUCell: RUMCell}
 INFOS = {info.module_cls: info for info in common.module_db if info.module_cls in SUBSTITUTES}

@@ -34,7 +34,7 @@ def test_a_pipe_that_closes_does_not_end_a_run(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     process = start(run_command, [*TRAIN, str(tmp_path)], str(tmp_path / "pipe"))
     with open(tmp_path / "pipe") as pipe:
-        assert pipe.readline().startswith("tiny step 1/24")
+        assert pipe.readline().startswith("tiny")
     process.join(60)
     assert process.exitcode == 0
     assert json.loads((tmp_path / "tiny" / "result.json").read_text())["step"] == 24

@@ -16,7 +16,7 @@ SMALL_LINEAR = 1_000_000
 
 def linear_applies(x: Tensor, weight: Tensor) -> bool:
     """Whether ``native_linear`` can stand in for torch's, and there is enough to do."""
-    return x.numel() * weight.shape[0] >= SMALL_LINEAR and is_unwatched(x, weight)
+    return is_unwatched(x, weight) and x.numel() * weight.shape[0] >= SMALL_LINEAR  # sizes may be symbols where watched
 
 
 def native_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
