@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import torch
 
 from swap.models import MODELS
-from swap.table import add_result, fill, read_results, summary
+from swap.table import REFERENCE, add_result, fill, read_results, summary
 from swap.tasks import TASKS
 from swap.train import run_job
 from torchrum.bench.environment import conditions
@@ -43,12 +43,13 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def planned(seeds: int, tasks: str, models: str, share: float) -> list[Job]:
-    """The jobs in order of what they tell: every model on every task once, then the further seeds."""
+    """The jobs in order of what they tell: all of the reference, every model on every task once, then further seeds."""
     wanted = [name for name in MODELS if any(fnmatch(name, pattern) for pattern in models.split(","))]
     chosen = [name for name in TASKS if any(fnmatch(name, pattern) for pattern in tasks.split(","))]
     if not wanted or not chosen:
         raise SystemExit(f"swap_suite: nothing matches --models {models} --tasks {tasks}; see --list.")
-    return [(task, model, seed, share) for seed in range(seeds) for model in wanted for task in chosen]
+    jobs = [(task, model, seed, share) for seed in range(seeds) for model in wanted for task in chosen]
+    return sorted(jobs, key=lambda job: job[1] != REFERENCE)  # stable: its spread decides who is level with it
 
 
 def results(jobs: list[Job], processes: int, seconds: float) -> Iterator[dict[str, Any]]:

@@ -18,19 +18,19 @@ def rum(**options: Any) -> Layer:
     """RUM with these options, and some that only this suite has.
 
     ``embed_gain`` scales the embedding that the layer starts from, ``unit=True`` by what gives inputs of unit variance
-    an embedding of unit variance; ``gate_start`` is where layer norm's own bias of the update gate starts, and
+    an embedding of unit variance; ``gate_gain`` scales the weights of the target and the update gate, and
     ``eta="sqrt"`` means the root of the hidden size: a state whose units have a mean square of 1.
     """
     gain, unit = options.pop("embed_gain", 1.0), options.pop("unit", False)
-    gate_start = options.pop("gate_start", 0.0)
+    gate_gain = options.pop("gate_gain", 1.0)
 
     def build(inputs: int, hidden: int) -> nn.Module:
         wanted = {name: hidden**0.5 if value == "sqrt" else value for name, value in options.items()}
         layer = RUM(inputs, hidden, **wanted)
         with torch.no_grad():
             layer.weight_ih_l0[-hidden:] *= gain * (max(hidden / inputs, 1) ** 0.5 if unit else 1)
-            if gate_start:
-                layer.ln_bias_l0[hidden : 2 * hidden] = gate_start
+            layer.weight_ih_l0[:-hidden] *= gate_gain
+            layer.weight_hh_l0 *= gate_gain
         return layer
 
     return build
@@ -63,31 +63,33 @@ class Model(NamedTuple):
 PAPER = {**PAPER_OPTIONS}
 TANH = {**PAPER, "activation": "tanh"}
 UNIT = {"unit": True, "embed_bias_init": 1.0}
+ETA = {**PAPER, **UNIT, "eta": "sqrt"}
 TARGET0 = {"target_bias_init": 0.0}
+UPDATE0 = {"update_bias_init": 0.0}
+NORM = {"layer_norm": True}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "lam0-relu": PAPER,
-    "lam0-tanh": TANH,
     "lam0-tanh-unit": {**TANH, **UNIT},
-    "lam0-eta-unit": {**PAPER, **UNIT, "eta": "sqrt"},
-    "lam0-ln": {**PAPER, "layer_norm": True},
+    "lam0-tanh-unit-target0": {**TANH, **UNIT, **TARGET0},
+    "lam0-tanh-unit-zeros": {**TANH, **UNIT, **TARGET0, **UPDATE0},
+    "lam0-eta-unit": ETA,
+    "lam0-eta-unit-target0": {**ETA, **TARGET0},
+    "lam0-eta-unit-zeros": {**ETA, **TARGET0, **UPDATE0},
+    "lam0-tanh-eta-zeros": {**TANH, **UNIT, **TARGET0, **UPDATE0, "eta": "sqrt"},
+    "lam0-tanh-unit-gates2": {**TANH, **UNIT, **TARGET0, "gate_gain": 2.0},
+    "lam0-eta-unit-gates2": {**ETA, **TARGET0, "gate_gain": 2.0},
+    "lam0-tanh-gain2": {**TANH, **UNIT, **TARGET0, "embed_gain": 2.0},
+    "lam0-ln-unit": {**PAPER, **UNIT, **NORM},
+    "lam0-tanh-ln-unit": {**TANH, **UNIT, **NORM},
     "lam1-relu": {**PAPER, "lam": 1},
     "lam1-tanh-unit": {**TANH, **UNIT, "lam": 1},
-    "lam1-eta-unit": {**PAPER, **UNIT, "eta": "sqrt", "lam": 1},
-    "lam0-tanh-unit-target0": {**TANH, **UNIT, **TARGET0},
-    "lam0-eta-unit-target0": {**PAPER, **UNIT, **TARGET0, "eta": "sqrt"},
-    "lam0-tanh-eta-unit": {**TANH, **UNIT, "eta": "sqrt"},
-    "lam0-tanh-unit-gain2": {**TANH, **UNIT, "embed_gain": 2.0},
-    "lam0-ln-unit": {**PAPER, **UNIT, "layer_norm": True},
-    "lam1-tanh": {**TANH, "lam": 1},
-    "lam1-tanh-unit-target0": {**TANH, **UNIT, **TARGET0, "lam": 1},
-    "lam1-eta-unit-target0": {**PAPER, **UNIT, **TARGET0, "eta": "sqrt", "lam": 1},
-    "lam0-eta-unit-update0": {**PAPER, **UNIT, "eta": "sqrt", "update_bias_init": 0.0},
-    "lam0-tanh-unit-update0": {**TANH, **UNIT, "update_bias_init": 0.0},
-    "lam0-ln-gate1": {**PAPER, "layer_norm": True, "gate_start": 1.0},
-    "lam1-ln": {**PAPER, "layer_norm": True, "lam": 1},
+    "lam1-tanh-unit-zeros": {**TANH, **UNIT, **TARGET0, **UPDATE0, "lam": 1},
+    "lam1-eta-unit": {**ETA, "lam": 1},
+    "lam1-eta-unit-zeros": {**ETA, **TARGET0, **UPDATE0, "lam": 1},
+    "lam1-ln-unit": {**PAPER, **UNIT, **NORM, "lam": 1},
 }
-"""Options of RUM to compare, the most informative first."""
+"""Options of RUM to compare, the most informative first; lam 1 takes about twice as long as lam 0."""
 
 MODELS: dict[str, Model] = {
     "gru": Model("nn.GRU as it comes", nn.GRU),
