@@ -271,10 +271,10 @@ def listed() -> set[str]:
 
 def test_list_says_where_ours_comes_from(tmp_path, capsys, monkeypatch):
     assert main(["list", "--results", str(ROOT / "results")]) == 0
-    assert f"ours is read from the results ledger in {ROOT / 'results'}" in capsys.readouterr().out
+    assert f"ours is read from the results ledger in {ROOT / 'results'}" in capsys.readouterr().out.splitlines()[-2]
     monkeypatch.chdir(tmp_path)  # outside a clone
     assert main(["list"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = capsys.readouterr().out.splitlines()[-2]
     assert last.startswith("ours is empty: it is read from the results ledger, and results is no folder.")
     assert "pass --results DIR" in last
 
@@ -287,7 +287,8 @@ def test_list_never_cuts_a_name(width, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert main(["list", "--results", "/nonexistent"]) == 0
     words = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).split()
-    assert listed() <= set(words)
+    assert {re.sub(r"-t\d+$", "", name) for name in listed()} <= set(words)
+    assert {"200", "500", "1000", "20", "tasks"} <= set(words)
     assert ("about" in words, "where" in words) == (width >= 110, width >= 150)
 
 
@@ -295,8 +296,24 @@ def test_list_in_a_pipe_has_room_for_every_column(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["list", "--results", str(ROOT / "results")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["recipe", "paper", "ours", "about", "where"]
-    assert 120 < max(map(len, lines)) <= 160
+    assert lines[0].split() == ["recipe", "sizes", "paper", "ours", "about", "where"]
+    assert 120 < max(len(line) for line in lines[:-2]) <= 160  # the notes below are one line each
+
+
+def test_list_shows_sizes_and_sets_on_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list", "--results", str(ROOT / "results")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 90 and max(map(len, lines[:-2])) <= 80
+    (copying,) = (line for line in lines if line.startswith("copying-rum "))
+    brief = headline(ROOT / "results", brief=True)
+    scores = [brief[f"copying-rum-t{size}"] for size in (200, 500, 1000)]
+    assert copying.split()[1:4] == ["200", "500", "1000"] and copying.split()[-3:] == scores
+    (babi,) = (line for line in lines if line.startswith("babi-rum "))
+    assert babi.split()[1:3] == ["20", "tasks"] and babi.rstrip().endswith(brief["babi-rum"])
+    assert main(["list", "--all", "--results", str(ROOT / "results")]) == 0
+    names = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].strip()}
+    assert listed() <= names
 
 
 def test_list_shows_the_ledgers_scores(capsys):

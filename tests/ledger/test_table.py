@@ -117,6 +117,7 @@ def test_headline_tells_our_score_of_each_recipe(tmp_path):
         "recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%), 3 seeds",
         "recall-lstm-t30": "accuracy 25.00%",
     }
+    assert headline(tmp_path, brief=True) == {"recall-rum-lam1-t30": "99.00%", "recall-lstm-t30": "25.00%"}
 
 
 README = "before\n<!-- torchrum:table recall -->\nold\n<!-- /torchrum:table -->\nafter\n"

@@ -4,6 +4,9 @@ import ast
 import inspect
 import itertools
 import os
+import re
+import shutil
+import sys
 import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -55,14 +58,44 @@ def recipes(results: Path) -> list[tuple[str, ...]]:
         if name in others:
             continue
         config = recipe()
-        if name in first:
-            about = f"bAbI, one model per task: {config.about.partition(': ')[2]}"
-            where = config.paper.where if config.paper else ""
-            table.append((first[name], paper_mean(first[name]), ours.get(first[name], ""), about, where))
-            continue
         text, where = (config.paper.text, config.paper.where) if config.paper else ("", "")
-        table.append((name, text, ours.get(name, ""), config.about, where))
+        about = config.about
+        if name in first:
+            name = first[name]
+            text, about = paper_mean(name), f"bAbI, one model per task: {about.partition(': ')[2]}"
+        table.append((name, text, ours.get(name, ""), about, where))
     return table
+
+
+def families(results: Path) -> list[tuple[str, ...]]:
+    """``recipes``, with one line for those that differ in their size alone, which is a column of its own.
+
+    copying-rum stands for copying-rum-t200, -t500 and so on; its numbers are in the order of the sizes.
+    """
+    from torchrum.ledger import headline
+    from torchrum.recipes import FAMILIES
+
+    brief = headline(results, brief=True)
+    groups: dict[str, dict[str, tuple[str, ...]]] = {}
+    for line in recipes(results):
+        name, size = re.fullmatch(r"(.*?)(?:-t(\d+))?", line[0]).groups("")  # type: ignore[union-attr]  # it always fits
+        groups.setdefault(name, {})[size] = line
+    table: list[tuple[str, ...]] = []
+    for name, lines in groups.items():
+        sizes = sorted(lines, key=lambda size: int(size or 0))
+        *_, about, where = lines[sizes[0]]
+        told = [text for text, _ in itertools.groupby(lines[size][1] for size in sizes)]
+        paper = joined(told, "; ")
+        full = [name] if sizes == [""] else [f"{name}-t{size}" for size in sizes]
+        ours = joined([brief.get(recipe, "") for recipe in full], " ")
+        shown = f"{len(FAMILIES[name])} tasks" if name in FAMILIES else " ".join(sizes)
+        table.append((name, shown, paper, ours, about, where))
+    return table
+
+
+def joined(parts: list[str], mark: str) -> str:
+    """The parts in a row, a dash for each that is empty; nothing if all are."""
+    return mark.join(part or "-" for part in parts) if any(parts) else ""
 
 
 def main(arguments: list[str]) -> int:
@@ -70,7 +103,8 @@ def main(arguments: list[str]) -> int:
     parser = Parser("list", "List the recipes, or every field of one.")
     parser.add_argument("recipe", nargs="?", help="show the fields of this recipe")
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
-    parser.add_argument("--plain", action="store_true", help="tab-separated, for other programs")
+    parser.add_argument("--all", action="store_true", help="a line for every size of a recipe")
+    parser.add_argument("--plain", action="store_true", help="as --all, tab-separated, for other programs")
     options = parser.parse_args(arguments)
 
     if options.recipe:
@@ -78,15 +112,31 @@ def main(arguments: list[str]) -> int:
 
         columns: tuple[str, ...] = ("field", "value", "meaning")
         content: list[tuple[str, ...]] = [*rows(load_recipe(options.recipe))]
-    else:
+    elif options.all or options.plain:
         columns, content = ("recipe", "paper", "ours", "about", "where"), recipes(options.results)
+    else:
+        columns, content = ("recipe", "sizes", "paper", "ours", "about", "where"), families(options.results)
     if options.plain:
         print("\n".join("\t".join(line) for line in (columns, *content)))
         return 0
     show(columns, content)
     if not options.recipe:
-        print(where_ours_comes_from(options.results))
+        print(fitted(where_ours_comes_from(options.results)))
+        if not options.all:
+            print(fitted(SIZES))
     return 0
+
+
+SIZES = (
+    "A recipe of several sizes, T, has its numbers in their order: copying-rum-t500 is one of them, copying-rum the "
+    "smallest. ours is the metric of the task: copying the loss over that of a memoryless baseline, recall the "
+    "accuracy. --all shows every recipe with its range over seeds."
+)
+
+
+def fitted(text: str) -> str:
+    """Wrapped between words to the terminal's width; whole in a pipe."""
+    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
 def where_ours_comes_from(results: Path) -> str:
@@ -99,6 +149,12 @@ def where_ours_comes_from(results: Path) -> str:
     )
 
 
+LEAST = {"sizes": len("200 500 1000"), "ours": len("0.0012 0.0017 0.0040")}
+"""Widths below which a column is not squeezed: three sizes and their numbers stand on one line."""
+WIDEST = {"sizes": LEAST["sizes"], "paper": 16}
+"""Widths that leave room for that in 80 columns."""
+
+
 def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:
     """Print a table whose names are never cut; a narrow terminal shows its first columns only."""
     from rich.console import Console
@@ -107,13 +163,14 @@ def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:
     console = Console(markup=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160
-    width = console.width
-    shown = 3 if width < 110 else 4 if width < 150 else 5
+    width, last = console.width, len(columns)
+    shown = last - 2 if width < 110 else last - 1 if width < 150 else last
     columns, content = columns[:shown], [line[:shown] for line in content]
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(columns[0], no_wrap=True, min_width=max(len(line[0]) for line in content))
     for name in columns[1:]:
-        table.add_column(name, overflow="fold")
+        widest = WIDEST.get(name) if width < 110 and "sizes" in columns else None
+        table.add_column(name, overflow="fold", min_width=LEAST.get(name), max_width=widest)
     for line in content:
         table.add_row(*line)
     console.print(table, crop=False)

@@ -103,9 +103,11 @@ def paper_mean(family: str) -> str:
     return f"{sum(values) / len(values):.1f} % on average" if values else ""
 
 
-def family_headlines(entries: Iterable[Entry]) -> dict[str, str]:
-    """Our mean over the tasks for each set of recipes, with its own settings."""
+def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str, str]:
+    """Our mean over the tasks for each set of recipes, with its own settings; ``brief`` without range and seeds."""
     single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not entry.overrides]
+    if brief:
+        return {column.name: f"{column.average().partition(' (')[0]} %" for column in columns(single)}
     return {column.name: f"test accuracy {column.average()} %, seeds: {column.seeds()}" for column in columns(single)}
 
 

@@ -170,24 +170,32 @@ def _command(row: Row) -> str:
     return f"{command}{first} --seeds {len(seeds)}" if consecutive else command
 
 
-def headline(results: Path = Path("results")) -> dict[str, str]:
-    """Our best score of each recipe as it is, whatever the length of the run, in the task's metric."""
+def headline(results: Path = Path("results"), brief: bool = False) -> dict[str, str]:
+    """Our best score of each recipe as it is, whatever the length of the run, in the task's metric.
+
+    Args:
+        results: folder of the ledger.
+        brief: only the mean over the seeds, without the metric's name and the range.
+    """
     from torchrum.ledger.babi import family_headlines  # it uses what stands below
 
     entries = read_ledger(results)
     own = [entry for entry in entries if is_recipe(entry)]
     tasks = dict.fromkeys(entry.task for entry in own)
     rows = [row for task in tasks for row in table_rows(own, task)]
-    found = {row[0].recipe: _headline(row) for row in sorted(rows, key=_loss, reverse=True)}  # the lowest comes last
-    return found | family_headlines(entries)
+    rows.sort(key=_loss, reverse=True)  # the lowest comes last
+    found = {row[0].recipe: _headline(row, brief) for row in rows}
+    return found | family_headlines(entries, brief)
 
 
-def _headline(row: Row) -> str:
+def _headline(row: Row, brief: bool) -> str:
     name, key = next(iter(score_names(row[0]).items()))
     seeds = f", {len(row)} seeds" if len(row) > 1 else ""
-    if all(entry.test for entry in row):
-        return f"test {name} {spread([entry.test[key] for entry in row], key)}{seeds}"
-    return f"{name} {spread([entry.final[key] for entry in row], key)}{seeds}"
+    tested = all(entry.test for entry in row)
+    values = [(entry.test if tested else entry.final)[key] for entry in row]
+    if brief:
+        return spread([sum(values) / len(values)], key)
+    return f"{'test ' * tested}{name} {spread(values, key)}{seeds}"
 
 
 def score_names(entry: Entry) -> dict[str, str]:
