@@ -2,12 +2,13 @@
 # make demo    set up .venv and watch RUM learn associative recall on the CPU
 # make lint    format check, lint and types
 # make docs    the documentation, in docs/_build/html
+# make pages   the generated tables and figures of README, docs and results, after new runs or timings
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: test demo lint docs clean
+.PHONY: test demo lint docs pages clean
 
 test: $(READY)
 	$(PY) -m pytest -q -n 2 --dist loadfile
@@ -22,6 +23,12 @@ lint: $(READY)
 
 docs: $(READY)
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+pages: $(READY)
+	for page in docs/results.md docs/findings.md results/tables.md; do $(PY) -m torchrum table --write $$page || exit 1; done
+	$(PY) -m torchrum figure all --write docs/figures.md
+	for suite in gpu cpu; do $(PY) -m torchrum bench --report results/bench/$$suite.json --write docs/benchmarks.md || exit 1; done
+	$(PY) -m torchrum report --write README.md
 
 # torch comes first and exactly pinned, so that nothing that follows can bring another build
 $(READY): pyproject.toml constraints.txt

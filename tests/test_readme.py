@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from torchrum.cli import COMMANDS
+from torchrum.ledger import read_ledger
+from torchrum.ledger.markers import fill_marked
+from torchrum.plots.gallery import gallery
 from torchrum.recipes import load_recipe
+from torchrum.report.headline import headline_table, headlines
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -87,6 +91,20 @@ def test_generated_parts_have_their_places() -> None:
             found = re.search(rf"<!-- torchrum:{place} -->\n(.*?)<!-- /torchrum:{kind} -->", text, re.DOTALL)
             assert found is not None, f"{page}: {place}"
             assert found[1].strip(), f"{page}: {place} is empty"
+
+
+def test_the_headlines_are_those_of_the_ledger() -> None:
+    results = ROOT / "results"
+    table = headline_table(headlines(read_ledger(results), results))
+    assert f"<!-- torchrum:headline -->\n{table}<!-- /torchrum:headline -->" in README, "run make pages"
+
+
+def test_the_captions_are_those_of_the_ledger() -> None:
+    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    entries = read_ledger(ROOT / "results")
+    new, count = fill_marked(text, "figure", lambda name: gallery(name, entries, ROOT / "results", "figures"))
+    assert count >= 9
+    assert new == text, "run make pages"
 
 
 def test_the_first_screen_is_short() -> None:

@@ -9,7 +9,7 @@ import pytest
 from stories import use_made_up_task1
 from torchrum.cli import main
 from torchrum.ledger import headline, read_ledger
-from torchrum.ledger.babi import Column, babi_table
+from torchrum.ledger.babi import Column, babi_table, best_columns
 from torchrum.ledger.table import table
 from torchrum.recipes.babi import PAPER
 
@@ -45,6 +45,7 @@ def test_seeds_share_a_column_beside_the_papers():
     assert rows[20] == ["mean", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 tasks"]
     assert rows[21] == ["solved (>= 95 %)", "5", "5", "0"]
     assert rows[22] == ["seeds", "", "2", "1"]
+    assert rows[23] == ["minutes of training, all tasks, one seed", "", "0.3 (H200)", ""]  # 20 runs of a second
 
 
 def test_other_settings_and_joint_models_stand_apart():
@@ -62,6 +63,14 @@ def test_columns_of_others_data_are_marked():
     header, _, *rows = lines(babi_table([Column("babi-lstm", "LSTM", {0: {7: 0.5}}, paper=True)], [7]))
     assert header == ["task", "paper, 1k", "LSTM"]
     assert rows[0] == ["7 counting", str(PAPER["lstm"][6]), "50.0"]
+
+
+def test_of_several_settings_the_one_with_the_most_seeds_stands_for_a_recipe():
+    """A single good seed does not; nor does a changed task."""
+    lucky = replace(joint(0, 1.0, overrides=["steps=100"]), final={"loss": 0.1})
+    found = best_columns([*RUNS, joint(0, 0.96), joint(1, 0.9), lucky, joint(2, 1.0, overrides=["task.extra=17"])])
+    assert [(column.name, column.joint) for column in found] == [("babi-rum", False), ("babi-joint-rum", True)]
+    assert found[1].whole() == pytest.approx([0.96, 0.9])
 
 
 def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):

@@ -1,8 +1,9 @@
 """The tables of bAbI: a row for each task, a column for each model."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from torchrum.data.babi import NAMES, TASKS
 from torchrum.ledger.labels import model_label
@@ -10,8 +11,9 @@ from torchrum.ledger.schema import Entry
 from torchrum.ledger.table import line, span
 from torchrum.ledger.texts import plain
 from torchrum.recipes import RECIPES
-from torchrum.recipes.babi import PAPER, SMALL_DATA
+from torchrum.recipes.babi import PAPER, SMALL_DATA, TABLE
 from torchrum.tasks.babi import SOLVED, Babi
+from torchrum.training.config import Paper
 
 Scores = Mapping[int, Mapping[int, float]]  # seed -> task -> accuracy
 
@@ -27,6 +29,20 @@ class Column:
     """By seed and task."""
     paper: bool = False
     """Whether the paper's column is to stand before it."""
+    label: str = ""
+    """The model, for a figure or a sentence."""
+    joint: bool = False
+    """Whether one model has learnt all tasks."""
+    loss: float = 0.0
+    """Mean final validation loss of its runs."""
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    """Training time of all tasks together, by seed."""
+    hardware: str = ""
+    """What its runs were trained on."""
+
+    def whole(self) -> list[float]:
+        """The mean over the 20 tasks, of each seed that has them all."""
+        return [fmean(found.values()) for found in self.scores.values() if len(found) == len(TASKS)]
 
     def mean(self, task: int) -> float | None:
         """The mean over the seeds that have a task."""
@@ -35,10 +51,9 @@ class Column:
 
     def average(self) -> str:
         """The mean over the tasks, and its range over the seeds that have them all."""
-        whole = [sum(found.values()) / len(found) for found in self.scores.values() if len(found) == len(TASKS)]
-        if whole:
+        if whole := self.whole():
             ends = span(whole, "{:.1%}")
-            mean = f"{sum(whole) / len(whole):.1%}"
+            mean = f"{fmean(whole):.1%}"
             return percent(mean if mean == ends else f"{mean} ({ends})")
         known = [value for task in TASKS if (value := self.mean(task)) is not None]
         return percent(f"{sum(known) / len(known):.1%} of {len(known)} tasks") if known else ""
@@ -51,6 +66,11 @@ class Column:
         """Distinct seeds."""
         counts = [sum(task in found for found in self.scores.values()) for task in TASKS]
         return span([count for count in counts if count] or [0], "{}")
+
+    def minutes(self) -> str:
+        """Mean training time of the seeds that have all tasks, and where."""
+        times = [time / 60 for seed, time in self.seconds.items() if len(self.scores[seed]) == len(TASKS)]
+        return f"{fmean(times):.1f} ({self.hardware})" if times else ""
 
 
 def percent(text: str) -> str:
@@ -78,18 +98,61 @@ def _task(entry: Entry) -> Babi:
 
 
 def columns(entries: Sequence[Entry]) -> list[Column]:
-    """A column for each setting, in the order of the recipes; seeds of one setting share it."""
+    """A column for each setting, in the order of the recipes; seeds of one setting share it, each counted once."""
     order = {name: number for number, name in enumerate(RECIPES)}
-    found: dict[tuple[str, ...], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    titles: dict[tuple[str, ...], str] = {}
+    groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: (order[entry.recipe], entry.overrides, entry.seed)):
-        config, task = entry.config(), _task(entry).task
-        name = entry.recipe if task is None else entry.recipe.rpartition("-qa")[0]
-        setting = (name, *entry.overrides)
-        titles[setting] = ", ".join([f"{model_label(config.model)} `{name}`", *map(plain, entry.overrides)])
+        name = entry.recipe if _task(entry).task is None else entry.recipe.rpartition("-qa")[0]
+        groups[name, *entry.overrides].append(entry)
+    return [_column(name, changed, group) for (name, *changed), group in groups.items()]
+
+
+def _column(name: str, changed: Sequence[str], entries: Sequence[Entry]) -> Column:
+    scores: dict[int, dict[int, float]] = defaultdict(dict)
+    seconds: dict[int, float] = defaultdict(float)
+    joint = _task(entries[0]).task is None
+    for entry in entries:
+        task = _task(entry).task
         each = {task: entry.test["accuracy"]} if task else {number: entry.test[f"task{number:02d}"] for number in TASKS}
-        found[setting][entry.seed] |= each
-    return [Column(key[0], titles[key], scores, paper=len(key) == 1) for key, scores in found.items()]
+        scores[entry.seed] |= each
+        seconds[entry.seed] += entry.wall_seconds
+    label = model_label(entries[0].config().model)
+    return Column(
+        name,
+        ", ".join([f"{label} `{name}`", *map(plain, changed)]),
+        scores,
+        paper=not changed,
+        label=label,
+        joint=joint,
+        loss=fmean(entry.final["loss"] for entry in entries),
+        seconds=seconds,
+        hardware=" and ".join(sorted({entry.hardware for entry in entries})),
+    )
+
+
+def best_columns(entries: Iterable[Entry]) -> list[Column]:
+    """Of each recipe or set the setting with the most tasks, then seeds, then the lowest final validation loss.
+
+    Only tested runs of the recipes' own problem count. Labels that would be the same are told apart by the recipe.
+    """
+    own = [entry for entry in entries if entry.task == "babi" and entry.test]
+    own = [entry for entry in own if not any(text.startswith("task.") for text in entry.overrides)]
+    best: dict[str, Column] = {}
+    for column in columns(own):
+        kept = best.get(column.name)
+        if kept is None or _rank(column) < _rank(kept):
+            best[column.name] = column
+    counts = Counter((column.label, column.joint) for column in best.values())
+    return [
+        replace(column, label=f"{column.label} ({column.name.removeprefix('babi-').removeprefix('joint-')})")
+        if counts[column.label, column.joint] > 1
+        else column
+        for column in best.values()
+    ]
+
+
+def _rank(column: Column) -> tuple[int, int, float]:
+    return -max(len(found) for found in column.scores.values()), -len(column.scores), column.loss
 
 
 def paper_column(name: str) -> tuple[float, ...]:
@@ -100,7 +163,13 @@ def paper_column(name: str) -> tuple[float, ...]:
 def paper_mean(family: str) -> str:
     """The paper's mean over the tasks for a set of recipes; empty if it has none."""
     values = paper_column(family)
-    return f"{sum(values) / len(values):.1f} % on average" if values else ""
+    return f"{fmean(values):.1f} % on average" if values else ""
+
+
+def paper_family(family: str) -> Paper:
+    """The paper's mean over the tasks for a set of recipes that it has."""
+    small = " (1k)" if family.removeprefix("babi-") in SMALL_DATA else ""
+    return Paper(text=paper_mean(family) + small, where=TABLE, value=fmean(paper_column(family)) / 100)
 
 
 def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str, str]:
@@ -112,20 +181,23 @@ def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str,
 
 
 def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
-    """A Markdown table: a row for each of some tasks, then the mean, the tasks solved and the seeds."""
+    """A Markdown table: a row for each of some tasks, then the mean, the tasks solved, the seeds and the cost."""
     header, rows = ["task"], [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks]
     ends = [["mean"], ["solved (>= 95 %)"], ["seeds"]]
+    costs = ["minutes of training, all tasks, one seed"]
     for column in columns:
         if column.paper and paper_column(column.name):
             values = [paper_column(column.name)[task - 1] for task in tasks]
             header.append("paper, 1k" if column.name.removeprefix("babi-") in SMALL_DATA else "paper")
             paper = [f"{value:g}" for value in values]
             totals = [f"{sum(values) / len(values):.1f}", str(sum(value >= 100 * SOLVED for value in values)), ""]
-            for row, cell in zip((*rows, *ends), (*paper, *totals), strict=True):
+            for row, cell in zip((*rows, *ends, costs), (*paper, *totals, ""), strict=True):
                 row.append(cell)
         header.append(column.title)
         means = [column.mean(task) for task in tasks]
         ours = [percent(f"{value:.1%}") if value is not None else "" for value in means]
-        for row, cell in zip((*rows, *ends), (*ours, column.average(), column.solved(), column.seeds()), strict=True):
+        totals = [column.average(), column.solved(), column.seeds(), column.minutes()]
+        for row, cell in zip((*rows, *ends, costs), (*ours, *totals), strict=True):
             row.append(cell)
+    ends += [costs] if any(costs[1:]) else []
     return "\n".join(line(cells) for cells in (header, ["---"] * len(header), *rows, *ends)) + "\n"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.table import Row
 from torchrum.ledger.verdicts import one_per_seed
-from torchrum.plots.style import LOOKS, Axes, Figure, baseline, count_steps, look
+from torchrum.plots.style import LOOKS, Axes, Figure, baseline, count_steps, ink, look
 from torchrum.tasks import CharLM, Copying, Recall
 
 T = TypeVar("T", Copying, Recall, CharLM)
@@ -58,19 +58,38 @@ def recall_figure(rows: Sequence[Row]) -> Figure:
 
 
 def headline_figure(rows: Sequence[Row]) -> Figure:
-    """Accuracy of recall over the steps, of few models: wide and low, for the top of a page."""
-    figure = Figure(figsize=(7.2, 2.5), layout="constrained")
+    """Accuracy of recall over the steps, of few models, each named at its line: for the top of a page."""
+    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
     axes = figure.subplots()
     task = rows[0][0].config().task
     assert isinstance(task, Recall)
-    for row in rows:
-        draw_row(axes, row, "curve", "accuracy")
     baseline(axes, task.baseline_accuracy(), "the best without pairing keys and values")
-    axes.set(ylabel="accuracy", ylim=(0, 1.03), title=f"Associative recall of {task.pairs} pairs, 50 units each")
+    for row in rows:
+        draw_row(axes, row, "curve", "accuracy", linewidth=2.2)
+        _name_line(axes, row)
+    axes.set(ylabel="validation accuracy", ylim=(0, 1.05), title=f"Associative recall of {task.pairs} pairs, 50 units")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     count_steps(axes)
-    axes.legend(loc="center right")
     return figure
+
+
+def _name_line(axes: Axes, row: Row) -> None:
+    """Model, last score and seeds below the end of its line, which may be in the middle of the figure."""
+    steps, median, *_ = over_seeds(row, "curve", "accuracy")
+    label, seeds = model_label(row[0].config().model), len(one_per_seed(row))
+    text = f"{label}: {median[-1]:.2%} after {steps[-1] / 1000:g}k steps ({seeds} seed{'s' if seeds > 1 else ''})"
+    right = steps[-1] > axes.dataLim.x1 / 2
+    axes.plot(steps[-1], median[-1], "o", color=look(label)["color"], markersize=6, zorder=4)
+    axes.annotate(
+        text,
+        (steps[-1], median[-1]),
+        xytext=(0, -13),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="top",
+        color=ink(),
+        fontsize=9.5,
+    )
 
 
 def char_figure(rows: Sequence[Row]) -> Figure:
@@ -107,7 +126,7 @@ def over_seeds(row: Row, curve: str, score: str) -> tuple[Points, Points, Points
     return steps[kept], np.nanmedian(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
 
 
-def draw_row(axes: Axes, row: Row, curve: str, score: str) -> None:
+def draw_row(axes: Axes, row: Row, curve: str, score: str, linewidth: float = 1.2) -> None:
     """The median of a setting's seeds and a band over their range; a dot ends runs that all reached their goal."""
     config = row[0].config()
     label = model_label(config.model)
@@ -119,7 +138,7 @@ def draw_row(axes: Axes, row: Row, curve: str, score: str) -> None:
         median,
         **look(label),
         label=label,
-        linewidth=1.2,
+        linewidth=linewidth,
         marker="o" if at_goal else None,
         markevery=[-1],
         markersize=3.5,

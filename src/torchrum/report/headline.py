@@ -1,11 +1,13 @@
 """The handful of numbers that stand first: each from a recorded run, with the page that tells more."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from torchrum.bench.records import Report, Row, read_report
+from torchrum.ledger.babi import Column, best_columns
 from torchrum.ledger.curves import reached_goal
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.markers import write_marked
@@ -13,8 +15,10 @@ from torchrum.ledger.schema import Entry
 from torchrum.ledger.table import Row as Runs
 from torchrum.ledger.table import best_settings, line, spread, table_rows
 from torchrum.ledger.verdicts import one_per_seed
-from torchrum.plots.babi import babi_scores
 from torchrum.recipes.babi import PAPER
+
+AUGMENTED = re.compile(r"-aug\d+$")
+"""Recipes that train on changed data: they are reported apart."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ def _seeds(row: Runs) -> str:
 def _score(row: Runs, key: str) -> str:
     tested = all(key in entry.test for entry in row)
     values = [(entry.test if tested else entry.final)[key] for entry in row]
-    form = f"{fmean(values):.1%}" if key == "accuracy" else spread([fmean(values)], key)
-    return f"{form} ({model_label(row[0].config().model)}, {'test' if tested else 'validation'}{_seeds(row)})"
+    label, source = model_label(row[0].config().model), "test" if tested else "validation"
+    return f"{spread([fmean(values)], key)} ({label}, {source}{_seeds(row)})"
 
 
 def _recall(entries: Sequence[Entry]) -> Headline | None:
@@ -105,24 +109,30 @@ def _solved(row: Runs) -> str:
 
 
 def _babi(entries: Sequence[Entry]) -> Headline | None:
-    """Mean over the twenty tasks, of the models that have all of them."""
-    whole = {
-        label: fmean(fmean(seeds) for seeds in scores.values())
-        for label, scores in babi_scores(entries).items()
-        if len(scores) == 20
-    }
-    ours = {label: score for label, score in whole.items() if "rum" in label.lower()}
-    if not ours:
+    """Mean over the twenty tasks: per task and for all tasks in one the best RUM and the best other model."""
+    whole = [column for column in best_columns(entries) if column.whole() and not AUGMENTED.search(column.name)]
+    rums = [column for column in whole if "RUM" in column.label]
+    if not rums:
         return None
-    others = [f"{score:.1%} ({label})" for label, score in whole.items() if label not in ours]
+    others = [column for column in whole if column not in rums]
     printed = fmean(PAPER["rum"]) / 100
     return Headline(
         "bAbI, 20 tasks: mean test accuracy",
-        "; ".join(f"{score:.1%} ({label})" for label, score in sorted(ours.items(), key=lambda item: -item[1])),
-        "; ".join([*others, f"{printed:.1%} (the paper's RUM, one model per task)"]),
+        "; ".join(_best_columns(rums)),
+        "; ".join([*_best_columns(others), f"{printed:.1%} (the paper's RUM, one model per task)"]),
         "results",
         "babi-question-answering",
     )
+
+
+def _best_columns(columns: Sequence[Column]) -> Iterator[str]:
+    for joint, mode in ((True, "one model for all tasks"), (False, "one model per task")):
+        group = [column for column in columns if column.joint is joint]
+        if group:
+            best = max(group, key=lambda column: fmean(column.whole()))
+            seeds = len(best.whole())
+            counted = f"{seeds} seed{'s' if seeds > 1 else ''}"
+            yield f"{fmean(best.whole()):.1%} ({best.label}, {mode}, {counted})"
 
 
 def _per_recipe(entries: Sequence[Entry], task: str) -> list[Runs]:

@@ -12,7 +12,7 @@ from torchrum.ledger.labels import model_label
 from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import line, score_names, spread
-from torchrum.ledger.verdicts import RULE, Verdict, Word, verdict_table, verdicts
+from torchrum.ledger.verdicts import RULE, Verdict, Word, condensed, verdict_table, verdicts
 from torchrum.plots.catalog import FIGURES
 from torchrum.report.blocks import Block, Items, Playground, Text, blocks, inline
 from torchrum.report.headline import headlines
@@ -120,23 +120,21 @@ def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Ve
 
 
 def _missing(found: Sequence[Verdict]) -> Iterator[Block]:
+    found = condensed(found)
     short = [item for item in found if item.word == "not reproduced"]
     if short:
         yield Text(inline("**Not reproduced:**"))
-        yield Items(
-            [
-                inline(
-                    f"`{item.recipe}` ({item.model}): the paper has {item.paper.text}, we have {item.ours}"
-                    + (f" ({item.difference})" if item.difference else "")
-                )
-                for item in short
-            ]
-        )
+        yield Items([inline(_compared(item)) for item in short])
     absent = [item.recipe for item in found if item.word == "not run"]
     if absent:
         yield Text(inline(f"**Not run:** {', '.join(f'`{name}`' for name in absent)}."))
     if not short and not absent:
         yield Text(inline("Every printed number with a recipe was run and reproduced or bettered."))
+
+
+def _compared(item: Verdict) -> str:
+    difference = f" ({item.difference})" if item.difference else ""
+    return f"`{item.recipe}` ({item.model}). The paper: {item.paper.text}; ours: {item.ours}{difference}."
 
 
 def _look(name: str, entries: Sequence[Entry], results: Path) -> Iterator[Block]:
