@@ -60,6 +60,12 @@ TINY = ["train", "training.tiny:tiny"]
         (["sweep", *TINY[1:], "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
         (["sweep", *TINY[1:], "--grid", "name=../x,y"], "config: name is '../x', but it must be the name of a folder"),
         ([*TINY, "--seed", "2147483647", "--seeds", "2"], "seed is 2147483648"),
+        ([*COPYING, "--model.bidirectional", "true"], "model.bidirectional=True, but only readers of stories"),
+        (["list", ""], "no recipe ''"),
+        (["list", "json:dumps"], "the recipe 'json:dumps' cannot be loaded: missing a required argument: 'obj'"),
+        (["figure", "copying", "--recipe", ""], "no recipe ''"),
+        (["table", "--results", "nowhere"], "nowhere is no folder; pass --results DIR"),
+        (["table", ""], "no task ''; there are: babi, char, copying, recall"),
     ],
 )
 def test_a_senseless_option_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):

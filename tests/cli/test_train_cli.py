@@ -183,6 +183,7 @@ def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
 )
 def test_a_failure_is_one_line_with_exit_code_1(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("torchrum: ")

@@ -188,6 +188,7 @@ def test_a_single_file_from_elsewhere(root, tmp_path):
         (["fetch", "--from", "x"], 2, "--from belongs to one data set"),
         (["verify", "babbi"], 2, "did you mean 'babi'"),
         (["fetch", "toy", "--from", "odd.txt"], 1, "no file of toy has that name"),
+        (["fetch", "toy", "--from", "/dev/zero"], 1, "/dev/zero is not a plain file; give a tar, a zip or a folder"),
     ],
 )
 def test_mistakes_have_a_message(arguments, code, message, root, tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ from torchrum.ledger.markers import fill_tables, write_tables
 from torchrum.ledger.table import best_settings, is_recipe, place, table, table_rows
 from torchrum.recipes import RECIPES
 from torchrum.recipes.presets import paper_preset
+from torchrum.training import RunError
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,6 +134,11 @@ def test_tables_are_written_between_their_markers(tmp_path):
     assert text.startswith("before\n<!-- torchrum:table recall -->\n")
     assert text.endswith("<!-- /torchrum:table -->\nafter\n")
     assert not write_tables(path, RUM)  # nothing new
+
+
+def test_a_device_is_not_read_for_markers(tmp_path):
+    with pytest.raises(RunError, match="/dev/zero cannot be read: it is not a plain file"):
+        write_tables(Path("/dev/zero"), RUM)
 
 
 def test_a_file_without_markers_is_refused(tmp_path):

@@ -45,3 +45,15 @@ def test_the_global_random_state_is_left_alone(model):
 def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match="the prompt is empty; give at least one symbol"):
         next(sample(model, [], 5))
+
+
+def test_a_tiny_temperature_takes_the_likeliest(model):
+    likeliest = list(sample(model, [0], 8, temperature=0))
+    assert list(sample(model, [0], 8, temperature=1e-320)) == likeliest
+
+
+def test_logits_that_are_not_finite_are_refused(model):
+    with torch.no_grad():
+        model.readout.bias[2] = torch.nan
+    with pytest.raises(ValueError, match="logits are not finite; its weights have diverged"):
+        next(sample(model, [0], 5))

@@ -3,16 +3,17 @@ from pathlib import Path
 
 import pytest
 
+from torchrum.cli import main
 from torchrum.ledger import Entry, LedgerError
 from torchrum.ledger.table import table_rows
 from torchrum.plots.babi import babi_figure
 from torchrum.plots.catalog import FIGURES, draw_figure, draw_gradients
 from torchrum.plots.curve import draw_curve
 from torchrum.plots.curves import copying_figure, over_seeds, recall_figure
-from torchrum.plots.style import DARK, drawing, save_themes
+from torchrum.plots.style import DARK, Figure, drawing, save, save_themes
 from torchrum.recipes import load_recipe
 from torchrum.tasks import Recall
-from torchrum.training import RunError
+from torchrum.training import ConfigError, RunError
 from torchrum.training.config_file import to_json
 from torchrum.training.files import write_json
 from torchrum.training.records import CONFIG, MetricsFile
@@ -141,6 +142,14 @@ def test_a_curve_of_a_run_folder(run):
     assert draw_curve(run) == run / "curve.png"
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert draw_curve(run, run / "other.svg").exists()
+    assert main(["figure", str(run), "--out", str(run / "elsewhere")]) == 0
+    assert (run / "elsewhere" / "curve.png").exists()
+
+
+@pytest.mark.parametrize("name", ["x.xyz", "x", "."])
+def test_a_name_that_is_no_pictures_is_refused(name):
+    with pytest.raises(ConfigError, match=r"is no name of a picture; it must end in .png, .svg, .pdf"):
+        save(Figure(), Path(name))
 
 
 def test_a_run_without_scores_has_no_curve(run):

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from texts import small_text
+from torchrum.cli import main
 from torchrum.recipes import load_recipe
 from torchrum.training import ConfigError, Trainer, evaluate, override
 from torchrum.training.dynamic import DynamicConfig, Follower, dynamic_evaluate
+from torchrum.training.errors import DivergedError
 
 SMALL = "steps=40 eval_every=20 batch_size=8 task.lanes=8 task.segment=20 model.hidden_size=24 task.shown=0 device=cpu"
 
@@ -48,6 +50,14 @@ def test_weights_that_follow_score_better_on_what_repeats(run):
     followed = dynamic_evaluate(run, device="cpu", dynamic=DynamicConfig(lr=3e-3, segment=20, decay=0.001))
     assert followed["bpc"] < fixed - 0.1
     assert evaluate(run, device="cpu")["bpc"] == fixed  # the checkpoint is as it was
+
+
+def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
+    with pytest.raises(DivergedError, match=r"the loss is nan with segment 50, lr 1e\+30, .*; take a smaller lr"):
+        dynamic_evaluate(run, device="cpu", dynamic=DynamicConfig(lr=1e30))
+    assert main(["eval", str(run), "--device", "cpu", "--dynamic", "lr=1e30"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (run / "test.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,20 @@ from torchrum.training.records import MetricsFile
 from torchrum.training.unpack import unpack
 
 LINE = '{"kind": "train", "step": 1, "loss": 0.5, "seconds": 1.0}\n'
+
+
+def test_neither_a_device_nor_a_folder_is_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(RunError, match=r"pipe cannot be written: it is not a plain file"):
+        write_atomic(tmp_path / "pipe", b"x")
+    for folder in (tmp_path, Path()):
+        with pytest.raises(IsADirectoryError):
+            write_atomic(folder, b"x")
+    (tmp_path / "link").symlink_to("pipe")
+    write_atomic(tmp_path / "link", b"x")  # the link goes, what it led to stays
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(

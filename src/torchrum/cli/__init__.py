@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -59,8 +60,22 @@ def silence(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def open_streams() -> None:
+    """Give a stream that the shell has closed (``>&-``) a way to nowhere, and let none fail at a letter it cannot show.
+
+    A file of the run would take the number of a closed stream, and Python has None in its place.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 128 and more after a signal."""
+    open_streams()
     try:
         code = _main(arguments)
         sys.stdout.flush()
@@ -108,6 +123,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         if error.filename is None:
             raise
         complain(f"{error.filename}: {error.strerror}")  # a file that the user named, or the disk
+        return 1
+    except MemoryError as error:
+        complain(f"there is not enough memory for this: {str(error) or 'none is left'}.")
         return 1
     except Exception as error:
         code = getattr(error, "exit_code", None)  # only errors that are meant for the user have one

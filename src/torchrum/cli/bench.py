@@ -32,6 +32,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples is {options.samples}; it must be 1 or more")
+    if not options.seconds >= 0:
+        parser.error(f"--seconds is {options.seconds}; it must be 0 or more")
     if (options.write or options.plot) and not options.report:
         parser.error("--write and --plot need --report FILE, the JSON that --json wrote")
     for name, suite in (("designs", "gpu"), ("resume", "gpu"), ("memory", "cpu")):
@@ -46,7 +48,9 @@ def main(arguments: list[str]) -> int:
 
     try:
         tests = summarise_tests(options.tests) if options.tests else None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        parser.error(f"--tests: {options.tests} cannot be read: {error.strerror}")
+    except ValueError as error:
         parser.error(f"--tests: {error}")
     if options.report:
         from torchrum.bench.report import write_markdown

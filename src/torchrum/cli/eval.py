@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.training.checkpoint import checkpoint_step
     from torchrum.training.testing import write_look
 
-    if options.recipe:
+    if options.recipe is not None:
         from torchrum.recipes import load_recipe
 
         load_recipe(options.recipe)

@@ -40,14 +40,14 @@ def main(arguments: list[str]) -> int:
     from torchrum.training.errors import ConfigError
     from torchrum.training.records import holds_run
 
-    if options.recipe:
+    if options.recipe is not None:
         load_recipe(options.recipe)  # importing it makes its task known
     if options.write and options.what != "all":
         raise ConfigError(f"--write goes with all, the figures of a whole page; got {options.what!r}.")
     if options.run is not None:
         paths = draw_run(options.what, options.run, options.out or options.run)
     elif holds_run(Path(options.what)):
-        paths = [draw_curve(Path(options.what))]
+        paths = [draw_curve(Path(options.what), options.out and options.out / "curve.png")]
     elif options.what == "all":
         paths = [path for plan in FIGURES.values() for path in draw_plan(plan, options.results, options.out or FOLDER)]
     elif options.what in FIGURES:

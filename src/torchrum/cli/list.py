@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plain", action="store_true", help="as --all, tab-separated, for other programs")
     options = parser.parse_args(arguments)
 
-    if options.recipe:
+    if options.recipe is not None:
         from torchrum.recipes import load_recipe
 
         columns: tuple[str, ...] = ("field", "value", "meaning")
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
         print("\n".join("\t".join(line) for line in (columns, *content)))
         return 0
     show(columns, content)
-    if not options.recipe:
+    if options.recipe is None:
         print(fitted(where_ours_comes_from(options.results)))
         if not options.all:
             print(fitted(SIZES))

@@ -2,6 +2,10 @@
 
 import argparse
 import textwrap
+from pathlib import Path
+from typing import NoReturn
+
+from torchrum.cli import complain
 
 
 class WholeWords(argparse.HelpFormatter):
@@ -27,7 +31,7 @@ class WholeWords(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of ``torchrum COMMAND``; options are never abbreviated.
+    """The parser of ``torchrum COMMAND``; options are never abbreviated, and errors are one line.
 
     Args:
         command: name of the subcommand.
@@ -43,3 +47,16 @@ class Parser(argparse.ArgumentParser):
             formatter_class=WholeWords,
             allow_abbrev=False,
         )
+        self.register("type", Path, _path)
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the call, without the usage that would hide the reason."""
+        complain(f"{message.rstrip('.')}; see {self.prog} --help.")
+        raise SystemExit(2)
+
+
+def _path(text: str) -> Path:
+    """What ``type=Path`` reads; an empty text, as of a variable that is not set, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a file or a folder, or . for the current one")
+    return Path(text)

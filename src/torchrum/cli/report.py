@@ -1,14 +1,15 @@
 """``torchrum report --out report.html``"""
 
-import argparse
 from pathlib import Path
+
+from torchrum.cli.parsing import Parser
 
 
 def main(arguments: list[str]) -> int:
     """Write the report of the ledger, or of run folders."""
-    parser = argparse.ArgumentParser(
-        prog="torchrum report",
-        description="Write one self-contained HTML page: the paper's numbers and figures beside ours, from the ledger; "
+    parser = Parser(
+        "report",
+        "Write one self-contained HTML page: the paper's numbers and figures beside ours, from the ledger; "
         "or the page of the run folders that are named.",
     )
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: the whole ledger)")
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.report.runs_page import runs_page
     from torchrum.training.errors import ConfigError
 
-    if options.recipe:
+    if options.recipe is not None:
         load_recipe(options.recipe)  # importing it makes its task known
     if options.write:
         if options.runs:

@@ -41,10 +41,10 @@ def main(arguments: list[str]) -> int:
     )
     try:
         first = next(pieces, "")  # what is refused is refused before anything is printed
+        print(options.prompt + first, end="", flush=True)
+        for piece in pieces:
+            print(piece, end="", flush=True)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    print(options.prompt + first, end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
     print()
     return 0

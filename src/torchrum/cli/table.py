@@ -42,8 +42,12 @@ def main(arguments: list[str]) -> int:
     from torchrum.training.overrides import unknown_name
 
     known = {name.partition("-")[0] for name in RECIPES}
-    if options.task and options.task not in known:
+    if options.task is not None and options.task not in known:
         raise unknown_name("task", options.task, known)
+    if not options.results.is_dir():
+        raise ConfigError(
+            f"{options.results} is no folder; pass --results DIR, a results ledger such as the project's."
+        )
     entries = read_ledger(options.results)
     if options.write:
         changed = write_tables(options.write, entries)

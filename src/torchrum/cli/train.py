@@ -72,11 +72,14 @@ def draw(run: Path) -> None:
     """Draw the curve of a finished run; one that cannot be drawn is no less finished."""
     try:
         from torchrum.plots.curve import draw_curve
+        from torchrum.training.errors import RunError
     except ImportError as error:
         complain(f"{run} has no curve: {error}")
         return
     try:
         draw_curve(run)
+    except RunError as error:
+        complain(f"{run} has no curve: {error}")
     except OSError as error:
         complain(f"{run} has no curve: {error.strerror}; draw it later with: torchrum figure {run}")
 

@@ -171,6 +171,8 @@ def _entries(origin: Path) -> Iterator[tuple[str, bytes]]:
             for path in sorted(origin.rglob("*.txt")):
                 if path.stat().st_size <= MOST_BYTES:
                     yield path.as_posix(), path.read_bytes()
+        elif not origin.is_file():  # a device, which might never end
+            raise DataError(f"{origin} is not a plain file; give a tar, a zip or a folder.")
         elif zipfile.is_zipfile(origin):
             with zipfile.ZipFile(origin) as archive:
                 for info in archive.infolist():

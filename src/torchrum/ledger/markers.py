@@ -14,7 +14,7 @@ from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.schema import Entry, LedgerError
 from torchrum.ledger.table import table
 from torchrum.ledger.verdicts import verdict_table, verdicts
-from torchrum.training.files import write_atomic
+from torchrum.training.files import MAX_BYTES, read_bytes, write_atomic
 
 
 def write_marked(path: Path, kind: str, example: str, content: Callable[[str], str | None]) -> bool:
@@ -27,7 +27,7 @@ def write_marked(path: Path, kind: str, example: str, content: Callable[[str], s
         content: the words of a marker -> the text that belongs there, or None to leave it as it is.
     """
     try:
-        old = path.read_text(encoding="utf-8")
+        old = read_bytes(path, MAX_BYTES).decode().replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise LedgerError(f"{path} cannot be read: {reason}.") from error

@@ -84,6 +84,11 @@ def build_model(config: LayerChoice, task: Problem) -> nn.Module:
         return _story_reader(config, task, config.embedding_size)
     if isinstance(task, StoryProblem) and task.sentence_size is not None:
         raise ValueError("build_model: a sentence needs an embedding of its words; set model.embedding_size, as to 64.")
+    if config.options.get("bidirectional"):
+        raise ValueError(
+            "build_model: model.bidirectional=True, but only readers of stories (babi with model.embedding_size) read "
+            "in both directions; leave it out."
+        )
     further = {name: getattr(config, name) for name in TEXT_ONLY}
     size = task.input_size if config.embedding_size is None else config.embedding_size
     layer = build_layer(

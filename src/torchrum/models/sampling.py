@@ -32,10 +32,13 @@ def sample(
     logits, state = model(torch.tensor([prompt], device=device))
     for number in range(length):
         scores = logits[0, -1].double().cpu()
+        if not scores.isfinite().all():
+            raise ValueError("sample: the model's logits are not finite; its weights have diverged.")
         if temperature == 0:
             symbol = int(scores.argmax())
         else:
-            symbol = int(torch.multinomial(torch.softmax(scores / temperature, -1), 1, generator=generator))
+            scaled = (scores - scores.max()) / temperature  # at most 0: a tiny temperature must not overflow
+            symbol = int(torch.multinomial(torch.softmax(scaled, -1), 1, generator=generator))
         yield symbol
         if number + 1 < length:
             logits, state = model(torch.tensor([[symbol]], device=device), None, state)

@@ -16,9 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter
 
+from torchrum.training.errors import ConfigError
 from torchrum.training.files import write_atomic
 
 Theme = Literal["light", "dark"]
+PICTURES = (".png", ".svg", ".pdf")
 
 LINE, LONG = re.compile(r'\bd="M[^"]*"'), re.compile(r"(\d\.\d\d)\d+")
 """In an SVG file: the points of a line or a glyph, and a number with more digits than a screen shows."""
@@ -120,6 +122,8 @@ def count_steps(axes: Axes) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure; says where."""
+    if path.suffix not in PICTURES:
+        raise ConfigError(f"{path} is no name of a picture; it must end in {', '.join(PICTURES)}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     # no date and no version inside: equal data give equal files
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None}

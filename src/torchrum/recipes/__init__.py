@@ -2,8 +2,10 @@
 
 import functools
 import importlib
+import inspect
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from torchrum.data.babi import TASKS
 from torchrum.recipes import babi, char_others, char_ptb, copying, recall
@@ -68,7 +70,10 @@ def _load_own(name: str) -> TrainConfig:
     module, _, function = name.partition(":")
     try:
         recipe = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        if callable(recipe):
+            with suppress(ValueError):  # builtins may have none
+                inspect.signature(recipe).bind()
+    except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
     config = recipe() if callable(recipe) else recipe
     if not isinstance(config, TrainConfig):

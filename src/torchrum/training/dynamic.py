@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrum.tasks.base import Batch, Split, Task
 from torchrum.tasks.char_lm import CharLM
 from torchrum.training.config import TrainConfig
-from torchrum.training.errors import ConfigError
+from torchrum.training.errors import ConfigError, DivergedError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
 from torchrum.training.run_state import detached_copy
@@ -137,5 +137,7 @@ def dynamic_evaluate(
         total += loss * batch.y.numel()  # one lane has no padding
         symbols += batch.y.numel()
         follower.update(grads)
+    if not total.isfinite():
+        raise DivergedError(f"dynamic evaluation: the loss is {float(total)} with {dynamic}; take a smaller lr.")
     scores = task.scores(float(total) / symbols)
     return scores | task.summary(split, scores)

@@ -1,5 +1,6 @@
 """How files are written so that a crash leaves the old or the new one, and read so that no file can do harm."""
 
+import errno
 import json
 import os
 import stat
@@ -34,7 +35,14 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: a reader, or a crash, never sees a part of it."""
+    """Write a whole file or nothing: a reader, or a crash, never sees a part of it.
+
+    A link of that name is replaced, not followed. A pipe or a device is refused, since a file would take its place.
+    """
+    if not path.name:  # the current folder
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if os.path.lexists(path) and not (path.is_symlink() or path.is_file() or path.is_dir()):
+        raise RunError(f"{path} cannot be written: it is not a plain file.")
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:

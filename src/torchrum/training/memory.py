@@ -30,7 +30,7 @@ def within_memory() -> Iterator[None]:
     try:
         yield
     except (MemoryError, OverflowError) as error:
-        raise RunError(f"the run does not fit into memory: {error or 'out of memory'}. {ADVICE}") from error
+        raise RunError(f"the run does not fit into memory: {str(error) or 'none is left'}. {ADVICE}") from error
     except RuntimeError as error:
         if isinstance(error, RunError) or not TOO_LARGE.search(str(error)):
             raise
