@@ -62,34 +62,35 @@ class Model(NamedTuple):
 
 PAPER = {**PAPER_OPTIONS}
 TANH = {**PAPER, "activation": "tanh"}
-UNIT = {"unit": True, "embed_bias_init": 1.0}
-ETA = {**PAPER, **UNIT, "eta": "sqrt"}
-TARGET0 = {"target_bias_init": 0.0}
-UPDATE0 = {"update_bias_init": 0.0}
-NORM = {"layer_norm": True}
+ZEROS = {"target_bias_init": 0.0, "update_bias_init": 0.0, "embed_bias_init": 1.0, "unit": True}
+TARGET0 = {**ZEROS, "update_bias_init": 1.0}
+ETA = {"eta": "sqrt"}
+GAIN2, GAIN3 = {"embed_gain": 2.0}, {"embed_gain": 3.0}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "lam0-relu": PAPER,
-    "lam0-tanh-unit": {**TANH, **UNIT},
-    "lam0-tanh-unit-target0": {**TANH, **UNIT, **TARGET0},
-    "lam0-tanh-unit-zeros": {**TANH, **UNIT, **TARGET0, **UPDATE0},
-    "lam0-eta-unit": ETA,
-    "lam0-eta-unit-target0": {**ETA, **TARGET0},
-    "lam0-eta-unit-zeros": {**ETA, **TARGET0, **UPDATE0},
-    "lam0-tanh-eta-zeros": {**TANH, **UNIT, **TARGET0, **UPDATE0, "eta": "sqrt"},
-    "lam0-tanh-unit-gates2": {**TANH, **UNIT, **TARGET0, "gate_gain": 2.0},
-    "lam0-eta-unit-gates2": {**ETA, **TARGET0, "gate_gain": 2.0},
-    "lam0-tanh-gain2": {**TANH, **UNIT, **TARGET0, "embed_gain": 2.0},
-    "lam0-ln-unit": {**PAPER, **UNIT, **NORM},
-    "lam0-tanh-ln-unit": {**TANH, **UNIT, **NORM},
+    "lam0-tanh": {**TANH, **ZEROS},
+    "lam0-tanh-gain2": {**TANH, **ZEROS, **GAIN2},
+    "lam0-tanh-gain3": {**TANH, **ZEROS, **GAIN3},
+    "lam0-eta": {**PAPER, **ZEROS, **ETA},
+    "lam0-eta-gain2": {**PAPER, **ZEROS, **ETA, **GAIN2},
+    "lam0-tanh-eta": {**TANH, **ZEROS, **ETA},
+    "lam0-tanh-eta-gain2": {**TANH, **ZEROS, **ETA, **GAIN2},
+    "lam0-tanh-gain2-update1": {**TANH, **TARGET0, **GAIN2},
+    "lam0-eta-gain2-update1": {**PAPER, **TARGET0, **ETA, **GAIN2},
+    "lam0-tanh-gain2-gates2": {**TANH, **ZEROS, **GAIN2, "gate_gain": 2.0},
+    "lam0-eta-gain2-gates05": {**PAPER, **ZEROS, **ETA, **GAIN2, "gate_gain": 0.5},
     "lam1-relu": {**PAPER, "lam": 1},
-    "lam1-tanh-unit": {**TANH, **UNIT, "lam": 1},
-    "lam1-tanh-unit-zeros": {**TANH, **UNIT, **TARGET0, **UPDATE0, "lam": 1},
-    "lam1-eta-unit": {**ETA, "lam": 1},
-    "lam1-eta-unit-zeros": {**ETA, **TARGET0, **UPDATE0, "lam": 1},
-    "lam1-ln-unit": {**PAPER, **UNIT, **NORM, "lam": 1},
+    "lam1-tanh": {**TANH, **ZEROS, "lam": 1},
+    "lam1-tanh-gain2": {**TANH, **ZEROS, **GAIN2, "lam": 1},
+    "lam1-eta": {**PAPER, **ZEROS, **ETA, "lam": 1},
+    "lam1-eta-gain2": {**PAPER, **ZEROS, **ETA, **GAIN2, "lam": 1},
+    "lam1-tanh-eta-gain2": {**TANH, **ZEROS, **ETA, **GAIN2, "lam": 1},
 }
-"""Options of RUM to compare, the most informative first; lam 1 takes about twice as long as lam 0."""
+"""Options of RUM to compare, the most informative first; lam 1 takes about twice as long as lam 0.
+
+``relu`` is the paper's start; the others start with an embedding of unit variance, or more, and gates at zero.
+"""
 
 MODELS: dict[str, Model] = {
     "gru": Model("nn.GRU as it comes", nn.GRU),

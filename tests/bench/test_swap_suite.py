@@ -61,7 +61,7 @@ def test_digits_are_told_apart_by_their_nearest_neighbours():
 
 
 def test_a_job_learns():
-    result = run_job(replace(TASKS["rows"], updates=200), MODELS["lam0-tanh-unit"].layer, 0)
+    result = run_job(replace(TASKS["rows"], updates=200), MODELS["lam0-tanh"].layer, 0)
     assert result["score"] > 0.45  # chance is 0.1
 
 
