@@ -18,19 +18,16 @@ def rum(**options: Any) -> Layer:
     """RUM with these options, and some that only this suite has.
 
     ``embed_gain`` scales the embedding that the layer starts from, ``unit=True`` by what gives inputs of unit variance
-    an embedding of unit variance; ``gate_gain`` scales the weights of the target and the update gate, and
-    ``eta="sqrt"`` means the root of the hidden size: a state whose units have a mean square of 1.
+    an embedding of unit variance, and ``eta="sqrt"`` means the root of the hidden size: a state whose units have a
+    mean square of 1.
     """
     gain, unit = options.pop("embed_gain", 1.0), options.pop("unit", False)
-    gate_gain = options.pop("gate_gain", 1.0)
 
     def build(inputs: int, hidden: int) -> nn.Module:
         wanted = {name: hidden**0.5 if value == "sqrt" else value for name, value in options.items()}
         layer = RUM(inputs, hidden, **wanted)
         with torch.no_grad():
             layer.weight_ih_l0[-hidden:] *= gain * (max(hidden / inputs, 1) ** 0.5 if unit else 1)
-            layer.weight_ih_l0[:-hidden] *= gate_gain
-            layer.weight_hh_l0 *= gate_gain
         return layer
 
     return build
@@ -74,17 +71,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lam0-tanh-gain3": {**TANH, **ZEROS, **GAIN3},
     "lam0-eta": {**PAPER, **ZEROS, **ETA},
     "lam0-eta-gain2": {**PAPER, **ZEROS, **ETA, **GAIN2},
+    "lam0-eta-gain3": {**PAPER, **ZEROS, **ETA, **GAIN3},
     "lam0-tanh-eta": {**TANH, **ZEROS, **ETA},
     "lam0-tanh-eta-gain2": {**TANH, **ZEROS, **ETA, **GAIN2},
     "lam0-tanh-gain2-update1": {**TANH, **TARGET0, **GAIN2},
     "lam0-eta-gain2-update1": {**PAPER, **TARGET0, **ETA, **GAIN2},
-    "lam0-tanh-gain2-gates2": {**TANH, **ZEROS, **GAIN2, "gate_gain": 2.0},
-    "lam0-eta-gain2-gates05": {**PAPER, **ZEROS, **ETA, **GAIN2, "gate_gain": 0.5},
+    "lam0-tanh-eta-gain3": {**TANH, **ZEROS, **ETA, **GAIN3},
     "lam1-relu": {**PAPER, "lam": 1},
     "lam1-tanh": {**TANH, **ZEROS, "lam": 1},
     "lam1-tanh-gain2": {**TANH, **ZEROS, **GAIN2, "lam": 1},
-    "lam1-eta": {**PAPER, **ZEROS, **ETA, "lam": 1},
     "lam1-eta-gain2": {**PAPER, **ZEROS, **ETA, **GAIN2, "lam": 1},
+    "lam1-eta-gain3": {**PAPER, **ZEROS, **ETA, **GAIN3, "lam": 1},
     "lam1-tanh-eta-gain2": {**TANH, **ZEROS, **ETA, **GAIN2, "lam": 1},
 }
 """Options of RUM to compare, the most informative first; lam 1 takes about twice as long as lam 0.
