@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.recipes import RECIPES
 from torchrum.training import ConfigError, ModelConfig, OptimizerConfig, TrainConfig, override
 from torchrum.training.config_file import differences, from_json, identity, to_json, upgraded
 from torchrum.training.overrides import convert, guess
@@ -168,3 +169,14 @@ def test_a_config_of_the_first_format_means_the_papers_rum():
 def test_a_config_of_a_newer_format_is_refused():
     with pytest.raises(ConfigError, match="the format is 3, written by a newer torchrum; this one reads up to 2"):
         from_json({**to_json(tiny()), "format": 3})
+
+
+def test_a_run_is_named_by_the_sizes_that_it_has():
+    assert all(recipe().label == name for name, recipe in RECIPES.items())
+    labels = {
+        ("copying-rum-t200", "task.delay=20"): "copying-rum-t20",
+        ("char-ptb-rum-2000-dropout", "model.hidden_size=100"): "char-ptb-rum-100-dropout",
+        ("char-ptb-rum-2x1500", "model.num_layers=3"): "char-ptb-rum-3x1500",
+        ("char-ptb-fs-rum-2", "model.hidden_size=100"): "char-ptb-fs-rum-2",  # the number of its fast cells
+    }
+    assert {key: override(RECIPES[key[0]](), [key[1]]).label for key in labels} == labels

@@ -176,10 +176,16 @@ class TrainConfig:
 
     @property
     def label(self) -> str:
-        """The name, with the size that the task has: ``copying-rum-t200`` with a delay of 20 is ``copying-rum-t20``."""
+        """The name, with the sizes that task and model have.
+
+        ``copying-rum-t200`` with a delay of 20 is ``copying-rum-t20``, and ``char-ptb-rum-2000`` with 100 units
+        ``char-ptb-rum-100``.
+        """
+        layers = f"{self.model.num_layers}x" if self.model.num_layers > 1 else ""
+        name = re.sub(r"-rum-(\d+x)?\d{3,}(?=-|$)", f"-rum-{layers}{self.model.hidden_size}", self.name)
         size = self.task.size_name()
         kind = size.rstrip("0123456789")
-        return re.sub(rf"-{kind}\d+$", f"-{size}", self.name) if size else self.name
+        return re.sub(rf"-{kind}\d+$", f"-{size}", name) if size else name
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", self.name) or self.name.strip(" .") == "":
