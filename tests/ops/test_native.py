@@ -79,7 +79,7 @@ def test_blocks_and_threads_match_reference(B, H, lam, threads, monkeypatch):
     together = gradients(inputs, options, "native")
     for name, want in wanted.items():
         torch.testing.assert_close(alone[name], want, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
-        assert name == "weight_hh" or torch.equal(alone[name], together[name]), name  # torch itself multiplies that
+        assert torch.equal(alone[name], together[name]), name
 
 
 @needs_compiler
@@ -200,7 +200,7 @@ def test_under_signals(threads, monkeypatch):
     assert heard
     assert set(heard) == {threading.main_thread().ident}
     for each in found:
-        assert all(torch.equal(each[name], want) for name, want in wanted.items() if name != "weight_hh")
+        assert all(torch.equal(each[name], want) for name, want in wanted.items())
 
 
 @needs_compiler
@@ -431,6 +431,39 @@ def test_linear_is_torchs(shape, units, with_bias, threads, monkeypatch):
         results.append([y, *grads, *second])
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, 127, 129, 2600])  # around pieces of 128 rows, segments of 512 and more
+@pytest.mark.parametrize("features, units", [(1, 1), (10, 300), (37, 5), (64, 200), (3, 1000)])
+def test_linear_backward_is_torchs(rows, features, units, threads, monkeypatch):
+    """Gradients in C, to the last bit the same for any number of threads."""
+    monkeypatch.setattr(library, "SMALL", 0)
+    x = torch.randn(features, rows, dtype=torch.float64).t().requires_grad_()  # not contiguous
+    weight = torch.randn(units, features, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(units, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(units, rows, dtype=torch.float64).t()
+    wanted = torch.autograd.grad(torch.nn.functional.linear(x, weight, bias), (x, weight, bias), grad)
+    results = []
+    for number in (1, 3):
+        threads(number)
+        results.append(torch.autograd.grad(native_linear(x, weight, bias), (x, weight, bias), grad))
+    for name, alone, together, want in zip(("x", "weight", "bias"), *results, wanted, strict=True):
+        torch.testing.assert_close(alone, want, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+        assert torch.equal(alone, together), name
+    only = torch.autograd.grad(native_linear(x, weight, bias), (bias,), grad)  # the weight's comes along, unasked
+    assert torch.equal(only[0], results[0][2])
+
+
+@needs_compiler
+def test_linear_gradients_in_a_batch():
+    """``is_grads_batched`` maps over the backward, which then stands back."""
+    x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    grads = torch.randn(2, 4, 5)
+    found = torch.autograd.grad(native_linear(x, weight, None), (x, weight), grads, is_grads_batched=True)
+    wanted = torch.autograd.grad(torch.nn.functional.linear(x, weight), (x, weight), grads, is_grads_batched=True)
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @needs_compiler

@@ -163,6 +163,7 @@ def backward(
     dtype, (T, B), H = working_dtype(xp.dtype), xp.shape[:2], h0.shape[-1]
     inputs = {name: _plain(part, dtype) for name, part in _named(xp, h0, R0, weight_hh, ln_weight, ln_bias).items()}
     states, grad_xp, grad_h0 = out.to(dtype).contiguous(), xp.new_empty(xp.shape, dtype=dtype), saved.new_empty(B, H)
+    grad_weight = saved.new_empty(weight_hh.shape)
     outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
     tensors = {
         **inputs,
@@ -175,14 +176,10 @@ def backward(
         "grad_K": None if outer is None else outer - outer.mT,
         "grad_xp": grad_xp,
         "grad_h0": grad_h0,
+        "grad_weight": grad_weight,
         "grad_z": saved.new_empty(T, B, H) if need_R0 else None,
     }
     sums = call_scan(tensors, seed, options)
-
-    grad_gates = grad_xp[..., : weight_hh.shape[0]]
-    grad_weight = states[:-1].flatten(0, 1).t() @ grad_gates[1:].flatten(0, 1)  # (H, G): faster this way round
-    if T > 0:
-        grad_weight.addmm_(h0.to(dtype).t(), grad_gates[0])
     grad_R0 = None
     if need_R0 and R0 is not None:
         added = torch.einsum("tbi,tbj->bij", tensors["grad_z"], saved[..., -H:])
@@ -192,6 +189,6 @@ def backward(
         grad_xp.to(xp.dtype),
         grad_h0.to(h0.dtype),
         grad_R0,
-        grad_weight.t().to(weight_hh.dtype).contiguous(),
+        grad_weight.to(weight_hh.dtype),
         *norms,
     )

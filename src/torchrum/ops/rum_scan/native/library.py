@@ -15,7 +15,7 @@ SETTINGS = ("activation", "layer_norm", "norm_after_sigmoid", "zoneout_kind", "k
 NUMBERS = ("eta", "ln_eps", "zoneout")
 INPUTS = ("xp", "x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
 RESULTS = ("out", "saved", "R_n", "kept")
-GRADIENTS = ("grad_out", "grad_K", "grad_xp", "grad_h0", "grad_z", "ln_sums")
+GRADIENTS = ("grad_out", "grad_K", "grad_xp", "grad_h0", "grad_weight", "grad_z", "ln_sums")
 
 SMALL = 1_000_000
 """Multiplications below which a second thread costs more than it saves."""

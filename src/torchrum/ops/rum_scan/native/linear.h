@@ -35,4 +35,16 @@ static void linear_rows(const void *context, int64_t block, real *work)
     }
 }
 
+/* Run it with threads; frees the packed weight. */
+static int multiply_rows(int64_t rows, int64_t features, int64_t units, const real *x, Packed weight, const real *bias,
+                         real *y, int64_t threads)
+{
+    Linear linear = {rows, features, units, x, bias, y, weight};
+    expect_writes(y, rows * units);
+    Job job = {linear_rows, &linear, STRIPE * weight.vectors * LANES, (rows + LINEAR_ROWS - 1) / LINEAR_ROWS, 0, 0};
+    int failed = run_threads(&job, threads);
+    free(weight.data);
+    return failed;
+}
+
 #endif

@@ -43,25 +43,27 @@ INLINE const char *next_lines(Ahead *ahead, int64_t lines, const real *nothing)
     return start;
 }
 
-/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH; asks for K lines ahead. */
-INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_stride, const real *w, int64_t K, real *c,
-                 int64_t c_stride, const char *ahead)
+/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH; asks for K lines ahead,
+ * ahead_step bytes apart. Rows of a are a_stride apart, its columns a_step. The sum starts at 0 and meets c at the end:
+ * c may be a sum of many such pieces, which loses fewer digits than one long sum. */
+INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_stride, int64_t a_step, const real *w, int64_t K,
+                 real *c, int64_t c_stride, const char *ahead, int64_t ahead_step)
 {
     vec sum[TILE_ROWS][PANEL];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < WIDTH; j++)
-            sum[i][j] = load(c + i * c_stride + j * LANES);
+            sum[i][j] = (vec){0};
     for (int64_t k = 0; k < K; k++) {
         vec column[PANEL];
-        __builtin_prefetch(ahead + k * LINE, 0, 2);
+        __builtin_prefetch(ahead + k * ahead_step, 0, 3);
 #pragma GCC unroll 4
         for (int j = 0; j < WIDTH; j++)
             column[j] = load(w + (k * WIDTH + j) * LANES);
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++) {
-            vec value = splat(a[i * a_stride + k]);
+            vec value = splat(a[i * a_stride + k * a_step]);
 #pragma GCC unroll 4
             for (int j = 0; j < WIDTH; j++)
                 sum[i][j] += value * column[j];
@@ -71,19 +73,33 @@ INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_strid
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < WIDTH; j++)
-            store(c + i * c_stride + j * LANES, sum[i][j]);
+            store(c + i * c_stride + j * LANES, load(c + i * c_stride + j * LANES) + sum[i][j]);
 }
 
-INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_stride, const real *w, int64_t K,
-                          real *c, int64_t c_stride, const char *ahead)
+INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_stride, int64_t a_step, const real *w,
+                          int64_t K, real *c, int64_t c_stride, const char *ahead, int64_t ahead_step)
 {
     if (width == 3)
-        tile(ROWS, 3, a, a_stride, w, K, c, c_stride, ahead);
+        tile(ROWS, 3, a, a_stride, a_step, w, K, c, c_stride, ahead, ahead_step);
     else if (width == 2)
-        tile(ROWS, 2, a, a_stride, w, K, c, c_stride, ahead);
+        tile(ROWS, 2, a, a_stride, a_step, w, K, c, c_stride, ahead, ahead_step);
     else
-        tile(ROWS, 1, a, a_stride, w, K, c, c_stride, ahead);
+        tile(ROWS, 1, a, a_stride, a_step, w, K, c, c_stride, ahead, ahead_step);
 }
+
+/* CALL(ROWS, i) for tiles of a constant number of ROWS that cover ``rows``; i is the first one's. */
+#define WITH_TILES(rows, CALL)                                                                                         \
+    do {                                                                                                               \
+        int64_t tile_at = 0;                                                                                           \
+        for (; tile_at + TILE_ROWS <= (rows); tile_at += TILE_ROWS)                                                    \
+            CALL(TILE_ROWS, tile_at);                                                                                  \
+        for (; tile_at + 4 <= (rows); tile_at += 4)                                                                    \
+            CALL(4, tile_at);                                                                                          \
+        for (; tile_at + 2 <= (rows); tile_at += 2)                                                                    \
+            CALL(2, tile_at);                                                                                          \
+        for (; tile_at < (rows); tile_at++)                                                                            \
+            CALL(1, tile_at);                                                                                          \
+    } while (0)
 
 /* A matrix (K, columns) as panels, each of up to PANEL vectors of columns. */
 typedef struct {
@@ -103,17 +119,13 @@ static int64_t panel_start(const Packed *w, int64_t panel) { return panel * w->v
 static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, int64_t c_stride, int64_t rows, Ahead *ahead)
 {
     for (int64_t panel = 0; panel < w->panels; panel++) {
-        int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start, i = 0;
+        int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start;
         const real *columns = w->data + start * w->K * LANES;
-#define TILES(ROWS)                                                                                                    \
-    for (; i + ROWS <= rows; i += ROWS)                                                                                \
-    tile_of_width(ROWS, width, a + i * a_stride, a_stride, columns, w->K, c + i * c_stride + start * LANES, c_stride,  \
-                  next_lines(ahead, w->K, columns))
-        TILES(TILE_ROWS);
-        TILES(4);
-        TILES(2);
-        TILES(1);
-#undef TILES
+#define MULTIPLY(ROWS, i)                                                                                              \
+    tile_of_width(ROWS, width, a + (i) * a_stride, a_stride, 1, columns, w->K, c + (i) * c_stride + start * LANES,     \
+                  c_stride, next_lines(ahead, w->K, columns), LINE)
+        WITH_TILES(rows, MULTIPLY);
+#undef MULTIPLY
     }
 }
 

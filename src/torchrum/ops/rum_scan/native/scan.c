@@ -1,5 +1,6 @@
 /* Entry points for ctypes. Each returns 0, or 1 where memory ran out. */
 #define _DEFAULT_SOURCE
+#include "gradient.h"
 #include "linear.h"
 #include "walk.h"
 
@@ -81,22 +82,40 @@ EXPORT int torchrum_scan(const Scan *scan)
     job.work = lay_out(&shared, NULL, &(Work){0});
     int failed = run_threads(&job, scan->threads);
     free(memory);
-    return failed;
+    if (failed || !scan->backward)
+        return failed;
+    return find_gradient((Gradient){.rows = steps, .features = H, .units = gates * H, .first = scan->h0, .ahead = scan->B,
+                                    .x = scan->out, .grads = scan->grad_xp, .stride = (gates + 1) * H,
+                                    .to_weight = scan->grad_weight}, scan->threads);
 }
 
 /* y (rows, units) = x (rows, features) weight^T + bias; bias may be NULL. */
 EXPORT int torchrum_linear(int64_t rows, int64_t features, int64_t units, int64_t threads, const real *x,
                            const real *weight, const real *bias, real *y)
 {
-    const int64_t padded = padded_size(units);
-    Linear linear = {rows, features, units, x, bias, y, packed_shape(features, padded)};
-    linear.weight.data = zeros(features * padded);
-    if (linear.weight.data == NULL)
+    Packed packed = packed_shape(features, padded_size(units));
+    packed.data = zeros(features * packed.vectors * LANES);
+    if (packed.data == NULL)
         return 1;
-    pack_transposed(&linear.weight, weight, units, padded);
-    expect_writes(y, rows * units);
-    Job job = {linear_rows, &linear, STRIPE * padded, (rows + LINEAR_ROWS - 1) / LINEAR_ROWS, 0, 0};
-    int failed = run_threads(&job, threads);
-    free(linear.weight.data);
-    return failed;
+    pack_transposed(&packed, weight, units, packed.vectors * LANES);
+    return multiply_rows(rows, features, units, x, packed, bias, y, threads);
+}
+
+/* Gradients of ``torchrum_linear`` from those of y; one that is NULL is not computed, but to_bias comes with to_weight. */
+EXPORT int torchrum_linear_backward(int64_t rows, int64_t features, int64_t units, int64_t threads, const real *x,
+                                    const real *weight, const real *grads, real *to_x, real *to_weight, real *to_bias)
+{
+    if (to_x != NULL) {
+        Packed packed = packed_shape(units, padded_size(features));
+        packed.data = zeros(units * packed.vectors * LANES);
+        if (packed.data == NULL)
+            return 1;
+        pack_straight(&packed, weight, features);
+        if (multiply_rows(rows, units, features, grads, packed, NULL, to_x, threads) != 0)
+            return 1;
+    }
+    if (to_weight == NULL)
+        return 0;
+    return find_gradient((Gradient){.rows = rows, .features = features, .units = units, .x = x, .grads = grads,
+                                    .stride = units, .to_weight = to_weight, .to_bias = to_bias}, threads);
 }

@@ -24,7 +24,7 @@ typedef struct {
     real *saved;        /* (T, B, gates * H): raw tau and the gate, raw with layer norm; with lam = 1 R h behind them */
     real *R_n, *kept;   /* lam = 1 only; kept: (T, B, 2, H), R e and R n before their reflections */
     const real *grad_out, *grad_K; /* grad_K: (B, H, H), M - M^T with M = dL/dR_n R_n^T */
-    real *grad_xp, *grad_h0;
+    real *grad_xp, *grad_h0, *grad_weight;
     real *grad_z;  /* (T, B, H): gradients of R h */
     real *ln_sums; /* (blocks, 2, gates + 1, H): gradients of layer norm's parameters, to be summed */
 } Scan;

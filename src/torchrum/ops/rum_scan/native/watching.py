@@ -21,4 +21,6 @@ def is_unwatched(x: Tensor, weight: Tensor) -> bool:
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
         return False
+    if torch._C._functorch.is_legacy_batchedtensor(x):  # autograd.grad(..., is_grads_batched=True)
+        return False
     return forward_ad._current_level < 0 and not isinstance(load_library(x.dtype is torch.float64), str)
