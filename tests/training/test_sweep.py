@@ -1,4 +1,5 @@
 import json
+import re
 import statistics
 from dataclasses import replace
 
@@ -73,3 +74,34 @@ def test_a_search_tries_values_in_range_and_goes_on(tmp_path):
     assert summary["best"]["value"] == max(best)
     with pytest.raises(ConfigError, match="is not a search range"):
         search(SHORT, ["optimizer.lr=1:2:3:4"], 1, tmp_path / "x")
+
+
+@pytest.mark.parametrize("ends", ["nan:1", "1:inf", "1:1e400", "2:1", "a:b", "0:1:log"])
+def test_a_range_that_cannot_be_searched_is_refused(tmp_path, ends):
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    with pytest.raises(ConfigError, match=f"the search range optimizer.lr={ends} cannot be: "):
+        search(SHORT, [f"optimizer.lr={ends}"], 1, tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize("content", [b"garbage\n", b"null\n", b"[]\n", b'{"op_code": 99}\n', b"\xff\xfe\n", None])
+def test_a_damaged_study_is_named(tmp_path, content):
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    if content is None:
+        (tmp_path / "optuna.log").symlink_to(tmp_path / "victim")
+    else:
+        (tmp_path / "optuna.log").write_bytes(content)
+    with pytest.raises(
+        RunError, match=r"optuna.log is (damaged|not a plain file).*remove it, and the search begins anew"
+    ):
+        search(SHORT, ["optimizer.lr=1e-3:1e-2"], 1, tmp_path, quiet=True)
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, capsys):
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    longer = replace(SHORT, steps=8)
+    with pytest.raises(RunError, match=r"none of the 2 trials in .* has a score; search in another range"):
+        search(longer, ["optimizer.lr=9e37:1e38"], 2, tmp_path, quiet=True)
+    assert len(re.findall(r"trial-000\d: the loss is (nan|inf) at step", capsys.readouterr().err)) == 2
+    assert search(longer, ["optimizer.lr=1e-3:1e-2"], 3, tmp_path, quiet=True) == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["best"]["trial"] == 2

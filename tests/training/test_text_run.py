@@ -9,6 +9,7 @@ from texts import small_text
 from torchrum.recipes import load_recipe
 from torchrum.training import ModelConfig, Trainer, evaluate, override, read_metrics
 from torchrum.training.checkpoint import load_checkpoint
+from torchrum.training.errors import DivergedError
 
 SMALL = "steps=30 eval_every=3 log_every=3 batch_size=8 task.lanes=8 task.segment=20 task.validation_lanes=4 device=cpu"
 FIELDS = "model.hidden_size=12 model.embedding_size=6 model.weight_drop=0.2 model.input_dropout=0.1 task.shown=5"
@@ -47,6 +48,18 @@ def test_a_run_survives_being_cut(tmp_path, schedule, average):
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     rates = {line["lr"] for line in read_metrics(run, "train")}
     assert len(rates) > 2
+
+
+@pytest.mark.parametrize(
+    "lr, message", [(1e30, "the loss is (nan|inf) at step"), (1e38, "a rate of the optimizer is too large for a float")]
+)
+def test_a_run_that_diverges_shows_no_text_and_says_so(tmp_path, lr, message):
+    (tmp_path / "book.txt").write_bytes(small_text(3000))
+    config = override(load_recipe("char-rum"), [*SMALL.split(), *FIELDS.split(), "log_every=30", "eval_every=2"])
+    optimizer = replace(config.optimizer, lr=lr, warmup=0, clip=None)
+    config = replace(config, task=config.task.reading(tmp_path / "book.txt"), optimizer=optimizer)
+    with pytest.raises(DivergedError, match=message):
+        Trainer(config, quiet=True).fit(tmp_path / "run")
 
 
 LAYERS = {

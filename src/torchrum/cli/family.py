@@ -24,7 +24,7 @@ def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
 def train_family(name: str, fields: list[str], options: argparse.Namespace) -> int:
     """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
     from torchrum.cli import is_first
-    from torchrum.cli.train import check_count
+    from torchrum.cli.train import check_count, check_resumed
     from torchrum.ledger.babi import Column, babi_table
     from torchrum.recipes import RECIPES
     from torchrum.training import override, run_sweep
@@ -32,6 +32,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
 
     members, fields = choose(name, fields)
     check_count("seeds", options.seeds)
+    check_resumed(options.resume)
     runs, places = {}, {}
     for extra in range(options.seeds or 1):
         for member in members:

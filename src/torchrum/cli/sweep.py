@@ -2,7 +2,7 @@
 
 from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser
-from torchrum.cli.train import add_common, check_count, draw, split_fields
+from torchrum.cli.train import add_common, check_count, check_resumed, draw, split_fields
 
 
 def main(arguments: list[str]) -> int:
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
 
     for name in ("seeds", "trials"):
         check_count(name, getattr(options, name))
+    check_resumed(options.resume)
     config = with_text(override(load_recipe(options.recipe), [*options.fields, *fields]), options.data)
     folder, new = options.resume or options.out / config.label, options.resume is None
     if options.trials is not None or options.search:

@@ -68,6 +68,14 @@ def check_count(name: str, count: int | None) -> None:
         raise ConfigError(f"--{name} is {count}, but it must be {limit}.")
 
 
+def check_resumed(folder: Path | None) -> None:
+    """Refuse to resume what is not there, before a sweep would begin anew in it."""
+    from torchrum.training.errors import ConfigError
+
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--resume {folder} is no folder; leave --resume out to begin.")
+
+
 def draw(run: Path) -> None:
     """Draw the curve of a finished run; one that cannot be drawn is no less finished."""
     try:
@@ -113,6 +121,7 @@ def main(arguments: list[str]) -> int:
         if recipe is None:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
         check_count("seeds", options.seeds)
+        check_resumed(options.resume)
         config = with_text(override(recipe, fields), options.data)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
         folder, new = options.resume or options.out / config.label, options.resume is None

@@ -76,6 +76,8 @@ class CharLM(Task):
         check_sizes(self, "lanes", "segment", "validation_lanes")
         if not 0 < self.heldout < 0.5:
             raise ValueError(f"CharLM: heldout={self.heldout!r}; it must be above 0 and below 0.5.")
+        if self.shown < 0:
+            raise ValueError(f"CharLM: shown={self.shown}; it must be at least 0.")
         self._check_text()
         if self.segments < 1:
             needed = self.lanes * self.segment + 1

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchrum.tasks.base import Batch
 from torchrum.training.config import TrainConfig
-from torchrum.training.errors import ConfigError, RunError
+from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 
 TOO_LARGE = re.compile(
@@ -19,6 +19,8 @@ TOO_LARGE = re.compile(
     r"|exceeds? the maximum|too many elements"
 )
 """What torch says of sizes that it cannot allocate, or cannot even count."""
+NO_NUMBER = "without overflow"
+"""What it says of a learning rate beyond the largest number of its type."""
 ADVICE = "Take smaller sizes: --batch_size, --model.hidden_size, or those of the task."
 COPIES = 4
 """Of the weights in training: themselves, their gradient, and two of the optimizer."""
@@ -26,13 +28,19 @@ COPIES = 4
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Sizes that cannot be allocated become an error in words."""
+    """Sizes that cannot be allocated, and rates beyond the largest number, become an error in words."""
     try:
         yield
     except (MemoryError, OverflowError) as error:
         raise RunError(f"the run does not fit into memory: {str(error) or 'none is left'}. {ADVICE}") from error
     except RuntimeError as error:
-        if isinstance(error, RunError) or not TOO_LARGE.search(str(error)):
+        if isinstance(error, RunError):
+            raise
+        if NO_NUMBER in str(error):
+            raise DivergedError(
+                "a rate of the optimizer is too large for a float; try a lower --optimizer.lr."
+            ) from error
+        if not TOO_LARGE.search(str(error)):
             raise
         raise RunError(f"the run does not fit into memory: {str(error).splitlines()[0]:.200}. {ADVICE}") from error
 

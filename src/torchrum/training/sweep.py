@@ -20,6 +20,7 @@ from torchrum.training.overrides import override
 from torchrum.training.progress import Lenient
 from torchrum.training.records import holds_run, read_result
 from torchrum.training.run_state import Result
+from torchrum.training.schema import UNFIT
 from torchrum.training.trainer import Trainer
 
 SUMMARY = "summary.json"
@@ -170,30 +171,52 @@ def _search(
     on_end: OnEnd,
     engine: Engine,
 ) -> int:
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
 
-    study = optuna.create_study(
-        study_name=config.name,
-        direction="maximize" if config.task.goal == "max" else "minimize",
-        sampler=optuna.samplers.TPESampler(seed=config.seed),
-        storage=JournalStorage(JournalFileBackend(str(folder / "optuna.log"))),
-        load_if_exists=True,
-    )
+    study = _study(config, folder / "optuna.log")
     finished = [trial for trial in study.trials if trial.state.is_finished()]
     for _ in range(len(finished), trials):
         trial = study.ask()
         assignments = [f"{name}={_choose(trial, name, values)}" for name, values in ranges]
-        result = _train(override(config, assignments), folder / f"trial-{trial.number:04d}", quiet, engine, on_end)
-        if result.exit_code:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            return result.exit_code
-        study.tell(trial, result.best if result.best is not None else math.nan)
+        place = folder / f"trial-{trial.number:04d}"
+        try:
+            result = _train(override(config, assignments), place, quiet, engine, on_end)
+        except DivergedError as error:  # which is what a search is there to find out
+            study.tell(trial, state=TrialState.FAIL)
+            print(f"{place.name}: {error}", file=cast(TextIO, Lenient()))
+            continue
+        if result.exit_code or result.best is None:
+            study.tell(trial, state=TrialState.FAIL)
+            if result.exit_code:
+                return result.exit_code
+            continue
+        study.tell(trial, result.best)
+    if not any(trial.state is TrialState.COMPLETE for trial in study.trials):
+        raise RunError(f"none of the {len(study.trials)} trials in {folder} has a score; search in another range.")
     best = study.best_trial
     chosen = {"trial": best.number, "value": best.value, "fields": best.params}
     write_json(folder / SUMMARY, {"metric": config.task.metric, "trials": len(study.trials), "best": chosen})
     return 0
+
+
+def _study(config: TrainConfig, path: Path) -> Any:
+    """The study that is kept in ``path``, or a new one."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise RunError(f"{path} is not a plain file; remove it, and the search begins anew.")
+    try:
+        return optuna.create_study(
+            study_name=config.name,
+            direction="maximize" if config.task.goal == "max" else "minimize",
+            sampler=optuna.samplers.TPESampler(seed=config.seed),
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            load_if_exists=True,
+        )
+    except (*UNFIT, AssertionError, AttributeError, RecursionError) as error:  # Optuna takes its file as it is
+        raise RunError(f"{path} is damaged ({error!r:.80}); remove it, and the search begins anew.") from error
 
 
 def _range(text: str) -> tuple[str, list[str]]:
@@ -205,12 +228,14 @@ def _range(text: str) -> tuple[str, list[str]]:
 
 
 def _choose(trial: Any, name: str, values: list[str]) -> Any:
-    if len(values) == 1:
-        return trial.suggest_categorical(name, values[0].split(","))
     try:
+        if len(values) == 1:
+            return trial.suggest_categorical(name, values[0].split(","))
         whole = all(part.lstrip("+-").isdigit() for part in values[:2])
         suggest = trial.suggest_int if whole else trial.suggest_float
         low, high = (int(part) if whole else float(part) for part in values[:2])
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("both ends must be finite.")
         return suggest(name, low, high, log=len(values) == 3)
     except ValueError as error:
         raise ConfigError(f"the search range {name}={':'.join(values)} cannot be: {error}") from error

@@ -268,7 +268,7 @@ class Trainer:
         self._record("validation", scores)
         self._record_weights()
         self._display.validation(progress.step, scores, improved)
-        if self._engine.rank == 0 and (text := self._shown()):
+        if self._engine.rank == 0 and math.isfinite(scores["loss"]) and (text := self._shown()):
             self._display.say(text)
         return scores, improved
 
