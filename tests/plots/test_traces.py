@@ -81,6 +81,7 @@ def test_angles_norms_and_planes_follow_the_arrays():
     assert norm.get_lines()[0].get_ydata().tolist() == data["layer.l0/norm"].tolist()
     assert np.array_equal(planes.get_images()[0].get_array(), np.eye(9))
     assert [label.get_text() for label in norm.get_xticklabels()] == list("a1b0c2??b")
+    assert not any(line.get_visible() for axes in (theta, norm) for line in axes.xaxis.get_gridlines())
 
 
 def test_phases_lie_on_the_circle():
@@ -99,7 +100,10 @@ def test_the_diagonal_over_training():
     with drawing():
         figure = diagonal_figure({"a run": arrays()})
     for axes in figure.axes:
-        assert axes.get_lines()[0].get_ydata().tolist() == [1, 4]
+        line = axes.get_lines()[0]
+        assert line.get_ydata().tolist() == [1, 4]
+        assert line.get_xdata().tolist() == [0.5, 1]  # runs of any length share the axis
+        assert line.get_label() == "a run (20 steps)"
 
 
 def test_symbols_have_names():

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
 
-    from torchrum.plots.catalog import FIGURES, draw_figure, draw_plan, draw_run
+    from torchrum.plots.catalog import FIGURES, draw_all, draw_figure, draw_run
     from torchrum.plots.curve import draw_curve
     from torchrum.recipes import load_recipe
     from torchrum.training.errors import ConfigError
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     elif holds_run(Path(options.what)):
         paths = [draw_curve(Path(options.what), options.out and options.out / "curve.png")]
     elif options.what == "all":
-        paths = [path for plan in FIGURES.values() for path in draw_plan(plan, options.results, options.out or FOLDER)]
+        paths = draw_all(options.results, options.out or FOLDER)
     elif options.what in FIGURES:
         paths = draw_figure(options.what, options.results, options.out or FOLDER)
     else:

@@ -1,5 +1,6 @@
 """What one entry of the results ledger holds, and the checks that a file must pass."""
 
+import functools
 import hashlib
 import json
 import math
@@ -87,13 +88,18 @@ class Entry:
 
     def config(self) -> TrainConfig:
         """The config of the run, rebuilt from the recipe."""
-        return override(registered_recipe(self.recipe), [*self.overrides, f"seed={self.seed}"])
+        return _rebuilt(self.recipe, tuple(self.overrides), self.seed)
 
     def to_json(self) -> str:
         """The text of the file: a field a line, so that two runs can be compared line by line."""
         values = {key: value for key, value in asdict(self).items() if value or key not in OPTIONAL}
         lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
         return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+@functools.cache  # tables and figures ask thousands of times; a config is frozen
+def _rebuilt(recipe: str, overrides: tuple[str, ...], seed: int) -> TrainConfig:
+    return override(registered_recipe(recipe), [*overrides, f"seed={seed}"])
 
 
 def from_json(text: bytes | str, source: str) -> Entry:

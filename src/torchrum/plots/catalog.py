@@ -212,7 +212,12 @@ def _fresh(name: str, inputs: int, units: int, options: dict[str, Any]) -> torch
 
 
 FIGURES: dict[str, Plan] = {
-    "copying": curves("copying", "Copying memory, training loss (Figure 2 of the paper).", copying_figure),
+    "copying": curves(
+        "copying",
+        "Copying memory, training loss (Figure 2 of the paper). A run that reaches its goal stops there and keeps its "
+        "last value in the median; a dot marks the end where all seeds did.",
+        copying_figure,
+    ),
     "recall": curves("recall", "Associative recall, validation (the figure of Appendix B).", recall_figure),
     "char": curves("char", "Character language modelling, validation.", char_figure),
     "babi": babi,
@@ -253,7 +258,7 @@ def draw_figure(name: str, results: Path, out: Path) -> list[Path]:
     """
     if name not in FIGURES:
         raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
-    paths = draw_plan(FIGURES[name], results, out)
+    paths = draw_plan(FIGURES[name], read_ledger(results), results, out)
     if not paths:
         plain = name in ("copying", "recall", "char", "babi", "headline")
         advice = "torchrum record RUN" if plain else "torchrum record --arrays RUN"
@@ -261,9 +266,15 @@ def draw_figure(name: str, results: Path, out: Path) -> list[Path]:
     return paths
 
 
-def draw_plan(plan: Plan, results: Path, out: Path) -> list[Path]:
+def draw_all(results: Path, out: Path) -> list[Path]:
+    """Draw every figure that the ledger has runs for."""
+    entries = read_ledger(results)
+    return [path for plan in FIGURES.values() for path in draw_plan(plan, entries, results, out)]
+
+
+def draw_plan(plan: Plan, entries: Sequence[Entry], results: Path, out: Path) -> list[Path]:
     """Draw whatever the ledger has of one figure; nothing is no error."""
-    drawings = plan(read_ledger(results), results)
+    drawings = plan(entries, results)
     return [path for drawing in drawings for path in save_themes(drawing.draw, out / drawing.name)]
 
 

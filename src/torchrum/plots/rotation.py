@@ -42,6 +42,7 @@ def rotation_figure(arrays: Arrays, title: str, task: Task, recurrence: str | No
     below.set(ylabel="norm $|h_t|$")
     below.set_ylim(bottom=0)
     mark_symbols(below, arrays.get("symbols"), task)
+    above.grid(below.xaxis.get_gridlines()[0].get_visible(), axis="x")  # none where every step has its symbol
     _planes(planes, arrays[f"{name}/overlap"], arrays["at"])
     figure.suptitle(title, fontsize=10)
     return figure
@@ -54,7 +55,14 @@ def phases_figure(arrays: Arrays, title: str, task: Task, recurrence: str | None
     figure = Figure(figsize=(8.2, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.8, 1))
     size = 4 if len(at) <= READABLE else 2
-    left.plot(np.repeat(at, phases.shape[1]), phases.ravel(), ".", color=SECOND, markersize=size)
+    left.plot(
+        np.repeat(at, phases.shape[1]),
+        phases.ravel(),
+        ".",
+        color=SECOND,
+        markersize=size,
+        rasterized=True,  # thousands of dots: as shapes they would take half a megabyte
+    )
     radians(left, "phases of $R_t$'s eigenvalues")
     mark_symbols(left, arrays.get("symbols"), task)
     turn = np.linspace(0, 2 * math.pi, 200)

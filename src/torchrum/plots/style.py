@@ -27,6 +27,7 @@ LINE, LONG = re.compile(r'\bd="M[^"]*"'), re.compile(r"(\d\.\d\d)\d+")
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 150,
+    "savefig.dpi": 220,  # of what is a picture inside a figure
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -98,16 +99,17 @@ def is_dark() -> bool:
     return matplotlib.rcParams["axes.facecolor"] == DARK["axes.facecolor"]
 
 
-def baseline(axes: Axes, value: float, text: str) -> None:
-    """A dashed line at the score to beat, with its name on it."""
+def baseline(axes: Axes, value: float, text: str, below: bool = False) -> None:
+    """A dashed line at the score to beat, with its name above or below it."""
     axes.axhline(value, color=ink(), linestyle="--", linewidth=1)
     note = axes.annotate(
         text,
         (1, value),
         xycoords=("axes fraction", "data"),
-        xytext=(-2, 3),
+        xytext=(-2, -3 if below else 3),
         textcoords="offset points",
         ha="right",
+        va="top" if below else "bottom",
         fontsize=7,
         color=ink(),
     )
@@ -128,7 +130,7 @@ def save(figure: Figure, path: Path) -> Path:
     # no date and no version inside: equal data give equal files
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None}
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], bbox_inches="tight", metadata=metadata)
+    figure.savefig(buffer, format=path.suffix[1:], metadata=metadata)
     content = buffer.getvalue()
     if path.suffix == ".svg":  # a hundredth of a point is enough, and halves the file
         content = LINE.sub(lambda found: LONG.sub(r"\1", found[0]), content.decode()).encode()
