@@ -92,12 +92,14 @@ def test_the_position_encoding_is_the_published_one():
 
 def test_weights_start_as_in_the_original_implementation():
     torch.manual_seed(0)
-    model = StoryReader(nn.GRU(64, 256), 36, 36, 64)
+    model = StoryReader(nn.GRU(64, 256), 36, 36, 64, original_embedding=True)
     scale, bound = math.sqrt(6 / 36), math.sqrt(6 / (256 + 64))
     assert model.embedding.weight.mean().item() == pytest.approx(-scale, rel=0.05)
     assert model.embedding.weight.std().item() == pytest.approx(scale, rel=0.05)
     assert 0.98 * bound < model.readout.weight.abs().max() <= bound
     assert torch.all(model.readout.bias == 0.01)
+    plain = StoryReader(nn.GRU(64, 256), 36, 36, 64).embedding.weight
+    assert (plain.mean().item(), plain.std().item()) == (pytest.approx(0, abs=0.1), pytest.approx(1, abs=0.1))
 
 
 def test_dropout_acts_in_training_alone():
@@ -123,6 +125,7 @@ def test_every_parameter_learns():
         ({"hidden_size": 4}, Babi(task=1, reading="sentences"), "a sentence needs an embedding"),
         ({"embedding_size": 4}, Copying(delay=3), "embedding_size=4 is for models of text; Copying has none"),
         ({"embedding_size": 4, "tied": True}, TASK, "tied=True is for models of text"),
+        ({"original_embedding": True}, Copying(delay=3), "original_embedding=True is for readers of stories; Copying"),
         ({"layer": "memn2n"}, TASK, "set task.reading to sentences"),
         ({"layer": "memn2n"}, Babi(task=1, reading="sentences", question="twice"), "wants the question last"),
         ({"layer": "memn2n"}, Babi(task=1, reading="sentences", blanks=1), "wants the question last"),

@@ -27,6 +27,8 @@ class LayerChoice(Protocol):
     @property
     def embedding_size(self) -> int | None: ...
     @property
+    def original_embedding(self) -> bool: ...
+    @property
     def input_dropout(self) -> float: ...
     @property
     def output_dropout(self) -> float: ...
@@ -40,8 +42,10 @@ class LayerChoice(Protocol):
 
 TEXT_ONLY = ("embedding_size", "input_dropout", "output_dropout", "locked_dropout", "weight_drop", "tied")
 """Fields of a description that only models of text have."""
-STORY_ONLY = ("embedding_size", "input_dropout", "output_dropout")
-"""Those that a reader of stories has."""
+STORY_TOO = ("embedding_size", "input_dropout", "output_dropout")
+"""Those of them that a reader of stories has as well."""
+STORY_ONLY = ("original_embedding",)
+"""Those that only a reader of stories has."""
 MODELS: dict[str, Callable[..., nn.Module]] = {"memn2n": MemN2N}
 """Models that are no recurrent layer, by the name that stands in the layer's place."""
 TORCH_LAYERS = ("lstm", "gru")  # torch's own layers, which take no lengths
@@ -89,6 +93,7 @@ def build_model(config: LayerChoice, task: Problem) -> nn.Module:
             "build_model: model.bidirectional=True, but only readers of stories (babi with model.embedding_size) read "
             "in both directions; leave it out."
         )
+    _refuse(config, task, STORY_ONLY)
     further = {name: getattr(config, name) for name in TEXT_ONLY}
     size = task.input_size if config.embedding_size is None else config.embedding_size
     layer = build_layer(
@@ -109,8 +114,8 @@ def build_model(config: LayerChoice, task: Problem) -> nn.Module:
 def _refuse(config: LayerChoice, task: object, names: Iterable[str]) -> None:
     for name in names:
         if value := getattr(config, name):
-            kind = type(task).__name__
-            raise ValueError(f"model.{name}={value} is for models of text; {kind} has none, leave it out.")
+            owner = "readers of stories" if name in STORY_ONLY else "models of text"
+            raise ValueError(f"model.{name}={value} is for {owner}; {type(task).__name__} has none, leave it out.")
 
 
 def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
@@ -118,7 +123,7 @@ def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
         raise ValueError(f"build_model: {config.layer} reads stories by the sentence; set task.reading to sentences.")
     if not task.ends_with_question:
         raise ValueError(f"build_model: {config.layer} wants the question last; set task.question=last, task.blanks=0.")
-    _refuse(config, task, TEXT_ONLY)
+    _refuse(config, task, (*TEXT_ONLY, *STORY_ONLY))
     options = {"memory_size": 50, **config.options}
     options["memory_size"] = min(options["memory_size"], task.memory_size)
     return MODELS[config.layer](
@@ -127,7 +132,7 @@ def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
 
 
 def _story_reader(config: LayerChoice, task: StoryProblem, embedding_size: int) -> nn.Module:
-    _refuse(config, task, (name for name in TEXT_ONLY if name not in STORY_ONLY))
+    _refuse(config, task, (name for name in TEXT_ONLY if name not in STORY_TOO))
     options = dict(config.options)
     if config.layer in TORCH_LAYERS and options.pop("bidirectional", False):
         dropout, H = options.pop("dropout", 0.0), config.hidden_size
@@ -144,4 +149,5 @@ def _story_reader(config: LayerChoice, task: StoryProblem, embedding_size: int) 
         task.sentence_size,
         config.input_dropout,
         config.output_dropout,
+        config.original_embedding,
     )

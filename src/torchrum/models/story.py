@@ -49,6 +49,8 @@ class StoryReader(nn.Module):
         embedding_size: width of the embedding, E.
         sentence_size: words of a sentence, J, where a step is a sentence.
         input_dropout, output_dropout: dropout of the embedded input and of what the read-out sees, in training.
+        original_embedding: start the embedding with mean ``-s`` and deviation ``s = sqrt(6 / num_inputs)``, as the
+            original implementation of RUM does, instead of 0 and 1.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class StoryReader(nn.Module):
         sentence_size: int | None = None,
         input_dropout: float = 0.0,
         output_dropout: float = 0.0,
+        original_embedding: bool = False,
     ) -> None:
         super().__init__()
         self.layer, self.input_dropout, self.output_dropout = layer, input_dropout, output_dropout
@@ -70,8 +73,9 @@ class StoryReader(nn.Module):
             self.place_weight = nn.Parameter(position_encoding(sentence_size, embedding_size))  # (J, E)
         self.readout = nn.Linear(width(layer) * (2 if self.both_ways else 1), num_outputs)
         init_readout(self.readout, width(layer) + embedding_size)
-        scale = math.sqrt(6 / num_inputs)  # mean and deviation as the paper's code has them
-        nn.init.normal_(self.embedding.weight, -scale, scale)
+        if original_embedding:
+            scale = math.sqrt(6 / num_inputs)
+            nn.init.normal_(self.embedding.weight, -scale, scale)
 
     def embed(self, x: Tensor) -> Tensor:
         """Vectors ``(T, B, E)`` of words ``(B, T)`` or of sentences ``(B, T, J)``."""

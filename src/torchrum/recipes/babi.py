@@ -45,6 +45,7 @@ def _reader(layer: str, hidden_size: int, *, num_layers: int = 1, dropout: float
         hidden_size=hidden_size,
         num_layers=num_layers,
         embedding_size=128,
+        original_embedding=True,
         input_dropout=dropout,
         output_dropout=dropout,
         options=options,
@@ -89,8 +90,8 @@ def babi(model: str, task: int) -> TrainConfig:
     """The run of one model on one task, in the paper's setting, the same for every model.
 
     256 units, an embedding of 64, Adam with 0.001, batches of 32 and 20 epochs, no regularisation. Unlike the paper's
-    code, training questions are shuffled, the answer is read at the last word and the checkpoint that was best on
-    validation counts, of equal ones the earliest.
+    code, training questions are shuffled, the embedding starts from N(0, 1), the answer is read at the last word and
+    the checkpoint that was best on validation counts, of equal ones the earliest.
     """
     layer, options, about = MODELS[model]
     return TrainConfig(

@@ -49,6 +49,8 @@ class ModelConfig:
     """Further arguments of the layer, such as lam and eta."""
     embedding_size: int | None = None
     """Width of a trained embedding of the symbols; none feeds one-hot vectors."""
+    original_embedding: bool = False
+    """Start the embedding of a story reader as the original implementation of RUM does, not from N(0, 1)."""
     input_dropout: float = 0.0
     """Chance that a number of the embedding is zeroed."""
     output_dropout: float = 0.0
