@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from torchrum import RUM
@@ -15,22 +14,8 @@ Layer = Callable[[int, int], nn.Module]
 
 
 def rum(**options: Any) -> Layer:
-    """RUM with these options, and some that only this suite has.
-
-    ``embed_gain`` scales the embedding that the layer starts from, ``unit=True`` by what gives inputs of unit variance
-    an embedding of unit variance, and ``eta="sqrt"`` means the root of the hidden size: a state whose units have a
-    mean square of 1.
-    """
-    gain, unit = options.pop("embed_gain", 1.0), options.pop("unit", False)
-
-    def build(inputs: int, hidden: int) -> nn.Module:
-        wanted = {name: hidden**0.5 if value == "sqrt" else value for name, value in options.items()}
-        layer = RUM(inputs, hidden, **wanted)
-        with torch.no_grad():
-            layer.weight_ih_l0[-hidden:] *= gain * (max(hidden / inputs, 1) ** 0.5 if unit else 1)
-        return layer
-
-    return build
+    """RUM with these options."""
+    return lambda inputs, hidden: RUM(inputs, hidden, **options)
 
 
 class SwapModel(nn.Module):
@@ -59,10 +44,10 @@ class Model(NamedTuple):
 
 PAPER = {**PAPER_OPTIONS}
 TANH = {**PAPER, "activation": "tanh"}
-ZEROS = {"target_bias_init": 0.0, "update_bias_init": 0.0, "embed_bias_init": 1.0, "unit": True}
+ZEROS = {"target_bias_init": 0.0, "update_bias_init": 0.0, "embed_bias_init": 1.0, "embed_scale": 1.0}
 TARGET0 = {**ZEROS, "update_bias_init": 1.0}
 ETA = {"eta": "sqrt"}
-GAIN2, GAIN3 = {"embed_gain": 2.0}, {"embed_gain": 3.0}
+GAIN2, GAIN3 = {"embed_scale": 2.0}, {"embed_scale": 3.0}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "lam0-relu": PAPER,

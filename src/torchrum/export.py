@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from .cells.rum import project_rum
+from .cells.rum_sequence import project_rum
 from .layers.recurrent import Recurrent, State
 from .layers.rum import RUM
 from .ops.rum_scan.scan_form import rum_scan_form

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tolerances import TOL
 from torchrum import RUM
-from torchrum.cells import rum as rum_cell
+from torchrum.cells import rum_sequence as rum_cell
 
 pytestmark = pytest.mark.gpu
 

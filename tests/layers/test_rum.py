@@ -1,9 +1,11 @@
 """RUM as a layer: the paper's numbers, nn.GRU's contract, and every argument's effect."""
 
 import copy
+import inspect
 import io
 import pickle
 import warnings
+from dataclasses import fields
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from torchrum import RUM, RUMCell
+from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, RumSettings
 
 GOLDEN = {  # h_1 ... h_4 of a small recurrence, worked out apart from this package
     (0, None): [
@@ -297,7 +300,7 @@ def test_names_repr_and_flatten():
     assert rum.weight_hh_l0.shape == (10, 5)
     assert rum.flatten_parameters() is None
     assert [len(weights) for weights in rum.all_weights] == [5] * 4
-    assert repr(RUM(4, 5, 2, lam=1, eta=1.0)) == "RUM(4, 5, num_layers=2, lam=1.0, eta=1.0)"
+    assert repr(RUM(4, 5, 2, lam=1, eta=1.0)) == "RUM(4, 5, num_layers=2, lam=1, eta=1.0)"
     assert "lam=0.5 (learnable)" in repr(RUM(4, 5, lam=0.5, learn_lam=True))
     assert repr(RUMCell(4, 5, zoneout=0.1, backend="torch")) == "RUMCell(4, 5, zoneout=0.1, backend=torch)"
 
@@ -411,7 +414,11 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5, backend="cuda"), "backend='cuda' is not known"),
         (lambda: RUM(4, 5, update_gate=0), "update_gate=0; it must be True or False"),
         (lambda: RUM(4, 5, target_bias_init=float("nan")), "target_bias_init=nan"),
-        (lambda: RUM(4, 5, embed_bias_init=-1.0), "embed_bias_init=-1.0 is a norm; it must be 0 or more"),
+        (lambda: RUM(4, 5, embed_bias_init=-1.0), "embed_bias_init=-1.0 is a standard deviation; it must be 0 or"),
+        (lambda: RUM(4, 5, embed_scale=0), "embed_scale=0 is not allowed; it must be above 0, or None"),
+        (lambda: RUM(4, 5, embed_scale="1"), "embed_scale='1' is not allowed; it must be a finite number"),
+        (lambda: RUM(4, 5, eta="root"), "eta='root' is not known; it must be a number above 0, 'sqrt' or None"),
+        (lambda: RUMCell(4, 5, embed_scale=-1.0), "RUMCell: embed_scale=-1.0"),
         (lambda: RUM(4, 5, backend="fused")(torch.randn(3, 2, 4)), "backend='fused' cannot run: the input is on cpu"),
         (lambda: RUM(4, 5)(torch.randn(3, 2, 6)), "Expected 4, got 6"),
         (lambda: RUM(4, 5)(torch.randn(4)), r"input has shape \(4,\); it must be \(T, B, I\)"),
@@ -459,12 +466,32 @@ def test_warnings():
         RUM(4, 5, lam=2)
 
 
-def test_the_embedding_bias_starts_with_the_norm_asked_for():
-    rum = RUM(4, 400, num_layers=2, bidirectional=True, embed_bias_init=2.0, target_bias_init=0.5)
-    for name, bias in rum.named_parameters():
+def test_the_embedding_starts_with_the_scale_asked_for():
+    torch.manual_seed(0)
+    rum = RUM(4, 400, num_layers=2, bidirectional=True, embed_bias_init=0.5, target_bias_init=0.5, embed_scale=3.0)
+    for name, part in rum.named_parameters():
         if name.startswith("bias"):
-            assert bias[-400:].norm().item() == pytest.approx(2.0, rel=0.2)
-            assert bias[:400].unique().item() == 0.5
+            assert part[-400:].std().item() == pytest.approx(0.5, rel=0.2)
+            assert part[:400].unique().item() == 0.5
+        if name.startswith("weight_ih"):
+            eps = torch.randn(2000, part.shape[1]) @ part[-400:].t()
+            assert eps.std().item() == pytest.approx(3.0, rel=0.05), name  # from fewer inputs and from more
     assert RUM(4, 400, embed_bias_init=0.0).bias_ih_l0[-400:].count_nonzero() == 0
     assert RUM(4, 400, embed_bias_init=2.0, embed_bias=False).bias_ih_l0.shape == (800,)  # no bias, nothing to draw
-    assert RUMCell(4, 400, embed_bias_init=2.0).bias_ih[-400:].norm().item() == pytest.approx(2.0, rel=0.2)
+    assert RUMCell(4, 400, embed_bias_init=2.0).bias_ih[-400:].std().item() == pytest.approx(2.0, rel=0.2)
+    columns = RUM(4, 400, embed_scale=None).weight_ih_l0[-400:]
+    torch.testing.assert_close(columns.t() @ columns, torch.eye(4))
+
+
+def test_eta_sqrt_is_the_root_of_the_hidden_size():
+    output, _ = RUM(4, 25, eta="sqrt")(torch.randn(6, 3, 4))
+    torch.testing.assert_close(output.norm(dim=-1), torch.full((6, 3), 5.0))
+    assert RUMCell(4, 25, eta="sqrt").options.eta == 5.0
+    assert repr(RUMCell(4, 25, eta="sqrt")) == f"RUMCell(4, 25{', eta=sqrt' * (USUAL.eta != 'sqrt')})"
+
+
+def test_cell_and_layer_share_their_options():
+    cell, layer = (inspect.signature(kind).parameters for kind in (RUMCell, RUM))
+    for name in (field.name for field in fields(RumSettings)):
+        assert cell[name].default == layer[name].default == getattr(USUAL, name), name
+    RUM(3, 4, **PAPER_OPTIONS), RUMCell(3, 4, **PAPER_OPTIONS)

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchrum
 from torchrum import RUM
-from torchrum.cells import rum as rum_cell
+from torchrum.cells import rum_sequence as rum_cell
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops.rum_scan import RumOptions, rum_scan
 

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchrum import RUM
-from torchrum.cells import rum as rum_cell
+from torchrum.cells import rum_sequence as rum_cell
 from torchrum.ops.rum_scan import RumOptions, native, op, rum_scan, torch_scan
 from torchrum.ops.rum_scan.native import build, library
 from torchrum.ops.rum_scan.native import linear as linear_module

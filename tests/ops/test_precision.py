@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchrum import RUM
-from torchrum.cells import rum as cell
+from torchrum.cells import rum_sequence as cell
 from torchrum.ops._precision import exact_products, has_tf32, rounds_products, tf32_allowed
 
 

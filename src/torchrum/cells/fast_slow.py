@@ -216,12 +216,11 @@ def fast_slow(
     rum = RUMCell(
         hidden_size,
         size,
-        eta=eta,
         layer_norm=layer_norm,
         ln_order=ln_order,
         zoneout=zoneout,
         device=device,
         dtype=dtype,
-        **PAPER_OPTIONS,
+        **{**PAPER_OPTIONS, "eta": eta},
     )
     return FastSlowCell(fast, rum, dropout=cell_dropout, backend=backend)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells.rum import RUMCell, Weights, project_rum
+from ..cells.rum import RUMCell
+from ..cells.rum_sequence import project_rum
+from ..cells.rum_weights import Weights
 from ..ops.rotation import rotation_angle
 from ..ops.rum_scan.options import RumOptions
 from ..ops.rum_scan.reference import accumulate, rotation_vectors, working_dtype

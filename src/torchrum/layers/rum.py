@@ -3,18 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from ..cells.rum import (
-    RUM_PARAMETERS,
-    RumStarts,
-    Weights,
-    describe_options,
-    init_rum_weights,
-    rum_initial_state,
-    rum_options,
-    rum_shapes,
-    run_rum,
-)
-from ..ops._checks import check_flags
+from ..cells.rum_sequence import run_rum
+from ..cells.rum_settings import USUAL, Eta, RumSettings
+from ..cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
 from ..ops._dispatch import Backend, Choice
 from ..ops._precision import autocast_dtype
 from ..ops.rum_scan import rum_scan_choice
@@ -38,7 +29,7 @@ class RUM(Recurrent):
         device, dtype: as in :class:`torch.nn.GRU`.
         lam, learn_lam, eta, activation, target_activation, update_gate: as in :class:`torchrum.RUMCell`.
         layer_norm, ln_order, zoneout, embed_bias, target_bias_init, update_bias_init: as in :class:`torchrum.RUMCell`.
-        embed_bias_init, backend: as in :class:`torchrum.RUMCell`.
+        embed_bias_init, embed_scale, backend: as in :class:`torchrum.RUMCell`.
 
     Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
     in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
@@ -71,25 +62,25 @@ class RUM(Recurrent):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        lam: float = 0,
-        learn_lam: bool = False,
-        eta: float | None = None,
-        activation: Activation = "relu",
-        target_activation: Activation | None = None,
-        update_gate: bool = True,
-        layer_norm: bool = False,
-        ln_order: LNOrder = "before",
-        zoneout: float = 0.0,
-        embed_bias: bool = True,
-        target_bias_init: float = 1.0,
-        update_bias_init: float = 1.0,
-        embed_bias_init: float = 0.0,
-        backend: Backend = "auto",
+        lam: float = USUAL.lam,
+        learn_lam: bool = USUAL.learn_lam,
+        eta: Eta = USUAL.eta,
+        activation: Activation = USUAL.activation,
+        target_activation: Activation | None = USUAL.target_activation,
+        update_gate: bool = USUAL.update_gate,
+        layer_norm: bool = USUAL.layer_norm,
+        ln_order: LNOrder = USUAL.ln_order,
+        zoneout: float = USUAL.zoneout,
+        embed_bias: bool = USUAL.embed_bias,
+        target_bias_init: float = USUAL.target_bias_init,
+        update_bias_init: float = USUAL.update_bias_init,
+        embed_bias_init: float = USUAL.embed_bias_init,
+        embed_scale: float | None = USUAL.embed_scale,
+        backend: Backend = USUAL.backend,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        check_flags("RUM", embed_bias=embed_bias)
-        self.options = rum_options(
-            "RUM",
+        self.settings = RumSettings(
+            where="RUM",
             lam=lam,
             learn_lam=learn_lam,
             eta=eta,
@@ -99,10 +90,15 @@ class RUM(Recurrent):
             layer_norm=layer_norm,
             ln_order=ln_order,
             zoneout=zoneout,
+            embed_bias=embed_bias,
+            target_bias_init=target_bias_init,
+            update_bias_init=update_bias_init,
+            embed_bias_init=embed_bias_init,
+            embed_scale=embed_scale,
             backend=backend,
         )
+        self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend
-        self.starts = RumStarts("RUM", lam, target_bias_init, update_bias_init, embed_bias_init)
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
         self._names: list[dict[str, str]] = []  # of the parameters of each recurrence, by what they are
         for index, suffix in enumerate(self._suffixes()):
@@ -136,7 +132,7 @@ class RUM(Recurrent):
     def reset_parameters(self) -> None:
         """Draw the weights anew: orthogonal blocks, biases at their start values."""
         for index in range(len(self._suffixes())):
-            init_rum_weights(self._weights(index), self.options, self.starts)
+            init_rum_weights(self._weights(index), self.settings)
 
     def _any_weight(self) -> Tensor:
         return self.weight_ih_l0
@@ -167,4 +163,4 @@ class RUM(Recurrent):
         return rum_scan_choice(projected, self.options, learnable_lam=learnable, backend=self.backend)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + describe_options(self.options, self._weights(0)["lam"], self.backend)
+        return super().extra_repr() + self.settings.describe(self._weights(0)["lam"])

@@ -1,0 +1,137 @@
+"""One RUM recurrence over a sequence: the projection, the scan, and what changes where no gradient is recorded."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops._dispatch import Backend
+from ..ops._onednn import explained_linear
+from ..ops._precision import autocast_dtype, exact_products, rounds_products
+from ..ops._split import split_linear
+from ..ops.rum_scan import RumOptions, native, rum_scan, torch_obstacle
+from ..ops.rum_scan.native.linear import linear_applies, native_linear
+from ..ops.rum_scan.reference import working_dtype
+from .base import State
+from .rum_weights import Weights
+
+EXACT_UNITS = 512
+"""Hidden units up to which the fused scan of lam = 0 goes forward in exact products while torch rounds to TF32; beyond,
+its products have sixteen bits."""
+
+PART_STEPS = 1024
+"""Steps, at least, of a part of a sequence that runs without gradients: many enough that its calls cost nothing."""
+PART_NUMBERS = 2**18
+"""Numbers, about, in the outputs of such a part; what it needs beside them is eight times that."""
+
+
+def padded_bias(weights: Weights) -> Tensor | None:
+    """The bias of the projection; zeros for eps where that has none."""
+    weight, bias = weights["weight_ih"], weights["bias_ih"]
+    if weight is None or bias is None or bias.shape[0] == weight.shape[0]:
+        return bias
+    return F.pad(bias, (0, weight.shape[0] - bias.shape[0]))
+
+
+def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backend = "torch") -> Tensor:
+    """``x W_ih^T + b`` for any leading dimensions; by the native scan's own matmul where ``backend`` allows it.
+
+    TF32 would cost more than its ten bits: units of relu whose sign it turns over spoil the gradients far more than the
+    rounding itself, and with lam other than 0 R adds up every step's rotation. So this product has at least the
+    digits of the recurrent one.
+    """
+    weight, bias = weights["weight_ih"], padded_bias(weights)
+    assert weight is not None
+    if backend in ("auto", "native") and linear_applies(x, weight):
+        return native_linear(x, weight, bias)
+    if not rounds_products(x):
+        return F.linear(x, weight, bias) if torch.compiler.is_compiling() else explained_linear(x, weight, bias)
+    if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
+        with exact_products():
+            return F.linear(x, weight, bias)
+    return split_linear(x, weight, bias)
+
+
+def run_rum(
+    x: Tensor,
+    state: State,
+    weights: Weights,
+    options: RumOptions,
+    lengths: Tensor | None,
+    training: bool,
+    backend: Backend,
+) -> tuple[Tensor, State]:
+    """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
+
+    Where no gradient is recorded only the outputs grow with T: the native scan projects step by step, and else a long
+    sequence goes through in parts.
+    """
+    if not torch.is_grad_enabled() and backend in ("auto", "native"):
+        found = infer_rum(x, state, weights, options, lengths, training)
+        if found is not None:
+            return found
+    steps = steps_at_once(x, state[0], options, training)
+    if steps is None:
+        return scan_rum(project_rum(x, weights, options, backend), state, weights, options, lengths, training, backend)
+    outputs = []
+    for start in range(0, x.shape[0], steps):
+        xp = project_rum(x[start : start + steps], weights, options, backend)
+        left = None if lengths is None else (lengths - start).clamp(min=0)
+        output, state = scan_rum(xp, state, weights, options, left, training, backend)
+        outputs.append(output)
+    return torch.cat(outputs), state
+
+
+def infer_rum(
+    x: Tensor, state: State, weights: Weights, options: RumOptions, lengths: Tensor | None, training: bool
+) -> tuple[Tensor, State] | None:
+    """``run_rum`` by the native scan alone, None where it cannot; zoneout's masks would need a seed from torch."""
+    weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
+    assert weight_ih is not None and weight_hh is not None
+    if not native.is_unwatched(x, weight_ih) or (options.zoneout > 0 and training):
+        return None
+    if torch_obstacle(options, weights["lam"] is not None) is not None:
+        return None
+    bias = padded_bias(weights)
+    (h, R), norms = state if len(state) == 2 else (state[0], None), (weights["ln_weight"], weights["ln_bias"])
+    output, R = native.infer_projecting(x, h, R, weight_ih, bias, weight_hh, *norms, lengths, options)
+    return output, (output[-1],) if R is None else (output[-1], R)
+
+
+def steps_at_once(x: Tensor, h: Tensor, options: RumOptions, training: bool) -> int | None:
+    """How many steps a part of a long sequence has; None where it is to run as a whole."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    if x.dtype != working_dtype(x.dtype) or autocast_dtype(x.device.type) is not None:
+        return None  # a scan carries its state in float32, which would be rounded between parts
+    if options.zoneout > 0 and training:
+        return None  # the masks are one draw for the sequence, which a checkpoint's second run must meet again
+    steps = max(PART_STEPS, PART_NUMBERS // max(h.numel(), 1) // PART_STEPS * PART_STEPS)
+    return steps if x.shape[0] > 2 * steps else None
+
+
+def scan_rum(
+    xp: Tensor,
+    state: State,
+    weights: Weights,
+    options: RumOptions,
+    lengths: Tensor | None,
+    training: bool,
+    backend: Backend,
+) -> tuple[Tensor, State]:
+    """Run one recurrence over projected inputs ``(T, B, ...)`` -> outputs and the last state."""
+    options = options.with_training(training)
+    weight_hh = weights["weight_hh"]
+    assert weight_hh is not None
+    output, R = rum_scan(
+        xp,
+        state[0],
+        state[1] if len(state) == 2 else None,
+        weight_hh,
+        weights["ln_weight"],
+        weights["ln_bias"],
+        options=options,
+        lengths=lengths,
+        lam=weights["lam"],
+        backend=backend,
+    )
+    return output, (output[-1],) if R is None else (output[-1], R)

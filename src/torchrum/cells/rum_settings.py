@@ -1,0 +1,130 @@
+"""What a RUM can vary beside its sizes: every option once, with its default, its check and its place in ``repr``."""
+
+import math
+import warnings
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ..ops._checks import check_choice, check_finite, check_flags, check_probability
+from ..ops._dispatch import BACKENDS, Backend
+from ..ops.rum_scan import ACTIVATIONS, RumOptions
+from ..ops.rum_scan.options import Activation, LNOrder
+
+Eta = float | Literal["sqrt"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RumSettings:
+    """The options of :class:`torchrum.RUMCell` and :class:`torchrum.RUM`, checked; what they mean stands there."""
+
+    lam: float = 0
+    learn_lam: bool = False
+    eta: Eta = None
+    activation: Activation = "relu"
+    target_activation: Activation | None = None
+    update_gate: bool = True
+    layer_norm: bool = False
+    ln_order: LNOrder = "before"
+    zoneout: float = 0.0
+    embed_bias: bool = True
+    target_bias_init: float = 1.0
+    update_bias_init: float = 1.0
+    embed_bias_init: float = 0.0
+    embed_scale: float | None = None
+    backend: Backend = "auto"
+    where: InitVar[str] = "RUM"
+    """Who is told of a wrong option: the name of the class that it was given to."""
+
+    def __post_init__(self, where: str) -> None:
+        self._check_numbers(where)
+        check_flags(
+            where,
+            learn_lam=self.learn_lam,
+            update_gate=self.update_gate,
+            layer_norm=self.layer_norm,
+            embed_bias=self.embed_bias,
+        )
+        for name in ("activation", "target_activation"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                check_choice(where, name, value, tuple(ACTIVATIONS))
+        if self.activation is None:
+            raise ValueError(
+                f"{where}: activation=None is not allowed; pass torch.nn.Identity() for a linear candidate."
+            )
+        check_choice(where, "ln_order", self.ln_order, ("before", "authors"))
+        check_choice(where, "backend", self.backend, BACKENDS)
+        if self.ln_order != "before" and not (self.layer_norm and self.update_gate):
+            raise ValueError(
+                f"{where}: ln_order={self.ln_order!r} has an effect only with layer_norm=True and update_gate=True."
+            )
+        if abs(self.lam) > 1:
+            warnings.warn(
+                f"{where}: with lam={self.lam} the angles of R grow {abs(self.lam)}-fold per step; expect chaos.",
+                stacklevel=4,
+            )
+
+    def _check_numbers(self, where: str) -> None:
+        starts = {name: getattr(self, name) for name in ("target_bias_init", "update_bias_init", "embed_bias_init")}
+        check_finite(where, lam=self.lam, **starts)
+        if self.embed_bias_init < 0:
+            raise ValueError(
+                f"{where}: embed_bias_init={self.embed_bias_init!r} is a standard deviation; it must be 0 or more."
+            )
+        if self.eta is not None and self.eta != "sqrt":
+            if isinstance(self.eta, str):
+                raise ValueError(
+                    f"{where}: eta={self.eta!r} is not known; it must be a number above 0, 'sqrt' or None."
+                )
+            check_finite(where, eta=self.eta)
+            if self.eta <= 0:
+                raise ValueError(
+                    f"{where}: eta={self.eta!r} is not allowed; it must be above 0, or None for no normalisation."
+                )
+        if self.embed_scale is not None:
+            check_finite(where, embed_scale=self.embed_scale)
+            if self.embed_scale <= 0:
+                raise ValueError(
+                    f"{where}: embed_scale={self.embed_scale!r} is not allowed; it must be above 0, or None."
+                )
+        check_probability(where, zoneout=self.zoneout)
+        if self.zoneout == 1:
+            raise ValueError(f"{where}: zoneout=1 would keep every state for ever; it must be below 1.")
+
+    def options(self, hidden_size: int) -> RumOptions:
+        """What the scan needs of them; a learnable lam is written NaN."""
+        return RumOptions(
+            lam=math.nan if self.learn_lam else float(self.lam),
+            eta=math.sqrt(hidden_size) if self.eta == "sqrt" else self.eta,
+            activation=self.activation,
+            target_activation=self.target_activation,
+            update_gate=self.update_gate,
+            layer_norm=self.layer_norm,
+            ln_order=self.ln_order,
+            zoneout=float(self.zoneout),
+        )
+
+    def describe(self, lam: Tensor | None) -> str:
+        """The options that differ from their defaults, for ``repr``; ``lam`` is the parameter, where it is one."""
+        shown: dict[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default and field.name != "learn_lam"
+        }
+        if lam is not None:
+            shown["lam"] = f"{lam.item():.4g} (learnable)" if lam.device.type != "meta" else "learnable"
+        return "".join(f", {name}={value}" for name, value in shown.items())
+
+
+USUAL = RumSettings()
+"""The defaults."""
+
+PAPER_OPTIONS: dict[str, Any] = {
+    "activation": "relu",
+    "target_bias_init": 1.0,
+    "update_bias_init": 1.0,
+    "embed_bias_init": 0.0,
+}
+"""The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""

@@ -1,0 +1,72 @@
+"""The parameters of one RUM recurrence: their names, shapes and starts, and the state before the first step."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.rum_scan.options import RumOptions
+from ..ops.rum_scan.reference import working_dtype
+from .base import State
+from .rum_settings import RumSettings
+
+Weights = Mapping[str, Tensor | None]
+"""Of one recurrence, by the names in ``RUM_PARAMETERS``."""
+
+RUM_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")
+
+
+def rum_shapes(I: int, H: int, options: RumOptions, bias: bool, embed_bias: bool) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of one recurrence; a name that is missing is not a parameter."""
+    gates, inputs = options.num_gates, options.num_inputs
+    shapes: dict[str, tuple[int, ...]] = {"weight_ih": (inputs * H, I), "weight_hh": (gates * H, H)}
+    if bias:
+        shapes["bias_ih"] = ((inputs if embed_bias else gates) * H,)
+    if options.layer_norm:
+        shapes["ln_weight"] = shapes["ln_bias"] = (inputs * H,)
+    if math.isnan(options.lam):
+        shapes["lam"] = ()
+    return shapes
+
+
+@torch.no_grad()
+def init_rum_weights(weights: Weights, settings: RumSettings) -> None:
+    """Each gate's block is orthogonal over its input and state together, as in the original implementation."""
+    weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
+    assert weight_ih is not None and weight_hh is not None
+    H, I = weight_hh.shape[1], weight_ih.shape[1]
+
+    def orthogonal(columns: int) -> Tensor:
+        dtype = working_dtype(torch.get_default_dtype())  # 16-bit dtypes have no QR
+        return nn.init.orthogonal_(torch.empty(H, columns, device=weight_ih.device, dtype=dtype))
+
+    gates = weight_hh.shape[0] // H
+    for gate in range(gates):
+        rows = slice(gate * H, (gate + 1) * H)
+        block = orthogonal(I + H)
+        weight_ih[rows], weight_hh[rows] = block[:, :I], block[:, I:]
+    weight_ih[-H:] = orthogonal(I)
+    if settings.embed_scale is not None:
+        weight_ih[-H:] *= settings.embed_scale * math.sqrt(max(H / I, 1))  # inputs of unit variance: eps has that scale
+    bias, ln_weight, ln_bias, lam = (weights[name] for name in ("bias_ih", "ln_weight", "ln_bias", "lam"))
+    if bias is not None:
+        bias.zero_()
+        bias[:H] = settings.target_bias_init
+        if gates == 2:
+            bias[H : 2 * H] = settings.update_bias_init
+        if settings.embed_bias_init > 0 and bias.shape[0] == weight_ih.shape[0]:
+            bias[-H:].normal_(0, settings.embed_bias_init)
+    if ln_weight is not None and ln_bias is not None:
+        ln_weight.fill_(1)
+        ln_bias.zero_()
+    if lam is not None:
+        lam.fill_(settings.lam)
+
+
+def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device, dtype: torch.dtype) -> State:
+    """Zeros for h; the identity for R, in float32 at least."""
+    h = torch.zeros(B, H, device=device, dtype=dtype)
+    if not options.keeps_rotation:
+        return (h,)
+    return h, torch.eye(H, device=device, dtype=working_dtype(dtype)).expand(B, H, H)
