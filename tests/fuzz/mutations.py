@@ -19,9 +19,11 @@ VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 7, 10**9, 10**12, 2**63, 10**400, -(10**30), 0.5, -0.0, 1e308, 1e-320),
     *(float("nan"), float("inf"), "", "x", "os:abort", "../../..", "/etc/passwd", "é\n\x1b[31m", "9" * 300),
     *([], {}, [[]], [None], [1, 2, 3], {"a": 1}, {"type": "os:abort"}, [0.9], "nan", "2026-01-01", "train", "SIGX"),
+    *("\x00", "\ud800", "\u202e", "x" * 5000, "<script>", "|", "HEAD", 2**53 + 1, [0] * 1000, [1e308, 1e308], [True]),
 ]
 WHOLE = [
     *(b"", b"null", b"[]", b"{}", b'""', b"0", b"NaN", b"{", b'{"a": ', b"\xff\xfe\x00", b"\xef\xbb\xbf{}", bytes(64)),
+    *(b"1e999", b'"\\ud800"', b'{"\\u0000": 1}', b"\x00", b"[" + b"0," * 200_000 + b"0]"),
     *(DEEP.encode(), b'{"a":' * 500 + b"1" + b"}" * 500, b"[" + b"9" * 5000 + b"]", "é".encode("latin-1"), b"\n\n\n"),
 ]
 
@@ -34,6 +36,7 @@ def mutate(root: Path, outside: Path, choose: random.Random, again: bool) -> str
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size)
     path = choose.choice(files)
     ways = [replace_whole, cut, flip, overwrite, remove, as_folder, as_link, as_pipe, copy_of_another]
+    ways += [as_loop, grow, repeat_line, copy_of_folder]
     if path.suffix in (".json", ".jsonl") and not again:
         ways += [edit_json] * 12
     if path.name in ("state.pt", "model.safetensors") and not again:
@@ -99,6 +102,35 @@ def as_pipe(path: Path, outside: Path, choose: random.Random, files: list[Path])
     path.unlink()
     os.mkfifo(path)
     return ""
+
+
+def as_loop(path: Path, outside: Path, choose: random.Random, files: list[Path]) -> str:
+    path.unlink()
+    path.symlink_to(path.name)
+    return ""
+
+
+def grow(path: Path, outside: Path, choose: random.Random, files: list[Path]) -> str:
+    """Add zeros that take no place on the disk."""
+    size = choose.choice((2**24 + 1, 2**31, 2**36))
+    os.truncate(path, size)
+    return str(size)
+
+
+def repeat_line(path: Path, outside: Path, choose: random.Random, files: list[Path]) -> str:
+    lines = path.read_bytes().split(b"\n")
+    place = choose.randrange(len(lines))
+    path.write_bytes(b"\n".join([*lines[:place], *lines[place : place + 1] * 2, *lines[place + 1 :]]))
+    return str(place)
+
+
+def copy_of_folder(path: Path, outside: Path, choose: random.Random, files: list[Path]) -> str:
+    """Beside a checkpoint, another of almost the same name."""
+    if not path.parent.name.startswith("step-"):
+        return "none"
+    name = choose.choice(("step-00000001", "step-99999999", "step-1", "copy"))
+    shutil.copytree(path.parent, path.parent.with_name(name), symlinks=True)
+    return name
 
 
 def copy_of_another(path: Path, outside: Path, choose: random.Random, files: list[Path]) -> str:

@@ -80,6 +80,12 @@ def replace_content(folder, name, content):
     (last(folder) / "manifest.json").write_text(json.dumps(manifest))
 
 
+def replace_state(run, state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    replace_content(run, "state.pt", buffer.getvalue())
+
+
 DAMAGE = {
     "cut weights": (lambda run: cut(run, "model.safetensors"), "is damaged: it has"),
     "cut state": (lambda run: cut(run, "state.pt"), "is damaged: it has"),
@@ -351,10 +357,23 @@ def test_a_checkpoint_from_before_the_mark_is_resumed(run):
     """Its state holds less: no mark of the metrics, and of the config only what makes the run what it is."""
     state = torch.load(last(run) / "state.pt", weights_only=True)
     del state["metrics"]
-    state["config"] = identity(replace(tiny(), steps=16))
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    replace_content(run, "state.pt", buffer.getvalue())
+    replace_state(run, {**state, "config": identity(replace(tiny(), steps=16))})
     lines = (run / "metrics.jsonl").read_text()
     assert resume(run).step == 32
     assert (run / "metrics.jsonl").read_text().startswith(lines)
+
+
+def test_a_config_in_a_checkpoint_is_plain_data(run):
+    """A tensor in its place could not be compared with what the config says."""
+    state = torch.load(last(run) / "state.pt", weights_only=True)
+    replace_state(run, {**state, "config": {**state["config"], "batch_size": torch.zeros(3)}})
+    with pytest.raises(RunError, match="config is not plain data: Object of type Tensor is not JSON serializable"):
+        resume(run)
+
+
+def test_a_file_that_has_grown_is_not_read(run):
+    path = last(run) / "model.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, 2**36)  # zeros that take no place on the disk, and no memory unless they are read
+    with pytest.raises(RunError, match=rf"model.safetensors is damaged: it has 68719476736 bytes instead of {size}"):
+        resume(run)

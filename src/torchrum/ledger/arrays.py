@@ -36,12 +36,13 @@ from torchrum.ledger.schema import LedgerError
 from torchrum.tasks.base import Task
 from torchrum.training.files import MAX_BYTES, read_bytes, write_atomic
 from torchrum.training.loading import load_model, read_config
-from torchrum.training.records import read_metrics
+from torchrum.training.records import METRICS, read_metrics
 
 Arrays = dict[str, NDArray[np.generic]]
 
 MAX_INFLATED = 2**26
 """Bytes of a file's arrays; the largest that are written have a tenth of it."""
+MOST = float(np.finfo(np.float32).max)
 LONGEST = 1100
 """Steps of the sequence that are followed."""
 SAMPLES = 96
@@ -160,5 +161,8 @@ def _dominance(run: Path) -> Arrays:
     if not lines:
         return {}
     names = [name for name in lines[0] if name.endswith("_dominance")]
+    for line in lines:
+        if line["step"] >= 2**31 or any(abs(line.get(name, np.inf)) > MOST for name in names):
+            raise LedgerError(f"{run / METRICS}: the line of weights at step {line['step']} has no sound {names}.")
     columns: Arrays = {name: np.array([line[name] for line in lines], np.float32) for name in names}
     return {"steps": np.array([line["step"] for line in lines], np.int32), **columns}

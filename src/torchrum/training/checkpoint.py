@@ -242,12 +242,12 @@ def _read(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
         if expected is None:
             raise RunError(f"{folder / MANIFEST}: the field files.{file} is missing.")
         try:
-            contents[file] = read_bytes(folder / file)
+            size = (folder / file).stat().st_size
+            if size != expected.bytes:  # before it is read: it may have grown without end
+                raise RunError(f"{folder / file} is damaged: it has {size} bytes instead of {expected.bytes}. {ADVICE}")
+            contents[file] = read_bytes(folder / file, expected.bytes)
         except OSError as error:
             raise RunError(f"{folder / file} cannot be read: {error.strerror}. {ADVICE}") from error
-        if len(contents[file]) != expected.bytes:
-            found = f"{len(contents[file])} bytes instead of {expected.bytes}"
-            raise RunError(f"{folder / file} is damaged: it has {found}. {ADVICE}")
         if _digest(contents[file]) != expected.sha256:
             raise RunError(f"{folder / file} is damaged: its content has changed since it was written. {ADVICE}")
     return manifest, contents

@@ -1,5 +1,6 @@
 """What a checkpoint holds besides the weights, checked as it is read: a run is what its checkpoint says."""
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,10 @@ class SavedState:
     """How far metrics.jsonl was; None in checkpoints from before."""
 
     def __post_init__(self) -> None:
+        try:
+            json.dumps(self.config)
+        except TypeError as error:  # a tensor cannot even be compared with a number
+            raise ValueError(f"config is not plain data: {error}.") from error
         done = self.progress
         counts = (done.reached, done.waited, done.drops)
         if not (0 <= done.since_log <= done.step and 0 <= done.best_step <= done.step and min(counts) >= 0):
