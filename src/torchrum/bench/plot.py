@@ -15,13 +15,14 @@ from .report import LABELS, short
 
 COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#2f8fd0", "native": "#009e73", "fused": "#2f8fd0"}
 COLOURS |= {"gru": "#d55e00", "gru=": "#e69f00", "lstm": "#808080", "lstm=": "#a6a6a6", "ln_lstm": "#009e73"}
-LINES: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "ours": ("RUM, fused", ("fused", "fused graphed"), "-o"),
-    "gru": (LABELS["gru graphed"], ("gru graphed",), "-s"),
-    "lstm": (LABELS["lstm graphed"], ("lstm graphed",), "-^"),
-    "gru eager": ("nn.GRU without a graph", ("gru",), ":"),
+LINES: dict[str, tuple[str, str]] = {
+    "fused graphed": ("RUM, CUDA graph", "-o"),
+    "gru graphed": (LABELS["gru graphed"], "-s"),
+    "lstm graphed": (LABELS["lstm graphed"], "-^"),
+    "fused": ("RUM, plain calls", ":"),
+    "gru": ("nn.GRU, plain calls", ":"),
 }
-"""Of the sweep over N: a label, the implementations of whom the fastest is drawn, and how."""
+"""Of the sweep over N: the implementations that are drawn, their labels, and how."""
 
 
 def draw_report(report: Report, path: Path) -> Path:
@@ -43,7 +44,9 @@ def report_figure(report: Report) -> Figure:
     shape = f"{rows[0].shape.B} rows" + (f", {STEPS} steps" if panels else "")
     machine = place.get("gpu") or place["cpu"]
     title = f"forward + backward, {shape}; {machine}, torch {place['torch']}"
-    figure.suptitle(title + ("\nnumbers: RUM's time over the graphed GRU's" if panels else ""), fontsize=9)
+    figure.suptitle(
+        title + ("\nnumbers: RUM's time over the GRU's, both in a CUDA graph" if panels else ""), fontsize=9
+    )
     return figure
 
 
@@ -71,7 +74,7 @@ def _sweep(panels: dict[str, list[Row]]) -> Figure:
     handles = {
         label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
     return figure
 
 
@@ -81,7 +84,7 @@ def _by_size(rows: list[Row]) -> dict[str, list[Row]]:
     for features in FEATURES:
         for dtype, name in SHORT.items():
             here = [row for row in rows if row.case.startswith(f"{features}-{name}-") and row.shape.T == STEPS]
-            here = [row for row in here if any(row.implementation in names for _, names, _ in LINES.values())]
+            here = [row for row in here if row.implementation in LINES]
             if len({row.shape.N for row in here if row.implementation.startswith("fused")}) > 1:
                 panels[f"{_words(here)}, {dtype}"] = here
     return panels
@@ -98,16 +101,16 @@ def _words(rows: list[Row]) -> str:
 
 def _lines(axes: Axes, rows: list[Row]) -> None:
     found: dict[str, dict[int, float]] = {}
-    for key, (label, names, style) in LINES.items():
+    for name, (label, style) in LINES.items():
         steps: dict[int, float] = {}
         for row in rows:
-            if row.implementation in names and row.us_per_step is not None:
+            if row.implementation == name and row.us_per_step is not None:
                 steps[row.shape.N] = min(row.us_per_step, steps.get(row.shape.N, row.us_per_step))
         if not steps:
             continue
-        found[key] = steps
-        first = key == "ours"
-        colour = COLOURS["fused" if first else key.split()[0]]
+        found[name] = steps
+        first = name == "fused graphed"
+        colour = COLOURS[name.split()[0]]
         sizes = sorted(steps)
         axes.plot(
             sizes, [steps[N] for N in sizes], style, ms=4, color=colour, label=label,
@@ -117,7 +120,7 @@ def _lines(axes: Axes, rows: list[Row]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("units N")
     axes.set_ylabel("µs per step")
-    ours, baseline = found.get("ours", {}), found.get("gru", {})
+    ours, baseline = found.get("fused graphed", {}), found.get("gru graphed", {})
     near = {256 if 250 in ours else 0, 1024 if 1000 in ours else 0}  # too near to their neighbours to be written
     for N in sorted(ours.keys() & baseline.keys() - near):
         note = axes.annotate(
