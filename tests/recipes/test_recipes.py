@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 
@@ -131,8 +133,19 @@ def test_a_recipe_of_ones_own():
     assert load_recipe(f"{__name__}:own") == own()
     with pytest.raises(ConfigError, match="gives int, but it must return a TrainConfig"):
         load_recipe(f"{__name__}:not_a_recipe")
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(
+        ConfigError, match="No module named 'no_such_module'; the current folder and Python's path were"
+    ):
         load_recipe("no_such_module:own")
+
+
+def test_a_recipe_of_ones_own_lies_in_the_current_folder(tmp_path, monkeypatch):
+    """Where an installed command does not look by itself."""
+    text = "from torchrum.recipes import load_recipe\n\n\ndef short():\n    return load_recipe('recall-lstm-t30')\n"
+    (tmp_path / "recipe_of_this_folder.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipe_of_this_folder:short").name == "recall-lstm-t30"
 
 
 @pytest.mark.parametrize(

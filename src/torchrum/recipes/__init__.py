@@ -3,7 +3,9 @@
 import functools
 import importlib
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -68,11 +70,16 @@ def load_recipe(name: str) -> TrainConfig:
 
 def _load_own(name: str) -> TrainConfig:
     module, _, function = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # an installed command does not look into the current folder, where a recipe mostly lies
     try:
         recipe = getattr(importlib.import_module(module), function)
         if callable(recipe):
             with suppress(ValueError):  # builtins may have none
                 inspect.signature(recipe).bind()
+    except ModuleNotFoundError as error:
+        places = "the current folder and Python's path were searched"
+        raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}; {places}.") from error
     except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
     config = recipe() if callable(recipe) else recipe
