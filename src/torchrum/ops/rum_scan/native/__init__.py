@@ -54,6 +54,14 @@ def _plain(part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return part.to(dtype).contiguous()
 
 
+def _plain_memory(R0: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """R_0 as C reads it; where all rows share one, as at the start of a sequence, it is not copied for each."""
+    if R0 is None or R0.shape[0] == 0 or R0.stride(0) > 0:
+        return _plain(R0, dtype)
+    shared = _plain(R0[0], dtype)
+    return None if shared is None else shared.expand_as(R0)
+
+
 def forward(
     xp: Tensor,
     h0: Tensor,
@@ -67,8 +75,8 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Run the scan: states ``(T, B, H)``, the last R, and what the backward needs."""
     out, R_n, saved, kept = empty_results(xp, h0.shape[-1], options)
-    inputs = _named(xp, h0, R0, weight_hh, ln_weight, ln_bias)
-    return _run(inputs, lengths, seed, options, out, R_n, saved, kept), R_n, saved, kept
+    inputs = _named(xp, h0, weight_hh, ln_weight, ln_bias)
+    return _run(inputs, R0, lengths, seed, options, out, R_n, saved, kept), R_n, saved, kept
 
 
 def infer(
@@ -85,7 +93,7 @@ def infer(
     """``forward`` without what the backward needs: no memory but the results grows with T."""
     out, (B, H) = xp.new_empty(*xp.shape[:2], h0.shape[-1]), h0.shape
     R_n = xp.new_empty(B, H, H, dtype=working_dtype(xp.dtype)) if options.lam == 1 else None
-    return _run(_named(xp, h0, R0, weight_hh, ln_weight, ln_bias), lengths, seed, options, out, R_n), R_n
+    return _run(_named(xp, h0, weight_hh, ln_weight, ln_bias), R0, lengths, seed, options, out, R_n), R_n
 
 
 def infer_projecting(
@@ -107,17 +115,18 @@ def infer_projecting(
         others: as those of ``rum_scan``; zoneout does not draw masks.
     """
     (T, B, _), H, dtype = x.shape, h0.shape[-1], x.dtype
-    given = (x, weight_ih, bias, h0, R0, weight_hh, ln_weight, ln_bias)
-    names = ("x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias")
+    given = (x, weight_ih, bias, h0, weight_hh, ln_weight, ln_bias)
+    names = ("x", "weight_ih", "bias", "h0", "weight", "ln_weight", "ln_bias")
     tensors = {name: _plain(part, dtype) for name, part in zip(names, given, strict=True)}
     out, R_n = x.new_empty(T, B, H), x.new_empty(B, H, H) if options.lam == 1 else None
-    tensors.update(lengths=_plain(lengths, torch.int64), out=out, R_n=R_n)
+    tensors.update(R0=_plain_memory(R0, dtype), lengths=_plain(lengths, torch.int64), out=out, R_n=R_n)
     call_scan(tensors, None, options)
     return out, R_n
 
 
 def _run(
     inputs: dict[str, Tensor | None],
+    R0: Tensor | None,
     lengths: Tensor | None,
     seed: Tensor | None,
     options: RumOptions,
@@ -129,15 +138,15 @@ def _run(
     """Fill the results; returns the states in the dtype of ``out``."""
     dtype = working_dtype(out.dtype)
     tensors = {name: _plain(part, dtype) for name, part in inputs.items()}
-    tensors["lengths"] = _plain(lengths, torch.int64)
+    tensors["R0"], tensors["lengths"] = _plain_memory(R0, dtype), _plain(lengths, torch.int64)
     states = out.to(dtype)
     tensors.update(out=states, saved=saved, R_n=R_n, kept=kept)
     call_scan(tensors, seed, options)
     return states.to(out.dtype)
 
 
-def _named(xp, h0, R0, weight_hh, ln_weight, ln_bias) -> dict[str, Tensor | None]:
-    return dict(xp=xp, h0=h0, R0=R0, weight=weight_hh, ln_weight=ln_weight, ln_bias=ln_bias)
+def _named(xp, h0, weight_hh, ln_weight, ln_bias) -> dict[str, Tensor | None]:
+    return dict(xp=xp, h0=h0, weight=weight_hh, ln_weight=ln_weight, ln_bias=ln_bias)
 
 
 @torch.autocast("cpu", enabled=False)  # each matmul has its dtype already
@@ -161,7 +170,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gradients of ``xp, h0, R0, weight_hh, ln_weight, ln_bias``, from those of the states and of the last R."""
     dtype, (T, B), H = working_dtype(xp.dtype), xp.shape[:2], h0.shape[-1]
-    inputs = {name: _plain(part, dtype) for name, part in _named(xp, h0, R0, weight_hh, ln_weight, ln_bias).items()}
+    inputs = {name: _plain(part, dtype) for name, part in _named(xp, h0, weight_hh, ln_weight, ln_bias).items()}
     states, grad_xp, grad_h0 = out.to(dtype).contiguous(), xp.new_empty(xp.shape, dtype=dtype), saved.new_empty(B, H)
     grad_weight = saved.new_empty(weight_hh.shape)
     outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)

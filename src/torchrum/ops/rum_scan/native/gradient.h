@@ -65,21 +65,20 @@ typedef struct {
     real *sums;             /* the segment's */
 } Piece;
 
-/* The part of ROWS columns of x, a constant, from the i-th one. While a panel computes it asks for what comes next: the
- * first one for columns of x, the others for rows of the next piece. */
+/* The part of ROWS columns of x, a constant, from the i-th one. While it computes it asks for the next columns of x and
+ * for rows of the next piece. */
 INLINE void add_columns(const int ROWS, const Gradient *it, const Piece *piece, int64_t i)
 {
-    const int64_t features = it->features, wide = PANEL * LANES, others = piece->to - piece->from - 1;
+    const int64_t features = it->features, wide = PANEL * LANES, panels = piece->to - piece->from;
     const real *next = it->grads + (piece->row + piece->count) * it->stride + first_vector(it, piece->from) * LANES;
     for (int64_t k = 0; k < piece->count; k++)
         memcpy(piece->columns + k * ROWS, piece->x + k * features + i, ROWS * sizeof(real));
     for (int64_t p = piece->from; p < piece->to; p++) {
         const int64_t at = p - piece->from, width = first_vector(it, p + 1) - first_vector(it, p);
-        const char *ahead = at == 0 ? (const char *)(piece->x + i + ROWS)
-                                    : (const char *)next + (i / TILE_ROWS * others + at - 1) * LINE;
+        const Lines columns = {(const char *)(piece->x + i + ROWS), features * (int64_t)sizeof(real)};
+        const Lines rows = {(const char *)next + (i / TILE_ROWS * panels + at) * LINE, it->stride * (int64_t)sizeof(real)};
         tile_of_width(ROWS, width, piece->columns, 1, ROWS, piece->packed + at * PIECE * wide, piece->count,
-                      piece->sums + (p * (features + 1) + i) * wide, wide, ahead,
-                      (at == 0 ? features : it->stride) * (int64_t)sizeof(real));
+                      piece->sums + (p * (features + 1) + i) * wide, wide, columns, rows);
     }
 }
 

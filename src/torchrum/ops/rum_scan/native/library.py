@@ -10,7 +10,7 @@ from ..options import RumOptions
 from .build import load_library
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
-SIZES = ("backward", "T", "B", "H", "gates", "features", "block", "threads")
+SIZES = ("backward", "T", "B", "H", "gates", "features", "R0_stride", "block", "threads")
 SETTINGS = ("activation", "layer_norm", "norm_after_sigmoid", "zoneout_kind", "keep_below")
 NUMBERS = ("eta", "ln_eps", "zoneout")
 INPUTS = ("xp", "x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
@@ -68,10 +68,13 @@ def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: R
         sums = tensors["ln_sums"] = torch.zeros(-(-B // block), 2, gates + 1, H, dtype=dtype)
     seed_value = int(seed) if seed is not None and options.training and options.zoneout > 0 else 0
     features = 0 if x is None else x.shape[-1]
-    scan = Scan(backward, T, B, H, gates, features, block, threads, *whole, seed_value, *numbers)
+    R0 = tensors.get("R0")
+    R0_stride = 0 if R0 is None else R0.stride(0)
+    scan = Scan(backward, T, B, H, gates, features, R0_stride, block, threads, *whole, seed_value, *numbers)
     for name, part in tensors.items():
         if part is not None:
-            assert part.dtype is (torch.int64 if name == "lengths" else dtype) and part.is_contiguous(), name
+            assert part.dtype is (torch.int64 if name == "lengths" else dtype), name
+            assert part.is_contiguous() or (name == "R0" and R0_stride == 0), name
             setattr(scan, name, part.data_ptr())
     library = load_library(dtype is torch.float64)
     assert isinstance(library, ctypes.CDLL)

@@ -30,24 +30,38 @@ INLINE void expect(Ahead *ahead, const real *x, int64_t numbers)
     ahead->parts[ahead->count++].lines = (numbers * (int64_t)sizeof(real) + LINE - 1) / LINE;
 }
 
-/* Where the next ``lines`` lines to ask for begin; ``nothing`` if there are none. */
-INLINE const char *next_lines(Ahead *ahead, int64_t lines, const real *nothing)
+/* Lines to ask for one by one, so many bytes apart. */
+typedef struct {
+    const char *start;
+    int64_t step;
+} Lines;
+
+/* The next ``lines`` lines to ask for; ``nothing``, which is in the cache, if there are none. */
+INLINE Lines next_lines(Ahead *ahead, int64_t lines, const real *nothing)
 {
     if (ahead == NULL || ahead->count == 0)
-        return (const char *)nothing;
+        return (Lines){(const char *)nothing, 0};
     const char *start = ahead->parts[ahead->count - 1].next;
     ahead->parts[ahead->count - 1].next += lines * LINE;
     ahead->parts[ahead->count - 1].lines -= lines;
     if (ahead->parts[ahead->count - 1].lines <= 0)
         ahead->count--;
-    return start;
+    return (Lines){start, LINE};
 }
 
-/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH; asks for K lines ahead,
- * ahead_step bytes apart. Rows of a are a_stride apart, its columns a_step. The sum starts at 0 and meets c at the end:
+INLINE int64_t count_lines(const Ahead *ahead)
+{
+    int64_t lines = 0;
+    for (int i = 0; ahead != NULL && i < ahead->count; i++)
+        lines += ahead->parts[i].lines;
+    return lines;
+}
+
+/* c (ROWS, WIDTH vectors) += a (ROWS, K) w (K, WIDTH vectors), for constants ROWS and WIDTH; asks for K lines of
+ * each of soon and later. Rows of a are a_stride apart, its columns a_step. The sum starts at 0 and meets c at the end:
  * c may be a sum of many such pieces, which loses fewer digits than one long sum. */
 INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_stride, int64_t a_step, const real *w, int64_t K,
-                 real *c, int64_t c_stride, const char *ahead, int64_t ahead_step)
+                 real *c, int64_t c_stride, Lines soon, Lines later)
 {
     vec sum[TILE_ROWS][PANEL];
 #pragma GCC unroll 8
@@ -57,7 +71,8 @@ INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_strid
             sum[i][j] = (vec){0};
     for (int64_t k = 0; k < K; k++) {
         vec column[PANEL];
-        __builtin_prefetch(ahead + k * ahead_step, 0, 3);
+        __builtin_prefetch(soon.start + k * soon.step, 0, 3);
+        __builtin_prefetch(later.start + k * later.step, 0, 3);
 #pragma GCC unroll 4
         for (int j = 0; j < WIDTH; j++)
             column[j] = load(w + (k * WIDTH + j) * LANES);
@@ -77,14 +92,14 @@ INLINE void tile(const int ROWS, const int WIDTH, const real *a, int64_t a_strid
 }
 
 INLINE void tile_of_width(const int ROWS, int64_t width, const real *a, int64_t a_stride, int64_t a_step, const real *w,
-                          int64_t K, real *c, int64_t c_stride, const char *ahead, int64_t ahead_step)
+                          int64_t K, real *c, int64_t c_stride, Lines soon, Lines later)
 {
     if (width == 3)
-        tile(ROWS, 3, a, a_stride, a_step, w, K, c, c_stride, ahead, ahead_step);
+        tile(ROWS, 3, a, a_stride, a_step, w, K, c, c_stride, soon, later);
     else if (width == 2)
-        tile(ROWS, 2, a, a_stride, a_step, w, K, c, c_stride, ahead, ahead_step);
+        tile(ROWS, 2, a, a_stride, a_step, w, K, c, c_stride, soon, later);
     else
-        tile(ROWS, 1, a, a_stride, a_step, w, K, c, c_stride, ahead, ahead_step);
+        tile(ROWS, 1, a, a_stride, a_step, w, K, c, c_stride, soon, later);
 }
 
 /* CALL(ROWS, i) for tiles of a constant number of ROWS that cover ``rows``; i is the first one's. */
@@ -118,12 +133,13 @@ static int64_t panel_start(const Packed *w, int64_t panel) { return panel * w->v
 /* c (rows, vectors) += a (rows, K) w; ahead may be NULL. */
 static void matmul(const real *a, int64_t a_stride, const Packed *w, real *c, int64_t c_stride, int64_t rows, Ahead *ahead)
 {
+    Ahead *rest = count_lines(ahead) > w->panels * (rows / TILE_ROWS) * w->K ? ahead : NULL; /* two at a time only then */
     for (int64_t panel = 0; panel < w->panels; panel++) {
         int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start;
         const real *columns = w->data + start * w->K * LANES;
 #define MULTIPLY(ROWS, i)                                                                                              \
     tile_of_width(ROWS, width, a + (i) * a_stride, a_stride, 1, columns, w->K, c + (i) * c_stride + start * LANES,     \
-                  c_stride, next_lines(ahead, w->K, columns), LINE)
+                  c_stride, next_lines(ahead, w->K, columns), next_lines(rest, w->K, columns))
         WITH_TILES(rows, MULTIPLY);
 #undef MULTIPLY
     }

@@ -51,8 +51,10 @@ static int64_t prepare(Shared *shared, real *memory)
         return arena.used;
     for (int64_t j = 0; j < H; j++)
         inside[j] = 1;
-    for (int64_t i = 0; i < LANES; i++)
+    for (int64_t i = 0; i < LANES; i++) {
         shared->tail[i] = i < H % LANES ? LANES - H % LANES + i : LANES;
+        shared->overlap[i] = H % LANES + i;
+    }
     if (scan->backward)
         pack_straight(&shared->weight, scan->weight, H);
     else if (!shared->direct)

@@ -12,6 +12,7 @@ typedef struct {
     int64_t backward;       /* whether gradients are asked for */
     int64_t T, B, H, gates; /* gates: row blocks of the weight, tau and u or tau alone */
     int64_t features;       /* of x; 0 where the projected input xp is given */
+    int64_t R0_stride;      /* numbers from one row's R_0 to the next; 0 if all rows share one */
     int64_t block, threads; /* rows of the batch that walk through time together, and threads to walk them */
     int64_t activation, layer_norm, norm_after_sigmoid, zoneout_kind;
     int64_t keep_below, seed;    /* of zoneout's masks: a new value passes where its 32-bit hash is below */
@@ -34,6 +35,7 @@ typedef struct {
     const Scan *scan;
     int64_t padded;           /* H rounded up to whole vectors */
     mask tail;                /* takes the last H % LANES of the last LANES numbers of a row, and zeros behind them */
+    mask overlap;             /* takes the last LANES numbers of a row out of the last two vectors of a padded one */
     const real *inside;       /* (padded): 1 for a unit, 0 behind the last one */
     const real *gain, *shift; /* (gates + 1, padded) */
     const real *bias;         /* (gates + 1, padded) */
@@ -80,8 +82,16 @@ INLINE void put(const Shared *shared, real *target, const real *row)
     const int64_t H = shared->scan->H, whole = H - H % LANES;
     for (int64_t j = 0; j < whole; j += LANES)
         store_loose(target + j, load(row + j));
-    if (whole < H)
-        memcpy(target + whole, row + whole, (H - whole) * sizeof(real));
+    if (whole == H)
+        return;
+#ifndef __clang__
+    if (whole > 0) { /* some are written twice: memcpy of so few costs more */
+        vec last = __builtin_shuffle(load(row + whole - LANES), load(row + whole), shared->overlap);
+        store_loose(target + H - LANES, last);
+        return;
+    }
+#endif
+    memcpy(target + whole, row + whole, (H - whole) * sizeof(real));
 }
 
 INLINE vec activate(int64_t activation, vec x)

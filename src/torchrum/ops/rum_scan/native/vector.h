@@ -57,6 +57,13 @@ typedef uint32_t unsigned_bits;
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef bits mask __attribute__((vector_size(VECTOR_BYTES), may_alias)); /* all ones where a comparison holds */
 typedef real loose_vec __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(real))));
+#if VECTOR_BYTES == 64
+#define HALVES 1 /* a vector of 32 bytes costs half as much as one of 64: worth it where a row ends in one */
+typedef real half_vec __attribute__((vector_size(VECTOR_BYTES / 2), may_alias));
+#else
+#define HALVES 0
+typedef vec half_vec;
+#endif
 typedef unsigned_bits unsigned_vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
 INLINE int64_t padded_size(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
@@ -64,6 +71,9 @@ INLINE vec load(const real *x) { return *(const vec *)x; }
 INLINE void store(real *x, vec value) { *(vec *)x = value; }
 INLINE vec load_loose(const real *x) { return *(const loose_vec *)x; } /* x need not be aligned */
 INLINE void store_loose(real *x, vec value) { *(loose_vec *)x = value; }
+INLINE half_vec load_half(const real *x) { return *(const half_vec *)x; }
+INLINE void store_half(real *x, half_vec value) { *(half_vec *)x = value; }
+INLINE half_vec half_of(vec x) { return *(half_vec *)&x; }
 INLINE vec splat(real x) { return x - (vec){0}; } /* 0 - x would turn -0 over */
 INLINE vec choose(mask where, vec a, vec b) { return (vec)((where & (mask)a) | (~where & (mask)b)); }
 

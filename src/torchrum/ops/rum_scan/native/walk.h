@@ -89,10 +89,10 @@ static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t 
     if (features > 0)
         matmul(scan->x + at * features, features, &shared->weight_ih, work->raw, stride, rows, NULL);
     Ahead ahead = {.count = 0};
-    expect_rows(scan, &ahead, scan->xp, t + 1, first, rows, (gates + 1) * H);
     expect_rows(scan, &ahead, scan->kept, t, first, rows, 2 * H);
     expect_rows(scan, &ahead, scan->saved, t, first, rows, (gates + (scan->R_n != NULL)) * H);
     expect_rows(scan, &ahead, scan->out, t, first, rows, H);
+    expect_rows(scan, &ahead, scan->xp, t + 1, first, rows, (gates + 1) * H); /* first of all: a read must wait for it */
     matmul(work->h, padded, &shared->weight, work->raw, stride, rows, &ahead);
 }
 
@@ -152,6 +152,20 @@ static void load_matrix(const Shared *shared, real *R, const real *source, int t
             R[i * padded + j] = source == NULL ? i == j : source[transposed ? j * H + i : i * H + j];
 }
 
+/* One row's R, transposed and up to what is pending, to its place in a tensor. */
+static void store_matrix(const Shared *shared, real *target, real *R, Pending pending)
+{
+    const int64_t H = shared->scan->H, padded = shared->padded;
+    for (int64_t j = 0; j < H; j++)
+        for (int64_t i = 0; i < padded; i += LANES) {
+            vec added = load(pending.y_e + i) * pending.e[j] + load(pending.y_n + i) * pending.n[j];
+            store(R + j * padded + i, load(R + j * padded + i) - 2 * added);
+        }
+    for (int64_t i = 0; i < H; i++)
+        for (int64_t j = 0; j < H; j++)
+            target[i * H + j] = R[j * padded + i];
+}
+
 static void walk_forward(const Shared *shared, int64_t block, Work *work)
 {
     const Scan *scan = shared->scan;
@@ -161,7 +175,7 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
     for (int64_t i = 0; i < rows; i++) {
         fetch(shared, work->h + i * padded, scan->h0 + (first + i) * H);
         if (scan->R_n != NULL) {
-            load_matrix(shared, work->R + i * matrix, scan->R0 == NULL ? NULL : scan->R0 + (first + i) * H * H, 1);
+            load_matrix(shared, work->R + i * matrix, scan->R0 == NULL ? NULL : scan->R0 + (first + i) * scan->R0_stride, 1);
             memset(work->pending + i * 4 * padded, 0, 4 * padded * sizeof(real));
         }
     }
@@ -177,13 +191,9 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
             put(shared, scan->out + (t * scan->B + first + i) * H, h);
         }
     }
-    for (int64_t b = first; scan->R_n != NULL && b < first + rows; b++) {
-        const Pending last = pending_of(work->pending + (b - first) * 4 * padded, padded);
-        for (int64_t i = 0; i < H; i++)
-            for (int64_t j = 0; j < H; j++)
-                scan->R_n[(b * H + i) * H + j] = work->R[(b - first) * matrix + j * padded + i] -
-                                                 2 * (last.y_e[i] * last.e[j] + last.y_n[i] * last.n[j]);
-    }
+    for (int64_t i = 0; scan->R_n != NULL && i < rows; i++)
+        store_matrix(shared, scan->R_n + (first + i) * H * H, work->R + i * matrix,
+                     pending_of(work->pending + i * 4 * padded, padded));
 }
 
 /* Gradients of one step of one row; ``grad_h`` is that of the new state and becomes that of the old one, up to what
