@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from triton.runtime.jit import JITFunction
 
 import torchrum
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.ops.rum_scan import RumOptions, rum_scan
 from torchrum.ops.rum_scan.fused import lam0_backward, lam0_forward, product
 from torchrum.ops.rum_scan.fused.graphs import clear_graphs
@@ -333,7 +334,14 @@ def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
         torch.manual_seed(0)
         norm, zoneout = options.layer_norm, options.zoneout
         layer = torchrum.RUM(
-            N, N, eta=1.0, layer_norm=norm, zoneout=zoneout, backend="fused", device="cuda", dtype=dtype
+            N,
+            N,
+            **{**PAPER_OPTIONS, "eta": 1.0},
+            layer_norm=norm,
+            zoneout=zoneout,
+            backend="fused",
+            device="cuda",
+            dtype=dtype,
         )
         rum = LayerRun(layer, T, B, N, dtype)
         parallel = parallel_parts(T, B, N, dtype)

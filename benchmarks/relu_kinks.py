@@ -15,13 +15,14 @@ from torchrum import RUM
 from torchrum.bench.accuracy import relative_error
 from torchrum.bench.environment import conditions
 from torchrum.bench.work import Shape
+from torchrum.cells.rum import PAPER_OPTIONS
 
 
 def measure(N: int, seed: int, device: str) -> dict[str, float | int]:
     """Largest relative error over outputs and gradients, with and without samples near the ReLU threshold."""
     shape = Shape(N=N, T=20, B=128, device=device)
     torch.manual_seed(seed)
-    rum = RUM(N, N, eta=1.0, backend="torch", device=device)
+    rum = RUM(N, N, **{**PAPER_OPTIONS, "eta": 1.0}, backend="torch", device=device)
     row: dict[str, float | int] = {"N": N, "seed": seed, "torch": relative_error(rum, shape, "highest")}
     row["torch_without_kinks"] = relative_error(rum, shape, "highest", exclude_near_threshold=True)
     rum.backend = "reference"

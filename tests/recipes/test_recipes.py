@@ -26,13 +26,15 @@ def test_every_recipe_is_a_config_of_its_name(name):
 def test_recipes_do_not_lean_on_the_defaults_of_rum(config):
     """The defaults are chosen for everyday data; the paper's models must not follow them."""
     if config.model.layer == "rum":
-        assert PAPER_OPTIONS.items() <= config.model.options.items()
+        stated = {name: config.model.options[name] for name in PAPER_OPTIONS}  # each of them, by name
+        assert {**stated, "eta": None} == PAPER_OPTIONS  # some of the paper's models have an eta, none has "sqrt"
+        assert not isinstance(stated["eta"], str)
 
 
 def test_the_papers_options_are_the_papers():
-    """relu, gate biases of 1, no bias to the embedded input: tables of the paper depend on it."""
-    paper = {"activation": "relu", "target_bias_init": 1.0, "update_bias_init": 1.0, "embed_bias_init": 0.0}
-    assert paper == PAPER_OPTIONS
+    """relu, gate biases of 1, an orthogonal embedding without bias: tables of the paper depend on it."""
+    starts = {"target_bias_init": 1.0, "update_bias_init": 1.0, "embed_bias_init": 0.0, "embed_scale": None}
+    assert {"activation": "relu", "eta": None, **starts} == PAPER_OPTIONS
     layer = build_layer("rum", 3, 8, **PAPER_OPTIONS)
     assert layer.options.activation == "relu"
     assert layer.bias_ih_l0.tolist() == [1.0] * 16 + [0.0] * 8

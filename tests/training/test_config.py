@@ -155,20 +155,23 @@ def test_a_field_that_an_older_run_did_not_know_may_be_off():
     assert differences(old, identity(changed)) == ["optimizer.groups None -> 'weight_hh:0.1'"]
 
 
-def test_a_config_of_the_first_format_means_the_papers_rum():
+def test_a_config_of_an_older_format_means_the_papers_rum():
     """Before the defaults of RUM were its own, what a config left out was the paper's choice."""
     data = {name: value for name, value in to_json(tiny()).items() if name != "format"}
     data["model"] = {**data["model"], "layer": "rum", "options": {"lam": 1}}
     assert from_json(data).model.options == {**PAPER_OPTIONS, "lam": 1}
-    assert from_json({**data, "format": 2}).model.options == {"lam": 1}
+    data["format"] = 2
+    data["model"]["options"] = {"lam": 1, "eta": 0.5}
+    assert from_json(data).model.options == {**PAPER_OPTIONS, "lam": 1, "eta": 0.5}
+    assert from_json({**data, "format": 3}).model.options == {"lam": 1, "eta": 0.5}
     assert upgraded(data) == to_json(from_json(data))
     data["model"] = {**data["model"], "layer": "gru", "options": {}}
     assert from_json(data).model.options == {}
 
 
 def test_a_config_of_a_newer_format_is_refused():
-    with pytest.raises(ConfigError, match="the format is 3, written by a newer torchrum; this one reads up to 2"):
-        from_json({**to_json(tiny()), "format": 3})
+    with pytest.raises(ConfigError, match="the format is 4, written by a newer torchrum; this one reads up to 3"):
+        from_json({**to_json(tiny()), "format": 4})
 
 
 def test_a_run_is_named_by_the_sizes_that_it_has():

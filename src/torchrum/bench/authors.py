@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..cells.rum import PAPER_OPTIONS
 from ..layers.rum import RUM
 
 
@@ -31,7 +32,7 @@ class AuthorsRUM(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden_size, self.lam, self.eta = hidden_size, lam, eta
-        start = RUM(input_size, hidden_size, lam=lam, eta=eta, device=device, dtype=dtype)
+        start = RUM(input_size, hidden_size, lam=lam, **{**PAPER_OPTIONS, "eta": eta}, device=device, dtype=dtype)
         self.gates_x = nn.Linear(input_size, 2 * hidden_size, device=device, dtype=dtype)  # rows: tau, u
         self.gates_h = nn.Linear(hidden_size, 2 * hidden_size, bias=False, device=device, dtype=dtype)
         self.embed = nn.Linear(input_size, hidden_size, device=device, dtype=dtype)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..cells.rum import PAPER_OPTIONS
 from ..layers.cells import compile_steps
 from ..layers.rum import RUM
 from ..ops.rum_scan import fused
@@ -207,7 +208,7 @@ def _persistent(case: Case) -> bool:
     if case.kind != "layer" or case.options.get("lam") != 0:
         return False
     shape = case.shape
-    layer = RUM(1, shape.N, **case.options, device="meta")
+    layer = RUM(1, shape.N, **{**PAPER_OPTIONS, **case.options}, device="meta")
     xp = torch.empty(1, device=shape.device, dtype=DTYPES[shape.dtype])
     options = layer.options.with_training(True)
     return fused.runs_persistent(xp.expand(shape.T, shape.B, options.num_inputs * shape.N), shape.N, options)

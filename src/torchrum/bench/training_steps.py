@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..cells.fast_slow import FastSlowCell
+from ..cells.rum import PAPER_OPTIONS
 from ..layers.cells import CellLayer
 from ..layers.registry import build_layer
 from ..layers.rum import RUM
@@ -32,7 +33,7 @@ class TrainingStep:
 def recall_step(shape: Shape, backend: str) -> TrainingStep:
     """Associative recall with lam = 1 on a batch that lies on the device: forward, backward and Adam."""
     task = Recall(length=shape.T - 3, train_size=None)
-    layer = build_layer("rum", task.input_size, shape.N, batch_first=True, lam=1, backend=backend)
+    layer = build_layer("rum", task.input_size, shape.N, batch_first=True, **PAPER_OPTIONS, lam=1, backend=backend)
     assert isinstance(layer, RUM)
     model = AnsweringModel(layer, task.input_size, task.num_classes).to(shape.device)
     batch = task.batch(shape.B, torch.Generator(shape.device).manual_seed(0))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cells.lstm import LSTMCell
+from ..cells.rum import PAPER_OPTIONS
 from ..layers.cells import CellLayer
 from ..layers.rum import RUM
 from ..ops._dispatch import Backend
@@ -91,7 +92,7 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     if name == "authors":
         return AuthorsRUM(inputs, N, **options, **where)
     if name in ("reference", "torch", "native", "fused"):
-        return RUM(inputs, N, backend=name, **options, **where)  # type: ignore[arg-type]
+        return RUM(inputs, N, backend=name, **{**PAPER_OPTIONS, **options}, **where)  # type: ignore[arg-type]
     if name in ("ln_lstm", "ln_lstm_fused"):
         backend: Backend = "fused" if name == "ln_lstm_fused" else "reference"
         return CellLayer(lambda size: LSTMCell(size, N, layer_norm=True, backend=backend, **where), inputs, N)

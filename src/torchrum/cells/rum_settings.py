@@ -123,8 +123,10 @@ USUAL = RumSettings()
 
 PAPER_OPTIONS: dict[str, Any] = {
     "activation": "relu",
+    "eta": None,
     "target_bias_init": 1.0,
     "update_bias_init": 1.0,
     "embed_bias_init": 0.0,
+    "embed_scale": None,
 }
 """The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""

@@ -31,7 +31,8 @@ def model_label(model: ModelConfig) -> str:
 def _layer_label(model: ModelConfig) -> str:
     options = model.options
     if model.layer == "rum":
-        eta = [f"η={options['eta']:g}"] if options.get("eta") else []
+        norm = options.get("eta")
+        eta = [] if norm is None else [f"η={norm if isinstance(norm, str) else f'{norm:g}'}"]
         return ", ".join([f"RUM λ={options.get('lam', 0):g}", *eta])
     if model.layer == "fs":
         return f"FS-{options.get('slow', 'lstm').upper()}-{options.get('num_fast', 2)}"

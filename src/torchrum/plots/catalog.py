@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.layers.observing import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.ledger.arrays import collect_arrays, drawable, read_arrays
@@ -186,7 +187,7 @@ def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArr
     """The share of a gradient at the last step that reaches each step, ``(T, B)``, by model."""
     task = Copying(delay=delay)
     x = F.one_hot(task.batch(sequences, torch.Generator().manual_seed(0)).x.T, task.input_size).double()
-    exact = {"backend": "reference"}  # in float64: the figure is the same on every machine
+    exact = {**PAPER_OPTIONS, "backend": "reference"}  # in float64: the figure is the same on every machine
     models: dict[str, tuple[str, dict[str, Any]]] = {
         "RUM λ=0": ("rum", exact),
         "RUM λ=0, η=1": ("rum", {**exact, "eta": 1.0}),
