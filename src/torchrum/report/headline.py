@@ -41,7 +41,7 @@ def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
 
 def headline_table(rows: Iterable[Headline], docs: str = "docs") -> str:
     """A Markdown table in which each row links to its page."""
-    lines = [line(("", "RUM", "beside it")), line(["---"] * 3)]
+    lines = [line(("", "RUM", "for comparison")), line(["---"] * 3)]
     for row in rows:
         link = f"[{row.what}]({docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''})"
         lines.append(line((link, row.ours, row.others)))

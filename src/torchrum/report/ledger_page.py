@@ -98,7 +98,11 @@ def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -
     numbers = ", ".join(f"**{counts[word]}** {word}" for word in order if counts[word])
     yield Text(inline(f"Of {len(found)} printed numbers with a recipe: {numbers}."))
     rows = headlines(entries, results)
-    table = [line(("what", "RUM", "beside it")), line(["---"] * 3), *(line((r.what, r.ours, r.others)) for r in rows)]
+    table = [
+        line(("what", "RUM", "for comparison")),
+        line(["---"] * 3),
+        *(line((r.what, r.ours, r.others)) for r in rows),
+    ]
     yield from blocks("\n".join(table))
     yield from pictures("headline", entries, results)
     yield Text(inline(f"**The rule.** {RULE}"))
