@@ -1,5 +1,6 @@
 """The command line: one file per subcommand, imported when it is called, so that help comes at once."""
 
+import contextlib
 import errno
 import importlib
 import io
@@ -70,7 +71,8 @@ def open_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # a stream whose file was exchanged under it cannot be asked its place
+                stream.reconfigure(errors="backslashreplace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
