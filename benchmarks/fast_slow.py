@@ -3,12 +3,12 @@
     python benchmarks/fast_slow.py                   the update: forward, forward + backward, whole; then the errors
     python benchmarks/fast_slow.py --slow lstm       FS-LSTM-2 with a slow LSTM of 400
     python benchmarks/fast_slow.py --plain           beside it the plain loop, eager
-    python benchmarks/fast_slow.py --pieces          what each product and row kernel costs by itself
-    python benchmarks/fast_slow.py --sweep           split products and dependent launch, forward and backward
+    python benchmarks/fast_slow.py --pieces          what each matmul and row kernel costs by itself
+    python benchmarks/fast_slow.py --sweep           split-K and dependent launch, forward and backward
     python benchmarks/fast_slow.py --lstm 1000       an LN-LSTM by itself beside cuDNN's LSTM without layer norm
 
 tests/ops/test_fast_slow_scan.py must be green first. An update is embedding 128, dropout .35 at four places, zoneout
-.1 (h) and .5 (c), softmax 50, loss summed over time, clip 1.0, Adam 2e-3; matrix products in bfloat16, master weights
+.1 (h) and .5 (c), softmax 50, loss summed over time, clip 1.0, Adam 2e-3; matmuls in bfloat16, master weights
 and their gradients in float32, states carried over. "captured" is the whole update in one CUDA graph, "own graphs" the
 same called as usual. Times are medians in milliseconds.
 """
@@ -27,12 +27,12 @@ from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.fused import scan as fused_scan
-from torchrum.ops.fast_slow_scan.options import STREAMS_A_CELL
+from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL
 from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
-from torchrum.ops.lstm_scan.fused.scan import empty_shared
-from torchrum.ops.lstm_scan.masks import stream_seeds
-from torchrum.ops.rum_scan.fused import lam0_forward, product
-from torchrum.ops.rum_scan.fused.graphs import clear_graphs
+from torchrum.ops.kernels import matmul, row_launch
+from torchrum.ops.kernels.chain import empty_shared
+from torchrum.ops.kernels.masks import stream_seeds
+from torchrum.ops.kernels.step_graphs import clear_graphs
 
 VOCABULARY, EMBEDDING = 50, 128
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -161,7 +161,7 @@ def errors(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype, training: boo
 
 
 def round_weights(weights, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Matrices in the product's dtype, as a scan under autocast gets them."""
+    """Matrices in the matmul's dtype, as a scan under autocast gets them."""
     return {
         name: getattr(weights, name).to(dtype)
         for name in ("weight_ih", "weight_hh")
@@ -171,13 +171,13 @@ def round_weights(weights, dtype: torch.dtype) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
-    """Each cell's product and row kernel, chained in one graph; microseconds."""
+    """Each cell's matmul and row kernel, chained in one graph; microseconds."""
     length = 64
     x = torch.randn(T, B, EMBEDDING, device="cuda")
     state = cell.initial_state(B, device=torch.device("cuda"), dtype=torch.float32)
     _, fast, slow, weights, options = cell.scan_arguments(x, state)
     xp = cell.fast[0].project(x).to(dtype)
-    seeds = stream_seeds(torch.tensor(1, device="cuda"), STREAMS_A_CELL * len(weights))
+    seeds = stream_seeds(torch.tensor(1, device="cuda"), STREAMS_PER_CELL * len(weights))
     sizes = fused_scan.Sizes(fast[0].shape[1], slow[0].shape[1])
     out, _, _, saved = fused_scan.fast_slow_forward(xp, fast, slow, weights, seeds, options)
     plans = fused_scan.make_plans(options, sizes)
@@ -187,7 +187,7 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
         "backward": fused_scan.backward_tensors(torch.randn_like(out), dgates, plans, saved, options)[::-1],
     }
     for direction, make in (("forward", fused_scan.ForwardScan), ("backward", fused_scan.BackwardScan)):
-        scan = make(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed=False)
+        scan = make(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=False)
         scan.begin(T, weights if direction == "forward" else weights[::-1], tensors[direction], seeds, None)
         if direction == "forward":
             scan.start(fast, slow, saved.inputs)
@@ -196,17 +196,17 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
         names = ["F1", "S", *(f"F{number}" for number in range(2, len(options.fast) + 1))]
         for name, stage in zip(names if direction == "forward" else names[::-1], scan.stages, strict=True):
 
-            def products(stage=stage) -> None:
+            def matmuls(stage=stage) -> None:
                 for _ in range(length):
-                    stage.product()
+                    stage.matmul()
 
             def rows(stage=stage, T=T) -> None:
                 for t in range(length):
                     stage.row(None, None, t, T)
 
-            one, other = (1e3 * milliseconds(captured(run)) / length for run in (products, rows))
-            shapes = f"{tuple(stage.product.left.shape)} x {tuple(stage.product.right.shape)}"
-            words = f"{direction:8} {name:3} product {shapes} in {stage.product.parts} parts"
+            one, other = (1e3 * milliseconds(captured(run)) / length for run in (matmuls, rows))
+            shapes = f"{tuple(stage.matmul.left.shape)} x {tuple(stage.matmul.right.shape)}"
+            words = f"{direction:8} {name:3} matmul {shapes} in {stage.matmul.parts} parts"
             print(f"{words} {one:6.2f}   row {other:6.2f} us", flush=True)
 
         def steps(scan=scan) -> None:
@@ -256,10 +256,10 @@ def sweep(slow: str, T: int, B: int, dtype: torch.dtype) -> None:
 
 def set_tuning(forward: bool | None, backward: bool | None, pdl: bool) -> None:
     if forward is not None:
-        product.SPLIT["forward"] = forward
+        matmul.SPLIT_K["forward"] = forward
     if backward is not None:
-        product.SPLIT["backward"] = backward
-    lam0_forward.PDL = pdl
+        matmul.SPLIT_K["backward"] = backward
+    row_launch.PDL = pdl
 
 
 def main() -> None:
@@ -275,12 +275,12 @@ def main() -> None:
     parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--split-forward", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--split-backward", action=argparse.BooleanOptionalAction, default=None)
-    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=lam0_forward.PDL)
+    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=row_launch.PDL)
     args = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[args.dtype]
     set_tuning(args.split_forward, args.split_backward, args.pdl)
-    print(f"FS-{args.slow.upper()}-2, T={args.T} B={args.B} {dtype}, split {product.SPLIT}, PDL {lam0_forward.PDL}")
+    print(f"FS-{args.slow.upper()}-2, T={args.T} B={args.B} {dtype}, split {matmul.SPLIT_K}, PDL {row_launch.PDL}")
     if args.lstm:
         lstm(args.lstm, args.T, args.B, dtype)
         return

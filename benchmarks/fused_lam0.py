@@ -1,4 +1,4 @@
-"""Time the fused lam = 0 scan (a product and a row kernel a step) beside cuDNN's GRU. Needs a CUDA device.
+"""Time the fused lam = 0 scan (a matmul and a row kernel per step) beside cuDNN's GRU. Needs a CUDA device.
 
     python benchmarks/fused_lam0.py                               the table: forward, both, errors against float64
     python benchmarks/fused_lam0.py --options ln                  with layer norm, zoneout and eta
@@ -31,11 +31,13 @@ from triton.runtime.jit import JITFunction
 
 import torchrum
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.ops.rum_scan import RumOptions, rum_scan
-from torchrum.ops.rum_scan.fused import lam0_backward, lam0_forward, product
-from torchrum.ops.rum_scan.fused.graphs import clear_graphs
-from torchrum.ops.rum_scan.fused.weight_gradient import weight_gradient
-from torchrum.ops.rum_scan.reference import rum_scan_reference
+from torchrum.ops.kernels import matmul, row_launch
+from torchrum.ops.kernels.rum_step_backward import STATS
+from torchrum.ops.kernels.step_graphs import clear_graphs
+from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan, rum_scan_reference
+from torchrum.ops.rum_scan.stepwise.scan import ForwardSteps
+from torchrum.ops.rum_scan.stepwise.scan_backward import BackwardSteps
 
 OPTIONS = {
     "eta": RumOptions(eta=1.0),
@@ -116,7 +118,7 @@ class Case:
         v = {name: leaf.detach().double().requires_grad_() for name, leaf in self.leaves.items()}
         xp = F.linear(v["x"], v["w_ih"], v["bias"])
         norms = (v.get("ln_weight"), v.get("ln_bias"))
-        out, _ = rum_scan_reference(xp, v["h0"], None, v["w_hh"], *norms, None, self.seed, self.options)
+        out, _ = rum_scan_reference(ScanInputs(xp, v["h0"], None, v["w_hh"], *norms, None, self.seed), self.options)
         grads = torch.autograd.grad(out, list(v.values()), self.grad.double())
         wanted = {"out": out.detach(), **dict(zip(v, grads, strict=True))}
         return {name: ((found[name].double() - want).norm() / want.norm()).item() for name, want in wanted.items()}
@@ -174,7 +176,7 @@ NOW: Tuning = {}  # the modules' own constants, which are taken down before anyt
 FIRST: Tuning = {"first": "fb", "half": "fb", "pdl": True, "lanes": 256}
 BEFORE: Tuning = {"split": "b", "pdl": False, "lanes": 128, "first": "", "half": ""}
 VARIANTS: dict[str, Tuning] = {
-    "before": BEFORE,  # cuBLAS forward, portable split product backward, no dependent launch
+    "before": BEFORE,  # cuBLAS forward, portable split-K matmul backward, no dependent launch
     "first": FIRST,  # the weight fetched ahead of the state, under dependent launch; partial sums in half precision
     "first-f32": {**FIRST, "half": ""},
     "first-w8": {**FIRST, "warps": 8},
@@ -211,20 +213,20 @@ def tune(tuning: Tuning) -> None:
     for name, value in NOW.items():
         where, attribute = name.split(".")
         value = dict(value) if isinstance(value, dict) else value
-        setattr({"product": product, "lam0_forward": lam0_forward}[where], attribute, value)
+        setattr({"matmul": matmul, "row_launch": row_launch}[where], attribute, value)
     letters = {"forward": "f", "backward": "b"}
-    for key, constant in (("split", product.SPLIT), ("first", product.WEIGHT_FIRST), ("half", product.HALF_PARTS)):
+    for key, constant in (("split", matmul.SPLIT_K), ("first", matmul.WEIGHT_FIRST), ("half", matmul.HALF_PARTS)):
         if key in tuning:
             constant.update({direction: letters[direction] in tuning[key] for direction in BOTH})
-    for key, number in (("block", product.BLOCK), ("warps", product.WARPS), ("lanes", lam0_forward.LANES_PER_WARP)):
+    for key, number in (("block", matmul.BLOCK), ("warps", matmul.WARPS), ("lanes", row_launch.LANES_PER_WARP)):
         if key in tuning:
             number.update(dict.fromkeys(BOTH, int(tuning[key])))
     for key, module, name in (
-        ("pdl", lam0_forward, "PDL"),
-        ("carveout", lam0_forward, "CARVEOUT"),
-        ("most_warps", lam0_forward, "MOST_WARPS"),
-        ("registers", lam0_forward, "ROW_REGISTERS"),
-        ("one_tile", product, "ONE_TILE"),
+        ("pdl", row_launch, "PDL"),
+        ("carveout", row_launch, "CARVEOUT"),
+        ("most_warps", row_launch, "MOST_WARPS"),
+        ("registers", row_launch, "ROW_REGISTERS"),
+        ("one_tile", matmul, "ONE_TILE"),
     ):
         if key in tuning:
             setattr(module, name, tuning[key])
@@ -266,11 +268,11 @@ class Pieces:
         like = normal(0)
         norms = (torch.ones(3 * N, device="cuda"), torch.zeros(3 * N, device="cuda")) if options.layer_norm else (None,)
         self.xp, self.out, self.gates = normal(T, B, 3 * N), normal(T, B, N, std=N**-0.5), normal(T, B, 2 * N)
-        self.stats = normal(T, B, lam0_backward.STATS.value, dtype=torch.float32)
+        self.stats = normal(T, B, STATS.value, dtype=torch.float32)
         self.loaded = (normal(B, N, std=N**-0.5), normal(2 * N, N, std=N**-0.5), norms[0], norms[-1], None)
         self.seed = torch.tensor(3, device="cuda")
-        self.forward = lam0_forward.ForwardSteps(like, B, N, options, False, graphed=False)
-        self.backward = lam0_backward.BackwardSteps(like, B, N, options, False, graphed=False)
+        self.forward = ForwardSteps(like, B, N, options, False, graphed=False)
+        self.backward = BackwardSteps(like, B, N, options, False, graphed=False)
         self.forward.given = (self.xp, self.out, self.gates)
         self.dxp, self.grad_out = torch.empty_like(self.xp), normal(T, B, N)
         self.backward.given = (self.xp, self.out, self.gates, self.stats, self.grad_out, self.dxp)
@@ -280,8 +282,8 @@ class Pieces:
             self.backward.sums(self.xp, self.out, self.gates, self.stats)
             for steps in (self.forward, self.backward):
                 steps.row(None, 0)
-                if steps.product.split:
-                    steps.product()
+                if steps.matmul.split_k:
+                    steps.matmul()
 
     def times(self, length: int = 32) -> dict[str, float]:
         """Each kernel in a captured chain of its own, and both of a step in turns."""
@@ -289,7 +291,7 @@ class Pieces:
         self.backward.begin(*self.backward.given, *self.loaded, self.seed)
         runs = {}
         for steps in (self.forward, self.backward):
-            runs[f"{steps.direction} product"] = lambda steps=steps: [steps.product() for _ in range(length)]
+            runs[f"{steps.direction} matmul"] = lambda steps=steps: [steps.matmul() for _ in range(length)]
             runs[f"{steps.direction} row"] = lambda steps=steps: [steps.row(None, t) for t in range(length)]
             runs[f"{steps.direction} step"] = lambda steps=steps: [steps.step(t) for t in range(length)]
         graphs = [captured(run) for run in runs.values()]
@@ -306,7 +308,7 @@ def parallel_parts(T: int, B: int, N: int, dtype: torch.dtype) -> float:
 
     def run() -> None:
         torch.autograd.grad(F.linear(x, weight, bias), (x, weight, bias), dxp)
-        weight_gradient(dxp, h0, x.detach(), 2)
+        recurrent_weight_gradient(dxp[..., : 2 * N], h0, x.detach())
 
     return microseconds(captured(run).replay, samples=10)[0] / T
 
@@ -316,8 +318,8 @@ def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
     N, T, dtype_name, option_name, variants = CASES[name]
     dtype, options, B = DTYPES[dtype_name], OPTIONS[option_name], 128
     torch.set_float32_matmul_precision("high")  # as cuDNN does by default
-    for module in (product, lam0_forward):
-        for key in ("SPLIT", "WEIGHT_FIRST", "HALF_PARTS", "BLOCK", "WARPS", "LANES_PER_WARP", "PDL", "CARVEOUT",
+    for module in (matmul, row_launch):
+        for key in ("SPLIT_K", "WEIGHT_FIRST", "HALF_PARTS", "BLOCK", "WARPS", "LANES_PER_WARP", "PDL", "CARVEOUT",
                     "MOST_WARPS", "ROW_REGISTERS", "ONE_TILE"):  # fmt: skip
             if hasattr(module, key):
                 value = getattr(module, key)
@@ -371,7 +373,7 @@ def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
             if error < 0.05 and total < best[0]:
                 best = (total, variant)
             row = {"variant": variant, "forward": ahead, "both": total, "gru": cudnn, "gru_forward": cudnn_ahead}
-            words = " ".join(f"{chain[f'{d} {part}']:5.2f}" for d in BOTH for part in ("product", "row", "step"))
+            words = " ".join(f"{chain[f'{d} {part}']:5.2f}" for d in BOTH for part in ("matmul", "row", "step"))
             say(
                 {**row, "ratio": total / cudnn, "error": error, "chain": chain},
                 f"{variant:16} {ahead:9.2f} {total:9.2f} {cudnn:9.2f} {total / cudnn:6.3f} {error:9.1e}   {words}",
@@ -387,7 +389,7 @@ def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
 
 def sweep(names: list[str], seconds: float, out: str | None) -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, B=128, medians in us/step, all captured")
-    print("  chains: product, row kernel, both in turns; forward, then backward")
+    print("  chains: matmul, row kernel, both in turns; forward, then backward")
     print("    case variant            forward      both       GRU  ratio     error   chains", flush=True)
     deadline = time.time() + seconds
     with tempfile.TemporaryDirectory() as folder:

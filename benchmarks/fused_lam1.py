@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchrum.ops.rum_scan.fused import lam1
-from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.reference import rum_scan_reference
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
+from torchrum.ops.rum_scan.lam1 import launcher as lam1
+from torchrum.ops.rum_scan.types import Results
 
 CASES = [
     ("N=50 T=53", 50, 53, RumOptions(lam=1.0), torch.float32),
@@ -56,7 +56,7 @@ def graphed(work: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def draw(N: int, T: int, options: RumOptions, dtype: torch.dtype, B: int = BATCH) -> list[Tensor | None]:
+def draw(N: int, T: int, options: RumOptions, dtype: torch.dtype, B: int = BATCH) -> ScanInputs:
     gen = torch.Generator("cuda").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -66,21 +66,21 @@ def draw(N: int, T: int, options: RumOptions, dtype: torch.dtype, B: int = BATCH
     norms = [torch.ones(ln, device="cuda"), torch.zeros(ln, device="cuda")] if options.layer_norm else [None, None]
     weight = normal(options.num_gates * N, N) * N**-0.5
     seed = torch.tensor(7, device="cuda")
-    return [normal(T, B, options.num_inputs * N), normal(B, N), None, weight, *norms, None, seed]
+    return ScanInputs(normal(T, B, options.num_inputs * N), normal(B, N), None, weight, *norms, None, seed)
 
 
 def relative_error(N: int, options: RumOptions, dtype: torch.dtype) -> tuple[float, float]:
     """Of the states and of xp's gradient after 60 steps of 4 rows, against the reference in float64."""
     inputs = draw(N, 60, options, dtype, B=4)
     grad_out = torch.randn(60, 4, N, device="cuda").to(dtype)
-    out, R_n, gates, ckpt = lam1.lam1_forward(*inputs, options)
-    grad = lam1.lam1_backward(grad_out, None, *inputs, out, gates, R_n, ckpt, options)[0]
+    results = lam1.forward(inputs, options)
+    grad = lam1.backward(grad_out, None, inputs, results, options, False).xp
     exact = [x.cpu().double() if x is not None and x.is_floating_point() else x for x in inputs]
     exact[-1] = inputs[-1].cpu()
     exact[0].requires_grad_()
-    want, _ = rum_scan_reference(*exact, options)
+    want, _ = rum_scan_reference(ScanInputs(*exact), options)
     want.backward(grad_out.cpu().double())
-    pairs = ((out, want.detach()), (grad, exact[0].grad))
+    pairs = ((results.out, want.detach()), (grad, exact[0].grad))
     return tuple(float((got.cpu().double() - ref).norm() / ref.norm()) for got, ref in pairs)  # type: ignore[return-value]
 
 
@@ -89,12 +89,11 @@ def measure(name: str, N: int, T: int, options: RumOptions, dtype: torch.dtype, 
     inputs = draw(N, T, options, dtype)
     grad_out = torch.randn(T, BATCH, N, device="cuda").to(dtype)
 
-    def forward() -> tuple[Tensor, ...]:
-        return lam1.lam1_forward(*inputs, options)
+    def forward() -> Results:
+        return lam1.forward(inputs, options)
 
     def both() -> None:
-        out, R_n, gates, ckpt = forward()
-        lam1.lam1_backward(grad_out, None, *inputs, out, gates, R_n, ckpt, options)
+        lam1.backward(grad_out, None, inputs, forward(), options, False)
 
     torch.cuda.synchronize()
     start = time.perf_counter()

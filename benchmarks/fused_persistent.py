@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops.rum_scan.fused import persistent
-from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.reference import rum_scan_reference
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
+from torchrum.ops.rum_scan.persistent import launcher as persistent
+from torchrum.ops.rum_scan.types import Gradients, Results
 
 B, T = 128, 150
 OPTIONS = RumOptions(eta=1.0)
@@ -81,22 +81,22 @@ def inputs(steps: int, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return xp, h0, weight, gradient
 
 
-def forward(xp: Tensor, h0: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return persistent.persistent_forward(xp, h0, weight, None, None, None, SEED, OPTIONS)
+def forward(xp: Tensor, h0: Tensor, weight: Tensor) -> Results:
+    return persistent.forward(ScanInputs(xp, h0, None, weight, seed=SEED), OPTIONS)
 
 
-def backward(
-    gradient: Tensor, xp: Tensor, h0: Tensor, weight: Tensor, saved: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    return persistent.persistent_backward(gradient, xp, h0, weight, None, None, None, SEED, *saved, OPTIONS)
+def backward(gradient: Tensor, xp: Tensor, h0: Tensor, weight: Tensor, results: Results) -> Gradients:
+    inputs = ScanInputs(xp, h0, None, weight, seed=SEED)
+    return persistent.backward(gradient, None, inputs, results, OPTIONS, False)
 
 
 def errors(N: int) -> dict[str, float]:
     xp, h0, weight, gradient = inputs(20, N)
     saved = forward(xp, h0, weight)
-    ours = (saved[0], *backward(gradient, xp, h0, weight, saved)[:3])
+    grads = backward(gradient, xp, h0, weight, saved)
+    ours = (saved.out, grads.xp, grads.h0, grads.weight_hh)
     exact = [x.double().requires_grad_() for x in (xp, h0, weight)]
-    out, _ = rum_scan_reference(exact[0], exact[1], None, exact[2], None, None, None, None, OPTIONS)
+    out, _ = rum_scan_reference(ScanInputs(exact[0], exact[1], None, exact[2]), OPTIONS)
     theirs = (out, *torch.autograd.grad(out, exact, gradient.double()))
     names = ("out", "dxp", "dh0", "dweight_hh")
     return {n: float((x.double() - y).norm() / y.norm()) for n, x, y in zip(names, ours, theirs, strict=True)}
@@ -125,8 +125,9 @@ def times(N: int) -> dict[str, float]:
 
 def choose(N: int, row_blocks: int) -> persistent.Plan:
     persistent.ROW_BLOCKS = (row_blocks,)
+    persistent.make_plan.cache_clear()
     blocks = persistent.machine.blocks(torch.device("cuda"))
-    return persistent.make_plan(B, N, torch.bfloat16, OPTIONS, False, blocks)
+    return persistent.make_plan(B, N, torch.bfloat16, OPTIONS, False, blocks, False)
 
 
 def main() -> None:

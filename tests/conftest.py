@@ -9,15 +9,24 @@ import pytest
 import torch
 
 from torchrum.ops._onednn import limit_isa
+from torchrum.ops.rum_scan.designs import forget_decisions
 
 if "PYTEST_XDIST_WORKER" not in os.environ and (done := limit_isa()):  # workers and children inherit it
     print(done, flush=True)
 if torch.cuda.is_available() and "PYTEST_XDIST_WORKER" in os.environ:
-    from torchrum.ops.rum_scan.fused import compiling
+    from torchrum.ops.kernels import compiling
 
     compiling.MOST_THREADS = 2
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read where the kernels are declared, so before Triton is imported
+
+
+@pytest.fixture(autouse=True)
+def fresh_decisions():
+    """What a test does to the machine must not be remembered, nor what others did."""
+    forget_decisions()
+    yield
+    forget_decisions()
 
 
 @pytest.fixture(autouse=True)

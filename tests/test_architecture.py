@@ -1,6 +1,7 @@
 """Imports go one way: a folder imports only from folders to its left."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import torchrum
+from torchrum.ops.rum_scan.designs import DESIGNS
 
 PACKAGE = Path(torchrum.__file__).parent
 ROOT = Path(__file__).parents[1]
@@ -54,6 +56,123 @@ def test_the_rule_can_fail(monkeypatch):
     source = bad.read_text() + "\nfrom ..layers.rum import RUM\n"
     monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: source)
     assert "layers" in list(imports_of(bad))
+
+
+OPERATORS = sorted(
+    folder.name
+    for folder in (PACKAGE / "ops").iterdir()
+    if (folder / "__init__.py").is_file() and folder.name != "kernels"
+)
+
+
+def foreign_imports(path: Path, source: str) -> list[tuple[str, list[str]]]:
+    """What a file in ops imports of another operator or of kernels: the module behind ``ops``, and the names."""
+    found = []
+    package = path.relative_to(PACKAGE).parts[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = (node.module or "").split(".") if node.module else []
+        base = [*package[: len(package) - node.level + 1], *module] if node.level else module[1:]
+        names = [alias.name for alias in node.names]
+        if base == ["ops"]:  # from .. import rotation
+            found += [(name, []) for name in names if name in (*OPERATORS, "kernels")]
+        elif base[:1] == ["ops"] and len(base) > 1 and base[1] != package[1] and base[1] in (*OPERATORS, "kernels"):
+            found.append((".".join(base[1:]), names))
+    return found
+
+
+def check_operator_imports(path: Path, source: str) -> None:
+    here = path.relative_to(PACKAGE / "ops").parts[0]
+    for module, names in foreign_imports(path, source):
+        if module.startswith("kernels"):
+            continue
+        assert here != "kernels", f"kernels imports the operator {module}"
+        operator = importlib.import_module(f"torchrum.ops.{module.split('.')[0]}")
+        assert "." not in module, f"{here} imports the inside of another operator: {module}"
+        assert set(names) <= set(operator.__all__), f"{here} imports {names} of {module}, which are not public there"
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in (PACKAGE / "ops").rglob("*.py") if path.parent != PACKAGE / "ops"),
+    ids=lambda p: str(p.relative_to(PACKAGE)),
+)
+def test_operators_import_only_what_is_public_of_each_other(path):
+    check_operator_imports(path, path.read_text())
+
+
+@pytest.mark.parametrize(
+    "path, line",
+    [
+        ("lstm_scan/reference.py", "from ..rum_scan.reference import rum_scan_reference"),
+        ("lstm_scan/fused/scan.py", "from torchrum.ops.rum_scan.designs import DESIGNS"),
+        ("lstm_scan/reference.py", "from ..rum_scan import DESIGNS"),
+        ("kernels/masks.py", "from ..rum_scan import RumOptions"),
+    ],
+)
+def test_the_rule_for_operators_can_fail(path, line):
+    with pytest.raises(AssertionError):
+        check_operator_imports(PACKAGE / "ops" / path, line)
+
+
+MOST_PARAMETERS = 8
+MANY_PARAMETERS = {  # public functions, whose parameters are the user's own, as a constructor's are
+    "cells/fast_slow.py": {"fast_slow"},
+    "layers/registry.py": {"torch_gru", "torch_lstm"},
+    "ops/lstm_scan/__init__.py": {"lstm_scan"},
+    "ops/rum_scan/__init__.py": {"rum_scan"},
+    "cells/rum.py": {"rum_options"},  # what the constructors of RUMCell and RUM have in common
+}
+
+
+def parameters(function: ast.FunctionDef) -> int:
+    named = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return len(named) - (bool(named) and named[0].arg in ("self", "cls"))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_functions_have_at_most_eight_parameters(path):
+    """What several functions need together travels as one NamedTuple. Kernels and public constructors are apart."""
+    allowed = {"__init__", *MANY_PARAMETERS.get(path.relative_to(PACKAGE).as_posix(), ())}
+    long = {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and parameters(node) > MOST_PARAMETERS
+        and not any(ast.unparse(decorator).startswith(("triton.jit", "gluon.jit")) for decorator in node.decorator_list)
+    }
+    assert long <= allowed, f"more than {MOST_PARAMETERS} parameters"
+
+
+README = PACKAGE / "ops" / "rum_scan" / "README.md"
+
+
+def read_paths() -> dict[str, tuple[list[str], list[str]]]:
+    """The names and the files from RUM.forward to a launch that the scan's README lists, for each design."""
+    section = README.read_text().partition("## From RUM.forward to a launch")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ") and "`" in line]
+    first = [row for row in rows if len(row) == 2]
+    shared = [[re.findall("`([^`]+)`", row[column])[0] for row in first] for column in (0, 1)]
+    return {
+        row[0].strip(): tuple(
+            common + re.findall("`([^`]+)`", cell) for common, cell in zip(shared, row[1:], strict=True)
+        )
+        for row in rows
+        if len(row) == 3
+    }
+
+
+def test_the_way_from_the_layer_to_a_launch_is_short_and_true():
+    paths = read_paths()
+    assert set(paths) == {design.name for design in DESIGNS}
+    for design, (names, files) in paths.items():
+        assert len(names) <= 8 and len(files) + 1 <= 8, design  # and designs.py, where the choice is made
+        sources = [(PACKAGE / file).read_text() for file in files]  # each exists
+        for name in names:
+            *owner, function = name.split(".")
+            wanted = [f"def {function}(", *(f"class {part}" for part in owner)]
+            assert any(all(word in source for word in wanted) for source in sources), f"{design}: {name} is in no file"
 
 
 def test_importing_the_package_registers_its_operators():

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from torchrum import RUM
 from torchrum.export import exportable, to_program
+from torchrum.ops.rum_scan import ScanInputs
 from torchrum.ops.rum_scan.scan_form import rum_scan_form
 
 SIZES = [(1, 1), (9, 2), (20, 4)]  # (T, B); (5, 3) is traced
@@ -91,7 +92,7 @@ def test_a_saved_program_loads_and_trains(lam):
 def test_other_powers_are_refused_in_words():
     options = RUM(3, 4, lam=0.5).options
     with pytest.raises(ValueError, match=r"lam is 0\.5; ONNX holds 0 and 1 only"):
-        rum_scan_form(torch.randn(5, 2, 12), torch.zeros(2, 4), None, torch.zeros(8, 4), None, None, None, options)
+        rum_scan_form(ScanInputs(torch.randn(5, 2, 12), torch.zeros(2, 4), None, torch.zeros(8, 4)), options)
 
 
 def test_packed_input_is_refused_in_words():

@@ -13,3 +13,8 @@ TOL: dict[torch.dtype, dict[str, float]] = {
     torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
     torch.float16: {"rtol": 3e-3, "atol": 3e-3},
 }
+
+NORM_ERROR: dict[torch.dtype, float] = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""|found - exact| / |exact| of a whole tensor, results and gradients of a scan by a kernel against float64."""
+TF32_ERROR = 5e-3
+"""The same where torch takes TF32 for float32 matmuls."""

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from .cells.rum_sequence import project_rum
 from .layers.recurrent import Recurrent, State
 from .layers.rum import RUM
+from .ops.rum_scan import ScanInputs
 from .ops.rum_scan.scan_form import rum_scan_form
 
 __all__ = ["exportable", "to_onnx", "to_program"]
@@ -57,8 +58,8 @@ class _ScanForm(Recurrent):
         xp, weight_hh = project_rum(x, weights, self.rum.options), weights["weight_hh"]
         assert weight_hh is not None
         R0 = state[1] if len(state) == 2 else None
-        norm = weights["ln_weight"], weights["ln_bias"]
-        states, R_n = rum_scan_form(xp, state[0], R0, weight_hh, *norm, lengths, self.rum.options)
+        inputs = ScanInputs(xp, state[0], R0, weight_hh, weights["ln_weight"], weights["ln_bias"], lengths)
+        states, R_n = rum_scan_form(inputs, self.rum.options)
         return states, (states[-1],) if R_n is None else (states[-1], R_n)
 
     def example(self, initial_state: bool, lengths: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -15,7 +15,7 @@ from torchrum.bench.measure import Captured, ImplementationError, time_cpu
 from torchrum.bench.records import Report, read_report
 from torchrum.bench.training_steps import penn_treebank_step, recall_step
 from torchrum.bench.work import Shape
-from torchrum.ops.rum_scan import fused
+from torchrum.ops.rum_scan import persistent
 
 
 @pytest.mark.gpu
@@ -126,12 +126,7 @@ def test_a_lost_device_ends_the_run_and_a_second_one_goes_on(on_cpu, monkeypatch
     assert len(again.rows) == 2 * 4  # nothing is measured twice
 
 
-def test_stepwise_turns_the_persistent_kernels_off(monkeypatch):
-    monkeypatch.setattr(fused, "PERSISTENT", True)
-    seen = []
-    gpu.Stepwise(lambda: seen.append(fused.PERSISTENT))()
-    assert seen == [False]
-    assert fused.PERSISTENT
+def test_stepwise_is_an_implementation_of_its_own():
     case = gpu_cases.with_stepwise(gpu_cases.quick_cases()[0])
     assert case.implementations[-2:] == ("fused stepwise", "fused stepwise graphed")
     assert gpu_cases.implementation("fused stepwise graphed") == ("fused", True, False, True)
@@ -141,7 +136,11 @@ def test_design_is_told(monkeypatch):
     eta, lam1, recall = gpu_cases.quick_cases()
     on_cpu = replace(eta, shape=replace(eta.shape, device="cpu"))
     asked = []
-    monkeypatch.setattr(fused, "runs_persistent", lambda xp, H, options: asked.append((xp.shape, H, options)) or True)
+
+    def obstacle(inputs, options):
+        asked.append((inputs.xp.shape, inputs.h0.shape[-1], options))
+
+    monkeypatch.setattr(persistent, "obstacle", obstacle)
     assert gpu._design(on_cpu, False) == "persistent"
     assert gpu._design(on_cpu, True) == "stepwise"
     assert asked[0][:2] == ((7, 4, 48), 16)

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from tolerances import TOL
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
+from torchrum.ops.kernels import machine
+from torchrum.ops.rum_scan.designs import forget_decisions
 
 pytestmark = pytest.mark.gpu
 
@@ -350,7 +352,8 @@ def test_backends_say_why(monkeypatch):
         return RUM(I, hidden, device=CUDA, dtype=dtype, **options).explain_backend(x.to(dtype))
 
     for lam in (0, 1):
-        assert choice(lam=lam) == ("fused", "it is the fastest and nothing stands against it")
+        assert choice(lam=lam).backend == "fused"
+        assert choice(lam=lam).reason.endswith("design: it is the fastest and no restriction applies")
         assert choice(lam=lam, backend="torch") == ("torch", "it was asked for")
         assert choice(lam=lam, dtype=torch.float64).backend == "torch"
         assert "float64" in choice(lam=lam, dtype=torch.float64).reason
@@ -363,17 +366,18 @@ def test_backends_say_why(monkeypatch):
     with pytest.raises(ValueError, match=r"backend='fused' cannot run: .*float64"):
         RUM(I, H, backend="fused", device=CUDA, dtype=torch.float64)(x.double())
 
-    from torchrum.ops.rum_scan import fused
-
-    monkeypatch.setattr(fused, "triton_obstacle", lambda: "Triton is not installed")
-    assert choice().backend == "torch"
-    assert choice().reason.startswith("fused cannot run: Triton is not installed")
-    layer = RUM(I, H, device=CUDA)
-    expected = RUM(I, H, device=CUDA, backend="torch")
+    monkeypatch.setattr(machine, "triton_obstacle", lambda: "Triton is not installed")
+    forget_decisions()
+    words = {"layer_norm": True}  # the persistent kernels need no Triton, and have no layer norm
+    assert choice(**words).backend == "torch"
+    assert "stepwise cannot run: Triton is not installed" in choice(**words).reason
+    layer = RUM(I, H, device=CUDA, **words)
+    expected = RUM(I, H, device=CUDA, backend="torch", **words)
     expected.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(x + 1)[0], expected(x + 1)[0])
     with pytest.raises(ValueError, match=r"cannot run: Triton is not installed\. Pass backend='auto'"):
-        RUM(I, H, device=CUDA, backend="fused")(x)
+        RUM(I, H, device=CUDA, backend="stepwise")(x)
+    forget_decisions()
 
 
 def test_hidden_sizes_beyond_the_kernels_still_run():
@@ -386,7 +390,7 @@ def compiled(monkeypatch):
     """Counts what Triton and NVRTC compile."""
     import triton
 
-    from torchrum.ops.rum_scan.fused import nvrtc
+    from torchrum.ops.kernels import nvrtc
 
     count = {"triton": 0, "nvrtc": 0}
 

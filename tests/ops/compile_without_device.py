@@ -66,37 +66,36 @@ def stand_in() -> None:
     torch.cuda.current_stream = lambda *_: Quiet()  # type: ignore[assignment]
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.cuda.CUDAGraph = Quiet  # type: ignore[assignment,misc]
-    from torchrum.ops.rum_scan.fused import graphs, product
+    from torchrum.ops.kernels import matmul, step_graphs
 
-    graphs._Place = Quiet  # type: ignore[assignment,misc]
-    graphs.recording = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment]
-    graphs._prefer_shared = lambda function: None  # type: ignore[assignment]
-    product._hopper = lambda device: True  # type: ignore[assignment]
+    step_graphs._Place = Quiet  # type: ignore[assignment,misc]
+    step_graphs.recording = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment]
+    step_graphs._prefer_shared = lambda function: None  # type: ignore[assignment]
+    matmul._hopper = lambda device: True  # type: ignore[assignment]
 
 
 Pass = Callable[[], Any]
 
 
-def lam0(T: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Pass, Pass]:
-    from torchrum.ops.rum_scan.fused.lam0_backward import lam0_backward
-    from torchrum.ops.rum_scan.fused.lam0_forward import lam0_forward
-    from torchrum.ops.rum_scan.options import RumOptions
+def stepwise(T: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Pass, Pass]:
+    from torchrum.ops.rum_scan import RumOptions, ScanInputs, stepwise
 
     B, H = 3, 40
     options = RumOptions(eta=1.0, layer_norm=True, zoneout=0.1, training=True)
-    xp, h0 = torch.ones(T, B, 3 * H, dtype=dtype), torch.ones(B, H, dtype=dtype)
-    given = (h0, torch.ones(2 * H, H, dtype=dtype), torch.ones(3 * H), torch.ones(3 * H), None, torch.tensor(1))
-    results: list[torch.Tensor] = []
+    xp, h0, weight = (torch.ones(shape, dtype=dtype) for shape in ((T, B, 3 * H), (B, H), (2 * H, H)))
+    inputs = ScanInputs(xp, h0, None, weight, torch.ones(3 * H), torch.ones(3 * H), seed=torch.tensor(1))
+    results: list[Any] = []
 
     def forward() -> None:
-        results[:] = lam0_forward(xp, *given, options)
+        results[:] = [stepwise.forward(inputs, options)]
 
-    return forward, lambda: lam0_backward(torch.ones(T, B, H, dtype=dtype), xp, *given, *results, options)
+    grad_out = torch.ones(T, B, H, dtype=dtype)
+    return forward, lambda: stepwise.backward(grad_out, None, inputs, results[0], options, False)
 
 
-def lam0_tf32(T: int) -> tuple[Pass, Pass]:
+def stepwise_tf32(T: int) -> tuple[Pass, Pass]:
     torch.set_float32_matmul_precision("high")
-    return lam0(T, torch.float32)
+    return stepwise(T, torch.float32)
 
 
 def fast_slow(T: int) -> tuple[Pass, Pass]:
@@ -118,7 +117,7 @@ def fast_slow(T: int) -> tuple[Pass, Pass]:
 
 def main(name: str) -> None:
     stand_in()
-    make = {"lam0": lam0, "lam0_tf32": lam0_tf32, "fast_slow": fast_slow}[name]
+    make = {"stepwise": stepwise, "stepwise_tf32": stepwise_tf32, "fast_slow": fast_slow}[name]
     counts = []
     for T, capturing in ((4, False), (4, True), (5, False)):
         torch.cuda.is_current_stream_capturing = lambda capturing=capturing: capturing  # type: ignore[assignment,misc]

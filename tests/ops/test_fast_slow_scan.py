@@ -9,8 +9,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
+
 from composing import assert_composes
 from grids import thinned
+from oracle import assert_close
+from tolerances import NORM_ERROR
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.gru import GRUCell
 from torchrum.cells.lstm import LSTMCell
@@ -28,18 +31,16 @@ from torchrum.ops.fast_slow_scan.fused.scan import (
     forward_tensors,
     make_plans,
 )
-from torchrum.ops.fast_slow_scan.options import STREAMS_A_CELL
+from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL
 from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
+from torchrum.ops.kernels import matmul
+from torchrum.ops.kernels.chain import Chain, empty_shared
+from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.step_graphs import clear_graphs
 from torchrum.ops.lstm_scan import LstmOptions
-from torchrum.ops.lstm_scan.fused.scan import empty_shared
-from torchrum.ops.lstm_scan.fused.stage import Chain
-from torchrum.ops.lstm_scan.masks import keep_mask, stream_seeds
-from torchrum.ops.rum_scan.fused import product
-from torchrum.ops.rum_scan.fused.graphs import clear_graphs
 from torchrum.ops.rum_scan.options import RumOptions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # of the norm, against float64
 
 
 def make_options(
@@ -115,21 +116,12 @@ class Case:
         return {**found, **{f"d{name}": grad for name, grad in zip(x, grads, strict=True)}}
 
 
-def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], error: float) -> None:
-    assert found.keys() == wanted.keys()
-    for name, want in wanted.items():
-        assert found[name].shape == want.shape, name
-        difference = (found[name].double() - want).norm().item()
-        size = max(want.norm().item(), 0.05)  # a gradient that cancels to zero is zero up to roundings of its terms
-        assert difference <= error * size, f"{name}: {difference} of {want.norm().item()}"
-
-
 def check(
     T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32, error: float = 0.0
 ) -> None:
     case = Case(T, B, H, S, options, dtype)
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
-    assert_close(case.gradients(fast_slow_scan_fused, dtype), wanted, error or ERROR[dtype])
+    assert_close(case.gradients(fast_slow_scan_fused, dtype), wanted, error or NORM_ERROR[dtype])
 
 
 def smooth(options: FastSlowOptions) -> FastSlowOptions:
@@ -187,7 +179,7 @@ def test_reference_masks_are_those_of_their_streams():
     options = make_options(zoneout=0.3, dropout=0.4, training=True)
     case = Case(T, B, H, S, options)
     out, fast, _ = fast_slow_scan_reference(*case.arguments(case.tensors), case.seed, options)
-    seeds = stream_seeds(case.seed, 3 * STREAMS_A_CELL)
+    seeds = stream_seeds(case.seed, 3 * STREAMS_PER_CELL)
     for t in range(T):
         assert torch.equal(out[t] == 0, ~keep_mask(seeds[8], t, B, H, 0.4))
     kept = keep_mask(seeds[8], T - 1, B, H, 0.4)
@@ -268,8 +260,8 @@ def test_half_types_err_as_rounded_operands_do(monkeypatch, dtype):
 
 
 def test_split_products_match_reference(monkeypatch):
-    monkeypatch.setattr(product, "SPLIT", {"forward": True, "backward": True})
-    monkeypatch.setattr(product, "multiprocessors", lambda x: 12)  # few tiles: the interpreter is slow
+    monkeypatch.setattr(matmul, "SPLIT_K", {"forward": True, "backward": True})
+    monkeypatch.setattr(matmul, "multiprocessors", lambda x: 12)  # few tiles: the interpreter is slow
     check(2, 3, 40, 70, PENN, torch.bfloat16)
 
 
@@ -290,7 +282,7 @@ def test_second_derivatives_go_through_the_reference():
 def test_buffers_forget_the_bias_of_another_model():
     case = Case(1, 2, 3, 4, PENN)
     xp, _, _, weights = case.arguments(case.tensors)
-    scan = ForwardScan(xp, 2, PENN, Sizes(3, 4), empty_shared(xp, 2, stream_seeds(case.seed, 9), None), graphed=False)
+    scan = ForwardScan(xp, 2, PENN, Sizes(3, 4), empty_shared(xp, stream_seeds(case.seed, 9), None), graphed=False)
     slow = scan.stages[1]
     slow.load(weights[1])
     assert torch.equal(slow.bias, weights[1].bias)
@@ -315,7 +307,7 @@ def test_steps_through_the_table_match_direct_ones(slow):
     case = Case(T, B, *sizes, options)
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
     xp, fast, slow_state, weights = case.arguments(case.tensors)
-    seeds = stream_seeds(case.seed, STREAMS_A_CELL * len(weights))
+    seeds = stream_seeds(case.seed, STREAMS_PER_CELL * len(weights))
     _, _, _, saved = fast_slow_forward(xp, fast, slow_state, weights, seeds, options)  # for the shapes
     for parts in saved:
         for part in parts:
@@ -329,12 +321,12 @@ def test_steps_through_the_table_match_direct_ones(slow):
                 scan.step(t)
             scan.table[:1].add_(scan.stride * chunk)
 
-    forward = ForwardScan(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed=True)
+    forward = ForwardScan(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=True)
     forward.begin(T, weights, forward_tensors(xp, out, plans, saved), seeds, None)
     forward.start(fast, slow_state, saved.inputs)
     run(forward)
     dgates = [torch.empty_like(gates) for gates in saved.gates]
-    backward = BackwardScan(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed=True)
+    backward = BackwardScan(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=True)
     given = backward_tensors(case.grads[0], dgates, plans, saved, options)
     backward.begin(T, weights[::-1], given[::-1], seeds, None)
     backward.start(case.grads[1:])
@@ -344,7 +336,7 @@ def test_steps_through_the_table_match_direct_ones(slow):
     found |= {"dfast_c": carries[1], "dslow_h": carries[2]}
     for number, norm in enumerate(norms):
         found |= {f"dln_weight{number}": norm[0], f"dln_bias{number}": norm[1]}
-    assert_close(found, {name: wanted[name] for name in found}, ERROR[torch.float32])
+    assert_close(found, {name: wanted[name] for name in found}, NORM_ERROR[torch.float32])
 
 
 # ---- the choice
@@ -401,7 +393,9 @@ def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, slow, num_fast):
         out, last = part.scan(x.to(dtype), part.initial_state(2, device=DEVICE, dtype=dtype))
         (out.square().sum() + last[1].sum() + last[2].square().sum()).backward()
     found = {name: parameter.grad for name, parameter in cell.named_parameters()}
-    assert_close(found, {name: parameter.grad for name, parameter in exact.named_parameters()}, ERROR[torch.float32])
+    assert_close(
+        found, {name: parameter.grad for name, parameter in exact.named_parameters()}, NORM_ERROR[torch.float32]
+    )
 
 
 def test_cell_in_training_draws_anew(monkeypatch):
@@ -505,7 +499,7 @@ def test_gpu_shapes(T, B, H, S):
 @gpu
 @pytest.mark.parametrize("split", [False, True])
 def test_gpu_split_products(monkeypatch, split):
-    monkeypatch.setattr(product, "SPLIT", {"forward": split, "backward": split})
+    monkeypatch.setattr(matmul, "SPLIT_K", {"forward": split, "backward": split})
     check(5, 128, 200, 300, smooth(PENN), torch.bfloat16)
 
 
@@ -513,7 +507,7 @@ def test_gpu_split_products(monkeypatch, split):
 def test_gpu_outer_capture_gives_the_same():
     case = Case(20, 4, 96, 80, PENN)
     xp, fast, slow, weights = case.arguments(case.tensors)
-    seeds = stream_seeds(case.seed, STREAMS_A_CELL * len(weights))
+    seeds = stream_seeds(case.seed, STREAMS_PER_CELL * len(weights))
 
     def both(T: int = 20) -> list[Tensor]:
         out, _, _, saved = fast_slow_forward(xp[:T], fast, slow, weights, seeds, PENN)

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the table is filled by a Triton kernel")
 
-from torchrum.ops.rum_scan.fused import graphs
+from torchrum.ops.kernels import step_graphs as graphs
 
 
 class FakeGraph:

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 from grids import thinned
+from oracle import exact_scan, relative_error, run_design
+from tolerances import NORM_ERROR
+from torchrum.ops.kernels import nvrtc
+from torchrum.ops.kernels.nvrtc import Argument, load_kernel, pack
 from torchrum.ops.rotation import rotation_matrix
-from torchrum.ops.rum_scan import fused as fused_backend
-from torchrum.ops.rum_scan.fused import lam1, nvrtc
-from torchrum.ops.rum_scan.fused.nvrtc import Argument, load_kernel, pack
-from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.reference import rum_scan_reference
+from torchrum.ops.rum_scan import RumOptions, ScanInputs
+from torchrum.ops.rum_scan import lam1 as design
+from torchrum.ops.rum_scan.lam1 import launcher as lam1
 
-REL_ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # |x - ref| / |ref| of each tensor
 EMULATOR = Path(__file__).parent / "lam1_emulator.cpp"
-NAMES = ("out", "R_n", "grad_xp", "grad_h0", "grad_R0", "grad_weight_hh", "grad_ln_weight", "grad_ln_bias")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is built with g++")
 
 
@@ -96,8 +96,11 @@ class Case:
         return RumOptions(lam=1.0, **self.options)
 
 
-def draw(case: Case, seed: int = 0) -> dict[str, Tensor | None]:
-    """Inputs and the gradients of the outputs, on the CPU, exactly representable in the case's dtype."""
+Drawn = tuple[ScanInputs, Tensor, Tensor | None]
+
+
+def draw(case: Case, seed: int = 0) -> Drawn:
+    """Inputs and the gradients of both results, on the CPU, exactly representable in the case's dtype."""
     options, gen = case.rum_options(), torch.Generator().manual_seed(seed)
     N, B = case.N, case.B
 
@@ -109,49 +112,41 @@ def draw(case: Case, seed: int = 0) -> dict[str, Tensor | None]:
         case.edit(xp, N)
     ln = options.num_inputs * N if options.layer_norm else 0
     R0 = torch.linalg.qr(torch.randn(B, N, N, generator=gen))[0]  # the kernel pulls R back to orthogonality
-    return {
-        "xp": xp,
-        "h0": normal(B, N),
-        "R0": R0 if case.with_r0 else None,
-        "weight_hh": normal(options.num_gates * N, N, scale=N**-0.5),
-        "ln_weight": 1 + normal(ln, scale=0.2) if ln else None,
-        "ln_bias": normal(ln, scale=0.2) if ln else None,
-        "grad_out": normal(case.T, B, N),
-        "grad_R_n": torch.randn(B, N, N, generator=gen) if case.with_grad_r else None,
-    }
+    inputs = ScanInputs(
+        xp,
+        normal(B, N),
+        R0 if case.with_r0 else None,
+        normal(options.num_gates * N, N, scale=N**-0.5),
+        1 + normal(ln, scale=0.2) if ln else None,
+        normal(ln, scale=0.2) if ln else None,
+        None if case.lengths is None else torch.tensor(case.lengths),
+        torch.tensor(1234),
+    )
+    return inputs, normal(case.T, B, N), torch.randn(B, N, N, generator=gen) if case.with_grad_r else None
 
 
-def reference(case: Case, given: dict[str, Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
-    leaves = {k: None if x is None else x.to(dtype, copy=True).requires_grad_() for k, x in given.items()}
-    lengths = None if case.lengths is None else torch.tensor(case.lengths)
-    inputs = [leaves[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")]
-    out, R_n = rum_scan_reference(*inputs, lengths, torch.tensor(1234), case.rum_options())
-    loss = (out * given["grad_out"].to(dtype)).sum()
-    if given["grad_R_n"] is not None:
-        loss = loss + (R_n * given["grad_R_n"].to(dtype)).sum()
-    loss.backward()
-    return [out.detach(), R_n.detach(), *(None if x is None else x.grad for x in inputs)]
+def fused(case: Case, given: Drawn, device: str) -> dict[str, Tensor]:
+    inputs, grad_out, grad_R = on_device(given, device)
+    return run_design(design, inputs, case.rum_options(), grad_out, grad_R)
 
 
-def fused(case: Case, given: dict[str, Tensor | None], device: str) -> list[Tensor | None]:
-    given = {k: None if x is None else x.to(device) for k, x in given.items()}
-    lengths = None if case.lengths is None else torch.tensor(case.lengths, device=device)
-    inputs = [given[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")]
-    inputs += [lengths, torch.tensor(1234, device=device)]
-    options = case.rum_options()
-    out, R_n, ckpt = lam1.lam1_forward(*inputs, options)
-    grads = lam1.lam1_backward(given["grad_out"], given["grad_R_n"], *inputs, out, R_n, ckpt, options)
-    return [out, R_n, *grads]
+def on_device(given: Drawn, device: str) -> Drawn:
+    inputs, *grads = given
+    moved, (grad_out, grad_R) = ([None if x is None else x.to(device) for x in part] for part in (inputs, grads))
+    return ScanInputs(*moved), grad_out, grad_R
 
 
-def moved_by_a_rounding(given: dict[str, Tensor | None], seed: int) -> dict[str, Tensor | None]:
+def moved_by_a_rounding(given: Drawn, seed: int) -> Drawn:
     """Inputs in float64, each off by up to half a unit in the last place of float32."""
     gen = torch.Generator().manual_seed(seed)
 
-    def move(x: Tensor) -> Tensor:
+    def move(x: Tensor | None) -> Tensor | None:
+        if x is None or not x.is_floating_point():
+            return x
         return x.double() * (1 + 2**-24 * (2 * torch.rand(x.shape, generator=gen, dtype=torch.float64) - 1))
 
-    return {name: None if x is None else move(x) for name, x in given.items()}
+    inputs, grad_out, grad_R = given
+    return ScanInputs(*map(move, inputs)), move(grad_out), move(grad_R)
 
 
 def assert_matches(case: Case, device: str = "cpu") -> None:
@@ -162,21 +157,20 @@ def assert_matches(case: Case, device: str = "cpu") -> None:
     has five digits. What it can keep is taken from the reference: the largest of its own error in float32 and of the
     changes, in float64, when each input moves by one rounding. One sample alone can be lucky by a factor of ten.
     """
-    given = draw(case)
-    exact, found = reference(case, given, torch.float64), fused(case, given, device)
-    samples = [reference(case, given, torch.float32)]
-    samples += [reference(case, moved_by_a_rounding(given, seed), torch.float64) for seed in range(3)]
-    floor = 0.01 * float(given["grad_out"].double().norm())  # what cancels to less than this has lost its digits
-    for name, got, want, *others in zip(NAMES, found, exact, *samples, strict=True):
-        if want is None:
-            assert got is None, name
-            continue
-        assert got is not None, name
-        assert got.shape == want.shape, name
-        error, *unavoidable = (
-            float((x.cpu().double() - want).norm() / want.norm().clamp(min=floor)) for x in (got, *others)
-        )
-        allowed = max(REL_ERROR[case.dtype], 10 * max(unavoidable))
+    given, options = draw(case), case.rum_options()
+
+    def reference(given: Drawn, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        inputs, grad_out, grad_R = given
+        return exact_scan(inputs, options, grad_out, grad_R, dtype)
+
+    exact, found = reference(given), fused(case, given, device)
+    samples = [reference(given, torch.float32), *(reference(moved_by_a_rounding(given, seed)) for seed in range(3))]
+    floor = 0.01 * float(given[1].double().norm())  # what cancels to less than this has lost its digits
+    assert found.keys() == exact.keys()
+    for name, want in exact.items():
+        assert found[name].shape == want.shape, name
+        error = relative_error(found[name].cpu(), want, floor)
+        allowed = max(NORM_ERROR[case.dtype], *(10 * relative_error(sample[name], want, floor) for sample in samples))
         assert error <= allowed, f"{name}: relative error {error:.2e} over {allowed:.0e}"
 
 
@@ -193,7 +187,7 @@ EMULATED = [
     Case(3, T=4, options={"update_gate": False, "activation": "tanh"}, lengths=[2, 0]),
     Case(20, options={"eta": 1.5, "zoneout": 0.3, "training": True, "activation": "softsign"}, lengths=[4, 7]),
     Case(9, options={**LN, "activation": "sigmoid", "zoneout": 0.2}, with_r0=False, with_grad_r=False),
-    Case(9, options={**LN, "ln_order": "authors", "eta": 1.0, "target_activation": "tanh"}, lengths=[6, 3]),
+    Case(9, options={**LN, "ln_order": "authors", "eta": 1.0}, lengths=[6, 3]),
     Case(9, options={**LN, "update_gate": False}, edit=zero_eps),
     Case(66, B=1, T=5, options={"eta": 1.0}),
     Case(10, dtype=torch.bfloat16, T=5, options={"activation": "tanh"}),  # rounding moves units over relu's kink
@@ -210,23 +204,18 @@ def test_emulated_kernel_matches_reference(case: Case) -> None:
 
 def gates_case(device: str, case: Case) -> None:
     """The recomputed raw gates are what the formula says, row by row, and what else stands in grad_xp is left alone."""
-    given, options = draw(case), case.rum_options()
-    xp, h0, weight = (given[k] for k in ("xp", "h0", "weight_hh"))
-    assert xp is not None
-    assert h0 is not None
-    assert weight is not None
+    options = case.rum_options()
+    xp, h0, _, weight, *_ = draw(case)[0]
     out = torch.randn(case.T, case.B, case.N).to(case.dtype)
     G = options.num_gates * case.N
-    for start in (h0.float() + 1e-3, None):  # which is not representable in half precision, and enters rounded
-        first = torch.zeros_like(out[:1]) if start is None else start.to(case.dtype).unsqueeze(0)
-        states = torch.cat((first, out[:-1])).double()
-        want = xp[..., :G].double() + states @ weight.double().mT
-        grad_xp = torch.full_like(xp, 7.0)
-        moved = [None if x is None else x.to(device) for x in (xp, start, weight.float(), out, grad_xp)]
-        got = lam1._gates(*moved, options).cpu()
-        assert got.dtype == torch.float32
-        assert (got[..., :G].double() - want).norm() <= 3e-7 * want.norm()
-        assert torch.equal(got[..., G:], torch.full_like(got[..., G:], 7.0))
+    start = h0.float() + 1e-3  # which is not representable in half precision, and enters rounded
+    states = torch.cat((start.to(case.dtype).unsqueeze(0), out[:-1])).double()
+    want = xp[..., :G].double() + states @ weight.double().mT
+    grad_xp = torch.full_like(xp, 7.0)
+    got = lam1._gates(*(x.to(device) for x in (xp, start, weight.float(), out, grad_xp)), options).cpu()
+    assert got.dtype == torch.float32
+    assert (got[..., :G].double() - want).norm() <= 3e-7 * want.norm()
+    assert torch.equal(got[..., G:], torch.full_like(got[..., G:], 7.0))
 
 
 GATE_CASES = [
@@ -254,12 +243,13 @@ def test_gates_on_the_gpu(case: Case) -> None:
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
 def test_forward_keeps_no_gates() -> None:
-    xp, h0, weight = torch.randn(5, 2, 12), torch.randn(2, 4), torch.randn(8, 4)
+    inputs = ScanInputs(torch.randn(5, 2, 12), torch.randn(2, 4), None, torch.randn(8, 4))
     options = RumOptions(lam=1.0)
-    found = fused_backend.forward(xp, h0, None, weight, None, None, None, None, options)
-    room = fused_backend.empty_results(xp, 4, options)
-    assert [part.shape for part in found] == [part.shape for part in room]
-    assert found[2].numel() == 0
+    found, empty = design.forward(inputs, options), design.empty_results(inputs, options)
+    assert (found.out.shape, found.R.shape) == (empty.out.shape, empty.R.shape)
+    assert found.residuals.kept.shape == empty.residuals.kept.shape
+    assert found.residuals.gates is empty.residuals.gates is None
+    assert design.forward(inputs, options, save=False).residuals.kept is None
 
 
 def rotation_case(device: str) -> None:
@@ -275,9 +265,9 @@ def rotation_case(device: str) -> None:
     grad_R = torch.randn(B, N, N, generator=gen)
     options = RumOptions(lam=1.0, activation="tanh", update_gate=False)
     given = [x.to(device) for x in (xp, h0, torch.eye(N).expand(B, N, N).contiguous(), torch.zeros(N, N))]
-    inputs = (*given, None, None, None, None)
-    out, R_n, ckpt = lam1.lam1_forward(*inputs, options)
-    grads = lam1.lam1_backward(grad_out.to(device), grad_R.to(device), *inputs, out, R_n, ckpt, options)
+    results = design.forward(ScanInputs(*given), options)
+    out, R_n, _ = results
+    grads = design.backward(grad_out.to(device), grad_R.to(device), ScanInputs(*given), results, options, True)
 
     leaf, start = xp.double().requires_grad_(), h0.double().requires_grad_()
     h, R, states = start, torch.eye(N, dtype=torch.float64).expand(B, N, N), []
@@ -305,13 +295,13 @@ def test_emulated_degenerate_rotations() -> None:
 def test_no_rows_and_no_steps() -> None:
     options = RumOptions(lam=1.0)
     for T, B in ((3, 0), (0, 2)):
-        inputs = (torch.zeros(T, B, 12), torch.ones(B, 4), None, torch.zeros(8, 4), None, None, None, None)
-        out, R_n, ckpt = lam1.lam1_forward(*inputs, options)
-        assert out.shape == (T, B, 4)
-        assert R_n.shape == (B, 4, 4)
-        grads = lam1.lam1_backward(torch.zeros(T, B, 4), None, *inputs, out, R_n, ckpt, options)
-        assert grads[0].shape == (T, B, 12)
-        assert grads[3].shape == (8, 4)
+        inputs = ScanInputs(torch.zeros(T, B, 12), torch.ones(B, 4), None, torch.zeros(8, 4))
+        results = design.forward(inputs, options)
+        assert results.out.shape == (T, B, 4)
+        assert results.R.shape == (B, 4, 4)
+        grads = design.backward(torch.zeros(T, B, 4), None, inputs, results, options, False)
+        assert grads.xp.shape == (T, B, 12)
+        assert grads.weight_hh.shape == (8, 4)
 
 
 @pytest.mark.parametrize(
@@ -319,16 +309,17 @@ def test_no_rows_and_no_steps() -> None:
     [
         ({"lam": 0.5}, "lam is 0.5"),
         ({"dtype": torch.float64}, "float64"),
-        ({"activation": torch.sin}, "no activation"),
-        ({"activation": "gelu"}, "no activation 'gelu'"),
+        ({"activation": "gelu"}, "activation is 'gelu'"),
         ({"hidden": 129}, "up to 128"),
-        ({}, "on cpu"),
     ],
 )
-def test_obstacle_names_the_reason(given: dict[str, Any], words: str) -> None:
+def test_obstacle_names_the_reason(given: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = RumOptions(lam=given.get("lam", 1.0), activation=given.get("activation", "relu"))
     xp = torch.zeros(2, 3, 3 * given.get("hidden", 8), dtype=given.get("dtype", torch.float32))
-    assert words in str(lam1.lam1_obstacle(xp, options))
+    inputs = ScanInputs.shaped_like(xp, options)
+    assert design.obstacle(inputs, options) == "the input is on cpu"
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
+    assert words in str(design.obstacle(inputs, options))
 
 
 SIZES = [1, 2, 3, 31, 50, 64, 65, 96, 100, 127, 128]
@@ -364,7 +355,7 @@ class CubinFolder:
     compile: Callable[..., bytes]
 
     def cubin(self, *key: Any) -> bytes:
-        """What ``nvrtc._compile`` returns for these arguments."""
+        """What ``nvrtc.compile_source`` returns for these arguments."""
         file = self._file(key)
         if not file.exists():
             part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
@@ -385,17 +376,18 @@ class CubinFolder:
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every kernel of the two lists above, compiled side by side: one after the other they take minutes."""
-    capability, root = torch.cuda.get_device_capability(0), tmp_path_factory.getbasetemp()
-    folder = CubinFolder((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "lam1", nvrtc._compile)
+    architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(0))
+    root = tmp_path_factory.getbasetemp()
+    folder = CubinFolder((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "lam1", nvrtc.compile_source)
     folder.path.mkdir(exist_ok=True)
     wanted = {
-        (lam1._source(kind), f"lam1_{kind}", layout.macros, capability): None  # in order, unlike a set
+        (lam1._source(kind), f"lam1_{kind}", layout.macros, architecture, ()): None  # in order, unlike a set
         for case in SIZE_CASES + OPTION_CASES
         for kind in ("forward", "gates", "backward", "replay")
         for layout in [lam1._layout(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
     }
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
-        patch.setattr(nvrtc, "_compile", folder.cubin)
+        patch.setattr(nvrtc, "compile_source", folder.cubin)
         list(pool.map(lambda key: folder.compile_ahead(*key), wanted))
         yield
 
@@ -452,7 +444,8 @@ def test_memory_stays_orthogonal() -> None:
     gen = torch.Generator("cuda").manual_seed(0)
     xp = torch.randn(10_000, 4, 3 * N, device="cuda", generator=gen)
     weight = torch.randn(2 * N, N, device="cuda", generator=gen) * N**-0.5
-    _, R_n, _ = lam1.lam1_forward(xp, None, None, weight, None, None, None, None, options, save=False)
+    inputs = ScanInputs(xp, xp.new_zeros(4, N), None, weight)
+    R_n = design.forward(inputs, options, save=False).R
     assert (R_n @ R_n.mT - torch.eye(N, device="cuda")).abs().max() <= 1e-5
 
 
@@ -462,17 +455,14 @@ def test_backward_is_deterministic_and_graph_capture_agrees() -> None:
     given = draw(case)
     first = fused(case, given, "cuda")
     again = fused(case, given, "cuda")
-    on_gpu = {k: None if x is None else x.cuda() for k, x in given.items()}
-    inputs = [on_gpu[k] for k in ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")] + [None, None]
     graph = torch.cuda.CUDAGraph()
+    inputs, grad_out, grad_R = on_device(given, "cuda")
     with torch.cuda.graph(graph):
-        out, R_n, ckpt = lam1.lam1_forward(*inputs, case.rum_options())
-        grads = lam1.lam1_backward(on_gpu["grad_out"], on_gpu["grad_R_n"], *inputs, out, R_n, ckpt, case.rum_options())
+        captured = run_design(design, inputs, case.rum_options(), grad_out, grad_R)
     graph.replay()
-    for a, b, c in zip(first, again, [out, R_n, *grads], strict=True):
-        if a is not None and b is not None and c is not None:
-            assert torch.equal(a, b)
-            torch.testing.assert_close(a, c, rtol=1e-6, atol=1e-6)
+    for name, value in first.items():
+        assert torch.equal(value, again[name]), name
+        torch.testing.assert_close(value, captured[name], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu

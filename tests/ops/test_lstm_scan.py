@@ -10,25 +10,19 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from composing import assert_composes
 from grids import thinned
+from oracle import assert_close
+from tolerances import NORM_ERROR
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops import lstm_scan as lstm_scan_module
-from torchrum.ops.lstm_scan import LstmOptions, fused, lstm_scan, lstm_scan_choice
+from torchrum.ops.kernels.chain import empty_shared
+from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.step_graphs import clear_graphs
+from torchrum.ops.lstm_scan import CellWeights, LstmInputs, LstmOptions, fused, lstm_scan, lstm_scan_choice
 from torchrum.ops.lstm_scan.fused import lstm_scan_fused
-from torchrum.ops.lstm_scan.fused.scan import (
-    BackwardScan,
-    ForwardScan,
-    Saved,
-    empty_shared,
-    lstm_backward,
-    lstm_forward,
-)
-from torchrum.ops.lstm_scan.masks import keep_mask, stream_seeds
-from torchrum.ops.lstm_scan.options import CellWeights
+from torchrum.ops.lstm_scan.fused.scan import BackwardScan, ForwardScan, Grads, Saved, lstm_backward, lstm_forward
 from torchrum.ops.lstm_scan.reference import STREAMS, lstm_scan_reference
-from torchrum.ops.rum_scan.fused.graphs import clear_graphs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # of the norm, against float64
 NAMES = ("xp", "h0", "c0", "weight_hh", "ln_weight", "ln_bias")
 GRID = [
     {"layer_norm": norm, "training": training, "zoneout": h, "zoneout_cell": c}
@@ -57,13 +51,12 @@ def gradients(scan, case: dict[str, Tensor | None], grads: tuple[Tensor, ...], d
     return {**named, **{f"d{name}": g for name, g in zip(wanted, found, strict=True)}}
 
 
-def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], error: float) -> None:
-    assert found.keys() == wanted.keys()
-    for name, want in wanted.items():
-        assert found[name].shape == want.shape, name
-        difference = (found[name].double() - want).norm().item()
-        size = max(want.norm().item(), 0.05)  # a gradient that cancels to zero is zero up to roundings of its terms
-        assert difference <= error * size, f"{name}: {difference} of {want.norm().item()}"
+def by_reference(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions):
+    return lambda *x: lstm_scan_reference(LstmInputs(*x, lengths, seed), options)
+
+
+def by_kernels(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions):
+    return lambda *x: lstm_scan_fused(LstmInputs(*x, lengths, seed), options)
 
 
 def draw_grads(T: int, B: int, H: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -77,9 +70,9 @@ def check(
     rows = torch.randint(0, T + 1, (B,), device=DEVICE) if lengths else None
     seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
     more = (rows, seed, options)
-    wanted = gradients(lambda *x: lstm_scan_reference(*x, *more), case, grads, torch.float64)
-    found = gradients(lambda *x: lstm_scan_fused(*x, *more), case, grads, dtype)
-    assert_close(found, wanted, ERROR[dtype])
+    wanted = gradients(by_reference(*more), case, grads, torch.float64)
+    found = gradients(by_kernels(*more), case, grads, dtype)
+    assert_close(found, wanted, NORM_ERROR[dtype])
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +98,7 @@ def test_reference_is_the_cell_step_by_step(layer_norm, training):
     if layer_norm:
         norms = torch.cat((cell.ln_weight, cell.ln_weight_c)), torch.cat((cell.ln_bias, cell.ln_bias_c))
     options = LstmOptions(training=training, **words)
-    out, h, c = lstm_scan_reference(cell.project(x), *state, cell.weight_hh, *norms, None, None, options)
+    out, h, c = lstm_scan_reference(LstmInputs(cell.project(x), *state, cell.weight_hh, *norms), options)
     for t in range(T):
         output, state = cell(x[t], state)
         torch.testing.assert_close(out[t], output, rtol=1e-12, atol=1e-12)
@@ -152,15 +145,15 @@ def test_layer_norm_of_a_large_mean_keeps_its_digits(gate):
     options = LstmOptions(layer_norm=True)
     case, grads = draw(1, 2, 16, options), draw_grads(1, 2, 16)
     case["xp"].unflatten(-1, (4, 16))[:, :, gate] += 64.0  # a difference of squares would lose four digits
-    wanted = gradients(lambda *x: lstm_scan_reference(*x, None, None, options), case, grads, torch.float64)
-    found = gradients(lambda *x: lstm_scan_fused(*x, None, None, options), case, grads, torch.float32)
-    assert_close(found, wanted, ERROR[torch.float32])
+    wanted = gradients(by_reference(None, None, options), case, grads, torch.float64)
+    found = gradients(by_kernels(None, None, options), case, grads, torch.float32)
+    assert_close(found, wanted, NORM_ERROR[torch.float32])
 
 
 def test_zoneout_takes_the_reference_masks():
     options = LstmOptions(zoneout=0.4, zoneout_cell=0.6, training=True)
     case, seed = draw(3, 2, 20, options), torch.tensor(2**31 - 5, device=DEVICE)
-    out, _, _, saved = lstm_forward(*case.values(), None, stream_seeds(seed, STREAMS), options)
+    out, _, _, saved = lstm_forward(LstmInputs(**case), stream_seeds(seed, STREAMS), options)
     before = torch.cat([case["h0"][None], out[:-1]])
     for t in range(3):
         assert torch.equal(out[t] == before[t], ~keep_mask(stream_seeds(seed, 2)[0], t, 2, 20, 0.4))
@@ -173,7 +166,7 @@ def test_rows_past_their_length_rest():
     options = LstmOptions(layer_norm=True)
     case, lengths = draw(3, 2, 6, options), torch.tensor([0, 2], device=DEVICE)
     found = gradients(
-        lambda *x: lstm_scan_fused(*x, lengths, None, options),
+        by_kernels(lengths, None, options),
         case,
         (torch.ones(3, 2, 6, device=DEVICE), torch.zeros(2, 6, device=DEVICE), torch.ones(2, 6, device=DEVICE)),
         torch.float32,
@@ -192,17 +185,19 @@ def test_one_result_alone_has_a_gradient(which):
 
     def alone(scan, dtype) -> dict[str, Tensor]:
         x = {name: v.to(dtype).requires_grad_() for name, v in case.items()}
-        result = scan(*x.values(), None, None, options)[which]
+        result = scan(LstmInputs(**x), options)[which]
         return dict(zip(x, torch.autograd.grad(result, list(x.values()), grad.to(dtype)), strict=True))
 
-    assert_close(alone(lstm_scan_fused, torch.float32), alone(lstm_scan_reference, torch.float64), ERROR[torch.float32])
+    assert_close(
+        alone(lstm_scan_fused, torch.float32), alone(lstm_scan_reference, torch.float64), NORM_ERROR[torch.float32]
+    )
 
 
 @pytest.mark.parametrize("T, B", [(0, 2), (3, 0)])
 def test_empty_input(T, B):
     options = LstmOptions(layer_norm=True)
     case = draw(T, B, 5, options)
-    found = gradients(lambda *x: lstm_scan_fused(*x, None, None, options), case, draw_grads(T, B, 5), torch.float32)
+    found = gradients(by_kernels(None, None, options), case, draw_grads(T, B, 5), torch.float32)
     assert found["out"].shape == (T, B, 5)
     assert torch.equal(found["h_n"], case["h0"])
     for name in ("weight_hh", "ln_weight", "ln_bias"):
@@ -215,7 +210,7 @@ def test_second_derivatives_go_through_the_reference():
 
     def penalty(scan, dtype) -> list[Tensor]:
         x = [v.to(dtype).requires_grad_() for v in case.values()]
-        out, _, c = scan(*x, None, seed, options)
+        out, _, c = scan(LstmInputs(*x, None, seed), options)
         first = torch.autograd.grad(out.square().sum() + c.sum(), x, create_graph=True)
         return list(torch.autograd.grad(sum(g.square().sum() for g in first), x))
 
@@ -230,8 +225,10 @@ def test_steps_through_the_table_match_direct_ones():
     case, grads = draw(T, B, H, options), draw_grads(T, B, H)
     seed, lengths = torch.tensor(5, device=DEVICE), torch.tensor([5, 3], device=DEVICE)
     seeds = stream_seeds(seed, STREAMS)
-    wanted = gradients(lambda *x: lstm_scan_reference(*x, lengths, seed, options), case, grads, torch.float64)
-    _, _, _, saved = lstm_forward(*case.values(), lengths, seeds, options)  # for tensors of the right shapes
+    wanted = gradients(by_reference(lengths, seed, options), case, grads, torch.float64)
+    _, _, _, saved = lstm_forward(
+        LstmInputs(**case, lengths=lengths), seeds, options
+    )  # for tensors of the right shapes
     saved = Saved(*(torch.full_like(part, float("nan")) for part in saved))
     saved.states.zero_()
     out, dgates = torch.empty(T, B, H, device=DEVICE), torch.empty(T, B, 4 * H, device=DEVICE)
@@ -244,7 +241,7 @@ def test_steps_through_the_table_match_direct_ones():
                 scan.step(t)
             scan.table[:1].add_(scan.stride * chunk)
 
-    shared = empty_shared(out, B, seeds, lengths)
+    shared = empty_shared(out, seeds, lengths)
     forward = ForwardScan(out, B, H, options, shared, graphed=True)
     given = (case["xp"], saved.gates, saved.cells, saved.stats, saved.states[1:], out)
     forward.begin(T, weights, [given], seeds, lengths)
@@ -258,7 +255,7 @@ def test_steps_through_the_table_match_direct_ones():
     dh0, dc0, norms = backward.finish()
     found = {"out": out, "c_n": forward.c, "dxp": dgates, "dh0": dh0, "dc0": dc0}
     found |= {"dln_weight": norms[0], "dln_bias": norms[1]}
-    assert_close(found, {name: wanted[name] for name in found}, ERROR[torch.float32])
+    assert_close(found, {name: wanted[name] for name in found}, NORM_ERROR[torch.float32])
 
 
 # ---- the choice
@@ -301,7 +298,9 @@ def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, lengths):
         _, (h, c) = part.scan(x.to(dtype), part.initial_state(3, device=DEVICE, dtype=dtype), rows)
         (h.square().sum() + c.sum()).backward()
     found = {name: parameter.grad for name, parameter in cell.named_parameters()}
-    assert_close(found, {name: parameter.grad for name, parameter in exact.named_parameters()}, ERROR[torch.float32])
+    assert_close(
+        found, {name: parameter.grad for name, parameter in exact.named_parameters()}, NORM_ERROR[torch.float32]
+    )
 
 
 def test_cell_draws_new_masks_for_each_sequence(monkeypatch):
@@ -342,7 +341,7 @@ FULL = LstmOptions(layer_norm=True, zoneout=0.1, zoneout_cell=0.5, training=True
 @gpu
 @pytest.mark.parametrize("number", range(len(GRID)))
 def test_gpu_options(number):
-    check(7, 5, 72, LstmOptions(**GRID[number]), list(ERROR)[number % 3], lengths=number % 2 == 0)
+    check(7, 5, 72, LstmOptions(**GRID[number]), list(NORM_ERROR)[number % 3], lengths=number % 2 == 0)
 
 
 @gpu
@@ -370,12 +369,11 @@ def test_gpu_shapes(T, B, H):
 def test_gpu_outer_capture_gives_the_same():
     case, seeds = draw(20, 4, 96, FULL), torch.tensor([77, 5], device="cuda")
     grads = draw_grads(20, 4, 96)
-    inputs = (*case.values(), None, seeds, FULL)
 
     def both(T: int = 20) -> list[Tensor]:
-        xp, *others = inputs
-        out, _, c, saved = lstm_forward(xp[:T], *others)
-        return [out, c, *lstm_backward(grads[0][:T], *grads[1:], *inputs[1:8], saved, FULL)]
+        inputs = LstmInputs(**{**case, "xp": case["xp"][:T]})
+        out, _, c, saved = lstm_forward(inputs, seeds, FULL)
+        return [out, c, *lstm_backward(Grads(grads[0][:T], *grads[1:]), inputs, seeds, saved, FULL)]
 
     wanted = [part.clone() for part in both()]
     stream = torch.cuda.Stream()
@@ -406,5 +404,5 @@ def test_gpu_public_op_takes_the_kernels_and_its_backward_runs_in_autograds_thre
     torch.autograd.backward(results, grads)
     found = dict(zip(("out", "h_n", "c_n"), (r.detach() for r in results), strict=True))
     found |= {f"d{name}": v.grad for name, v in x.items()}
-    wanted = gradients(lambda *x: lstm_scan_reference(*x, None, seed, FULL), case, grads, torch.float64)
-    assert_close(found, wanted, ERROR[torch.float32])
+    wanted = gradients(by_reference(None, seed, FULL), case, grads, torch.float64)
+    assert_close(found, wanted, NORM_ERROR[torch.float32])

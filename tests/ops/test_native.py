@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
-from torchrum.ops.rum_scan import RumOptions, native, op, rum_scan, torch_scan
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
 from torchrum.ops.rum_scan.native import build, library
 from torchrum.ops.rum_scan.native import linear as linear_module
 from torchrum.ops.rum_scan.native.linear import linear_applies, native_linear
@@ -100,11 +100,11 @@ def test_layer_norm_gradients_of_many_blocks(lam, threads, monkeypatch):
 def test_empty_input(T, B, lam):
     options = RumOptions(lam=lam, layer_norm=True)
     inputs = draw(options, T, B, 5)
-    out, R_n, saved, kept = native.forward(*inputs.values(), None, None, options)
-    assert out.shape == (T, B, 5)
-    assert R_n is None or torch.equal(R_n, inputs["R0"])
-    results = (out, saved, R_n, kept)
-    grads = native.backward(torch.zeros_like(out), None, *inputs.values(), None, None, *results, options, False)
+    scan = ScanInputs(**inputs)
+    results = native.forward(scan, options)
+    assert results.out.shape == (T, B, 5)
+    assert results.R is None or torch.equal(results.R, inputs["R0"])
+    grads = native.backward(torch.zeros_like(results.out), None, scan, results, options, False)
     for name, grad in zip(("xp", "h0", None, "weight_hh", "ln_weight", "ln_bias"), grads, strict=True):
         assert name is None or (grad.shape == inputs[name].shape and grad.count_nonzero() == 0), name
 
@@ -170,14 +170,14 @@ def test_after_a_fork(threads, monkeypatch):
     threads(2)
     options = RumOptions(lam=1.0)
     inputs = draw(options, 5, 8, 24)
-    before = native.forward(*inputs.values(), None, None, options)[0]
+    before = native.forward(ScanInputs(**inputs), options).out
     child = os.fork()
     if child == 0:  # whatever happens here, the child must not return to pytest
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(60)
-        again = native.forward(*inputs.values(), None, None, options)[0]
+        again = native.forward(ScanInputs(**inputs), options).out
         os._exit(0 if again.tolist() == before.tolist() else 3)
-    again = native.forward(*inputs.values(), None, None, options)[0]
+    again = native.forward(ScanInputs(**inputs), options).out
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert torch.equal(again, before)
 
@@ -211,8 +211,9 @@ def test_inference_keeps_nothing_and_gives_the_same(lam, dtype):
     inputs = draw(options, 6, 5, 20)
     inputs = {name: part if part is None or name == "R0" else part.to(dtype) for name, part in inputs.items()}
     lengths = torch.tensor([6, 0, 3, 6, 1])
-    kept = native.forward(*inputs.values(), lengths, None, options)
-    bare = native.infer(*inputs.values(), lengths, None, options)
+    scan = ScanInputs(**inputs, lengths=lengths)
+    kept, bare = (native.forward(scan, options, save) for save in (True, False))
+    assert bare.residuals == (None, None)
     assert torch.equal(kept[0], bare[0])
     assert lam == 0 or torch.equal(kept[1], bare[1])
     flags = op._flags(options, "native")
@@ -260,12 +261,16 @@ def test_a_tracer_sees_the_operator():
 
 def test_an_exported_program_runs_where_native_cannot(monkeypatch):
     """The choice is written into a program; on another machine or device the torch backend stands in for it."""
-    xp = torch.randn(3, 2, 12)
+
+    def runs(backend: str, device: str = "cpu", lam: float = 0.0) -> str:
+        inputs = ScanInputs.shaped_like(torch.randn(3, 2, 12, device=device), RumOptions(lam=lam))
+        return designs.runnable_design(backend, inputs, RumOptions(lam=lam)).name
+
     monkeypatch.setattr(native, "library_obstacle", lambda double: "no C compiler was found")
-    assert op._kernels("native", xp) is torch_scan
-    assert op._kernels("native", xp.to("meta")) is torch_scan
+    assert runs("native") == runs("native", "meta") == runs("fused") == runs("stepwise") == "torch"
     monkeypatch.setattr(native, "library_obstacle", lambda double: None)
-    assert op._kernels("native", xp) is native
+    assert runs("native") == runs("fused") == runs("persistent", lam=1.0) == "native"
+    assert runs("torch") == "torch"
 
 
 @pytest.fixture

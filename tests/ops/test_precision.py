@@ -1,11 +1,13 @@
 """Products that must stay exact while torch rounds float32 to TF32."""
 
+import importlib
+
 import pytest
 import torch
 
 from torchrum import RUM
 from torchrum.cells import rum_sequence as cell
-from torchrum.ops._precision import exact_products, has_tf32, rounds_products, tf32_allowed
+from torchrum.ops.kernels.precision import exact_matmuls, has_tf32, rounds_matmuls, tf32_allowed
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +35,10 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("choose", "name", "allowed"), SETTINGS)
-def test_exact_products_come_and_go(choose, name, allowed):
+def test_exact_matmuls_come_and_go(choose, name, allowed):
     choose(name)
     assert tf32_allowed() == allowed
-    with exact_products():
+    with exact_matmuls():
         assert not tf32_allowed()
     assert tf32_allowed() == allowed
     if choose is older:
@@ -45,7 +47,7 @@ def test_exact_products_come_and_go(choose, name, allowed):
 
 def test_only_float32_on_a_gpu_is_rounded():
     torch.set_float32_matmul_precision("high")
-    assert not rounds_products(torch.zeros(2, 3))
+    assert not rounds_matmuls(torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize(("capability", "rounded"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
@@ -81,17 +83,17 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, produc
         seen.append("split")
         return linear(x, weight, bias)
 
-    monkeypatch.setattr(cell, "rounds_products", lambda x: True)
-    monkeypatch.setattr(cell, "exact_products", Exact)
+    monkeypatch.setattr(cell, "rounds_matmuls", lambda x: True)
+    monkeypatch.setattr(cell, "exact_matmuls", Exact)
     monkeypatch.setattr(cell.F, "linear", watched)
-    monkeypatch.setattr(cell, "split_linear", split)
+    monkeypatch.setattr(cell, "bf16x3_linear", split)
     cell.project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
     assert seen == [product]
     assert not exact
 
 
-def test_the_units_of_exact_products_are_those_of_the_persistent_kernels():
-    persistent = pytest.importorskip("torchrum.ops.rum_scan.fused.persistent", reason="needs Triton")
+def test_the_units_of_exact_matmuls_are_those_of_the_persistent_kernels():
+    persistent = importlib.import_module("torchrum.ops.rum_scan.persistent.launcher")
     assert persistent.MAX_HIDDEN[torch.float32] == cell.EXACT_UNITS
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, library
 
 from tolerances import TOL
+from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.rum_scan import RumOptions, native, rum_scan, rum_scan_choice
-from torchrum.ops.rum_scan.turn import WINDOW
-from torchrum.ops.rum_scan.zoneout import keep_new
+from torchrum.ops.rum_scan.torch_backend.turn import WINDOW
 
 NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
 
@@ -211,15 +211,14 @@ def test_orthogonality_after_ten_thousand_steps(backend):
 
 
 def test_zoneout_masks_have_their_rate_and_do_not_repeat():
-    options = RumOptions(zoneout=0.3)
-    masks = torch.stack([keep_new(torch.tensor(3), t, 50, 40, options) for t in range(50)]).double()
+    masks = torch.stack([keep_mask(torch.tensor(3), t, 50, 40, 0.3) for t in range(50)]).double()
     assert abs(masks.mean().item() - 0.7) < 0.01
     centred = masks - masks.mean()
     for shift in (1, 2, 7):  # over time, batch and units
         for dim in range(3):
             correlation = (centred * centred.roll(shift, dim)).mean() / centred.square().mean()
             assert abs(correlation) < 0.02
-    other = keep_new(torch.tensor(4), 0, 50, 40, options).double()
+    other = keep_mask(torch.tensor(4), 0, 50, 40, 0.3).double()
     assert abs(((other - 0.7) * (masks[0] - 0.7)).mean()) < 0.02
 
 

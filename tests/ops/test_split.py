@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchrum.ops._split import split_left, split_linear, split_right
+from torchrum.ops.kernels.bf16x3 import bf16x3_linear, split_left, split_right
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -28,7 +28,7 @@ def test_values_and_gradients(device, shape, with_bias):
     inputs += [torch.randn(6, device=device)] * with_bias
     mine = [x.clone().requires_grad_() for x in inputs]
     exact = [x.double().requires_grad_() for x in inputs]
-    found, wanted = split_linear(*mine), F.linear(*exact)
+    found, wanted = bf16x3_linear(*mine), F.linear(*exact)
     assert found.dtype == torch.float32
     assert found.shape == wanted.shape
     if not found.numel():
@@ -43,22 +43,22 @@ def test_large_and_small_numbers_keep_their_digits(device):
     scale = torch.tensor([1e-30, 1.0, 1e30], device=device)[:, None]
     x, weight = torch.randn(3, 20, device=device) * scale, torch.randn(4, 20, device=device)
     assert (
-        (split_linear(x, weight) - F.linear(x.double(), weight.double())).norm(dim=1) <= 3e-5 * scale[:, 0] * 20
+        (bf16x3_linear(x, weight) - F.linear(x.double(), weight.double())).norm(dim=1) <= 3e-5 * scale[:, 0] * 20
     ).all()
 
 
 def test_twice_differentiable_mapped_and_forward():
     torch.manual_seed(0)
     x, weight = torch.randn(5, 3, 4), torch.randn(2, 4)
-    mapped = torch.vmap(split_linear, (0, None))(x, weight)
-    assert torch.equal(mapped, split_linear(x, weight))
-    per_sample = torch.vmap(torch.func.grad(lambda w, x: split_linear(x, w).sin().sum()), (None, 0))(weight, x)
-    summed = torch.func.grad(lambda w: split_linear(x, w).sin().sum())(weight)
+    mapped = torch.vmap(bf16x3_linear, (0, None))(x, weight)
+    assert torch.equal(mapped, bf16x3_linear(x, weight))
+    per_sample = torch.vmap(torch.func.grad(lambda w, x: bf16x3_linear(x, w).sin().sum()), (None, 0))(weight, x)
+    summed = torch.func.grad(lambda w: bf16x3_linear(x, w).sin().sum())(weight)
     torch.testing.assert_close(per_sample.sum(0), summed)
     tangents = torch.randn_like(x), torch.randn_like(weight)
-    _, found = torch.func.jvp(split_linear, (x, weight), tangents)
+    _, found = torch.func.jvp(bf16x3_linear, (x, weight), tangents)
     torch.testing.assert_close(found, F.linear(tangents[0], weight) + F.linear(x, tangents[1]))
-    hessian = torch.func.hessian(lambda w: split_linear(x, w).square().sum())(weight)
+    hessian = torch.func.hessian(lambda w: bf16x3_linear(x, w).square().sum())(weight)
     wanted = torch.func.hessian(lambda w: F.linear(x, w).square().sum())(weight)
     torch.testing.assert_close(hessian, wanted)
 

@@ -18,7 +18,8 @@ import torch
 from ..cells.rum import PAPER_OPTIONS
 from ..layers.cells import compile_steps
 from ..layers.rum import RUM
-from ..ops.rum_scan import fused
+from ..ops.rum_scan import ScanInputs
+from ..ops.rum_scan.designs import choose_design
 from .accuracy import relative_error
 from .environment import clocks
 from .gpu_cases import Case, gpu_cases, implementation, quick_cases, with_stepwise
@@ -158,6 +159,9 @@ def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
     run: Run
     if case.kind == "layer":
         work = Work(lambda: _layer(name, case), case.shape)
+        if how.stepwise:
+            assert isinstance(work.layer, RUM)
+            work.layer.backend = "stepwise"
         row.num_parameters = work.num_parameters
         row.backend = _backend(work)
         run = work.run("forward" if mode == "forward" else "forward_backward")
@@ -167,8 +171,6 @@ def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
         run = step
     if row.backend == "fused":
         row.design = _design(case, how.stepwise)
-    if how.stepwise:
-        run = Stepwise(run)
     row.first_call_seconds = first_call_seconds(run)
     row.peak_bytes = peak_cuda_bytes(run, before)
     if case.check_error and how.kind in ("fused", "torch") and mode == "forward_backward" and not how.graphed:
@@ -189,20 +191,6 @@ def _backend(work: Work) -> str | None:
     return ours.explain_backend(work.x).backend if ours is not None else None
 
 
-class Stepwise:
-    """``run`` without the persistent kernels."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def __call__(self) -> None:
-        before, fused.PERSISTENT = fused.PERSISTENT, False
-        try:
-            self.run()
-        finally:
-            fused.PERSISTENT = before
-
-
 def _persistent(case: Case) -> bool:
     """Whether the fused backend takes the persistent kernels in a case."""
     if case.kind != "layer" or case.options.get("lam") != 0:
@@ -211,7 +199,8 @@ def _persistent(case: Case) -> bool:
     layer = RUM(1, shape.N, **{**PAPER_OPTIONS, **case.options}, device="meta")
     xp = torch.empty(1, device=shape.device, dtype=DTYPES[shape.dtype])
     options = layer.options.with_training(True)
-    return fused.runs_persistent(xp.expand(shape.T, shape.B, options.num_inputs * shape.N), shape.N, options)
+    inputs = ScanInputs.shaped_like(xp.expand(shape.T, shape.B, options.num_inputs * shape.N), options)
+    return choose_design(inputs, options, False, "auto")[0].name == "persistent"
 
 
 def _design(case: Case, stepwise: bool) -> str:

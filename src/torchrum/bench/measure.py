@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..ops._capture import recording
+from ..ops.kernels.capture import recording
 
 Run = Callable[[], object]
 

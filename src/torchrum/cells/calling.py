@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ..ops._checks import ArgumentTypeError, MismatchError
-from ..ops._precision import autocast_dtype
+from ..ops.kernels.precision import autocast_dtype
 from .base import Cell, State
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_positive_int, check_probability
-from ..ops._dispatch import Backend, Choice, choose_backend
+from ..ops._dispatch import Backend, Choice, choose_fused
 from ..ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice
 from ..ops.rum_scan.options import LNOrder, RumOptions
 from .base import Cell, State
@@ -99,7 +99,7 @@ class FastSlowCell(Cell):
         """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""
         obstacle = self._obstacle(lengths)
         if obstacle is not None:
-            return choose_backend(self.backend, fused=obstacle, torch=None)
+            return choose_fused(self.backend, lambda: obstacle)
         xp = projected_like(x, 4 * self.hidden_size)
         return fast_slow_scan_choice(xp, self.slow.hidden_size, self.scan_options(), backend=self.backend)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from ..ops._dispatch import Backend, Choice
-from ..ops._precision import autocast_dtype
+from ..ops.kernels.precision import autocast_dtype
 from ..ops.lstm_scan import CellWeights, LstmOptions, lstm_scan, lstm_scan_choice
 from .base import Cell, State
 

@@ -6,11 +6,10 @@ from torch import Tensor
 
 from ..ops._dispatch import Backend
 from ..ops._onednn import explained_linear
-from ..ops._precision import autocast_dtype, exact_products, rounds_products
-from ..ops._split import split_linear
-from ..ops.rum_scan import RumOptions, native, rum_scan, torch_obstacle
+from ..ops.kernels.bf16x3 import bf16x3_linear
+from ..ops.kernels.precision import autocast_dtype, exact_matmuls, rounds_matmuls, working_dtype
+from ..ops.rum_scan import RumOptions, StepWeights, native, operator_obstacle, rum_scan
 from ..ops.rum_scan.native.linear import linear_applies, native_linear
-from ..ops.rum_scan.reference import working_dtype
 from .base import State
 from .rum_weights import Weights
 
@@ -43,12 +42,12 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backe
     assert weight is not None
     if backend in ("auto", "native") and linear_applies(x, weight):
         return native_linear(x, weight, bias)
-    if not rounds_products(x):
+    if not rounds_matmuls(x):
         return F.linear(x, weight, bias) if torch.compiler.is_compiling() else explained_linear(x, weight, bias)
     if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
-        with exact_products():
+        with exact_matmuls():
             return F.linear(x, weight, bias)
-    return split_linear(x, weight, bias)
+    return bf16x3_linear(x, weight, bias)
 
 
 def run_rum(
@@ -89,11 +88,10 @@ def infer_rum(
     assert weight_ih is not None and weight_hh is not None
     if not native.is_unwatched(x, weight_ih) or (options.zoneout > 0 and training):
         return None
-    if torch_obstacle(options, weights["lam"] is not None) is not None:
+    if operator_obstacle(options, weights["lam"] is not None) is not None:
         return None
-    bias = padded_bias(weights)
-    (h, R), norms = state if len(state) == 2 else (state[0], None), (weights["ln_weight"], weights["ln_bias"])
-    output, R = native.infer_projecting(x, h, R, weight_ih, bias, weight_hh, *norms, lengths, options)
+    step_weights = StepWeights(weight_hh, weights["ln_weight"], weights["ln_bias"])
+    output, R = native.infer_projecting(x, state, weight_ih, padded_bias(weights), step_weights, lengths, options)
     return output, (output[-1],) if R is None else (output[-1], R)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ..ops.kernels.precision import working_dtype
 from ..ops.rum_scan.options import RumOptions
-from ..ops.rum_scan.reference import working_dtype
 from .base import State
 from .rum_settings import RumSettings
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cells.base import Cell
-from ..ops._precision import autocast_dtype
+from ..ops.kernels.precision import autocast_dtype
 from .recurrent import Recurrent, State
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from ..cells.rum import RUMCell
 from ..cells.rum_sequence import project_rum
 from ..cells.rum_weights import Weights
+from ..ops.kernels.precision import working_dtype
 from ..ops.rotation import rotation_angle
-from ..ops.rum_scan.options import RumOptions
-from ..ops.rum_scan.reference import accumulate, rotation_vectors, working_dtype
+from ..ops.rum_scan import RumOptions, StepWeights
+from ..ops.rum_scan.reference import accumulate, rotation_vectors
 from .rum import RUM
 
 Seen = dict[tuple[nn.Module, int], list[tuple[Tensor, Tensor, Tensor]]]
@@ -154,7 +155,7 @@ def _observation(
     weight = weights["weight_hh"]
     assert weight is not None
     before = before.to(working_dtype(xp.dtype))
-    eps, tau, _ = rotation_vectors(xp, before, weight, weights["ln_weight"], weights["ln_bias"], options)
+    eps, tau, _ = rotation_vectors(xp, before, StepWeights(weight, weights["ln_weight"], weights["ln_bias"]), options)
     lam = weights["lam"] if math.isnan(options.lam) else None
     return Observation(name, options.lam, eps, tau, after, lam)
 

@@ -7,7 +7,7 @@ from ..cells.rum_sequence import run_rum
 from ..cells.rum_settings import USUAL, Eta, RumSettings
 from ..cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
 from ..ops._dispatch import Backend, Choice
-from ..ops._precision import autocast_dtype
+from ..ops.kernels.precision import autocast_dtype
 from ..ops.rum_scan import rum_scan_choice
 from ..ops.rum_scan.options import Activation, LNOrder
 from .recurrent import Recurrent, State

@@ -1,13 +1,13 @@
 """The one place that picks a backend, and can say why."""
 
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 from ._checks import check_choice
 
-Backend = Literal["auto", "fused", "native", "torch", "reference"]
+Backend = Literal["auto", "fused", "native", "torch", "reference", "persistent", "stepwise", "lam1"]
+"""``"auto"``, a backend to insist on or, last, one design of the fused backend."""
 BACKENDS: tuple[str, ...] = get_args(Backend)
-
-NOT_WRITTEN = "there is no native scan of this recurrence"
 
 
 class Choice(NamedTuple):
@@ -17,24 +17,79 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose_backend(asked: Backend, *, fused: str | None, torch: str | None, native: str | None = NOT_WRITTEN) -> Choice:
-    """Take the fastest backend that can run, or the one that is asked for.
+class Design(NamedTuple):
+    """One way to run an operator; a backend may have several, each for inputs of its own."""
+
+    name: str
+    backend: str
+    """What a user asks for it by."""
+    module: Any = None
+    """The folder that holds it, with ``obstacle``, ``forward`` and ``backward``."""
+    lam: float | None = None
+    """The one lam that a RUM's design is for; None for any that the operator takes."""
+    sized: bool = False
+    """Whether its obstacle depends on the batch size, to which a compiler that traces the choice must not be bound."""
+
+
+FUSED, TORCH, REFERENCE = (Design(name, name) for name in ("fused", "torch", "reference"))
+
+
+def choose_backend(
+    asked: str, designs: Sequence[Design], obstacle_of: Callable[[Design], str | None]
+) -> tuple[Design, str]:
+    """Take the fastest design that can run, of all or of the backend that is asked for, and say why.
 
     Args:
         asked: ``"auto"``, or the backend to insist on.
-        fused, native, torch: why that backend cannot run, in words; None if it can.
+        designs: fastest first. The last one can always run.
+        obstacle_of: why a design cannot run, in words, or None; asked only where the answer matters.
     """
     check_choice("backend", "backend", asked, BACKENDS)
-    obstacles = {"fused": fused, "native": native, "torch": torch, "reference": None}
-    if asked != "auto":
-        if obstacles[asked] is not None:
-            raise ValueError(f"backend={asked!r} cannot run: {obstacles[asked]}. Pass backend='auto' to fall back.")
-        return Choice(asked, "it was asked for")
-    if fused is None:
-        return Choice("fused", "it is the fastest and nothing stands against it")
-    if native is None:
-        return Choice("native", f"fused cannot run: {fused}")
-    if torch is None:
-        more = "" if native == NOT_WRITTEN else f"; native cannot run: {native}"
-        return Choice("torch", f"fused cannot run: {fused}{more}")
-    return Choice("reference", f"torch cannot run: {torch}")
+    skipped: list[tuple[Design, str]] = []
+    for design in designs:
+        if asked not in ("auto", design.backend, design.name):
+            continue
+        obstacle = obstacle_of(design)
+        if obstacle is None:
+            return design, _reason(asked, design, skipped)
+        skipped.append((design, obstacle))
+    why = _explain(skipped, short=True) if skipped else f"this recurrence has no {asked} scan"
+    raise ValueError(f"backend={asked!r} cannot run: {why}. Pass backend='auto' to fall back.")
+
+
+def choose_fused(asked: str, obstacle: Callable[[], str | None]) -> Choice:
+    """The choice of an operator with one fused design; its torch backend is its reference.
+
+    ``obstacle`` says why the fused design cannot run, or None.
+    """
+    design, reason = choose_backend(
+        asked, (FUSED, TORCH, REFERENCE), lambda design: obstacle() if design is FUSED else None
+    )
+    return Choice(design.backend, reason)
+
+
+def _reason(asked: str, design: Design, skipped: Sequence[tuple[Design, str]]) -> str:
+    name = "" if design.name == design.backend else f"the {design.name} design: "
+    if skipped:
+        return name + ("" if asked == "auto" else "it was asked for; ") + _explain(skipped)
+    return name + ("it is the fastest and no restriction applies" if asked == "auto" else "it was asked for")
+
+
+def _explain(skipped: Sequence[tuple[Design, str]], short: bool = False) -> str:
+    """Why designs were passed over, each reason once: for a backend where it holds for all of its designs.
+
+    ``short`` leaves out who is meant where that is clear.
+    """
+    reasons = dict.fromkeys(obstacle for _, obstacle in skipped)
+    if short and len(reasons) == 1:
+        return skipped[0][1]
+    answers: dict[str, set[str]] = {}
+    for design, why in skipped:
+        answers.setdefault(design.backend, set()).add(why)
+    said = []
+    for reason in reasons:
+        names = [d.backend if len(answers[d.backend]) == 1 else d.name for d, why in skipped if why == reason]
+        *others, last = dict.fromkeys(names)
+        listed = f"{', '.join(others)} and {last}" if others else last
+        said.append(f"{listed} cannot run: {reason}")
+    return "; ".join(said)

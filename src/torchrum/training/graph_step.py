@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from torchrum.ops._capture import recording
+from torchrum.ops.kernels.capture import recording
 from torchrum.training.step import TrainStep, initial_state
 
 WARM_UP = 3  # steps before recording; they are real ones, so that kernels are tuned and the optimizer has its state

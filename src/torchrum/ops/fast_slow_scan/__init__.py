@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Choice, choose_backend
-from .options import CellWeights, FastSlowOptions
+from .._dispatch import Backend, Choice, choose_fused
+from ..kernels.weights import CellWeights
+from .options import FastSlowOptions
 from .reference import State, fast_slow_scan_reference
 
 __all__ = ["CellWeights", "FastSlowOptions", "fast_slow_scan", "fast_slow_scan_choice"]
@@ -23,8 +24,7 @@ def fused_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str 
 
 def fast_slow_scan_choice(xp: Tensor, slow_size: int, options: FastSlowOptions, *, backend: Backend = "auto") -> Choice:
     """The backend that ``fast_slow_scan`` takes, and why; "torch" and "reference" are the same here."""
-    fused = fused_obstacle(xp, slow_size, options) if backend in ("auto", "fused") else None
-    return choose_backend(backend, fused=fused, torch=None)
+    return choose_fused(backend, lambda: fused_obstacle(xp, slow_size, options))
 
 
 def fast_slow_scan(

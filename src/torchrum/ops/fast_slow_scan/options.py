@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..lstm_scan.options import CellWeights, LstmOptions
-from ..rum_scan.options import RumOptions
+from ..lstm_scan import LstmOptions
+from ..rum_scan import RumOptions
 
-__all__ = ["STREAMS_A_CELL", "CellWeights", "FastSlowOptions"]
-
-STREAMS_A_CELL = 3  # of masks: h, c, dropout behind it; cells count F1, S, F2, F3, ...
+STREAMS_PER_CELL = 3  # of masks: h, c, dropout behind it; cells count F1, S, F2, F3, ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +35,4 @@ class FastSlowOptions:
     @property
     def draws(self) -> bool:
         """Whether a scan needs a seed."""
-        slow = self.slow
-        slow_draws = slow.draws if isinstance(slow, LstmOptions) else slow.training and slow.zoneout > 0
-        return slow_draws or any(fast.draws for fast in self.fast) or any(self.drops)
+        return self.slow.draws or any(fast.draws for fast in self.fast) or any(self.drops)

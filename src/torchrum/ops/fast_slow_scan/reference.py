@@ -6,13 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..lstm_scan.masks import keep_mask, stream_seeds
-from ..lstm_scan.options import LstmOptions
-from ..lstm_scan.reference import lstm_step_reference, zoneout_masks
-from ..rum_scan.options import RumOptions
-from ..rum_scan.reference import rum_step_reference, working_dtype
-from ..rum_scan.zoneout import keep_new
-from .options import STREAMS_A_CELL, CellWeights, FastSlowOptions
+from ..kernels.masks import keep_mask, stream_seeds
+from ..kernels.precision import working_dtype
+from ..kernels.weights import CellWeights
+from ..lstm_scan import LstmOptions, lstm_step_reference, zoneout_masks
+from ..rum_scan import RumOptions, StepWeights, rum_step_reference
+from .options import STREAMS_PER_CELL, FastSlowOptions
 
 State = tuple[Tensor, ...]
 
@@ -31,10 +30,8 @@ def cell_step(
     if isinstance(options, LstmOptions):
         masks = zoneout_masks(None if seeds is None else seeds[:2], t, B, H, options)
         return lstm_step_reference(x, state[0], state[1], *parameters, masks, options)
-    keep = (
-        keep_new(seeds[0], t, B, H, options) if seeds is not None and options.zoneout > 0 and options.training else None
-    )
-    return (rum_step_reference(x, state[0], None, *parameters, keep, options)[0],)
+    keep = keep_mask(seeds[0], t, B, H, options.zoneout) if seeds is not None and options.draws else None
+    return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options)[0],)
 
 
 def fast_slow_scan_reference(
@@ -49,8 +46,8 @@ def fast_slow_scan_reference(
     dtype, B = working_dtype(xp.dtype), xp.shape[1]
     kinds = [part.dtype for part in (*fast, *slow)]
     fast, slow = tuple(part.to(dtype) for part in fast), tuple(part.to(dtype) for part in slow)
-    count = STREAMS_A_CELL * len(weights)
-    seeds = None if seed is None else stream_seeds(seed, count).view(-1, STREAMS_A_CELL)
+    count = STREAMS_PER_CELL * len(weights)
+    seeds = None if seed is None else stream_seeds(seed, count).view(-1, STREAMS_PER_CELL)
 
     def drop(x: Tensor, number: int, t: int) -> Tensor:
         p = options.drops[number]

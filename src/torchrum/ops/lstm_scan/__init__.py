@@ -3,17 +3,27 @@
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Choice, choose_backend
-from .options import CellWeights, LstmOptions
-from .reference import lstm_scan_reference
+from .._dispatch import Backend, Choice, choose_fused
+from ..kernels.weights import CellWeights
+from .options import LstmOptions
+from .reference import lstm_scan_reference, lstm_step_reference, zoneout_masks
+from .types import LstmInputs
 
-__all__ = ["CellWeights", "LstmOptions", "lstm_scan", "lstm_scan_choice"]
+__all__ = [
+    "CellWeights",
+    "LstmInputs",
+    "LstmOptions",
+    "lstm_scan",
+    "lstm_scan_choice",
+    "lstm_scan_reference",
+    "lstm_step_reference",
+    "zoneout_masks",
+]
 
 
 def lstm_scan_choice(xp: Tensor, *, backend: Backend = "auto") -> Choice:
     """The backend that ``lstm_scan`` takes for such an input, and why; "torch" and "reference" are the same here."""
-    fused = fused_obstacle(xp) if backend in ("auto", "fused") else None
-    return choose_backend(backend, fused=fused, torch=None)
+    return choose_fused(backend, lambda: fused_obstacle(xp))
 
 
 def fused_obstacle(xp: Tensor) -> str | None:
@@ -56,9 +66,9 @@ def lstm_scan(
     if seed is None and options.draws:
         seed = torch.randint(2**31 - 1, (), device=xp.device)
     weight_hh = weight_hh.to(xp.dtype)  # under autocast the projected input comes in the lower precision
-    inputs = (xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed if options.draws else None, options)
+    inputs = LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed if options.draws else None)
     if lstm_scan_choice(xp, backend=backend).backend == "fused":
         from .fused import lstm_scan_fused  # triton is absent on machines without CUDA
 
-        return lstm_scan_fused(*inputs)
-    return lstm_scan_reference(*inputs)
+        return lstm_scan_fused(inputs, options)
+    return lstm_scan_reference(inputs, options)

@@ -1,9 +1,9 @@
-"""What an LSTM step can vary, in one place that every backend reads, and the parameters of a cell in a chain."""
+"""What an LSTM step can vary, in one place that every backend reads."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-from torch import Tensor
+from ..kernels.masks import zoneout_flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +28,16 @@ class LstmOptions:
         """Whether a scan needs a seed."""
         return self.training and (self.zoneout > 0 or self.zoneout_cell > 0)
 
-
-class CellWeights(NamedTuple):
-    """Parameters of one cell, in the layout of its scan.
-
-    An LSTM has 4 row blocks i, j, f, o and a layer norm of 5 (with c); a RUM has tau, u, eps, of which eps has no rows
-    in ``weight_hh``, and a layer norm of 3. ``weight_ih`` is None for a cell that reads nothing and, as its bias, for
-    one whose input comes projected.
-    """
-
-    weight_ih: Tensor | None
-    weight_hh: Tensor
-    bias: Tensor | None
-    ln_weight: Tensor | None
-    ln_bias: Tensor | None
+    def kernel_flags(self) -> dict[str, Any]:
+        """What the kernels of a step are compiled for."""
+        zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
+        zoneout_c, keep_below_c = zoneout_flags(self.zoneout_cell, self.training)
+        return {
+            "LN": self.layer_norm,
+            "LN_EPS": float(self.ln_eps),
+            "FORGET": float(self.forget_bias),
+            "ZONEOUT": zoneout,
+            "KEEP_BELOW": keep_below,
+            "ZONEOUT_C": zoneout_c,
+            "KEEP_BELOW_C": keep_below_c,
+        }

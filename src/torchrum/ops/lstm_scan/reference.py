@@ -4,9 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rum_scan.reference import working_dtype
-from .masks import keep_mask, stream_seeds
+from ..kernels.masks import keep_mask, stream_seeds
+from ..kernels.precision import working_dtype
 from .options import LstmOptions
+from .types import LstmInputs
 
 STREAMS = 2  # of masks: h, c
 
@@ -57,18 +58,9 @@ def zoneout_masks(
     return h, c
 
 
-def lstm_scan_reference(
-    xp: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    lengths: Tensor | None,
-    seed: Tensor | None,
-    options: LstmOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
     """A whole sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     B, H = h0.shape
     dtype = working_dtype(xp.dtype)
     h, c = h0.to(dtype), c0.to(dtype)

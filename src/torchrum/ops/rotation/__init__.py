@@ -5,9 +5,32 @@ from torch import Tensor
 
 from torchrum.ops._checks import check_broadcast, check_floating, check_same_device
 
-from .reference import rotate_reference, rotation_angle_reference
+from .reference import (
+    dot,
+    opposite_of,
+    orthogonal_to,
+    reflect,
+    reflectors,
+    rotate_reference,
+    rotation_angle_reference,
+    saturate,
+    tiny_of,
+    unit,
+)
 
-__all__ = ["rotate", "rotation_angle", "rotation_matrix"]
+__all__ = [
+    "dot",
+    "opposite_of",
+    "orthogonal_to",
+    "reflect",
+    "reflectors",
+    "rotate",
+    "rotation_angle",
+    "rotation_matrix",
+    "saturate",
+    "tiny_of",
+    "unit",
+]
 
 
 def rotate(a: Tensor, b: Tensor, h: Tensor) -> Tensor:

@@ -2,57 +2,36 @@
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .._dispatch import Backend, Choice, choose_backend
+from .._dispatch import Backend, Choice
 from . import native
+from .designs import choose_design, decide, operator_obstacle
 from .flops import register_flops
 from .op import rum_scan_op
 from .options import RumOptions
-from .reference import ACTIVATIONS, rum_scan_reference
+from .reference import ACTIVATIONS, rum_scan_reference, rum_step_reference
+from .types import ScanInputs, StepWeights
 
-__all__ = ["ACTIVATIONS", "RumOptions", "rum_scan", "rum_scan_choice"]
-
-
-def torch_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
-    """Why the torch, native and fused backends cannot run a recurrence, or None."""
-    if forward_ad._current_level >= 0:  # torch.func.jvp enters a level too, and a compiler guards the number
-        return "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
-    if learnable_lam or options.lam not in (0, 1):
-        return f"lam is {'learnable' if learnable_lam else options.lam}, and its backward is written for lam 0 and 1"
-    if not isinstance(options.activation, str):
-        return "activation is a callable, whose derivative only autograd knows"
-    if options.target_activation is not None:
-        return "target_activation is given, and its backward is written for a linear target"
-    return None
-
-
-def fused_obstacle(xp: Tensor, options: RumOptions, learnable_lam: bool) -> str | None:
-    """Why the fused backend cannot run, or None."""
-    obstacle = torch_obstacle(options, learnable_lam)
-    if obstacle is not None:
-        return obstacle
-    if xp.device.type != "cuda":
-        return f"the input is on {xp.device.type}"
-    from . import fused
-
-    return fused.obstacle(xp, options)
-
-
-def native_obstacle(xp: Tensor, options: RumOptions, learnable_lam: bool) -> str | None:
-    """Why the native backend cannot run, or None."""
-    return torch_obstacle(options, learnable_lam) or native.obstacle(xp)
+__all__ = [
+    "ACTIVATIONS",
+    "RumOptions",
+    "ScanInputs",
+    "StepWeights",
+    "native",
+    "operator_obstacle",
+    "rum_scan",
+    "rum_scan_choice",
+    "rum_scan_reference",
+    "rum_step_reference",
+]
 
 
 def rum_scan_choice(
     xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, backend: Backend = "auto"
 ) -> Choice:
-    """The backend that ``rum_scan`` takes for such an input, and why."""
-    fused = fused_obstacle(xp, options, learnable_lam) if backend in ("auto", "fused") else None
-    own = None
-    if backend == "native" or (backend == "auto" and fused is not None):  # it may have to be built to be asked
-        own = native_obstacle(xp, options, learnable_lam)
-    return choose_backend(backend, fused=fused, native=own, torch=torch_obstacle(options, learnable_lam))
+    """The backend that ``rum_scan`` takes for such an input, and why: which of its designs, and why no faster one."""
+    design, reason = choose_design(ScanInputs.shaped_like(xp, options), options, learnable_lam, backend)
+    return Choice(design.backend, reason)
 
 
 def rum_scan(
@@ -86,17 +65,18 @@ def rum_scan(
     Returns:
         All states ``(T, B, H)``, the last one being the final state, and the final R, or None with lam 0.
     """
-    if seed is None and options.zoneout > 0 and options.training:
+    if seed is None and options.draws:
         seed = torch.randint(2**31 - 1, (), device=xp.device)
     weight_hh = weight_hh.to(xp.dtype)  # under autocast the projected input comes in the lower precision
+    inputs = ScanInputs(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         from .scan_form import rum_scan_form
 
-        return rum_scan_form(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, options)
-    choice = rum_scan_choice(xp, options, learnable_lam=lam is not None, backend=backend)
-    inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, options)
+        return rum_scan_form(inputs, options)
+    design = decide(inputs, options, lam is not None, backend)
     if not torch.compiler.is_compiling():
         register_flops()
-    if choice.backend == "reference":
-        return rum_scan_reference(*inputs, lam=lam)
-    return rum_scan_op(*inputs, choice.backend)
+    if design.module is None:
+        return rum_scan_reference(inputs, options, lam=lam)
+    # the operator finds the design of a backend itself: a program that is exported may meet another machine or batch
+    return rum_scan_op(inputs, options, design.name if backend == design.name else design.backend)

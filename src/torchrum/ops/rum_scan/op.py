@@ -6,6 +6,7 @@ The derivative is the operator's own kernel for the Autograd key, as that of tor
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch import Tensor, library
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from . import batching, native, torch_scan
+from . import vmap
+from .designs import PERSISTENT, STEPWISE, decide_call, runnable_design
 from .options import RumOptions
 from .reference import rum_scan_reference
+from .types import Gradients, Residuals, Results, ScanInputs
 
 _OPTION_SCHEMA = (
     "float lam, float? eta, str activation, bool update_gate, bool layer_norm, str ln_order, float ln_eps, "
@@ -29,7 +32,9 @@ _INPUTS = (
     "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
     "Tensor? lengths, Tensor? seed"
 )
-NUM_INPUTS = len(_INPUTS.split(", "))
+NUM_INPUTS = len(ScanInputs._fields)
+assert [part.split()[-1] for part in _INPUTS.split(", ")] == list(ScanInputs._fields)
+# The names here are in programs that were exported already, so `gates` and `ends` stay: they are Residuals.
 # save: whether to keep what the backward needs; without it the last two results are empty
 library.define("torchrum::rum_scan", f"({_INPUTS}, {_OPTION_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)")
 library.define(
@@ -48,16 +53,6 @@ def _options(flags: tuple[Any, ...]) -> tuple[RumOptions, str]:
     return RumOptions(**dict(zip(_OPTION_NAMES, flags[:-1], strict=True))), flags[-1]
 
 
-def _kernels(backend: str, xp: Tensor) -> Any:
-    if backend == "native" and native.can_run(xp):
-        return native
-    if backend in ("native", "torch"):  # a program may be exported where native runs and used where it does not
-        return torch_scan
-    from . import fused  # triton is absent on machines without CUDA
-
-    return fused
-
-
 def _or_empty(part: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if part is None else part
 
@@ -66,47 +61,60 @@ def _or_none(part: Tensor) -> Tensor | None:
     return None if part.numel() == 0 and part.dim() == 1 else part
 
 
+def _flatten(results: Results, like: Tensor) -> tuple[Tensor, ...]:
+    return tuple(_or_empty(part, like) for part in (results.out, results.R, *results.residuals))
+
+
 @library.impl("torchrum::rum_scan", "default")
 @torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
-def _forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
-    (options, backend), save = _options(flags[:-1]), flags[-1]
-    inputs, kernels = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed), _kernels(backend, xp)
-    results = kernels.forward(*inputs, options) if save else (*kernels.infer(*inputs, options), None, None)
-    return tuple(_or_empty(part, xp) for part in results)
+def _forward(*args: Any) -> tuple[Tensor, ...]:
+    inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
+    options, _ = _options(flags)
+    results = decide_call(flags, inputs, options).module.forward(inputs, options, save)
+    return _flatten(results if save else results._replace(residuals=Residuals()), inputs.xp)
 
 
 @library.impl("torchrum::rum_scan_backward", "default")
 @torch.no_grad()
-def _backward(
-    grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
-):
-    (options, backend), need_R0 = _options(flags[:-1]), flags[-1]
-    saved = (out, gates, _or_none(R_n), _or_none(ends))
-    inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-    grads = _kernels(backend, xp).backward(grad_out, grad_R, *inputs, *saved, options, need_R0)
-    return tuple(_or_empty(part, xp) for part in grads)
+def _backward(*args: Any) -> tuple[Tensor, ...]:
+    grad_out, grad_R = args[:2]
+    inputs, results, flags, need_R0 = _unpack_backward(args)
+    options, _ = _options(flags)
+    design, kept = decide_call(flags, inputs, options), results.residuals.kept
+    if design in (PERSISTENT, STEPWISE):  # under vmap the forward may have run with another batch size
+        design = STEPWISE if kept is None else PERSISTENT
+    grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
+    return tuple(_or_empty(part, inputs.xp) for part in grads)
+
+
+def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, tuple[Any, ...], bool]:
+    """The arguments of the backward operator behind the two gradients."""
+    end = 2 + NUM_INPUTS
+    out, gates, R_n, kept = args[end : end + 4]
+    results = Results(out, _or_none(R_n), Residuals(_or_none(gates), _or_none(kept)))
+    return ScanInputs(*args[2:end]), results, tuple(args[end + 4 : -1]), args[-1]
 
 
 @library.register_fake("torchrum::rum_scan")
-def _fake_forward(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, *flags):
-    options, backend = _options.__wrapped__(flags[:-1])  # a compiler's symbolic numbers cannot be looked up
-    out, R_n, *saved = _kernels(backend, xp).empty_results(xp, h0.shape[-1], options)
-    return tuple(_or_empty(part, xp) for part in (out, R_n, *(saved if flags[-1] else (None, None))))
+def _fake_forward(*args: Any) -> tuple[Tensor, ...]:
+    inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
+    options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be looked up
+    results = runnable_design(backend, inputs, options).module.empty_results(inputs, options)
+    return _flatten(results if save else results._replace(residuals=Residuals()), inputs.xp)
 
 
 @library.register_fake("torchrum::rum_scan_backward")
-def _fake_backward(
-    grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, *flags
-):
-    like = [xp, h0, R_n if flags[-1] else None, weight_hh, ln_weight, ln_bias]
+def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
+    inputs, results, _, need_R0 = _unpack_backward(args)
+    like = Gradients(*inputs[:6])._replace(R0=results.R if need_R0 else None)
     return tuple(
-        xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format)
+        inputs.xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format)
         for part in like
     )
 
 
-library.register_vmap("torchrum::rum_scan", batching.forward_rule)
-library.register_vmap("torchrum::rum_scan_backward", batching.backward_rule)
+library.register_vmap("torchrum::rum_scan", vmap.forward_rule)
+library.register_vmap("torchrum::rum_scan_backward", vmap.backward_rule)
 
 
 class _RumScan(torch.autograd.Function):
@@ -125,11 +133,11 @@ class _RumScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_R: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-        *inputs, out, R_n, gates, ends = ctx.saved_tensors
+        *inputs, out, R_n, gates, kept = ctx.saved_tensors
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         need_R0 = ctx.needs_input_grad[2]
-        args, flags = (grad_out, grad_R, *inputs, out, gates, R_n, ends), (*ctx.flags, need_R0)
+        args, flags = (grad_out, grad_R, *inputs, out, gates, R_n, kept), (*ctx.flags, need_R0)
         if torch.is_grad_enabled():  # somebody differentiates this backward in turn
             grads = _RumScanBackward.apply(*args, flags)
         else:
@@ -168,11 +176,9 @@ class _RumScanBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed, out, gates, R_n, ends, flags
-    ):
-        inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
-        return torch.ops.torchrum.rum_scan_backward(grad_out, grad_R, *inputs, out, gates, R_n, ends, *flags)
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        *tensors, flags = args
+        return torch.ops.torchrum.rum_scan_backward(*tensors, *flags)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -193,9 +199,8 @@ class _RumScanBackward(torch.autograd.Function):
 
             def scan(*values: Tensor) -> Any:
                 parts: dict[int, Any] = dict(zip(inputs, values, strict=True))
-                xp, h0, weight_hh = parts[2], parts[3], parts[5]
-                ln = parts.get(6), parts.get(7)
-                out, R = rum_scan_reference(xp, h0, parts.get(4), weight_hh, *ln, lengths, seed, options)
+                scanned = ScanInputs._make((*(parts.get(i) for i in range(2, 8)), lengths, seed))
+                out, R = rum_scan_reference(scanned, options)
                 return (out, R) if 1 in full else (out,)
 
             pull = torch.func.vjp(scan, *(full[i] for i in inputs))[1]
@@ -207,19 +212,7 @@ class _RumScanBackward(torch.autograd.Function):
         return *(seconds.get(i) for i in range(8)), *[None] * 7
 
 
-def rum_scan_op(
-    xp: Tensor,
-    h0: Tensor,
-    R0: Tensor | None,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    lengths: Tensor | None,
-    seed: Tensor | None,
-    options: RumOptions,
-    backend: str,
-) -> tuple[Tensor, Tensor | None]:
+def rum_scan_op(inputs: ScanInputs, options: RumOptions, backend: str) -> tuple[Tensor, Tensor | None]:
     """States ``(T, B, H)`` and the last R by the ``fused``, ``native`` or ``torch`` backend, differentiable."""
-    inputs = (xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
     out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *_flags(options, backend), False)
     return out, R_n if options.keeps_rotation else None

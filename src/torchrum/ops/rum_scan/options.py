@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
+
+from ..kernels.masks import zoneout_flags
 
 Activation = str | Callable[[Tensor], Tensor]
 LNOrder = Literal["before", "authors"]
@@ -50,6 +52,19 @@ class RumOptions:
             training=training,
         )
 
+    def kernel_flags(self) -> dict[str, Any]:
+        """What the Triton kernels of a step are compiled for."""
+        zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
+        return {
+            "GATE": self.update_gate,
+            "LN": self.ln_order if self.layer_norm else "none",
+            "LN_EPS": float(self.ln_eps) if self.layer_norm else 0.0,
+            "ACTIVATION": self.activation,
+            "ETA": None if self.eta is None else float(self.eta),
+            "ZONEOUT": zoneout,
+            "KEEP_BELOW": keep_below,
+        }
+
     @property
     def num_gates(self) -> int:
         """Row blocks of ``weight_hh``: tau, and u with the update gate."""
@@ -59,6 +74,11 @@ class RumOptions:
     def num_inputs(self) -> int:
         """Row blocks of ``weight_ih``: tau, u with the update gate, eps."""
         return self.num_gates + 1
+
+    @property
+    def draws(self) -> bool:
+        """Whether a scan needs a seed."""
+        return self.training and self.zoneout > 0
 
     @property
     def keeps_rotation(self) -> bool:

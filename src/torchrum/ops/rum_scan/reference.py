@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.masks import keep_mask
+from ..kernels.precision import working_dtype
 from ..orthogonal_power import orthogonal_power
-from ..rotation import rotate
-from ..rotation.reference import reflect, reflectors, unit
+from ..rotation import reflect, reflectors, rotate, unit
 from .options import Activation, RumOptions
-from .zoneout import keep_new
+from .types import ScanInputs, StepWeights
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -24,13 +25,9 @@ def activation_function(activation: Activation) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
 
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half types carry the state and do everything but the matrix product in float32."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def block_norm(x: Tensor, block: int, weight: Tensor | None, bias: Tensor | None, options: RumOptions) -> Tensor:
+def block_norm(x: Tensor, block: int, weights: StepWeights, options: RumOptions) -> Tensor:
     """Layer norm of ``x`` ``(B, H)`` with the ``block``-th H of the gains and shifts; ``x`` itself without them."""
+    _, weight, bias = weights
     if weight is None or bias is None:
         return x
     H = x.shape[-1]
@@ -38,19 +35,12 @@ def block_norm(x: Tensor, block: int, weight: Tensor | None, bias: Tensor | None
     return F.layer_norm(x, (H,), weight[rows].to(x.dtype), bias[rows].to(x.dtype), options.ln_eps)
 
 
-def rotation_vectors(
-    xp: Tensor,
-    h: Tensor,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    options: RumOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
+def rotation_vectors(xp: Tensor, h: Tensor, weights: StepWeights, options: RumOptions) -> tuple[Tensor, Tensor, Tensor]:
     """The two vectors that span the rotation, eps and tau ``(B, H)``, and the gates' sums ``(B, num_gates * H)``."""
     H = h.shape[-1]
     eps = xp[..., -H:].to(h.dtype)
-    gates = xp[..., :-H].to(h.dtype) + F.linear(h.to(xp.dtype), weight_hh).to(h.dtype)
-    tau = block_norm(gates[..., :H], 0, ln_weight, ln_bias, options)
+    gates = xp[..., :-H].to(h.dtype) + F.linear(h.to(xp.dtype), weights.weight_hh).to(h.dtype)
+    tau = block_norm(gates[..., :H], 0, weights, options)
     if options.target_activation is not None:
         tau = activation_function(options.target_activation)(tau)
     return eps, tau, gates
@@ -60,9 +50,7 @@ def rum_step_reference(
     xp: Tensor,
     h: Tensor,
     R: Tensor | None,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
+    weights: StepWeights,
     keep: Tensor | None,
     options: RumOptions,
     lam: Tensor | None = None,
@@ -72,10 +60,10 @@ def rum_step_reference(
     ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training.
     """
     H = h.shape[-1]
-    eps, tau, gates = rotation_vectors(xp, h, weight_hh, ln_weight, ln_bias, options)
+    eps, tau, gates = rotation_vectors(xp, h, weights, options)
 
     def norm(x: Tensor, block: int) -> Tensor:
-        return block_norm(x, block, ln_weight, ln_bias, options)
+        return block_norm(x, block, weights, options)
 
     if R is None:
         turned = rotate(eps, tau, h)
@@ -97,32 +85,25 @@ def rum_step_reference(
 
 def accumulate(R: Tensor, eps: Tensor, tau: Tensor, lam: float | Tensor) -> Tensor:
     """``R^lam . Rotation(eps, tau)``: the new rotation acts first, the memory after it."""
-    u, m = reflectors(eps.to(R.dtype).unsqueeze(-2), tau.to(R.dtype).unsqueeze(-2))
-    # the rotation is H_m H_u, so row i of the product is H_u H_m (row i of R^lam)
-    return reflect(u, reflect(m, orthogonal_power(R, lam)))
+    e, m = reflectors(eps.to(R.dtype).unsqueeze(-2), tau.to(R.dtype).unsqueeze(-2))
+    # the rotation is H_m H_e, so row i of the product is H_e H_m (row i of R^lam)
+    return reflect(e, reflect(m, orthogonal_power(R, lam)))
 
 
 def rum_scan_reference(
-    xp: Tensor,
-    h0: Tensor,
-    R0: Tensor | None,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    lengths: Tensor | None,
-    seed: Tensor | None,
-    options: RumOptions,
-    lam: Tensor | None = None,
+    inputs: ScanInputs, options: RumOptions, lam: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """A whole sequence ``xp`` ``(T, B, G*H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
+    xp, h0, R0, *_, lengths, seed = inputs
     B, H = h0.shape
     h, R = h0.to(working_dtype(xp.dtype)), R0
     if options.keeps_rotation and R is None:
         R = torch.eye(H, dtype=h.dtype, device=h.device).expand(B, H, H)
+    assert seed is not None or not options.draws
     states = []
     for t, x in enumerate(xp.unbind(0)):
-        keep = keep_new(seed, t, B, H, options) if options.zoneout > 0 and options.training else None
-        new, new_R = rum_step_reference(x, h, R, weight_hh, ln_weight, ln_bias, keep, options, lam)
+        keep = keep_mask(seed, t, B, H, options.zoneout) if seed is not None and options.draws else None
+        new, new_R = rum_step_reference(x, h, R, inputs.weights, keep, options, lam)
         if lengths is not None:
             going = (t < lengths).unsqueeze(-1)  # (B, 1)
             new = torch.where(going, new, h)

@@ -9,21 +9,14 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan_op  # a prototype of torch: there is no public path to it yet
 
+from ..kernels.precision import working_dtype
 from .options import RumOptions
-from .reference import rum_step_reference, working_dtype
+from .reference import rum_step_reference
+from .types import ScanInputs, StepWeights
 
 
-def rum_scan_form(
-    xp: Tensor,
-    h0: Tensor,
-    R0: Tensor | None,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    lengths: Tensor | None,
-    options: RumOptions,
-) -> tuple[Tensor, Tensor | None]:
-    """All states ``(T, B, H)`` and the last R, in evaluation, for lam 0 and 1; arguments as of :func:`rum_scan`.
+def rum_scan_form(inputs: ScanInputs, options: RumOptions) -> tuple[Tensor, Tensor | None]:
+    """All states ``(T, B, H)`` and the last R, in evaluation, for lam 0 and 1.
 
     Everything is detached: the exporter to ONNX fails on an operator whose operands ask for gradients.
     """
@@ -32,6 +25,7 @@ def rum_scan_form(
             f"RUM: lam is {options.lam}; ONNX holds 0 and 1 only, other powers of R have no operator there."
         )
     options = options.with_training(False)
+    xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, _ = inputs
     dtype, (B, H) = working_dtype(xp.dtype), h0.shape
     start = [h0.detach().to(dtype).contiguous()]
     if options.keeps_rotation:
@@ -53,8 +47,8 @@ def _make_step(carried: int, norm: bool, masked: bool, options: RumOptions) -> C
         h, *memory = parts[:carried]
         now, t, weight_hh, *others = parts[carried:]
         R = memory[0] if memory else None
-        ln_weight, ln_bias = others[:2] if norm else (None, None)
-        new, new_R = rum_step_reference(now, h, R, weight_hh, ln_weight, ln_bias, None, options)
+        weights = StepWeights(weight_hh, *(others[:2] if norm else ()))
+        new, new_R = rum_step_reference(now, h, R, weights, None, options)
         if masked:
             going = (t < others[2 if norm else 0]).unsqueeze(-1)  # (B, 1)
             new = torch.where(going, new, h)

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...lstm_scan.fused import machine_obstacle, reference_gradients, size_obstacle
-from ...lstm_scan.masks import stream_seeds
-from ...lstm_scan.options import LstmOptions
-from ...rum_scan.fused import KERNEL_ACTIVATIONS
-from ...rum_scan.options import RumOptions
-from ..options import STREAMS_A_CELL, CellWeights, FastSlowOptions
+from ...kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
+from ...kernels.masks import stream_seeds
+from ...kernels.second_order import reference_gradients
+from ...kernels.weights import CellWeights
+from ...lstm_scan import LstmOptions
+from ...rum_scan import RumOptions
+from ..options import STREAMS_PER_CELL, FastSlowOptions
 from ..reference import State, fast_slow_scan_reference
 
 NUM_WEIGHTS = len(CellWeights._fields)
@@ -20,8 +21,8 @@ NUM_WEIGHTS = len(CellWeights._fields)
 def obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str | None:
     """Why the fused scan cannot run on such an input, in words, or None."""
     return (
-        machine_obstacle(xp)
-        or size_obstacle(max(xp.shape[-1] // 4, slow_size))
+        tracing_obstacle(xp)
+        or row_kernel_obstacle(xp, max(xp.shape[-1] // 4, slow_size))
         or (rum_obstacle(options.slow) if isinstance(options.slow, RumOptions) else None)
     )
 
@@ -56,7 +57,7 @@ class _FastSlowScan(torch.autograd.Function):
         xp, *others = inputs
         assert xp is not None
         fast, slow, weights = unflatten(others, options)
-        seeds = None if seed is None else stream_seeds(seed, STREAMS_A_CELL * len(weights))
+        seeds = None if seed is None else stream_seeds(seed, STREAMS_PER_CELL * len(weights))
         out, fast, slow, saved = fast_slow_forward(xp, fast, slow, weights, seeds, options)
         ctx.options, ctx.count = options, len(inputs)
         ctx.set_materialize_grads(False)

@@ -3,20 +3,17 @@
 Unlike in a RUM by itself, the input is not known ahead: the product holds the input's share and the state's together.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...lstm_scan.fused.rows import gather_grad, hand_on, load_gate, zone
-from ...lstm_scan.fused.stage import BackwardStage, ForwardStage, Plan, Shared
-from ...rum_scan.fused.common import prefetch
-from ...rum_scan.fused.compiling import launch
-from ...rum_scan.fused.lam0_forward import kept_new, launch_options, load_norms, rum_cell
-from ...rum_scan.fused.lam0_norms import norm_grads
-from ...rum_scan.fused.lam0_step import STATS, redo_step, store_stats, sums_ahead, undo_step
-from ...rum_scan.options import RumOptions
+from ...kernels.chain import BackwardStage, ForwardStage, Plan, Shared
+from ...kernels.compiling import launch
+from ...kernels.lstm_rows import gather_grad, hand_on, load_gate, zone
+from ...kernels.rows import prefetch
+from ...kernels.rum_norms import NormTensors, norm_grads
+from ...kernels.rum_step import kept_new, load_norms, rum_cell
+from ...kernels.rum_step_backward import STATS, redo_step, store_stats, sums_ahead, undo_step
 
 
 @triton.jit(do_not_specialize=["t", "B"])
@@ -140,38 +137,29 @@ def slow_rum_backward_kernel(
     tl.store(draw + (G - 1) * H + j, deps.to(dtype), mask=mask)
 
 
-FLAGS = ("GATE", "LN", "ACTIVATION", "ETA", "ZONEOUT", "KEEP_BELOW")
-
-
-def rum_flags(like: Tensor, H: int, options: RumOptions, direction: str) -> dict[str, Any]:
-    flags = launch_options(like, H, options, direction)
-    return {name: flags[name] for name in (*FLAGS, *(["LN_EPS"] if direction == "forward" else []))}
-
-
 class RumForward(ForwardStage):
     """A RUM's step; ``h`` is its running state in float32."""
 
-    def __init__(self, like: Tensor, B: int, plan: Plan, options: RumOptions, shared: Shared, h: Tensor) -> None:
-        super().__init__(like, B, plan, options.layer_norm, options.num_inputs, shared)
+    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared, h: Tensor) -> None:
+        super().__init__(like, B, plan, shared)
         self.h = h
-        self.flags.update(rum_flags(like, plan.hidden, options, "forward"))
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
         launch(
             slow_rum_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
-            self.product.out, self.bias, self.h, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
-            self.shared.seeds, t, self.B, PARTS=self.product.parts, **self.flags,
+            self.matmul.out, self.bias, self.h, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
+            self.shared.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
 
 class RumBackward(BackwardStage):
     """A RUM's step back; ``dh`` carries the gradient from step to step in float32."""
 
-    def __init__(self, like: Tensor, B: int, plan: Plan, options: RumOptions, shared: Shared, dh: Tensor) -> None:
-        super().__init__(like, B, plan, options.layer_norm, options.num_inputs, shared)
+    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared, dh: Tensor) -> None:
+        super().__init__(like, B, plan, shared)
         self.dh = dh
-        self.flags.update(rum_flags(like, plan.hidden, options, "backward"))
+        del self.flags["LN_EPS"]  # the moments are kept
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
         flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
@@ -189,4 +177,5 @@ class RumBackward(BackwardStage):
         assert raw is not None and stats is not None and before is not None and dseen is not None
         H = self.plan.hidden
         eps = raw[..., (self.plan.blocks - 1) * H :]
-        return norm_grads(raw, eps, before, None, stats, dseen, self.ln_weight, self.ln_bias, H, self.flags)
+        tensors = NormTensors(raw, eps, before, None, stats, dseen)
+        return norm_grads(tensors, self.ln_weight, self.ln_bias, self.flags)

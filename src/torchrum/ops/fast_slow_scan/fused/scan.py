@@ -1,18 +1,20 @@
 """A whole Fast-Slow sequence: each step is one matrix product and one row kernel for each of its cells."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...lstm_scan.fused.scan import empty_shared, scan_key, weight_grad
-from ...lstm_scan.fused.stage import Chain, Given, LstmBackward, LstmForward, Plan, Shared, saved_tensors
-from ...lstm_scan.options import LstmOptions
-from ...rum_scan.fused.graphs import aligned, can_graph, plain_mode, run_graphed
-from ...rum_scan.fused.lam0_step import STATS
-from ..options import STREAMS_A_CELL, CellWeights, FastSlowOptions
+from ...kernels.chain import Chain, Given, Plan, Shared, empty_shared, scan_key
+from ...kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
+from ...kernels.rum_step_backward import STATS
+from ...kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
+from ...kernels.weight_gradient import weight_gradient
+from ...kernels.weights import CellWeights
+from ...lstm_scan import LstmOptions
+from ..options import STREAMS_PER_CELL, FastSlowOptions
 from .rum import RumBackward, RumForward
 
 State = tuple[Tensor, ...]
@@ -38,19 +40,22 @@ class Sizes(NamedTuple):
 def make_plans(options: FastSlowOptions, sizes: Sizes) -> list[Plan]:
     """One for each cell of a step: F1, S, F2, F3, ..."""
     H, S = sizes
-    slow_blocks = 4 if isinstance(options.slow, LstmOptions) else options.slow.num_inputs
     inputs = [(H,), (H, S), (S, H), *[(H,)] * (len(options.fast) - 2)]
-    return [
-        Plan(
+    plans = []
+    for number, (read, cell) in enumerate(zip(inputs, options.cells, strict=True)):
+        blocks, norms = (4, 5) if isinstance(cell, LstmOptions) else (cell.num_inputs, cell.num_inputs)
+        plan = Plan(
             hidden=S if number == 1 else H,
             inputs=read,
-            blocks=slow_blocks if number == 1 else 4,
+            blocks=blocks,
             projected=number == 0,
-            stream=STREAMS_A_CELL * number,
+            stream=STREAMS_PER_CELL * number,
             dropout=options.drops[number],
+            norms=norms if cell.layer_norm else 0,
+            flags=tuple(cell.kernel_flags().items()),
         )
-        for number, read in enumerate(inputs)
-    ]
+        plans.append(plan)
+    return plans
 
 
 def connect(stages: Sequence[Any]) -> None:
@@ -73,7 +78,7 @@ class ForwardScan(Chain):
         stages: list[Any] = []
         for plan, cell, state in zip_cells(options, sizes, self.fast, self.slow):
             make = LstmForward if isinstance(cell, LstmOptions) else RumForward
-            stages.append(make(like, B, plan, cell, shared, *state))
+            stages.append(make(like, B, plan, shared, *state))
         connect(stages)
         super().__init__(like, stages, shared, graphed)
 
@@ -101,7 +106,7 @@ class BackwardScan(Chain):
         self.in_order: list[Any] = []
         for plan, cell, state in zip_cells(options, sizes, self.fast, self.slow):
             make = LstmBackward if isinstance(cell, LstmOptions) else RumBackward
-            self.in_order.append(make(like, B, plan, cell, shared, *state))
+            self.in_order.append(make(like, B, plan, shared, *state))
         connect(self.in_order)
         super().__init__(like, self.in_order[::-1], shared, graphed)
 
@@ -110,14 +115,14 @@ class BackwardScan(Chain):
         for carry, grad in zip((*self.fast, *self.slow), grads, strict=True):
             carry.zero_() if grad is None else carry.copy_(grad)
         for stage in self.in_order[:2]:
-            stage.product.out.zero_()
+            stage.matmul.out.zero_()
 
     def finish(self) -> tuple[list[Tensor], list[Tensor | None]]:
         """Gradients of the first states and of each cell's layer norm, in float32."""
         carries = []
         for number, state in enumerate((self.fast, self.slow)):
             stage, begin = self.in_order[number], self.in_order[number].plan.offset(number)
-            told = stage.product.out[:, :, begin : begin + stage.plan.hidden].float().sum(0)
+            told = stage.matmul.out[:, :, begin : begin + stage.plan.hidden].float().sum(0)
             carries += [state[0] + told, *(part.clone() for part in state[1:])]
         return carries, [stage.norm_grads() for stage in self.in_order]
 
@@ -136,25 +141,27 @@ def zip_cells(options: FastSlowOptions, sizes: Sizes, fast: State, slow: State) 
     return list(zip(make_plans(options, sizes), options.cells, states, strict=True))
 
 
-def run(
-    direction: str,
-    like: Tensor,
-    T: int,
-    options: FastSlowOptions,
-    sizes: Sizes,
-    build: Any,
-    begin: Any,
-    finish: Any,
-    following: Any = None,
-) -> Any:
+class Pass(NamedTuple):
+    """What one direction of a scan does with its buffers."""
+
+    build: Callable[..., Any]
+    begin: Callable[[Any], None]
+    finish: Callable[[Any], Any]
+    following: Callable[[], object] | None = None
+    """The scan that will come after this one, whose kernels are compiled beside this one's."""
+
+
+def run(direction: str, like: Tensor, options: FastSlowOptions, sizes: Sizes, scan_pass: Pass) -> Any:
     """Build or find the scan, load it, take all its steps and return what ``finish`` makes of it."""
+    T = len(like)
     if can_graph(like, T):
         key = scan_key("fast_slow", direction, like, options, sizes)
+        build, begin, finish, following = scan_pass
         return run_graphed(key, build, begin, T, finish, following)
-    scan = build(graphed=False)
-    begin(scan)
+    scan = scan_pass.build(graphed=False)
+    scan_pass.begin(scan)
     scan.run()
-    return finish(scan)
+    return scan_pass.finish(scan)
 
 
 def fast_slow_forward(
@@ -179,7 +186,7 @@ def fast_slow_forward(
         given = forward_tensors(xp, out, plans, saved)
 
         def build(graphed: bool = True) -> ForwardScan:
-            return ForwardScan(xp, B, options, sizes, empty_shared(xp, B, seeds, None), graphed)
+            return ForwardScan(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed)
 
         def begin(scan: ForwardScan) -> None:
             scan.begin(T, weights, given, seeds, None)
@@ -189,7 +196,7 @@ def fast_slow_forward(
             fast_slow_backward(None, [None] * len((*fast, *slow)), fast, slow, weights, seeds, saved, options)
 
         then = following if options.training else None
-        c = run("forward", xp, T, options, sizes, build, begin, lambda scan: scan.cells(), then)
+        c = run("forward", xp, options, sizes, Pass(build, begin, lambda scan: scan.cells(), then))
         fast_h = inputs[0][-1, :, : sizes.fast].to(fast[0].dtype)
         begin_slow = plans[1].offset(1)
         slow_h = inputs[1][-1, :, begin_slow : begin_slow + sizes.slow].to(slow[0].dtype)
@@ -202,7 +209,7 @@ def keep_tensors(xp: Tensor, plans: Sequence[Plan], options: FastSlowOptions, in
     kept: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
     for plan, cell in zip(plans, options.cells, strict=True):
         if isinstance(cell, LstmOptions):
-            kept.append(saved_tensors(xp, plan, T, cell.layer_norm))
+            kept.append(saved_tensors(xp, plan))
         else:
             stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
             kept.append((xp.new_empty((T, B, plan.blocks * plan.hidden)), None, stats))
@@ -248,13 +255,13 @@ def fast_slow_backward(
         given = backward_tensors(grad_out, dgates, make_plans(options, sizes), saved, options)
 
         def build(graphed: bool = True) -> BackwardScan:
-            return BackwardScan(like, B, options, sizes, empty_shared(like, B, seeds, None), graphed)
+            return BackwardScan(like, B, options, sizes, empty_shared(like, seeds, None), graphed)
 
         def begin(scan: BackwardScan) -> None:
             scan.begin(T, weights[::-1], given[::-1], seeds, None)
             scan.start(grad_states)
 
-        carries, norms = run("backward", like, T, options, sizes, build, begin, lambda scan: scan.finish())
+        carries, norms = run("backward", like, options, sizes, Pass(build, begin, lambda scan: scan.finish()))
         grads = [
             cell_grads(cell, plan, dgate, inputs[:T], norm)
             for cell, plan, dgate, inputs, norm in zip(
@@ -282,7 +289,7 @@ def backward_tensors(
 
 def cell_grads(weights: CellWeights, plan: Plan, dgates: Tensor, inputs: Tensor, norms: Tensor | None) -> CellWeights:
     """Gradients of one cell's parameters: matrix products over all steps."""
-    whole = weight_grad(dgates, inputs)  # (blocks*H, width)
+    whole = weight_gradient(dgates, inputs)  # (blocks*H, width)
     columns = [whole[:, plan.offset(n) : plan.offset(n) + size] for n, size in enumerate(plan.inputs)]
     weight_ih = None if weights.weight_ih is None else columns[0].to(weights.weight_ih.dtype)
     weight_hh = columns[-1][: weights.weight_hh.shape[0]].to(weights.weight_hh.dtype)

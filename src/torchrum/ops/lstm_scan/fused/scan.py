@@ -1,17 +1,18 @@
 """A whole LSTM sequence, forward and backward, on the row kernels and CUDA graphs."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...rum_scan.fused import lam0_forward
-from ...rum_scan.fused.graphs import aligned, can_graph, plain_mode, rounded, run_graphed
-from ...rum_scan.fused.lam0_forward import padded
-from ...rum_scan.fused.product import splits
-from ...rum_scan.fused.weight_gradient import aligned_rows
-from ..options import CellWeights, LstmOptions
-from .stage import Chain, LstmBackward, LstmForward, Plan, Shared, saved_tensors
+from ...kernels.chain import Chain, Plan, Shared, empty_shared, scan_key
+from ...kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
+from ...kernels.row_launch import padded
+from ...kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
+from ...kernels.weight_gradient import weight_gradient
+from ...kernels.weights import CellWeights
+from ..options import LstmOptions
+from ..types import LstmInputs
 
 
 class Saved(NamedTuple):
@@ -24,22 +25,18 @@ class Saved(NamedTuple):
     stats: Tensor | None
 
 
-def make_plan(H: int) -> Plan:
-    return Plan(hidden=H, inputs=(H,), blocks=4, projected=True, stream=0, dropout=0.0)
+class Grads(NamedTuple):
+    """Gradients of a scan's results; None where nothing asked for one."""
+
+    out: Tensor | None = None
+    h: Tensor | None = None
+    c: Tensor | None = None
 
 
-def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> tuple[Any, ...]:
-    """All that a scan's graphs bake in."""
-    B = x.shape[1]
-    tuning = (lam0_forward.PDL, lam0_forward.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
-    return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
-
-
-def empty_shared(like: Tensor, B: int, seeds: Tensor | None, lengths: Tensor | None) -> Shared:
-    def buffer(given: Tensor | None) -> Tensor | None:
-        return None if given is None else torch.zeros(given.shape, dtype=torch.int64, device=like.device)
-
-    return Shared(buffer(seeds), buffer(lengths))
+def make_plan(H: int, options: LstmOptions) -> Plan:
+    flags = tuple(options.kernel_flags().items())
+    norms = 5 if options.layer_norm else 0
+    return Plan(hidden=H, inputs=(H,), blocks=4, projected=True, stream=0, dropout=0.0, norms=norms, flags=flags)
 
 
 class ForwardScan(Chain):
@@ -47,7 +44,7 @@ class ForwardScan(Chain):
 
     def __init__(self, like: Tensor, B: int, H: int, options: LstmOptions, shared: Shared, graphed: bool) -> None:
         self.h, self.c = (torch.empty((B, H), dtype=torch.float32, device=like.device) for _ in range(2))
-        stage = LstmForward(like, B, make_plan(H), options, shared, self.h, self.c)
+        stage = LstmForward(like, B, make_plan(H, options), shared, self.h, self.c)
         stage.connect((stage, 0), None, to_out=True)
         super().__init__(like, [stage], shared, graphed)
 
@@ -62,46 +59,35 @@ class ForwardScan(Chain):
 class BackwardScan(Chain):
     def __init__(self, like: Tensor, B: int, H: int, options: LstmOptions, shared: Shared, graphed: bool) -> None:
         self.dh, self.dc = (torch.empty((B, H), dtype=torch.float32, device=like.device) for _ in range(2))
-        stage = LstmBackward(like, B, make_plan(H), options, shared, self.dh, self.dc)
+        stage = LstmBackward(like, B, make_plan(H, options), shared, self.dh, self.dc)
         stage.connect((stage, 0), None, from_out=True)
         super().__init__(like, [stage], shared, graphed)
 
     def start(self, grad_h: Tensor | None, grad_c: Tensor | None) -> None:
-        self.stages[0].product.out.zero_()
+        self.stages[0].matmul.out.zero_()
         for carry, grad in ((self.dh, grad_h), (self.dc, grad_c)):
             carry.zero_() if grad is None else carry.copy_(grad)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
         (stage,) = self.stages
         return (
-            self.dh + stage.product.out[:, :, : stage.plan.hidden].float().sum(0),
+            self.dh + stage.matmul.out[:, :, : stage.plan.hidden].float().sum(0),
             self.dc.clone(),
             stage.norm_grads(),
         )
 
 
-def weight_grad(dgates: Tensor, inputs: Tensor) -> Tensor:
-    """Sum over all steps and rows of gate gradients ``(T, B, G*H)`` times inputs ``(T, B, K)``: ``(G*H, K)``."""
-    left, right = aligned_rows(dgates.flatten(0, 1)), aligned_rows(inputs.flatten(0, 1))
-    return (left.t() @ right)[: dgates.shape[-1], : inputs.shape[-1]]
-
-
 def lstm_forward(
-    xp: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    lengths: Tensor | None,
-    seeds: Tensor | None,
-    options: LstmOptions,
+    inputs: LstmInputs, seeds: Tensor | None, options: LstmOptions
 ) -> tuple[Tensor, Tensor, Tensor, Saved]:
-    """Projected input ``(T, B, 4H)`` -> h of all steps, last h, last c, and what the backward needs."""
+    """Projected input ``(T, B, 4H)`` -> h of all steps, last h, last c, and what the backward needs.
+
+    ``seeds`` are those of the streams of masks, from ``inputs.seed``.
+    """
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, _ = inputs
     (T, B, _), H = xp.shape, weight_hh.shape[1]
     with plain_mode(xp):
-        plan = make_plan(H)
-        gates, cells, stats = saved_tensors(xp, plan, T, options.layer_norm)
+        gates, cells, stats = saved_tensors(xp, make_plan(H, options))
         states, out = xp.new_empty((T + 1, B, padded(H))), xp.new_empty((T, B, H))  # padding is never read
         saved = Saved(states, gates, cells, stats)
         if xp.numel() == 0:
@@ -111,7 +97,7 @@ def lstm_forward(
         given = [(xp, gates, cells, stats, states[1:], out)]
 
         def build(graphed: bool = True) -> ForwardScan:
-            return ForwardScan(xp, B, H, options, empty_shared(xp, B, seeds, lengths), graphed)
+            return ForwardScan(xp, B, H, options, empty_shared(xp, seeds, lengths), graphed)
 
         def begin(scan: ForwardScan) -> None:
             scan.begin(T, weights, given, seeds, lengths)
@@ -119,8 +105,7 @@ def lstm_forward(
 
         if can_graph(xp, T):
             key = scan_key("lstm", "forward", xp, H, options, lengths is not None)
-            others = (h0, c0, weight_hh, ln_weight, ln_bias, lengths, seeds, saved, options)
-            following = (lambda: lstm_backward(None, None, None, *others)) if options.training else None
+            following = (lambda: lstm_backward(Grads(), inputs, seeds, saved, options)) if options.training else None
             c_n = run_graphed(key, build, begin, T, lambda scan: scan.c.to(c0.dtype, copy=True), following)
         else:
             scan = build(graphed=False)
@@ -131,39 +116,29 @@ def lstm_forward(
 
 
 def lstm_backward(
-    grad_out: Tensor | None,
-    grad_h: Tensor | None,
-    grad_c: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    lengths: Tensor | None,
-    seeds: Tensor | None,
-    saved: Saved,
-    options: LstmOptions,
+    grads: Grads, inputs: LstmInputs, seeds: Tensor | None, saved: Saved, options: LstmOptions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of ``xp, h0, c0, weight_hh, ln_weight, ln_bias``, each in the dtype of its tensor."""
+    _, h0, c0, weight_hh, ln_weight, ln_bias, lengths, _ = inputs
     gates, H = saved.gates, weight_hh.shape[1]
     T, B = gates.shape[:2]
     with plain_mode(gates):
         dgates = torch.empty_like(gates)
         if gates.numel() == 0:
-            carried = [torch.zeros_like(x) if grad is None else grad for x, grad in ((h0, grad_h), (c0, grad_c))]
+            carried = [torch.zeros_like(x) if grad is None else grad for x, grad in ((h0, grads.h), (c0, grads.c))]
             zeros = [None if x is None else torch.zeros_like(x) for x in (weight_hh, ln_weight, ln_bias)]
             return dgates, *carried, *zeros  # type: ignore[return-value]
-        grad_out = gates.new_zeros((T, B, H)) if grad_out is None else aligned(grad_out.to(gates.dtype))
+        grad_out = gates.new_zeros((T, B, H)) if grads.out is None else aligned(grads.out.to(gates.dtype))
         dnormed = gates.new_empty((T, B, 5 * H)) if options.layer_norm else None
         weights = [CellWeights(None, weight_hh, None, ln_weight, ln_bias)]
         given = [(gates, saved.cells, saved.stats, grad_out, dgates, dnormed)]
 
         def build(graphed: bool = True) -> BackwardScan:
-            return BackwardScan(gates, B, H, options, empty_shared(gates, B, seeds, lengths), graphed)
+            return BackwardScan(gates, B, H, options, empty_shared(gates, seeds, lengths), graphed)
 
         def begin(scan: BackwardScan) -> None:
             scan.begin(T, weights, given, seeds, lengths)
-            scan.start(grad_h, grad_c)
+            scan.start(grads.h, grads.c)
 
         if can_graph(gates, T):
             key = scan_key("lstm", "backward", gates, H, options, lengths is not None)
@@ -173,7 +148,7 @@ def lstm_backward(
             begin(scan)
             scan.run()
             dh0, dc0, norms = scan.finish()
-        dweight = weight_grad(dgates, saved.states[:-1])[:, :H].to(weight_hh.dtype)
+        dweight = weight_gradient(dgates, saved.states[:-1])[:, :H].to(weight_hh.dtype)
         if norms is None or ln_weight is None or ln_bias is None:
             return dgates, dh0.to(h0.dtype), dc0.to(c0.dtype), dweight, None, None
         dln = norms[0].to(ln_weight.dtype), norms[1].to(ln_bias.dtype)

@@ -6,6 +6,7 @@ import functools
 import torch
 from torch import Tensor
 
+from ...kernels.masks import keep_threshold
 from ..options import RumOptions
 from .build import load_library
 
@@ -48,7 +49,7 @@ def settings(options: RumOptions) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The values of ``SETTINGS`` and ``NUMBERS``."""
     assert isinstance(options.activation, str)
     kind = 0 if options.zoneout == 0 else 2 if options.training else 1
-    after, keep_below = options.ln_order == "authors", int((1 - options.zoneout) * 2**32)
+    after, keep_below = options.ln_order == "authors", keep_threshold(options.zoneout)
     whole = (ACTIVATIONS.index(options.activation), int(options.layer_norm), int(after), kind, keep_below)
     return whole, (options.eta or 0.0, options.ln_eps, options.zoneout)
 

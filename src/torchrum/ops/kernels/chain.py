@@ -1,0 +1,236 @@
+"""One cell of a fused scan: a matrix product and a row kernel, with the buffers both keep at fixed addresses.
+
+A scan is a chain of cells (one for an LSTM, three or more for a Fast-Slow RNN). Each cell multiplies one buffer, its
+inputs and its state side by side, so that a step is as many products as cells. The row kernels write new states
+straight into the buffers of the cells that read them; going back they read gradients from those cells' products.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import row_launch
+from .masks import keep_threshold
+from .matmul import StepMatmul, splits
+from .row_launch import padded, pdl_runs, row_flags
+from .step_graphs import TABLE_SLOTS, fill_table, rounded
+from .weights import CellWeights
+
+Given = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a cell's kernels are compiled for; all of it is hashable, for the graphs' key."""
+
+    hidden: int
+    inputs: tuple[int, ...]
+    """Sizes of what is multiplied, in the order of the weights' columns."""
+    blocks: int
+    """Row blocks of the weight."""
+    projected: bool
+    """Whether the scan's input comes in already multiplied; else there is a bias."""
+    stream: int
+    """First of the three streams of masks that belong to the cell: h, c, dropout behind it."""
+    dropout: float
+    """Behind the cell, while training."""
+    norms: int
+    """Blocks of layer norm's gains; 0 without it."""
+    flags: tuple[tuple[str, Any], ...]
+    """What its options compile its kernels for: pairs, since a dictionary is not hashable."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the product's left side."""
+        return sum(map(padded, self.inputs))
+
+    def offset(self, number: int) -> int:
+        """Where an input begins in it."""
+        return sum(map(padded, self.inputs[:number]))
+
+
+def cell_flags(like: Tensor, plan: Plan, direction: str) -> dict[str, Any]:
+    """Compile-time arguments that the row kernels of every cell take."""
+    # four gates in registers: a long row needs more threads
+    most_warps = 16 if plan.hidden > 2048 else 8
+    return {
+        **row_flags(plan.hidden, direction, pdl_runs(like), most_warps),
+        "DROP": None if plan.dropout == 0 else 0.0 if plan.dropout == 1 else 1 / (1 - plan.dropout),
+        "DROP_BELOW": keep_threshold(plan.dropout) if plan.dropout > 0 else 0,
+        "STREAM": plan.stream,
+        **dict(plan.flags),
+    }
+
+
+@dataclass
+class Shared:
+    """Buffers that all cells of a scan see."""
+
+    seeds: Tensor | None
+    lengths: Tensor | None
+
+
+class Stage:
+    """A cell's weight, product and parameters, in one direction."""
+
+    direction: str
+
+    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=like.device)
+
+        self.plan, self.B, self.shared = plan, B, shared
+        rows = plan.blocks * padded(plan.hidden)
+        self.flags = cell_flags(like, plan, self.direction)
+        self.weight = zeros(rows, plan.width, dtype=like.dtype)  # padding stays zero, here and in low
+        forward = self.direction == "forward"
+        self.low = zeros(B, plan.width if forward else rows, dtype=like.dtype)
+        self.matmul = StepMatmul(
+            self.low, self.weight.t() if forward else self.weight, self.flags["PDL"], self.direction
+        )
+        self.bias = None if plan.projected else zeros(plan.blocks * plan.hidden)
+        self.ln_weight = zeros(plan.norms * plan.hidden) if plan.norms else None
+        self.ln_bias = zeros(plan.norms * plan.hidden) if plan.norms else None
+        self.given: Given = ()
+
+    def load(self, weights: CellWeights) -> None:
+        H = self.plan.hidden
+        blocks = self.weight.unflatten(0, (self.plan.blocks, -1))
+        columns = [weight for weight in (weights.weight_ih, weights.weight_hh) if weight is not None]
+        for number, (weight, size) in enumerate(zip(columns, self.plan.inputs, strict=True)):
+            begin = self.plan.offset(number)
+            rows = weight.shape[0] // H  # RUM's eps has no recurrent rows
+            blocks[:rows, :H, begin : begin + size].copy_(weight.reshape(rows, H, size))
+        for mine, given in (
+            (self.bias, weights.bias),
+            (self.ln_weight, weights.ln_weight),
+            (self.ln_bias, weights.ln_bias),
+        ):
+            if mine is not None:  # the buffers outlive the model: no bias must not be the last model's bias
+                mine.zero_() if given is None else mine.copy_(given)
+
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
+        """Enqueue the row kernel, on the tensors in the slots or on those given."""
+        raise NotImplementedError
+
+    def tensors(self, table: Tensor | None) -> Given:
+        return self.given if table is None else [None] * len(self.given)
+
+
+class ForwardStage(Stage):
+    """Its state is handed to ``plain`` and, through dropout, to ``dropped``: cells, with the number of their input."""
+
+    direction = "forward"
+
+    def connect(
+        self, plain: tuple["ForwardStage", int], dropped: tuple["ForwardStage", int] | None, to_out: bool
+    ) -> None:
+        reader, number = plain
+        self.low_plain = reader.low[:, reader.plan.offset(number) :]
+        self.low_dropped = None
+        self.flags.update(PLAIN_WIDTH=reader.plan.width, DROPPED_WIDTH=self.plan.hidden if to_out else None)
+        if dropped is not None:
+            reader, number = dropped
+            self.low_dropped = reader.low[:, reader.plan.offset(number) :]
+            self.flags["DROPPED_WIDTH"] = reader.plan.width
+
+
+class BackwardStage(Stage):
+    """Its state's gradient is the sum of a carry and of what the products of its readers say."""
+
+    direction = "backward"
+
+    def connect(
+        self, plain: tuple["BackwardStage", int], dropped: tuple["BackwardStage", int] | None, from_out: bool
+    ) -> None:
+        reader, number = plain
+        self.product_plain = reader.matmul.out[:, :, reader.plan.offset(number) :]
+        self.product_dropped = None
+        self.flags.update(
+            PLAIN_PARTS=reader.matmul.parts,
+            PLAIN_WIDTH=reader.plan.width,
+            DROPPED_PARTS=1,
+            DROPPED_WIDTH=self.plan.hidden if from_out else None,
+            FROM_OUT=from_out,
+        )
+        if dropped is not None:
+            reader, number = dropped
+            self.product_dropped = reader.matmul.out[:, :, reader.plan.offset(number) :]
+            self.flags.update(DROPPED_PARTS=reader.matmul.parts, DROPPED_WIDTH=reader.plan.width)
+
+
+class Chain:
+    """The cells of a scan in the order they run, and the table that tells their graphs the step and the addresses."""
+
+    def __init__(self, like: Tensor, stages: Sequence[Any], shared: Shared, graphed: bool) -> None:
+        self.stages, self.shared = list(stages), shared
+        self.stride = 1 if self.stages[0].direction == "forward" else -1
+        self.T = 0
+        slots = TABLE_SLOTS * (1 + len(self.stages))  # the step, then the addresses for each cell
+        self.table = torch.zeros(slots, dtype=torch.int64, device=like.device) if graphed else None
+
+    def slots(self, number: int) -> Tensor | None:
+        return None if self.table is None else self.table[TABLE_SLOTS * (number + 1) : TABLE_SLOTS * (number + 2)]
+
+    def begin(
+        self,
+        T: int,
+        weights: Sequence[CellWeights],
+        given: Sequence[Given],
+        seeds: Tensor | None,
+        lengths: Tensor | None,
+    ) -> None:
+        self.T = T
+        for mine, theirs in ((self.shared.seeds, seeds), (self.shared.lengths, lengths)):
+            if mine is not None:
+                assert theirs is not None
+                mine.copy_(theirs)
+        for number, (stage, parameters, tensors) in enumerate(zip(self.stages, weights, given, strict=True)):
+            stage.load(parameters)
+            stage.given = tensors
+            slots = self.slots(number)
+            if slots is not None:
+                fill_table(slots, 0, T, *tensors)
+        if self.table is not None:
+            self.table[:1].fill_(0 if self.stride == 1 else T - 1)
+
+    def step(self, t: int, direct: bool = False) -> None:
+        table = None if direct else self.table
+        for number, stage in enumerate(self.stages):
+            if self.stride == 1:
+                stage.matmul()
+            stage.row(table, None if direct else self.slots(number), t, self.T)
+            if self.stride == -1:
+                stage.matmul()
+
+    def warm_up(self) -> None:
+        self.step(0)
+        self.step(0, direct=True)  # a capture around the scan bakes the addresses in instead
+
+    def forget(self) -> None:
+        for stage in self.stages:
+            stage.given = ()
+
+    def run(self) -> None:
+        """All steps, launched one by one."""
+        for t in range(self.T) if self.stride == 1 else range(self.T - 1, -1, -1):
+            self.step(t)
+
+
+def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> tuple[Any, ...]:
+    """All that a scan's graphs bake in."""
+    B = x.shape[1]
+    tuning = (row_launch.PDL, row_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
+    return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
+
+
+def empty_shared(like: Tensor, seeds: Tensor | None, lengths: Tensor | None) -> Shared:
+    """Buffers for seeds and lengths such as these."""
+
+    def buffer(given: Tensor | None) -> Tensor | None:
+        return None if given is None else torch.zeros(given.shape, dtype=torch.int64, device=like.device)
+
+    return Shared(buffer(seeds), buffer(lengths))

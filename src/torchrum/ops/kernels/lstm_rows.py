@@ -1,0 +1,405 @@
+"""Row kernels of the LSTM step: everything but the matrix product, one program a batch row.
+
+They serve a plain LSTM and each LSTM of a Fast-Slow RNN. A step reads the gates' product with the recurrent weight, and
+hands its new h to at most two readers: one gets it plain, the other through dropout. A reader is a buffer that the
+next matrix product multiplies (``low``) and a tensor over all steps (``plain``, ``dropped``).
+"""
+
+import triton
+import triton.language as tl
+
+from .matmul import load_parts
+from .rows import INTERPRET, ln_backward, load_ln, moments, prefetch, sigmoid, sum2, sum4, tanh, zoneout_keep_new
+
+STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, j, f, o, c
+
+
+@triton.jit
+def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
+
+
+@triton.jit
+def sum8(a, b, c, d, e, f, g, h):
+    if INTERPRET:  # which walks a joint reduction element by element
+        return (
+            tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0),
+            tl.sum(e, 0), tl.sum(f, 0), tl.sum(g, 0), tl.sum(h, 0),
+        )  # fmt: skip
+    else:
+        return tl.reduce((a, b, c, d, e, f, g, h), 0, _add8)
+
+
+@triton.jit
+def zone(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+    if ZONEOUT == "train":
+        return tl.where(zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW), new, old)
+    elif ZONEOUT is not None:
+        return (1.0 - ZONEOUT) * new + ZONEOUT * old
+    else:
+        return new
+
+
+@triton.jit
+def zone_backward(dnew, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+    """How a mixed state's gradient parts: to the new value, to the old one."""
+    if ZONEOUT == "train":
+        keep = zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW)
+        return tl.where(keep, dnew, 0.0), tl.where(keep, 0.0, dnew)
+    elif ZONEOUT is not None:
+        return (1.0 - ZONEOUT) * dnew, ZONEOUT * dnew
+    else:
+        return dnew, tl.zeros_like(dnew)
+
+
+@triton.jit
+def drop(x, seeds, STREAM: tl.constexpr, t, index, SCALE: tl.constexpr, KEEP_BELOW: tl.constexpr):
+    """Dropout, and as well its own backward; SCALE is None where there is none."""
+    if SCALE is not None:
+        return tl.where(zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW), x * SCALE, 0.0)
+    else:
+        return x
+
+
+@triton.jit
+def hand_on(
+    new, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+    PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
+    STREAM: tl.constexpr,
+):  # fmt: skip
+    """Store a new state where its readers find it."""
+    dtype = plain.dtype.element_ty
+    value = new.to(dtype)
+    tl.store(low_plain + b * PLAIN_WIDTH + j, value, mask=mask)
+    tl.store(plain + row * PLAIN_WIDTH + j, value, mask=mask)
+    if DROPPED_WIDTH is not None:
+        value = drop(new, seeds, STREAM, t, index, DROP, DROP_BELOW).to(dtype)
+        if low_dropped is not None:
+            tl.store(low_dropped + b * DROPPED_WIDTH + j, value, mask=mask)
+        tl.store(dropped + row * DROPPED_WIDTH + j, value, mask=mask)
+
+
+@triton.jit
+def gather_grad(
+    dstate, product_plain, product_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
+    PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
+    DROP: tl.constexpr, DROP_BELOW: tl.constexpr, STREAM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a new state, from its carry and its readers; the transpose of ``hand_on``."""
+    dh = tl.load(dstate + b * H + j, mask=mask, other=0.0)
+    dh += load_parts(product_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
+    if DROPPED_WIDTH is not None:
+        if product_dropped is not None:
+            told = load_parts(product_dropped, b * DROPPED_WIDTH + j, mask, B * DROPPED_WIDTH, DROPPED_PARTS)
+        else:
+            told = tl.load(grad_out + row * DROPPED_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+        dh += drop(told, seeds, STREAM, t, index, DROP, DROP_BELOW)
+    return dh
+
+
+@triton.jit
+def load_gate(product, xp, bias, gates, block: tl.constexpr, b, B, j, mask, H: tl.constexpr, HP: tl.constexpr,
+              G: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """One block of pre-activations, also stored for the backward; ``xp`` and ``gates`` point at this row."""
+    raw = load_parts(product, b * (G * HP) + block * HP + j, mask, B * (G * HP), PARTS)
+    if xp is not None:
+        raw += tl.load(xp + block * H + j, mask=mask, other=0.0).to(tl.float32)
+    if bias is not None:
+        raw += tl.load(bias + block * H + j, mask=mask, other=0.0)
+    tl.store(gates + block * H + j, raw.to(gates.dtype.element_ty), mask=mask)
+    return raw
+
+
+@triton.jit
+def cancels(mean, var, LN_EPS: tl.constexpr):
+    """Whether a variance taken as a difference of squares has lost too many digits."""
+    return mean * mean > 8.0 * (var + LN_EPS)
+
+
+@triton.jit
+def gate_moments(i, g, f, o, mask, LN_EPS: tl.constexpr, H: tl.constexpr):
+    """Means and 1 / sqrt(var + LN_EPS) of the four gates: one reduction, and a second where digits would be lost."""
+    si, qi, sg, qg, sf, qf, so, qo = sum8(i, i * i, g, g * g, f, f * f, o, o * o)
+    mi, mg, mf, mo = si / H, sg / H, sf / H, so / H
+    vi = tl.maximum(qi / H - mi * mi, 0.0)
+    vg = tl.maximum(qg / H - mg * mg, 0.0)
+    vf = tl.maximum(qf / H - mf * mf, 0.0)
+    vo = tl.maximum(qo / H - mo * mo, 0.0)
+    if cancels(mi, vi, LN_EPS) | cancels(mg, vg, LN_EPS) | cancels(mf, vf, LN_EPS) | cancels(mo, vo, LN_EPS):
+        di = tl.where(mask, i - mi, 0.0)
+        dg = tl.where(mask, g - mg, 0.0)
+        df = tl.where(mask, f - mf, 0.0)
+        do = tl.where(mask, o - mo, 0.0)
+        qi, qg, qf, qo = sum4(di * di, dg * dg, df * df, do * do)
+        vi, vg, vf, vo = qi / H, qg / H, qf / H, qo / H
+    return (
+        mi, mg, mf, mo,
+        1.0 / tl.sqrt(vi + LN_EPS), 1.0 / tl.sqrt(vg + LN_EPS), 1.0 / tl.sqrt(vf + LN_EPS), 1.0 / tl.sqrt(vo + LN_EPS),
+    )  # fmt: skip
+
+
+@triton.jit
+def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mask, H: tl.constexpr):
+    """A gate's normalised value, without and with layer norm's gain and shift."""
+    weight, bias = load_ln(ln_weight, ln_bias, block, j, mask, H)
+    normed = (raw - mean) * rstd
+    return normed, normed * weight + bias, weight
+
+
+@triton.jit(do_not_specialize=["t", "T", "B"])
+def lstm_forward_kernel(
+    table, slots, xp, gates, cells, stats, plain, dropped,
+    product, bias, h_state, c_state, low_plain, low_dropped, ln_weight, ln_bias, lengths, seeds, t, T, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr,
+    LN_EPS: tl.constexpr, FORGET: tl.constexpr, READS_XP: tl.constexpr,
+    ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, ZONEOUT_C: tl.constexpr, KEEP_BELOW_C: tl.constexpr,
+    DROP: tl.constexpr, DROP_BELOW: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
+    STREAM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step for row b. A table holds the step that ``t`` counts from; slots hold the tensors over all steps, and T.
+
+    Streams of masks: STREAM for h, STREAM + 1 for c, STREAM + 2 for dropout.
+    """
+    dtype = low_plain.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if table is not None:
+        t = tl.load(table) + t
+        T = tl.load(slots + 7)
+        if READS_XP:
+            xp = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
+        gates = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(dtype)), 16)
+        cells = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(tl.float32)), 16)
+        stats = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(tl.float32)), 16)
+        plain = tl.multiple_of(tl.load(slots + 5).to(tl.pointer_type(dtype)), 16)
+        if DROPPED_WIDTH is not None:
+            dropped = tl.multiple_of(tl.load(slots + 6).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    index = b * H + j
+    gates += row * (4 * H)
+    if READS_XP:
+        xp += row * (4 * H)
+    h = tl.load(h_state + index, mask=mask, other=0.0)
+    c = tl.load(c_state + index, mask=mask, other=0.0)
+    tl.store(cells + row * H + j, c, mask=mask)
+    i = load_gate(product, xp, bias, gates, 0, b, B, j, mask, H, HP, 4, PARTS)
+    g = load_gate(product, xp, bias, gates, 1, b, B, j, mask, H, HP, 4, PARTS)
+    f = load_gate(product, xp, bias, gates, 2, b, B, j, mask, H, HP, 4, PARTS)
+    o = load_gate(product, xp, bias, gates, 3, b, B, j, mask, H, HP, 4, PARTS)
+    if READS_XP:  # noqa: SIM102 -- decided when compiling, the other at run time
+        if t + 1 < T:
+            prefetch(xp + B.to(tl.int64) * (4 * H), 4 * H * dtype.primitive_bitwidth // 8)
+
+    if LN:
+        stats += row * STATS
+        mean_i, mean_g, mean_f, mean_o, rstd_i, rstd_g, rstd_f, rstd_o = gate_moments(i, g, f, o, mask, LN_EPS, H)
+        _, i, _ = normed_gate(i, mean_i, rstd_i, ln_weight, ln_bias, 0, j, mask, H)
+        _, g, _ = normed_gate(g, mean_g, rstd_g, ln_weight, ln_bias, 1, j, mask, H)
+        _, f, _ = normed_gate(f, mean_f, rstd_f, ln_weight, ln_bias, 2, j, mask, H)
+        _, o, _ = normed_gate(o, mean_o, rstd_o, ln_weight, ln_bias, 3, j, mask, H)
+    new_c = c * sigmoid(f + FORGET) + sigmoid(i) * tanh(g)
+    new_c = tl.where(mask, new_c, 0.0)
+    seen = new_c
+    if LN:
+        total, squares = sum2(new_c, new_c * new_c)
+        mean_c, rstd_c = moments(new_c, mask, total, squares, LN_EPS, H)
+        _, seen, _ = normed_gate(new_c, mean_c, rstd_c, ln_weight, ln_bias, 4, j, mask, H)
+        tl.store(stats + 0, mean_i)
+        tl.store(stats + 1, rstd_i)
+        tl.store(stats + 2, mean_g)
+        tl.store(stats + 3, rstd_g)
+        tl.store(stats + 4, mean_f)
+        tl.store(stats + 5, rstd_f)
+        tl.store(stats + 6, mean_o)
+        tl.store(stats + 7, rstd_o)
+        tl.store(stats + 8, mean_c)
+        tl.store(stats + 9, rstd_c)
+    new_h = zone(tanh(seen) * sigmoid(o), h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
+    new_c = zone(new_c, c, seeds, STREAM + 1, t, index, ZONEOUT_C, KEEP_BELOW_C)
+    if lengths is not None:
+        live = t < tl.load(lengths + b)
+        new_h = tl.where(live, new_h, h)
+        new_c = tl.where(live, new_c, c)
+    tl.store(h_state + index, new_h, mask=mask)
+    tl.store(c_state + index, new_c, mask=mask)
+    hand_on(
+        new_h, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+        PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["t", "B"])
+def lstm_backward_kernel(
+    table, slots, gates, cells, stats, grad_out, dgates, dnormed,
+    product_plain, product_dropped, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
+    PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
+    H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr, FORGET: tl.constexpr,
+    FROM_OUT: tl.constexpr,
+    ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, ZONEOUT_C: tl.constexpr, KEEP_BELOW_C: tl.constexpr,
+    DROP: tl.constexpr, DROP_BELOW: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
+    STREAM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step back for row b. ``dnormed`` gets the gradients behind layer norm, for those of its gains and shifts."""
+    dtype = low.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if table is not None:
+        t = tl.load(table) - t
+        gates = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
+        cells = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(tl.float32)), 16)
+        stats = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(tl.float32)), 16)
+        if FROM_OUT:
+            grad_out = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
+        dgates = tl.multiple_of(tl.load(slots + 5).to(tl.pointer_type(dtype)), 16)
+        dnormed = tl.multiple_of(tl.load(slots + 6).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    index = b * H + j
+    gates += row * (4 * H)
+    dgates += row * (4 * H)
+    low += b * (4 * HP)
+    i = tl.load(gates + j, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(gates + H + j, mask=mask, other=0.0).to(tl.float32)
+    f = tl.load(gates + 2 * H + j, mask=mask, other=0.0).to(tl.float32)
+    o = tl.load(gates + 3 * H + j, mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(cells + row * H + j, mask=mask, other=0.0)
+    dc_after = tl.load(dc_state + index, mask=mask, other=0.0)
+    dh_after = gather_grad(
+        dh_state, product_plain, product_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H,
+        PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
+    )  # fmt: skip
+    if t > 0:  # what the next step back begins with
+        BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
+        prefetch(gates - B.to(tl.int64) * (4 * H), 4 * BYTES)
+        prefetch(cells + (row - B) * H, 4 * H)
+        if LN:
+            prefetch(stats + (row - B) * STATS, 4 * STATS)
+        if FROM_OUT:
+            prefetch(grad_out + (row - B) * H, BYTES)
+
+    # the step again, pointwise
+    if LN:
+        stats += row * STATS
+        rstd_i = tl.load(stats + 1)
+        rstd_g = tl.load(stats + 3)
+        rstd_f = tl.load(stats + 5)
+        rstd_o = tl.load(stats + 7)
+        rstd_c = tl.load(stats + 9)
+        ni, i, wi = normed_gate(i, tl.load(stats + 0), rstd_i, ln_weight, ln_bias, 0, j, mask, H)
+        ng, g, wg = normed_gate(g, tl.load(stats + 2), rstd_g, ln_weight, ln_bias, 1, j, mask, H)
+        nf, f, wf = normed_gate(f, tl.load(stats + 4), rstd_f, ln_weight, ln_bias, 2, j, mask, H)
+        no, o, wo = normed_gate(o, tl.load(stats + 6), rstd_o, ln_weight, ln_bias, 3, j, mask, H)
+    i = sigmoid(i)
+    g = tanh(g)
+    f = sigmoid(f + FORGET)
+    o = sigmoid(o)
+    seen = c * f + i * g
+    if LN:
+        nc, seen, wc = normed_gate(seen, tl.load(stats + 8), rstd_c, ln_weight, ln_bias, 4, j, mask, H)
+    y = tanh(seen)
+
+    dh, dh_before = zone_backward(dh_after, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
+    dc, dc_before = zone_backward(dc_after, seeds, STREAM + 1, t, index, ZONEOUT_C, KEEP_BELOW_C)
+    if lengths is not None:
+        live = t < tl.load(lengths + b)
+        dh, dh_before = tl.where(live, dh, 0.0), tl.where(live, dh_before, dh_after)
+        dc, dc_before = tl.where(live, dc, 0.0), tl.where(live, dc_before, dc_after)
+
+    do = dh * y * o * (1.0 - o)
+    dseen = dh * o * (1.0 - y * y)
+    if LN:
+        dnormed += row * (5 * H)
+        tl.store(dnormed + 4 * H + j, dseen.to(dtype), mask=mask)
+        total, projection = sum2(dseen * wc, dseen * wc * nc)
+        dc += tl.where(mask, ln_backward(dseen, nc, wc, rstd_c, total, projection, H), 0.0)
+    else:
+        dc += dseen
+    di = dc * g * i * (1.0 - i)
+    dg = dc * i * (1.0 - g * g)
+    df = dc * c * f * (1.0 - f)
+    if LN:
+        tl.store(dnormed + j, di.to(dtype), mask=mask)
+        tl.store(dnormed + H + j, dg.to(dtype), mask=mask)
+        tl.store(dnormed + 2 * H + j, df.to(dtype), mask=mask)
+        tl.store(dnormed + 3 * H + j, do.to(dtype), mask=mask)
+        ti, pi, tg, pg, tf, pf, to, po = sum8(
+            di * wi, di * wi * ni, dg * wg, dg * wg * ng, df * wf, df * wf * nf, do * wo, do * wo * no
+        )
+        di = ln_backward(di, ni, wi, rstd_i, ti, pi, H)
+        dg = ln_backward(dg, ng, wg, rstd_g, tg, pg, H)
+        df = ln_backward(df, nf, wf, rstd_f, tf, pf, H)
+        do = ln_backward(do, no, wo, rstd_o, to, po, H)
+
+    tl.store(low + j, di.to(dtype), mask=mask)
+    tl.store(low + HP + j, dg.to(dtype), mask=mask)
+    tl.store(low + 2 * HP + j, df.to(dtype), mask=mask)
+    tl.store(low + 3 * HP + j, do.to(dtype), mask=mask)
+    tl.store(dh_state + index, dh_before, mask=mask)
+    tl.store(dc_state + index, dc_before + dc * f, mask=mask)
+    tl.store(dgates + j, di.to(dtype), mask=mask)
+    tl.store(dgates + H + j, dg.to(dtype), mask=mask)
+    tl.store(dgates + 2 * H + j, df.to(dtype), mask=mask)
+    tl.store(dgates + 3 * H + j, do.to(dtype), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def lstm_norm_grad_kernel(
+    gates, cells, stats, dnormed, sums, ln_weight, ln_bias, rows,
+    H: tl.constexpr, BLOCK: tl.constexpr, FORGET: tl.constexpr,
+):  # fmt: skip
+    """Gradients of layer norm's gains and shifts, all steps in parallel; each program sums its own rows."""
+    program = tl.program_id(0)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = j < H
+    zero = tl.zeros([BLOCK], tl.float32)
+    wi, wg, wf, wo, wc = zero, zero, zero, zero, zero
+    bi, bg, bf, bo, bc = zero, zero, zero, zero, zero
+    gain_i, shift_i = load_ln(ln_weight, ln_bias, 0, j, mask, H)
+    gain_g, shift_g = load_ln(ln_weight, ln_bias, 1, j, mask, H)
+    gain_f, shift_f = load_ln(ln_weight, ln_bias, 2, j, mask, H)
+    row = program.to(tl.int64)
+    while row < rows:
+        raw = gates + row * (4 * H) + j
+        grad = dnormed + row * (5 * H) + j
+        stat = stats + row * STATS
+        i = (tl.load(raw, mask=mask, other=0.0).to(tl.float32) - tl.load(stat)) * tl.load(stat + 1)
+        g = (tl.load(raw + H, mask=mask, other=0.0).to(tl.float32) - tl.load(stat + 2)) * tl.load(stat + 3)
+        f = (tl.load(raw + 2 * H, mask=mask, other=0.0).to(tl.float32) - tl.load(stat + 4)) * tl.load(stat + 5)
+        o = (tl.load(raw + 3 * H, mask=mask, other=0.0).to(tl.float32) - tl.load(stat + 6)) * tl.load(stat + 7)
+        c = tl.load(cells + row * H + j, mask=mask, other=0.0) * sigmoid(f * gain_f + shift_f + FORGET)
+        c += sigmoid(i * gain_i + shift_i) * tanh(g * gain_g + shift_g)
+        c = (c - tl.load(stat + 8)) * tl.load(stat + 9)
+        di = tl.load(grad, mask=mask, other=0.0).to(tl.float32)
+        dg = tl.load(grad + H, mask=mask, other=0.0).to(tl.float32)
+        df = tl.load(grad + 2 * H, mask=mask, other=0.0).to(tl.float32)
+        do = tl.load(grad + 3 * H, mask=mask, other=0.0).to(tl.float32)
+        dc = tl.load(grad + 4 * H, mask=mask, other=0.0).to(tl.float32)
+        wi += di * i
+        wg += dg * g
+        wf += df * f
+        wo += do * o
+        wc += dc * c
+        bi += di
+        bg += dg
+        bf += df
+        bo += do
+        bc += dc
+        row += tl.num_programs(0)
+    sums += program * (10 * H) + j
+    tl.store(sums, wi, mask=mask)
+    tl.store(sums + H, wg, mask=mask)
+    tl.store(sums + 2 * H, wf, mask=mask)
+    tl.store(sums + 3 * H, wo, mask=mask)
+    tl.store(sums + 4 * H, wc, mask=mask)
+    tl.store(sums + 5 * H, bi, mask=mask)
+    tl.store(sums + 6 * H, bg, mask=mask)
+    tl.store(sums + 7 * H, bf, mask=mask)
+    tl.store(sums + 8 * H, bo, mask=mask)
+    tl.store(sums + 9 * H, bc, mask=mask)

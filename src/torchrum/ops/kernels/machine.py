@@ -1,0 +1,79 @@
+"""Whether kernels can run on this machine and on a given tensor, in words. Nothing here imports Triton."""
+
+import functools
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+KERNEL_ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HIDDEN = 8192  # a whole row stands in one program's registers
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant_when_traced(function: F) -> F:
+    """:func:`torch.compiler.assume_constant_result` without its import of the compiler, which takes a second.
+
+    For looks at the machine, which a compiler cannot trace.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_when_traced
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on the CPU and slowly: for tests."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
+@constant_when_traced
+def triton_obstacle() -> str | None:
+    """Why Triton cannot compile here, or None; it builds a small launcher in C for each kernel."""
+    return _triton_obstacle()
+
+
+@functools.cache
+def _triton_obstacle() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "gcc", "clang", "cc"))):
+        return "Triton finds no C compiler (install gcc or clang, or set CC)"
+    return None
+
+
+@constant_when_traced
+def device_obstacle(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on a CUDA device, or None."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 7 else f"the GPU has compute capability {major}.{minor}, and Triton needs 7.0"
+
+
+def row_kernel_obstacle(x: Tensor, hidden: int) -> str | None:
+    """Why kernels of one program per batch row cannot run on a tensor like ``x``, or None."""
+    if x.dtype not in KERNEL_DTYPES:
+        return f"the dtype is {x.dtype}, and the kernels take float32, bfloat16 and float16"
+    if hidden > LARGEST_HIDDEN:
+        return f"the hidden size is {hidden}, and a row of at most {LARGEST_HIDDEN} fits in one program"
+    if interpreted():
+        return None if importlib.util.find_spec("triton") else "Triton is not installed"
+    if x.device.type != "cuda":
+        return f"the input is on {x.device.type}"
+    return triton_obstacle() or device_obstacle(x.device)
+
+
+def tracing_obstacle(x: Tensor) -> str | None:
+    """Why a scan that is no operator of torch's cannot run on ``x``, or None: nobody can look into its kernels."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(x, FakeTensor) or torch.compiler.is_exporting():
+        return "the tensors have no data, and the kernels cannot be traced"
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is at work, and the kernels take plain tensors"
+    return None

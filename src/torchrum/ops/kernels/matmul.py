@@ -1,0 +1,212 @@
+"""The matmul of a step: cuBLAS, or a kernel that leaves its partial sums to the row kernel that reads them.
+
+A step's matmul is small (128 rows) and its time is that of loading the weight and of summing the parts. Splitting the
+inner axis until every multiprocessor has one tile loads fastest, and the row kernel adds the parts while it loads them.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .bf16x3 import matmul_16bit
+from .compiling import launch
+from .rows import INTERPRET
+
+# Tuning, read when a matmul is made. SPLIT_K alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
+SPLIT_K = {
+    "forward": False,
+    "backward": True,
+}  # for 16-bit dtypes; the inner axis of the backward is longer
+WEIGHT_FIRST = {"forward": True, "backward": True}  # where it can run
+HALF_PARTS = {"forward": True, "backward": True}  # round parts to the type of the factors, as cuBLAS does their sum
+BLOCK = {"forward": 0, "backward": 0}  # columns of a tile; 0 chooses
+WARPS = {"forward": 8, "backward": 8}  # of the kernel for Hopper; the portable one takes 8 for 128 columns
+STAGES = 5  # blocks of the left factor in flight
+ONE_TILE = True  # a multiprocessor holds no second tile of the kernel for Hopper, not even while one ends
+ROWS = 128  # of a tile: larger batches go to cuBLAS, which fills the device with them
+MOST_PARTS = 12
+PART_WEIGHT = 4  # of a part's bytes against others: the row kernel waits for them (measured at 704 and 1024 units)
+ROW_SHARED = 16 * 1024  # bytes left over for the row kernel beside it
+INNER = 64  # the hidden axis is padded to this
+GLUON_VERSIONS = ("3.6",)  # of Triton; the language of the kernel for Hopper changes from one to the next
+
+
+@triton.jit(do_not_specialize=["M"])
+def split_k_kernel(
+    left, right, parts, M,
+    N: tl.constexpr, K: tl.constexpr, RIGHT_K: tl.constexpr, RIGHT_N: tl.constexpr, CHUNKS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``parts[s] = left[:, ks] @ right[ks]`` for the s-th share of the inner axis, CHUNKS blocks of BK long."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()  # not before: the next kernel may read what was written before this one
+    share = tl.program_id(1)
+    rows = tl.arange(0, BM)
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    inner = share * (CHUNKS * BK) + tl.arange(0, BK)
+    there = rows[:, None] < M
+    left += rows[:, None] * K + inner[None, :]
+    right += inner[:, None] * RIGHT_K + cols[None, :] * RIGHT_N
+    total = tl.zeros([BM, BN], tl.float32)
+    for chunk in range(CHUNKS):
+        if K % (CHUNKS * BK) == 0:
+            a = tl.load(left, mask=there, other=0.0)
+            b = tl.load(right)
+        else:  # the last share may be short
+            inside = inner + chunk * BK < K
+            a = tl.load(left, mask=there & inside[None, :], other=0.0)
+            b = tl.load(right, mask=inside[:, None], other=0.0)
+        if INTERPRET:  # whose dot takes bfloat16 for integers
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        total = tl.dot(a, b, total)
+        left += BK
+        right += BK * RIGHT_K
+    parts += (share * M + rows[:, None]) * N + cols[None, :]
+    tl.store(parts, total.to(parts.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def fetch_parts(product, offset, mask, stride, PARTS: tl.constexpr):
+    """The partial sums of a matmul's row, ``stride`` apart, for ``add_parts``: every load on its way before a use."""
+    parts = (tl.load(product + offset, mask=mask, other=0.0),)
+    for part in tl.static_range(1, PARTS):
+        more = tl.load(product + part * stride + offset, mask=mask, other=0.0)
+        parts = parts + (more,)  # type: ignore[assignment]  # noqa: RUF005
+    return parts
+
+
+@triton.jit
+def add_parts(parts, PARTS: tl.constexpr):
+    total = parts[0].to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += parts[part].to(tl.float32)
+    return total
+
+
+@triton.jit
+def load_parts(product, offset, mask, stride, PARTS: tl.constexpr):
+    """The matmul's row from its partial sums, ``stride`` apart."""
+    return add_parts(fetch_parts(product, offset, mask, stride, PARTS), PARTS)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a matmul is cut: ``tiles`` of ``block`` columns times ``parts`` of ``chunks`` inner blocks."""
+
+    block: int
+    tiles: int
+    chunks: int
+    parts: int
+
+    def traffic(self, B: int, processors: int, size: int) -> int:
+        """Weighted bytes in a step's way because of the cut: what a tile loads of the left factor and stores, on all
+        multiprocessors whether they have one or not, and the parts that the row kernel loads."""
+        tile = self.chunks * INNER * ROWS * 2 + ROWS * self.block * size
+        return processors * tile + PART_WEIGHT * self.parts * B * self.tiles * self.block * size
+
+    def stages(self, shared: int) -> int:
+        """Blocks of the left factor that fit in shared memory beside the tile's whole share of the weight."""
+        return min(self.chunks, STAGES, (shared - self.chunks * self.block * INNER * 2) // (ROWS * INNER * 2))
+
+
+def tiling(B: int, K: int, N: int, processors: int, size: int, block: int = 0) -> Tiling:
+    """The cut with the least traffic that gives every multiprocessor one tile; ``size`` of a partial sum in bytes."""
+    found = []
+    for width in (block,) if block else (128, 64, 32):
+        if N % width and width > 32:
+            continue
+        blocks, tiles = K // INNER, triton.cdiv(N, width)
+        shares = max(1, min(MOST_PARTS, blocks, processors // tiles))
+        chunks = triton.cdiv(blocks, shares)
+        found.append(Tiling(width, tiles, chunks, triton.cdiv(blocks, chunks)))  # every part has something to add
+    return min(found, key=lambda cut: cut.traffic(B, processors, size)) if found else tiling(B, K, N, processors, size)
+
+
+class StepMatmul:
+    """``left (B, K) @ right (K, N)`` at fixed addresses; ``out`` is ``(parts, B, N)``, in ``summed`` if it is given."""
+
+    def __init__(
+        self, left: Tensor, right: Tensor, pdl: bool, direction: str, summed: torch.dtype | None = None
+    ) -> None:
+        self.left, self.right, self.pdl = left, right, pdl
+        (B, K), N = left.shape, right.shape[1]
+        self.parts, dtype = 1, summed or left.dtype
+        self.split_k = self.weight_first = False
+        if splits(direction, B, left.dtype):
+            summed = summed or (left.dtype if HALF_PARTS[direction] else torch.float32)
+            self.tiling = tiling(B, K, N, multiprocessors(left), summed.itemsize, BLOCK[direction])
+            self.warps = WARPS[direction]
+            self.weight_first = self._prepare_weight_first(direction)
+            self.split_k = self.weight_first or SPLIT_K[direction]
+            if self.split_k:
+                self.parts, dtype = self.tiling.parts, summed
+        self.out = torch.empty((self.parts, B, N), dtype=dtype, device=left.device)
+
+    def _prepare_weight_first(self, direction: str) -> bool:
+        if not WEIGHT_FIRST[direction] or not has_weight_first(self.left):
+            return False
+        shared = triton.runtime.driver.active.utils.get_device_properties(self.left.device.index)["max_shared_mem"]
+        self.stages = self.places = self.tiling.stages(shared - ROW_SHARED)
+        if self.stages < min(2, self.tiling.chunks):
+            return False
+        if ONE_TILE:
+            more_than_half = shared // 2 + 4096 - self.tiling.chunks * self.tiling.block * INNER * 2
+            self.places = max(self.places, triton.cdiv(more_than_half, ROWS * INNER * 2))
+        from .matmul_hopper import descriptor
+
+        inner_last = self.right.stride(0) == 1
+        weight = self.right.t() if inner_last else self.right
+        shape = (self.tiling.block, INNER) if inner_last else (INNER, self.tiling.block)
+        self.descriptors = descriptor(self.left, ROWS, INNER), descriptor(weight, *shape)
+        self.inner_last = inner_last
+        return True
+
+    def __call__(self) -> None:
+        if not self.split_k:
+            if self.out.dtype == self.left.dtype:
+                torch.mm(self.left, self.right, out=self.out[0])
+            else:
+                matmul_16bit(self.left, self.right, out=self.out[0])
+            return
+        (B, K), N, cut = self.left.shape, self.right.shape[1], self.tiling
+        dependent = {"launch_pdl": True} if self.pdl else {}
+        if self.weight_first:
+            from .matmul_hopper import weight_first_kernel
+
+            launch(
+                weight_first_kernel, (cut.tiles, cut.parts), *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks,
+                STAGES=self.stages, PLACES=self.places, BN=cut.block, INNER_LAST=self.inner_last, PDL=self.pdl,
+                num_warps=self.warps, **dependent,
+            )  # fmt: skip
+            return
+        launch(
+            split_k_kernel, (cut.tiles, cut.parts), self.left, self.right, self.out, B, N, K,
+            *self.right.stride(), cut.chunks, BM=ROWS, BN=cut.block, BK=INNER, PDL=self.pdl,
+            num_warps=8 if cut.block == 128 else 4, num_stages=4, **dependent,
+        )  # fmt: skip
+
+
+def splits(direction: str, B: int, dtype: torch.dtype) -> bool:
+    """Whether the matmul may be left in parts; float32 follows torch's precision settings, so it goes to cuBLAS."""
+    wanted = SPLIT_K[direction] or WEIGHT_FIRST[direction]
+    return wanted and B <= ROWS and dtype in (torch.float16, torch.bfloat16)
+
+
+@functools.cache
+def _hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def has_weight_first(x: Tensor) -> bool:
+    """Whether the kernel for Hopper can run on ``x``'s device."""
+    version = ".".join(triton.__version__.split(".")[:2])
+    return x.is_cuda and not INTERPRET.value and version in GLUON_VERSIONS and _hopper(x.device)
+
+
+def multiprocessors(x: Tensor) -> int:
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132

@@ -1,0 +1,184 @@
+"""CUDA C++ compiled at run time by the NVRTC library that torch brings along, launched on torch's current stream."""
+
+import ctypes
+import functools
+import glob
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .machine import constant_when_traced
+
+Argument = Tensor | int | float | bytes | None
+"""What a kernel takes: a pointer (None is null), a 32-bit integer, a float or a whole structure."""
+
+Macros = tuple[tuple[str, int], ...]
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class Kernel:
+    """One compiled function on one device."""
+
+    def __init__(self, function: ctypes.c_void_p, device: int) -> None:
+        self._function = function
+        self._device = device
+        self._shared_bytes = 48 * 1024  # what CUDA grants unasked
+
+    def launch(
+        self, blocks: int, threads: int, shared_bytes: int, args: Sequence[Argument], *, together: bool = False
+    ) -> None:
+        """Queue the kernel on the current stream of its device; also inside a CUDA graph's capture.
+
+        ``together`` launches cooperatively: all blocks are resident at once, or the launch fails.
+        """
+        if torch.cuda.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                self.launch(blocks, threads, shared_bytes, args, together=together)
+            return
+        driver = _driver()
+        _enter_context(driver, self._device)
+        if shared_bytes > self._shared_bytes:
+            check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
+            _check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
+            self._shared_bytes = shared_bytes
+        values, pointers = pack(args)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers)
+        check = driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
+        _check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
+        del values  # the launch has copied them
+
+
+def pack(args: Sequence[Argument]) -> tuple[list[Any], ctypes.Array]:
+    """Kernel arguments as C values, and the array of their addresses that a launch takes."""
+    values: list[Any] = []
+    for arg in args:
+        if arg is None or isinstance(arg, Tensor):
+            values.append(ctypes.c_void_p(None if arg is None or arg.numel() == 0 else arg.data_ptr()))
+        elif isinstance(arg, bytes):
+            values.append(ctypes.create_string_buffer(arg, len(arg)))
+        elif isinstance(arg, float):
+            values.append(ctypes.c_float(arg))
+        else:
+            values.append(ctypes.c_uint32(arg & 0xFFFFFFFF))
+    addresses = [ctypes.addressof(value) for value in values]
+    return values, (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+@functools.cache
+def load_kernel(
+    source: str, name: str, macros: Macros, device: int, architecture: str | None = None, flags: tuple[str, ...] = ()
+) -> Kernel:
+    """Compile ``source`` and return its function ``name`` on ``device``; done once.
+
+    Args:
+        macros: defined in the source, with their values.
+        architecture: to compile for, as ``"sm_90a"``; that of the device if None.
+        flags: more options of the compiler.
+    """
+    if architecture is None:
+        architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    cubin = compile_source(source, name, macros, architecture, flags)
+    driver = _driver()
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream(device)  # torch creates the device's context on first use
+        _enter_context(driver, device)
+        _check_driver(driver.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {name}")
+        check = driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+    _check_driver(check, f"finding {name}")
+    return Kernel(function, device)
+
+
+@constant_when_traced
+def nvrtc_obstacle() -> str | None:
+    """Why kernels cannot be compiled here, in words, or None."""
+    return _nvrtc_obstacle()
+
+
+@functools.cache
+def _nvrtc_obstacle() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA device is available"
+    if _nvrtc() is None:
+        return f"libnvrtc for CUDA {torch.version.cuda} was not found beside torch or on the library path"
+    return None
+
+
+@functools.cache
+def compile_source(source: str, name: str, macros: Macros, architecture: str, flags: tuple[str, ...] = ()) -> bytes:
+    """Machine code for one architecture; done once, and from several threads at a time if they ask."""
+    nvrtc = _nvrtc()
+    if nvrtc is None:
+        raise RuntimeError(f"cannot compile {name}: {nvrtc_obstacle()}.")
+    program = ctypes.c_void_p()
+    none = ctypes.c_void_p()
+    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, none, none)
+    if created != 0:
+        raise RuntimeError(f"NVRTC could not take the source of {name}: error {created}.")
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *flags]
+    options += [f"-D{key}={value}" for key, value in macros]
+    encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    try:
+        if nvrtc.nvrtcCompileProgram(program, len(options), encoded) != 0:
+            log = _read_out(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            raise RuntimeError(f"NVRTC could not compile {name} with {options}:\n{log.decode(errors='replace')}")
+        return _read_out(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read_out(size_of: Callable[..., int], read: Callable[..., int], program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    read(program, buffer)
+    return buffer.raw
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    major = (torch.version.cuda or "0").split(".")[0]
+    name = f"nvrtc64_{major}*_0.dll" if os.name == "nt" else f"libnvrtc.so.{major}"
+    packages = importlib.util.find_spec("nvidia")
+    folders = [
+        f"{path}/*/{sub}" for path in (packages and packages.submodule_search_locations) or [] for sub in ("lib", "bin")
+    ]
+    folders += [os.path.join(os.path.dirname(torch.__file__), "lib")]
+    folders += [f"{os.environ[key]}/lib64" for key in ("CUDA_HOME", "CUDA_PATH") if key in os.environ]
+    folders += ["/usr/local/cuda/lib64"]
+    for candidate in [path for folder in folders for path in sorted(glob.glob(f"{folder}/{name}"))] + [name]:
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    return None
+
+
+def _enter_context(driver: ctypes.CDLL, device: int) -> None:
+    """Make torch's context current: autograd runs the backward in a thread that may have none yet."""
+    context = ctypes.c_void_p()
+    _check_driver(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
+    if not context.value:
+        handle = ctypes.c_int()
+        _check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
+        _check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
+        _check_driver(driver.cuCtxSetCurrent(context), "entering the context")
+
+
+def _check_driver(result: int, doing: str) -> None:
+    if result != 0:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(text))
+        reason = text.value.decode() if text.value else "unknown error"
+        raise RuntimeError(f"CUDA failed at {doing}: {reason} ({result}).")

@@ -1,0 +1,68 @@
+"""The precision of matmuls: what autocast makes of them, and where a GPU's must not be rounded to TF32's ten bits."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """16-bit dtypes carry the state and do everything but the matmul in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What autocast rounds the operands of a matmul to on a kind of device; None where it is off."""
+    # a meta device has no autocast, and torch raises where it is asked for it
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Matmuls in the dtype of their operands."""
+    if autocast_dtype(device_type) is None:
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
+
+
+def rounds_matmuls(x: Tensor) -> bool:
+    """Whether a matmul of ``x`` would be TF32; a compiled program keeps its precision, and is not asked."""
+    if torch.compiler.is_compiling() or not x.is_cuda or x.dtype != torch.float32:
+        return False
+    return not torch.is_autocast_enabled("cuda") and tf32_allowed() and has_tf32(x.device)
+
+
+@functools.cache
+def has_tf32(device: torch.device) -> bool:
+    """Whether a GPU has TF32 matmuls at all."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def tf32_allowed() -> bool:
+    """Whether torch takes TF32 for float32 matmuls on a GPU, by either of its two interfaces."""
+    asked = torch.backends.cuda.matmul.fp32_precision
+    return (getattr(torch.backends, "fp32_precision", "none") if asked == "none" else asked) == "tf32"
+
+
+@contextmanager
+def exact_matmuls() -> Iterator[None]:
+    """FP32 matmuls (TF32 off) on the GPU inside, by the interface that the precision was set with."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by the newer interface, which the older one refuses to read
+        newer = torch.backends.cuda.matmul.fp32_precision
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = newer
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,245 @@
+"""CUDA graphs of time steps that serve every sequence length and every address.
+
+A graph holds a fixed number of steps, a power of two; a sequence is replayed as the sum of a few of them. Kernels find
+the step to begin at and the addresses of the tensors of this call in a small table on the device, filled before each
+replay, and matrix products touch only buffers that live as long as the graph. So neither T nor new tensors recapture.
+"""
+
+import ctypes
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .capture import recording
+from .compiling import compile_together, launch, rehearsing
+from .precision import has_tf32, tf32_allowed
+
+LARGEST_CHUNK = 128  # steps in the longest graph
+SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
+KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and buffers
+TABLE_SLOTS = 10  # even: the cells of a chain have slots on 16-byte boundaries
+
+
+# Addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream. They travel as integers,
+# so that one kernel serves tensors of every dtype.
+@triton.jit(do_not_specialize=["step", "a", "b", "c", "d", "e", "f", "T", "g"])
+def fill_table_kernel(
+    table, step: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64, d: tl.int64, e: tl.int64, f: tl.int64, T: tl.int64,
+    g: tl.int64,
+):  # fmt: skip
+    tl.store(table, step)
+    tl.store(table + 1, a)
+    tl.store(table + 2, b)
+    tl.store(table + 3, c)
+    tl.store(table + 4, d)
+    tl.store(table + 5, e)
+    tl.store(table + 6, f)
+    tl.store(table + 7, T)
+    tl.store(table + 8, g)
+
+
+def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor | None) -> None:
+    """Write the first step, the addresses and T; kernels load from the addresses 16 bytes wide, see ``aligned``."""
+    addresses = [0 if x is None else x.data_ptr() for x in (*tensors, *[None] * (7 - len(tensors)))]
+    launch(fill_table_kernel, (1,), table, step, *addresses[:6], T, addresses[6], num_warps=1)
+
+
+@functools.cache
+def _prefer_shared(function: int) -> None:
+    CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
+    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), CARVEOUT, 100)
+
+
+def prefer_shared(kernel: Any) -> None:
+    """Hint that a launched kernel take little of the first-level cache.
+
+    A multiprocessor divides one memory between that cache and shared memory, and kernels that want it divided
+    differently do not run on it together; under dependent launch a row kernel should start beside a product.
+    """
+    function = getattr(kernel, "function", None)
+    if function is not None:
+        _prefer_shared(function)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x`` contiguous and on a 16-byte boundary, copied only if it is not."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+class Steps(Protocol):
+    """One direction of a scan with its own buffers."""
+
+    table: Tensor | None
+    stride: int
+    """+1 or -1: which way the table's step moves."""
+
+    def step(self, t: int) -> None:
+        """Enqueue one step; ``t`` counts in the scan's direction from the table's step."""
+
+    def warm_up(self) -> None:
+        """Enqueue each kernel once, in every form that a later call may capture."""
+
+    def forget(self) -> None:
+        """Drop this call's tensors."""
+
+
+S = TypeVar("S", bound=Steps)
+R = TypeVar("R")
+
+
+class _Graphed:
+    """A scan's buffers and its graphs, one for each chunk length used so far."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = steps
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.warm = False
+
+    def graph(self, length: int, place: "_Place") -> torch.cuda.CUDAGraph:
+        if length not in self.graphs:
+            graph = torch.cuda.CUDAGraph()
+            with recording(graph, place.pool, place.stream, other_threads=True):
+                for t in range(length):
+                    self.steps.step(t)
+                self.steps.table[:1].add_(self.steps.stride * length)
+            self.graphs[length] = graph
+        return self.graphs[length]
+
+
+class _Place:
+    """What all scans of one device share.
+
+    The graphs share cuBLAS's workspace of the capturing stream, so two replays must not overlap: each scan waits for
+    the event that the scan before it recorded. On one stream that costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.done = torch.cuda.Event()
+        # A graph that is never freed keeps the pool, and with it cuBLAS's workspace, for as long as the process lives.
+        self.anchor = torch.cuda.CUDAGraph()
+        self.anchored = torch.zeros(1, device="cuda")
+        with recording(self.anchor, self.pool, self.stream, other_threads=True):
+            self.anchored.zero_()
+
+
+_lock = threading.RLock()  # autograd runs the backward in a thread of its own
+_places: dict[torch.device, _Place] = {}
+_scans: "OrderedDict[Hashable, _Graphed]" = OrderedDict()
+
+
+def can_graph(x: Tensor, T: int) -> bool:
+    """Own graphs need CUDA, no capture already going on, and enough steps to pay."""
+    return x.is_cuda and T >= SHORTEST_GRAPHED and not torch.cuda.is_current_stream_capturing()
+
+
+def chunk_lengths(T: int) -> list[int]:
+    """Powers of two that add up to ``T``, largest first."""
+    lengths = [LARGEST_CHUNK] * (T // LARGEST_CHUNK)
+    return lengths + [1 << bit for bit in range(LARGEST_CHUNK.bit_length() - 2, -1, -1) if T >> bit & 1]
+
+
+def run_graphed(
+    key: Hashable,
+    build: Callable[[], S],
+    begin: Callable[[S], None],
+    T: int,
+    finish: Callable[[S], R],
+    following: Callable[[], object] | None = None,
+) -> R:
+    """Replay ``T`` steps of the scan ``key`` on the current stream of the current device.
+
+    Args:
+        key: everything that the graphs bake in, device included.
+        build: makes the buffers of a scan not seen before.
+        begin: loads this call's data into the buffers and the table.
+        finish: takes the results out of the buffers.
+        following: goes on to the scan that will come after this one, whose kernels are compiled beside this one's.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    with _lock:
+        if device not in _places:
+            _places[device] = _Place()
+        place = _places[device]
+        torch.cuda.current_stream().wait_event(place.done)
+        scan = _scans.get(key)
+        if scan is None:
+            with torch.inference_mode(False), torch.no_grad():  # buffers outlive the mode of the first call
+                scan = _scans[key] = _Graphed(build())
+            _evict()
+        _scans.move_to_end(key)
+        if rehearsing():
+            return _rehearse(scan, begin, finish)
+        if not scan.warm:  # compile and load the kernels: neither may happen while capturing
+            compile_together(lambda: _rehearse(scan, begin, finish, following))
+            begin(scan.steps)
+            scan.steps.warm_up()
+            scan.warm = True
+        begin(scan.steps)
+        graphs = [scan.graph(length, place) for length in chunk_lengths(T)]
+        for graph in graphs:
+            graph.replay()
+        result = finish(scan.steps)
+        scan.steps.forget()
+        place.done.record()
+        return result
+
+
+def _rehearse(
+    scan: _Graphed,
+    begin: Callable[[Any], None],
+    finish: Callable[[Any], R],
+    following: Callable[[], object] | None = None,
+) -> R:
+    """Come by every launch of a call. The results mean nothing."""
+    begin(scan.steps)
+    scan.steps.warm_up()
+    result = finish(scan.steps)
+    scan.steps.forget()
+    if following is not None:
+        following()
+    return result
+
+
+def _evict() -> None:
+    while len(_scans) > KEPT_SCANS:
+        _wait_for_all()
+        _scans.popitem(last=False)
+
+
+def _wait_for_all() -> None:
+    for place in _places.values():
+        place.done.synchronize()  # nothing uses the buffers any more
+
+
+def clear_graphs() -> None:
+    """Free every graph and buffer; later calls capture anew."""
+    with _lock:
+        _wait_for_all()
+        _scans.clear()
+
+
+def rounded(x: Tensor) -> bool:
+    """Whether products of ``x`` are TF32, which capture bakes in; Triton's interpreter believes the setting."""
+    return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
+
+
+@contextmanager
+def plain_mode(x: Tensor) -> Iterator[None]:
+    """No autograd, no autocast, and ``x``'s device current: the launchers deal in finished tensors."""
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        if x.is_cuda:
+            with torch.cuda.device(x.device):
+                yield
+        else:
+            yield

@@ -1,0 +1,40 @@
+"""The gradient of a recurrent weight, which no step waits for: one matmul over all steps, for every backend."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .precision import without_autocast
+
+
+def recurrent_weight_gradient(grad_gates: Tensor, h0: Tensor, out: Tensor) -> Tensor:
+    """Sum over steps of (gradient of the raw gates)^T (state before the step), ``(G*H, H)`` in grad_gates' dtype.
+
+    Args:
+        grad_gates: ``(T, B, G*H)``, may be a slice of a wider tensor.
+        h0: ``(B, H)``, the state before the first step.
+        out: ``(T, B, H)``, the states after each.
+    """
+    (T, H), rows = (out.shape[0], out.shape[2]), grad_gates.shape[2]
+    with without_autocast(grad_gates.device.type):  # it would round float32
+        if T == 0:
+            return grad_gates.new_zeros(rows, H)
+        first = grad_gates[0].t() @ h0.to(grad_gates.dtype)
+        if T == 1:
+            return first
+        left, right = aligned_rows(grad_gates[1:].flatten(0, 1)), aligned_rows(out[:-1].flatten(0, 1))
+        if left.shape[1] == rows and right.shape[1] == H:
+            return torch.addmm(first, left.t(), right)
+        return first + (left.t() @ right)[:rows, :H]
+
+
+def weight_gradient(grad_gates: Tensor, inputs: Tensor) -> Tensor:
+    """Sum over all steps and rows of gate gradients ``(T, B, G*H)`` times inputs ``(T, B, K)``: ``(G*H, K)``."""
+    left, right = aligned_rows(grad_gates.flatten(0, 1)), aligned_rows(inputs.flatten(0, 1))
+    return (left.t() @ right)[: grad_gates.shape[-1], : inputs.shape[-1]]
+
+
+def aligned_rows(x: Tensor) -> Tensor:
+    """Rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is several times slower otherwise."""
+    unit = 16 // x.element_size()
+    return F.pad(x, (0, -x.shape[1] % unit)) if x.is_cuda and x.stride(0) % unit else x

@@ -1,0 +1,229 @@
+"""lam = 1 on the GPU: a whole sequence in one launch, one block a batch row, the memory R in registers.
+
+The kernels stand in ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, on top of ``common.cu``.
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels.machine import constant_when_traced
+from ...kernels.masks import keep_threshold
+from ...kernels.nvrtc import load_kernel, nvrtc_obstacle
+from ...kernels.weight_gradient import recurrent_weight_gradient
+from ..options import RumOptions
+from ..types import Gradients, Residuals, Results, ScanInputs
+
+MAX_HIDDEN = 128
+"""Three N x N matrices of float32 in one multiprocessor's registers."""
+CHECKPOINT_EVERY = 512
+"""Steps that the backward turns R back before it takes a stored one."""
+GATE_BLOCKS = 512
+"""Blocks that share the rows of the recomputed gates: some for each multiprocessor."""
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ACTIVATIONS = {"relu": 1, "tanh": 2, "sigmoid": 3, "softsign": 4}
+
+
+class Layout(NamedTuple):
+    """How a kernel is cut for one size and one set of options; mirrors the constants of ``common.cu``."""
+
+    macros: tuple[tuple[str, int], ...]
+    threads: int
+    shared_floats: int
+
+
+def rows_per_thread(hidden: int) -> int:
+    """Few rows keep more warps busy, many rows load each vector less often."""
+    return 2 if hidden <= 64 else 4
+
+
+def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
+    """Why the lam = 1 kernels cannot run this scan, in words, or None."""
+    xp, hidden = inputs.xp, inputs.h0.shape[-1]
+    if xp.device.type != "cuda":
+        return f"the input is on {xp.device.type}"
+    if options.lam != 1:
+        return f"lam is {options.lam}, and the kernels are written for lam 1"
+    if xp.dtype not in DTYPES:
+        return f"the dtype is {xp.dtype}, and the kernels take float32, bfloat16 and float16"
+    if options.activation not in ACTIVATIONS:
+        return f"activation is {options.activation!r}, and the kernels know only " + ", ".join(ACTIVATIONS)
+    if not 1 <= hidden <= MAX_HIDDEN:
+        return f"the lam=1 kernel holds hidden sizes up to {MAX_HIDDEN} on chip, and this one is {hidden}"
+    if (reason := nvrtc_obstacle()) is not None:
+        return reason
+    needed = 4 * _cut("backward", hidden, xp.dtype, options, rows_per_thread(hidden), CHECKPOINT_EVERY).shared_floats
+    granted = shared_bytes(xp.device)
+    if granted is not None and needed > granted:
+        return f"the lam=1 kernel needs {needed} bytes of shared memory, and the device grants {granted}"
+    return None
+
+
+@constant_when_traced
+def shared_bytes(device: torch.device) -> int | None:
+    """Shared memory that the device grants a block, where torch can tell."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
+
+
+def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
+    """Buffers for what ``forward`` returns: checkpoints of R alone are kept, and the gates are computed anew."""
+    xp, (T, B), H = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
+    R = xp.new_empty(B, H, H, dtype=torch.float32)
+    return Results(xp.new_empty(T, B, H), R, Residuals(None, R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)))
+
+
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
+    """Run the scan; without ``save`` there are no checkpoints."""
+    xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    (T, B, _), H = xp.shape, h0.shape[-1]
+    out, R_n = xp.new_empty(T, B, H), xp.new_empty(B, H, H, dtype=torch.float32)
+    segments = (max(T, 1) - 1) // CHECKPOINT_EVERY
+    kept = xp.new_empty((segments, B, H, H) if save else 0, dtype=torch.float32)
+    results = Results(out, R_n, Residuals(None, kept if save else None))
+    if out.numel() == 0:
+        R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
+        return results
+    tensors = (xp.contiguous(), _plain(h0), _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
+    args = (*tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, T, B)
+    _launch("forward", xp, options, (*args, *_scalars(options)))
+    return results
+
+
+def backward(
+    grad_out: Tensor, grad_R: Tensor | None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
+) -> Gradients:
+    """Gradients of the inputs; R0's costs a second pass over the sequence, where ``need_R0``."""
+    xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    out, R_n, (_, kept) = results
+    assert R_n is not None
+    (T, B, _), H = xp.shape, h0.shape[-1]
+    need_R0 = need_R0 and R0 is not None
+    grad_R_n = None if grad_R is None or grad_R.numel() == 0 else grad_R
+    if out.numel() == 0:
+        zero = [None if x is None else torch.zeros_like(x) for x in inputs[:6]]
+        zero[2] = (zero[2] if grad_R_n is None else grad_R_n) if need_R0 else None
+        return Gradients(*zero)  # type: ignore[arg-type]
+
+    K_n = None
+    if grad_R_n is not None:
+        moved = torch.bmm(R_n.mT, grad_R_n.float())
+        K_n = (moved - moved.mT).contiguous()
+    xp, out, lengths = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64)
+    start, weight, ln = _plain(h0), _plain(weight_hh), (_plain(ln_weight), _plain(ln_bias))
+    grad_xp = torch.empty_like(xp)
+    gates = _gates(xp, start, weight, out, grad_xp, options)
+    grad_h0 = xp.new_empty(B, H, dtype=torch.float32)
+    grad_ln = xp.new_empty((B, options.num_inputs, 2, H) if options.layer_norm else 0, dtype=torch.float32)
+    grad_turned = turned = None
+    if need_R0:  # before the backward, which may write over the gates
+        # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
+        turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
+        _launch("replay", xp, options, (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, options.ln_eps))
+        grad_turned = torch.zeros_like(turned)
+    tensors = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, out, gates, R_n, kept, K_n)
+    args = (*tensors, grad_xp, grad_h0, grad_ln, grad_turned, T, B)
+    _launch("backward", xp, options, (*args, *_scalars(options)))
+
+    grad_R0 = None
+    if turned is not None and grad_turned is not None:
+        grad_R0 = torch.bmm(grad_turned.permute(1, 2, 0), turned.transpose(0, 1))
+        if grad_R_n is not None:
+            grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
+    grad_weight = recurrent_weight_gradient(grad_xp[..., : weight_hh.shape[0]], h0, out).to(weight_hh.dtype)
+    grads = Gradients(grad_xp, grad_h0.to(h0.dtype), grad_R0, grad_weight)
+    if ln_weight is None or ln_bias is None:
+        return grads
+    summed = grad_ln.sum(0)  # (norms, 2, H)
+    grad_ln_weight = summed[:, 0].reshape(-1).to(ln_weight.dtype)
+    return grads._replace(ln_weight=grad_ln_weight, ln_bias=summed[:, 1].reshape(-1).to(ln_bias.dtype))
+
+
+def _gates(
+    xp: Tensor, h0: Tensor | None, weight: Tensor | None, out: Tensor, grad_xp: Tensor, options: RumOptions
+) -> Tensor:
+    """The raw gates of all steps anew, in float32: less memory than keeping them, and one pass over ``out``.
+
+    They are written into ``grad_xp``, where their gradients will stand, if it is float32.
+    """
+    T, B, H = out.shape
+    gates = grad_xp if xp.dtype == torch.float32 else xp.new_empty(T, B, options.num_gates * H, dtype=torch.float32)
+    share = -(-T * B // GATE_BLOCKS)
+    args = (xp, h0, weight, out, gates, T, B, share)
+    _launch("gates", xp, options, args, blocks=-(-T * B // share))
+    return gates
+
+
+def _plain(x: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    return None if x is None else x.to(dtype).contiguous()
+
+
+def _scalars(options: RumOptions) -> tuple[float, float, float, int]:
+    keep_below = keep_threshold(options.zoneout)
+    return float(options.eta or 0.0), float(options.ln_eps), float(options.zoneout), keep_below
+
+
+def _launch(
+    kind: str,
+    xp: Tensor,
+    options: RumOptions,
+    args: tuple[Tensor | int | float | None, ...],
+    *,
+    blocks: int | None = None,
+) -> None:
+    """One block per batch row if ``blocks`` is not given."""
+    H = xp.shape[-1] // options.num_inputs
+    layout = _layout(kind, H, xp.dtype, options, rows_per_thread(H), CHECKPOINT_EVERY)
+    kernel = load_kernel(_source(kind), f"lam1_{kind}", layout.macros, xp.device.index or 0)
+    kernel.launch(blocks or xp.shape[1], layout.threads, 4 * layout.shared_floats, args)
+
+
+@functools.cache
+def _source(kind: str) -> str:
+    folder = Path(__file__).parent
+    return "".join((folder / f"{part}.cu").read_text() for part in ("common", kind))
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
+    return _cut(kind, H, dtype, options, rows, every)
+
+
+def _cut(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
+    warps = -(-H // (4 * rows))
+    threads = 32 * warps
+    padded = 32 * -(-H // 32)
+    full = H // 32 + (H % 32 > 24)
+    columns = 4 * full + (-(-(H - 32 * full) // 8) if 32 * full < H else 0)
+    inputs = options.num_inputs
+    norms = 2 * inputs if options.layer_norm else 0
+    if kind == "forward":
+        shared_floats = padded * (5 + norms + 2 * inputs + 4 * warps)
+    elif kind == "backward":
+        saved = inputs + 2
+        shared_floats = padded * (12 + 2 * norms + 2 * saved + 9 * warps)
+        if saved * rows * columns + 100 > min(65536 // threads, 255):  # W_hh beside the other matrices
+            shared_floats += options.num_gates * rows * columns * threads
+    elif kind == "replay":
+        shared_floats = padded * (2 + 2 * inputs + 3 * warps)
+    else:
+        shared_floats = padded * 2 * warps
+    assert isinstance(options.activation, str)
+    macros = {
+        "N": H,
+        "RP": rows,
+        "GATES": options.num_gates,
+        "DTYPE": DTYPES[dtype],
+        "SHARED_FLOATS": shared_floats,
+    }
+    if kind != "gates":  # each kernel takes the settings that it reads: fewer to compile
+        macros["LN"] = (1 if options.ln_order == "before" else 2) if options.layer_norm else 0
+        macros["TARGET_ACT"] = 0
+    if kind in ("forward", "backward"):
+        macros["ACT"] = ACTIVATIONS[options.activation]
+        macros["ETA"] = int(options.eta is not None)
+        macros["ZONE"] = (1 if options.training else 2) if options.zoneout > 0 else 0
+        macros["EVERY"] = every
+    return Layout(tuple(macros.items()), threads, shared_floats)

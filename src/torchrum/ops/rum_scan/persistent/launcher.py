@@ -1,0 +1,285 @@
+"""The whole lam = 0 scan in one launch: weights stay in registers, blocks exchange states directly.
+
+A group of blocks shares a tile of batch rows and splits the hidden units. common.cuh says how they talk.
+"""
+
+import functools
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...kernels.masks import keep_threshold
+from ...kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
+from ...kernels.precision import tf32_allowed
+from ...kernels.weight_gradient import recurrent_weight_gradient
+from ..options import RumOptions
+from ..types import Gradients, Residuals, Results, ScanInputs
+
+UNITS = 32  # hidden units a block owns
+THREADS = 512
+MAX_HIDDEN = {torch.bfloat16: 1024, torch.float16: 1024, torch.float32: 512}
+"""A block's share of wider weights, and the operands that it gathers, do not fit its registers and shared memory."""
+MIN_HIDDEN = 32
+ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
+ARCHITECTURE = "sm_90a"  # the only target that has the warpgroup instructions
+FLAGS = ("--use_fast_math",)
+EMPTY = -1  # all bits set: a word that nobody has written yet
+STATS = 8  # row scalars that the forward leaves for the backward
+
+RESIDENT = {"forward": 12, "backward": 11}
+"""Steps of the product whose weights a thread keeps in registers; more than this and the compiler spills. A step is
+32 bytes of the inner axis: 16 half numbers or 8 of float32."""
+WIDE_RESIDENT = {"forward": (14, 14, 10, 10), "backward": (12, 12, 9, 9)}
+"""The same for float32, by the height of the batch tile in eights."""
+ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
+"""Heights of a batch tile to choose from, in eights."""
+WGMMA_ROW_BLOCKS = 4
+"""Height from which the forward multiplies by Hopper's warpgroup instruction; mma.sync is as fast on lower tiles."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one problem lies on the device; everything but B, T and N is compiled in."""
+
+    defines: tuple[tuple[str, int], ...]
+    padded: int
+    row_blocks: int
+    wide: bool
+    group: int
+    tiles: int
+    groups: int
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.row_blocks
+
+    @property
+    def waves(self) -> int:
+        """How often the device goes through the sequence; 1 where the whole batch is resident."""
+        return -(-self.tiles // self.groups)
+
+    @property
+    def board_words(self) -> int:
+        return self.row_blocks * self.group * 32
+
+    def macros(self, name: str) -> tuple[tuple[str, int], ...]:
+        """What a direction is compiled with: its defines, but a forward in float32 keeps all digits.
+
+        A relu unit whose sign TF32 turns over spoils the gradients far more than the rounding does elsewhere.
+        """
+        if name == "backward" or not self.wide:
+            return self.defines
+        return tuple({**dict(self.defines), "TF32X3": 1}.items())
+
+    def shared_bytes(self, name: str, gates: int) -> int:
+        """Dynamic shared memory: the gathered operand, partial products, row sums, weights left over."""
+        inner, scratch, splits = (self.padded, 512, 4) if name == "forward" else (gates * self.padded, 320, 8)
+        inner_bytes = inner * (4 if self.wide else 2)
+        extra = max(inner_bytes // (32 * splits) - most_resident(name, self), 0) * THREADS * 16
+        return inner_bytes * self.rows + 8192 * self.row_blocks + 4 * scratch * 4 + extra
+
+
+def find_plan(inputs: ScanInputs, options: RumOptions) -> Plan:
+    """``make_plan`` for a scan."""
+    (B, N), dtype = inputs.h0.shape, inputs.xp.dtype
+    blocks, lengths = machine.blocks(inputs.xp.device), inputs.lengths is not None
+    return make_plan(B, N, dtype, options, lengths, blocks, tf32_allowed() if dtype == torch.float32 else False)
+
+
+@functools.lru_cache(256)
+def make_plan(
+    B: int, N: int, dtype: torch.dtype, options: RumOptions, with_lengths: bool, blocks: int, tf32: bool
+) -> Plan:
+    """The smallest batch tile with which the batch takes the fewest passes over ``blocks`` resident blocks.
+
+    float32 is multiplied as torch is set to: in TF32, or as three TF32 matmuls that keep its digits; see
+    ``Plan.macros`` for the forward.
+    """
+    wide = dtype == torch.float32
+    multiple = (32 if wide else 64) * (1 if options.update_gate else 2)
+    padded = -(-N // multiple) * multiple
+    group = padded // UNITS
+    candidates = []
+    for row_blocks in ROW_BLOCKS:
+        tiles = -(-B // (8 * row_blocks))
+        groups = min(tiles, blocks // group)
+        candidates.append((-(-tiles // groups), row_blocks, tiles, groups))
+    _, row_blocks, tiles, groups = min(candidates)
+    zoneout = 0 if options.zoneout == 0 else 2 if options.training else 1
+    defines = {
+        "NP": padded,
+        "NT": row_blocks,
+        "GATES": options.num_gates,
+        "ACTIVATION": ACTIVATION_CODES[str(options.activation)],
+        "HALF_BF16": int(dtype == torch.bfloat16),
+        "WIDE": int(wide),
+        "TF32X3": int(wide and not tf32),
+        "ETA": int(options.eta is not None),
+        "ZONEOUT": zoneout,
+        "LENGTHS": int(with_lengths),
+        "EVEN": int(N % 2 == 0),
+        "WGMMA": int(not wide and row_blocks >= WGMMA_ROW_BLOCKS),
+    }
+    return Plan(tuple(defines.items()), padded, row_blocks, wide, group, tiles, groups)
+
+
+def most_resident(name: str, plan: Plan) -> int:
+    return WIDE_RESIDENT[name][plan.row_blocks - 1] if plan.wide else RESIDENT[name]
+
+
+def kernel_source(name: str, plan: Plan) -> str:
+    return _source(name, most_resident(name, plan))
+
+
+@functools.cache
+def _source(name: str, resident: int) -> str:
+    folder = Path(__file__).parent
+    macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {resident}\n"
+    files = ("common.cuh", "step.cuh", f"{name}.cu")
+    return macros + "\n".join((folder / file).read_text() for file in files)
+
+
+def compile_ahead(plans: Sequence[Plan]) -> None:
+    """Compile both kernels of every plan, several at a time; tests and benchmarks with many plans start so."""
+    jobs = {
+        (kernel_source(name, plan), f"rum_persistent_{name}", plan.macros(name)) for plan in plans for name in RESIDENT
+    }
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda job: compile_source(*job, ARCHITECTURE, FLAGS), jobs))
+
+
+@functools.lru_cache(256)
+def _kernel(name: str, plan: Plan, device: int) -> Kernel:
+    source, macros = kernel_source(name, plan), plan.macros(name)
+    return load_kernel(source, f"rum_persistent_{name}", macros, device, ARCHITECTURE, FLAGS)
+
+
+class Gpu:
+    """Compiles with the NVRTC that torch ships and launches so that all blocks are resident, or none."""
+
+    def blocks(self, device: torch.device) -> int:
+        return resident_blocks(device)
+
+    def launch(self, name: str, plan: Plan, args: bytes, shared: int, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        _kernel(name, plan, index).launch(plan.group * plan.groups, THREADS, shared, [args], together=True)
+
+
+@functools.cache
+def resident_blocks(device: torch.device) -> int:
+    """Blocks that are on the device at once: one a multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+machine = Gpu()
+"""What runs the kernels; the CPU tests put an emulator here."""
+
+
+def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
+    """Why the persistent kernels cannot run this scan, in words, or None."""
+    xp = inputs.xp
+    if xp.device.type != "cuda":
+        return f"the input is on {xp.device.type}"
+    reason = shape_obstacle(inputs, options) or nvrtc_obstacle()
+    if reason is not None:
+        return reason
+    if torch.cuda.get_device_capability(xp.device)[0] != 9:
+        return "the persistent kernels are made for compute capability 9"
+    B, N = inputs.h0.shape
+    if machine.blocks(xp.device) * UNITS < N + 127:
+        return "the device has too few multiprocessors for one group of blocks"
+    if find_plan(inputs, options).waves > 1:  # each would go through the whole sequence, one after the other
+        return f"a batch of {B} rows does not fit on the device at once"
+    return None
+
+
+def shape_obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
+    """Why the kernels are not made for such a scan, whatever the device, or None."""
+    xp, N = inputs.xp, inputs.h0.shape[-1]
+    if options.keeps_rotation:
+        return "the persistent kernels know lam=0 only"
+    if options.layer_norm:
+        return "the persistent kernels have no layer norm"
+    if options.activation not in ACTIVATION_CODES or options.target_activation is not None:
+        return f"the persistent kernels know the activations {', '.join(ACTIVATION_CODES)} alone"
+    if xp.dtype not in MAX_HIDDEN:
+        return f"the dtype is {xp.dtype}, and the kernels take float32, bfloat16 and float16"
+    if not MIN_HIDDEN <= N <= MAX_HIDDEN[xp.dtype]:
+        return f"the persistent kernels take {MIN_HIDDEN} to {MAX_HIDDEN[xp.dtype]} hidden units of {xp.dtype}, not {N}"
+    if xp.numel() == 0:
+        return "the input is empty"
+    if xp[0].numel() >= 2**31:
+        return "one step of the input has 2^31 elements or more"
+    return None
+
+
+def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
+    """Buffers for what ``forward`` returns: raw gates, and scalars of each row and step."""
+    xp, (T, B), N = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
+    gates, stats = xp.new_empty(T, B, options.num_gates * N), xp.new_empty(T, B, STATS, dtype=torch.float32)
+    return Results(xp.new_empty(T, B, N), None, Residuals(gates, stats))
+
+
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
+    """Run the scan; the residuals come with it in any case."""
+    xp, results = _aligned(inputs.xp), empty_results(inputs, options)
+    T, B, N = results.out.shape
+    plan = find_plan(inputs, options)
+    state_words, board_words = plan.tiles * plan.padded * plan.rows, plan.tiles * plan.board_words
+    words = [T * state_words * xp.element_size() // 4, T * board_words, (T + 1) * board_words]
+    if plan.wide:
+        words.append(T * board_words)
+    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device).split(words)
+    weight, h0 = _aligned(inputs.weight_hh.to(xp.dtype)), inputs.h0.float().contiguous()
+    tensors = (xp, weight, h0, _int64(inputs.lengths), inputs.seed, results.out, *results.residuals, *mail)
+    _run("forward", plan, tensors, (T, B, N), options)
+    return results
+
+
+def backward(
+    grad_out: Tensor, grad_R: None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
+) -> Gradients:
+    """Gradients of the inputs; there is neither R nor layer norm here."""
+    gates, stats = results.residuals
+    assert gates is not None and stats is not None
+    xp, out, gates = _aligned(inputs.xp), _aligned(results.out), _aligned(gates)
+    h0, weight_hh = inputs.h0, inputs.weight_hh
+    T, B, N = out.shape
+    plan = find_plan(inputs, options)
+    dxp, dh0 = torch.empty_like(xp), torch.empty(B, N, dtype=torch.float32, device=xp.device)
+    grad_bytes = plan.tiles * options.num_gates * plan.padded * plan.rows * xp.element_size()
+    words = (T * grad_bytes // 4, T * plan.tiles * plan.board_words)
+    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
+    grads, early = mail.split(words)
+    weight, grad_out = _aligned(weight_hh.to(xp.dtype)), _aligned(grad_out.to(xp.dtype))
+    row_inputs = (h0.float().contiguous(), stats.contiguous(), _int64(inputs.lengths), inputs.seed)
+    tensors = (grad_out, xp, weight, out, gates, *row_inputs, dxp, dh0, grads, early)
+    _run("backward", plan, tensors, (T, B, N), options)
+    dweight = recurrent_weight_gradient(dxp[..., : weight_hh.shape[0]], h0, out)
+    return Gradients(dxp, dh0.to(h0.dtype), None, dweight.to(weight_hh.dtype))
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """``x`` contiguous, and where the kernels can read pairs of its numbers."""
+    x = x.contiguous()
+    return x if x.data_ptr() % (2 * x.element_size()) == 0 else x.clone()
+
+
+def _int64(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.to(torch.int64).contiguous()
+
+
+def _run(
+    name: str, plan: Plan, tensors: Sequence[Tensor | None], sizes: tuple[int, int, int], options: RumOptions
+) -> None:
+    """Launch with the kernels' one argument: pointers, six integers and two doubles, eight bytes each."""
+    device = next(x.device for x in tensors if x is not None)
+    pointers = [0 if x is None else x.data_ptr() for x in tensors]
+    numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout))
+    args = struct.pack(f"={len(pointers)}Q6q2d", *pointers, *numbers, options.eta or 0.0, options.zoneout)
+    machine.launch(name, plan, args, plan.shared_bytes(name, options.num_gates), device)

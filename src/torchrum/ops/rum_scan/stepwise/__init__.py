@@ -1,0 +1,45 @@
+"""lam = 0 on any recent GPU: one matmul and one Triton kernel per step, replayed as CUDA graphs.
+
+Triton is imported on first use: it is absent on machines without a GPU.
+"""
+
+from torch import Tensor
+
+from ...kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle
+from ..options import RumOptions
+from ..types import Gradients, Residuals, Results, ScanInputs
+
+__all__ = ["backward", "empty_results", "forward", "obstacle"]
+
+
+def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
+    """Why this design cannot run, in words, or None."""
+    if inputs.xp.device.type != "cuda":
+        return f"the input is on {inputs.xp.device.type}"
+    if options.lam != 0:
+        return f"lam is {options.lam}, and the kernels are written for lam 0"
+    if options.activation not in KERNEL_ACTIVATIONS:
+        return f"activation is {options.activation!r}, and the kernels know only " + ", ".join(KERNEL_ACTIVATIONS)
+    return row_kernel_obstacle(inputs.xp, inputs.h0.shape[-1])
+
+
+def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
+    """Buffers for what ``forward`` returns: the raw gates are all that it keeps."""
+    xp, (T, B), H = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
+    return Results(xp.new_empty(T, B, H), None, Residuals(xp.new_empty(T, B, options.num_gates * H)))
+
+
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
+    """Run the scan; the residuals come with it in any case."""
+    from .scan import stepwise_forward
+
+    return stepwise_forward(inputs, empty_results(inputs, options), options)
+
+
+def backward(
+    grad_out: Tensor, grad_R: None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
+) -> Gradients:
+    """Gradients of the inputs; there is no R with lam 0."""
+    from .scan_backward import stepwise_backward
+
+    return stepwise_backward(grad_out, inputs, results, options)

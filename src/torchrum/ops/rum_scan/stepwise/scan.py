@@ -1,0 +1,262 @@
+"""Forward of the lam = 0 scan: each step is one matrix product and one kernel that does the rest, a program a row."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...kernels import row_launch
+from ...kernels.bf16x3 import HALF, split_left, split_right
+from ...kernels.compiling import launch
+from ...kernels.matmul import StepMatmul, add_parts, fetch_parts, splits
+from ...kernels.row_launch import padded, row_flags, row_registers, takes_pdl
+from ...kernels.rows import prefetch
+from ...kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs
+from ...kernels.step_graphs import (
+    TABLE_SLOTS,
+    aligned,
+    can_graph,
+    fill_table,
+    plain_mode,
+    prefer_shared,
+    rounded,
+    run_graphed,
+)
+from ..options import RumOptions
+from ..types import Results, ScanInputs
+
+TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
+
+
+@triton.jit(do_not_specialize=["t", "T", "B"])
+def stepwise_forward_kernel(
+    table, xp, out, gates, product, state, low, ln_weight, ln_bias, lengths, seed, t, T, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
+    BF16X3: tl.constexpr,
+):  # fmt: skip
+    """One step for row b. A table holds the step that ``t`` counts from, and xp, out, gates and T.
+
+    BF16X3 leaves the new state in ``low`` as ``bf16x3.py`` divides a float32 operand.
+    """
+    dtype = tl.float32 if BF16X3 else low.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if table is not None:
+        t = tl.load(table) + t
+        T = tl.load(table + 7)
+        xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
+        out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
+        gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    G: tl.constexpr = 2 if GATE else 1
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    xp += row * ((G + 1) * H)
+    gates += row * (G * H)
+    e = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)
+    h = tl.load(state + b * H + j, mask=mask, other=0.0, cache_modifier=".cg")
+    tau_raw = tl.load(xp + j, mask=mask, other=0.0).to(tl.float32)
+    u_raw = tau_raw
+    if GATE:
+        u_raw = tl.load(xp + H + j, mask=mask, other=0.0).to(tl.float32)
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    if t + 1 < T:
+        ROW: tl.constexpr = (G + 1) * H
+        prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
+    inputs = None
+    if PDL:  # the product begins after the row kernel before it has ended, so only its own output is waited for
+        inputs = sums_of_inputs(e, h, LN)
+        tl.extra.cuda.gdc_wait()
+    product += b * (G * HP)
+    tau_parts = fetch_parts(product, j, mask, B * (G * HP), PARTS)
+    if GATE:  # its loads before the first store, which they might not pass
+        u_parts = fetch_parts(product + HP, j, mask, B * (G * HP), PARTS)
+        u_raw += add_parts(u_parts, PARTS)
+        tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
+    tau_raw += add_parts(tau_parts, PARTS)
+    tl.store(gates + j, tau_raw.to(dtype), mask=mask)
+
+    cell = rum_cell(tau_raw, u_raw, e, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, inputs)
+    new = cell[0]
+    if ETA is not None:
+        norm = tl.sqrt(tl.sum(new * new, 0))
+        new = new * tl.where(norm <= 1e-12, 0.0, ETA / norm)
+    if ZONEOUT is not None and ZONEOUT != "train":
+        new = (1.0 - ZONEOUT) * new + ZONEOUT * h
+    if keep is not None:
+        new = tl.where(keep, new, h)
+    tl.store(state + b * H + j, new, mask=mask)
+    if BF16X3:
+        low += b * (3 * HP) + j
+        head = new.to(low.dtype.element_ty)
+        tl.store(low, head, mask=mask)
+        tl.store(low + HP, (new - head.to(tl.float32)).to(low.dtype.element_ty), mask=mask)
+        tl.store(low + 2 * HP, head, mask=mask)
+    else:
+        tl.store(low + b * HP + j, new.to(dtype), mask=mask)
+    tl.store(out + row * H + j, new.to(dtype), mask=mask)
+
+
+def launch_flags(like: Tensor, H: int, options: RumOptions, direction: str, pdl: bool | None = None) -> dict[str, Any]:
+    """Compile-time arguments of the row kernels: everything but T, B and the step."""
+    pdl = takes_pdl(like) if pdl is None else pdl
+    flags = row_flags(H, direction, pdl) | options.kernel_flags()
+    if pdl:
+        flags["maxnreg"] = row_registers(flags["num_warps"])
+    return flags
+
+
+class Buffers:
+    """The parts of a scan that both directions keep at fixed addresses."""
+
+    direction: str
+    flags: dict[str, Any]
+
+    def __init__(
+        self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool, bf16x3: bool = False
+    ) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=like.device)
+
+        self.B, self.H, self.G = B, H, options.num_gates
+        self.bf16x3, self.pieces = bf16x3, 3 if bf16x3 else 1
+        HP, dtype = padded(H), HALF if bf16x3 else like.dtype
+        self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
+        if TRANSPOSED[self.direction]:
+            self.weight = empty(self.pieces * HP, self.G * HP, dtype=dtype).t()
+        else:
+            self.weight = empty(self.G * HP, self.pieces * HP, dtype=dtype)
+        if HP != H:
+            self.weight.zero_()  # padding stays zero
+        self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
+        self.ln_bias = empty((self.G + 1) * H) if options.layer_norm else None
+        self.lengths = empty(B, dtype=torch.int64) if has_lengths else None
+        self.seed = empty(1, dtype=torch.int64) if options.zoneout > 0 and options.training else None
+        self.h0 = empty(B, H)
+        self.given: tuple[Tensor, ...] = ()
+
+    def row(self, table: Tensor | None, t: int) -> None:
+        """Enqueue the row kernel, on the table's tensors or on those given."""
+        raise NotImplementedError
+
+    def launched(self, kernel: Any) -> None:
+        if row_launch.CARVEOUT and self.flags["PDL"]:
+            prefer_shared(kernel)
+
+    def step(self, t: int) -> None:
+        raise NotImplementedError
+
+    def warm_up(self) -> None:
+        self.step(0)
+        self.row(None, 0)  # a capture around the scan bakes the addresses in instead
+
+    def forget(self) -> None:
+        self.given = ()
+
+    def load(
+        self,
+        h0: Tensor,
+        weight_hh: Tensor,
+        ln_weight: Tensor | None,
+        ln_bias: Tensor | None,
+        lengths: Tensor | None,
+        seed: Tensor | None,
+    ) -> None:
+        G, H, pieces = self.G, self.H, self.pieces
+        if self.bf16x3:
+            weight_hh = split_right(weight_hh)
+        self.weight.view(G, -1, pieces, padded(H))[:, :H, :, :H].copy_(weight_hh.view(G, H, pieces, H))
+        self.h0.copy_(h0)
+        for mine, given in (
+            (self.ln_weight, ln_weight),
+            (self.ln_bias, ln_bias),
+            (self.lengths, lengths),
+            (self.seed, seed if seed is None else seed.view(1)),
+        ):
+            if mine is not None:
+                assert given is not None
+                mine.copy_(given)
+
+
+class ForwardSteps(Buffers):
+    """One product and one row kernel a step. ``h0`` is the running state in float32, ``low`` what the product sees."""
+
+    direction = "forward"
+    stride = 1
+
+    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
+        super().__init__(like, B, H, options, has_lengths, graphed, rounded(like))
+        HP = padded(H)
+        self.low = self.weight.new_zeros(B, self.pieces * HP)  # padding stays zero
+        summed = like.dtype if self.bf16x3 else None
+        self.matmul = StepMatmul(self.low, self.weight.t(), takes_pdl(self.low), self.direction, summed)
+        if self.bf16x3 and not self.matmul.weight_first:
+            self.matmul.pdl = False  # 2 % slower with cuBLAS
+        self.flags = launch_flags(like, H, options, "forward", self.matmul.pdl) | {"BF16X3": self.bf16x3}
+
+    def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
+        self.load(*loaded)
+        first = split_left(self.h0) if self.bf16x3 else self.h0
+        self.low.view(self.B, self.pieces, -1)[..., : self.H].copy_(first.view(self.B, self.pieces, self.H))
+        self.given = (xp, out, gates)
+        if self.table is not None:
+            fill_table(self.table, 0, len(xp), *self.given)
+
+    def row(self, table: Tensor | None, t: int) -> None:
+        given = self.given if table is None else [None] * len(self.given)
+        kernel = launch(
+            stepwise_forward_kernel, (self.B,),
+            table, *given, self.matmul.out, self.h0, self.low, self.ln_weight, self.ln_bias, self.lengths, self.seed,
+            t, len(self.given[0]), self.B, PARTS=self.matmul.parts, **self.flags,
+        )  # fmt: skip
+        self.launched(kernel)
+
+    def step(self, t: int) -> None:
+        self.matmul()
+        self.row(self.table, t)
+
+
+def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
+    """All that a scan's graphs bake in."""
+    flags = tuple(sorted(launch_flags(x, H, options, direction).items(), key=lambda item: item[0]))
+    product = (splits(direction, B, x.dtype), TRANSPOSED[direction], rounded(x))
+    return direction, x.device, x.dtype, B, has_lengths, flags, product
+
+
+def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) -> Results:
+    """Fill ``results`` with the states ``(T, B, H)`` and the raw gates ``(T, B, num_gates * H)``."""
+    xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    out, _, (gates, _) = results
+    assert gates is not None
+    (T, B, _), H = xp.shape, weight_hh.shape[1]
+    if xp.numel() == 0:
+        return results
+    with plain_mode(xp):
+        xp = aligned(xp)
+        given = (xp, out, gates, h0, weight_hh.contiguous(), ln_weight, ln_bias, lengths, seed)
+
+        def build(graphed: bool = True) -> ForwardSteps:
+            return ForwardSteps(xp, B, H, options, lengths is not None, graphed)
+
+        if can_graph(xp, T):
+            key = scan_key("forward", xp, B, H, options, lengths is not None)
+
+            def following() -> None:
+                from .scan_backward import stepwise_backward
+
+                stepwise_backward(out, inputs, results, options)
+
+            then = following if options.training else None
+            run_graphed(key, build, lambda steps: steps.begin(*given), T, lambda steps: None, then)
+        else:
+            steps = build(graphed=False)
+            steps.begin(*given)
+            for t in range(T):
+                steps.step(t)
+    return results

@@ -1,0 +1,212 @@
+"""Backward of the lam = 0 scan: one row kernel and one matrix product a step, after a parallel pass over all steps.
+
+The forward saved the raw gates. The parallel pass redoes the forward's sums from them for all T at once, so the
+sequential kernel rebuilds its step pointwise and waits only for the sums that hold the incoming gradient.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...kernels.compiling import launch
+from ...kernels.matmul import StepMatmul, load_parts
+from ...kernels.row_launch import padded
+from ...kernels.rows import prefetch
+from ...kernels.rum_norms import NormTensors, norm_grads
+from ...kernels.rum_step import kept_new, load_norms, rum_cell
+from ...kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
+from ...kernels.step_graphs import aligned, can_graph, fill_table, plain_mode, run_graphed
+from ...kernels.weight_gradient import recurrent_weight_gradient
+from ..options import RumOptions
+from ..types import Gradients, Results, ScanInputs
+from .scan import Buffers, launch_flags, scan_key
+
+
+@triton.jit(do_not_specialize=["B"])
+def stepwise_stats_kernel(
+    xp, out, gates, h0, stats, ln_weight, ln_bias, B,
+    H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ETA: tl.constexpr,
+):  # fmt: skip
+    """The scalars of one row of one step; all T * B of them in parallel."""
+    row = tl.program_id(0).to(tl.int64)
+    t = row // B
+    b = row - t * B
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = rum_cell(
+        tau_raw, u_raw, e, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
+    )
+    store_stats(
+        stats + row * STATS, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f,
+        mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c, GATE, LN, ETA,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["t", "T", "B"])
+def stepwise_backward_kernel(
+    table, xp, out, gates, stats, grad_out, dxp, dseen, product, dstate, low, h0, ln_weight, ln_bias, lengths, seed,
+    t, T, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step back for row b. ``t`` is the step, or counts back from the table's step where there is a table."""
+    dtype = low.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if table is not None:
+        t = tl.load(table) - t
+        T = tl.load(table + 7)
+        xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
+        out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
+        gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
+        stats = tl.multiple_of(tl.load(table + 4).to(tl.pointer_type(tl.float32)), 16)
+        grad_out = tl.multiple_of(tl.load(table + 5).to(tl.pointer_type(dtype)), 16)
+        dxp = tl.multiple_of(tl.load(table + 6).to(tl.pointer_type(dtype)), 16)
+        if LN != "none":
+            dseen = tl.multiple_of(tl.load(table + 8).to(tl.pointer_type(dtype)), 16)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    G: tl.constexpr = 2 if GATE else 1
+    j = tl.arange(0, BLOCK)
+    mask = j < H
+    dxp += row * ((G + 1) * H)
+    low += b * (G * HP)
+    if LN != "none":
+        dseen += row * H
+    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
+    dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
+    if t > 0:  # what the next step back begins with
+        BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
+        before = row - B
+        prefetch(grad_out + before * H, BYTES)
+        prefetch(gates + before * (G * H), G * BYTES)
+        prefetch(xp + before * ((G + 1) * H) + G * H, BYTES)
+        prefetch(stats + before * STATS, 4 * STATS)
+        if t > 1:
+            prefetch(out + (before - B) * H, BYTES)
+    stats += row * STATS
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    again = redo_step(tau_raw, u_raw, e, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+    ahead = sums_ahead(again, GATE, LN, ETA)
+    if PDL:  # all above was written before the product began, see BackwardSteps.begin
+        tl.extra.cuda.gdc_wait()
+    told = mask & (t + 1 < T)  # the last step hears from none after it
+    dh += tl.load(dstate + b * H + j, mask=told, other=0.0)
+    dh += load_parts(product, b * HP + j, told, B * HP, PARTS)
+    dtau, dgate, deps, dprev = undo_step(dh, again, ahead, keep, h, stats, dseen, j, mask, H, GATE, LN, ETA, ZONEOUT)
+    tl.store(low + j, dtau.to(dtype), mask=mask)
+    if GATE:
+        tl.store(low + HP + j, dgate.to(dtype), mask=mask)
+        tl.store(dxp + H + j, dgate.to(dtype), mask=mask)
+    tl.store(dstate + b * H + j, dprev, mask=mask)
+    tl.store(dxp + j, dtau.to(dtype), mask=mask)
+    tl.store(dxp + G * H + j, deps.to(dtype), mask=mask)
+
+
+class BackwardSteps(Buffers):
+    """One row kernel and one product a step. What h's gradient gets from later steps is ``dstate + product``."""
+
+    direction = "backward"
+    stride = -1
+
+    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
+        super().__init__(like, B, H, options, has_lengths, graphed)
+        HP = padded(H)
+        self.low = torch.zeros((B, self.G * HP), dtype=like.dtype, device=like.device)  # padding stays zero
+        self.dstate = torch.empty((B, H), dtype=torch.float32, device=like.device)
+        self.dseen = like.new_empty(0) if options.layer_norm else None  # made anew for each call
+        self.flags = launch_flags(like, H, options, "backward")
+        self.matmul = StepMatmul(self.low, self.weight, self.flags["PDL"], self.direction)
+
+    def begin(
+        self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor, grad_out: Tensor, dxp: Tensor, *loaded: Any
+    ) -> None:
+        self.load(*loaded)
+        self.sums(xp, out, gates, stats)
+        # Under dependent launch the first row kernel reads ahead of the kernel before it, so that must write nothing
+        # which is read ahead: neither the weight nor the scalars above.
+        self.dstate.zero_()
+        self.given = (xp, out, gates, stats, grad_out, dxp)
+        if self.dseen is not None:
+            self.dseen = out.new_empty(out.shape)
+        if self.table is not None:
+            fill_table(self.table, len(out) - 1, len(out), *self.given, self.dseen)
+
+    def sums(self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor) -> None:
+        """Enqueue the parallel pass over all steps."""
+        names = ("H", "BLOCK", "GATE", "LN", "LN_EPS", "ACTIVATION", "ETA")
+        launch(
+            stepwise_stats_kernel, (out.shape[0] * self.B,),
+            xp, out, gates, self.h0, stats, self.ln_weight, self.ln_bias, self.B,
+            **{name: self.flags[name] for name in names}, num_warps=min(self.flags["num_warps"], 8),
+        )  # fmt: skip
+
+    def row(self, table: Tensor | None, t: int) -> None:
+        given = (*self.given, self.dseen) if table is None else [None] * (len(self.given) + 1)
+        kernel = launch(
+            stepwise_backward_kernel, (self.B,),
+            table, *given, self.matmul.out, self.dstate, self.low, self.h0,
+            self.ln_weight, self.ln_bias, self.lengths, self.seed, t, len(self.given[0]), self.B,
+            PARTS=self.matmul.parts, **self.flags,
+        )  # fmt: skip
+        self.launched(kernel)
+
+    def step(self, t: int) -> None:
+        self.row(self.table, t)
+        self.matmul()
+
+    def finish(self) -> tuple[Tensor, Tensor | None]:
+        """Gradient of the first state and of layer norm's (weight, bias), both in float32."""
+        dh0 = self.dstate + self.matmul.out[:, :, : self.H].float().sum(0)
+        if self.dseen is None or self.ln_weight is None or self.ln_bias is None:
+            return dh0, None
+        xp, out, gates, stats, _, _ = self.given
+        eps = xp[..., self.G * self.H :]
+        tensors = NormTensors(gates, eps, out, self.h0, stats, self.dseen)
+        return dh0, norm_grads(tensors, self.ln_weight, self.ln_bias, self.flags)
+
+    def forget(self) -> None:
+        super().forget()
+        self.dseen = None if self.dseen is None else self.dseen.new_empty(0)
+
+
+def stepwise_backward(grad_out: Tensor, inputs: ScanInputs, results: Results, options: RumOptions) -> Gradients:
+    """Gradients of the inputs, each in the dtype of its tensor."""
+    xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    out, _, (gates, _) = results
+    assert gates is not None
+    (T, B, _), H = xp.shape, weight_hh.shape[1]
+    with plain_mode(xp):
+        dxp = xp.new_empty(xp.shape)
+        if xp.numel() == 0:
+            dh0, dweight, *dln = (None if x is None else torch.zeros_like(x) for x in (h0, *inputs.weights))
+            return Gradients(dxp, dh0, None, dweight, *dln)  # type: ignore[arg-type]
+        xp, out, gates, grad_out = aligned(xp), aligned(out), aligned(gates), aligned(grad_out.to(xp.dtype))
+        stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
+        given = (xp, out, gates, stats, grad_out, dxp, h0, weight_hh.contiguous(), ln_weight, ln_bias, lengths, seed)
+
+        def build(graphed: bool = True) -> BackwardSteps:
+            return BackwardSteps(xp, B, H, options, lengths is not None, graphed)
+
+        if can_graph(xp, T):
+            key = scan_key("backward", xp, B, H, options, lengths is not None)
+            dh0, ln_grads = run_graphed(key, build, lambda s: s.begin(*given), T, lambda s: s.finish())
+        else:
+            steps = build(graphed=False)
+            steps.begin(*given)
+            for t in range(T - 1, -1, -1):
+                steps.step(t)
+            dh0, ln_grads = steps.finish()
+        dweight = recurrent_weight_gradient(dxp[..., : weight_hh.shape[0]], h0, out).to(weight_hh.dtype)
+        grads = Gradients(dxp, dh0.to(h0.dtype), None, dweight)
+        if ln_grads is None or ln_weight is None or ln_bias is None:
+            return grads
+        return grads._replace(ln_weight=ln_grads[0].to(ln_weight.dtype), ln_bias=ln_grads[1].to(ln_bias.dtype))

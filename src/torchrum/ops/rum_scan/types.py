@@ -1,0 +1,77 @@
+"""What a RUM scan is given, what it returns and what its backward keeps; ``T B H`` are steps, batch, hidden units."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .options import RumOptions
+
+
+class StepWeights(NamedTuple):
+    """Parameters of one step."""
+
+    weight_hh: Tensor
+    """``(2H, H)``, rows tau, u; ``(H, H)`` without update gate."""
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None
+    """Both ``(3H,)``, blocks tau, u, candidate (``(2H,)`` without update gate), with layer norm."""
+
+
+class ScanInputs(NamedTuple):
+    """The tensors of one scan."""
+
+    xp: Tensor
+    """``(T, B, 3H)``, the projected input in blocks tau, u, eps; ``(T, B, 2H)``, tau and eps, without update gate."""
+    h0: Tensor
+    """``(B, H)``"""
+    R0: Tensor | None
+    """``(B, H, H)``, the identity if None; only with lam other than 0."""
+    weight_hh: Tensor
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None
+    """As in ``StepWeights``."""
+    lengths: Tensor | None = None
+    """``(B,)`` int64; a row past its length keeps its state."""
+    seed: Tensor | None = None
+    """int64 scalar that zoneout's masks come from."""
+
+    @property
+    def weights(self) -> StepWeights:
+        return StepWeights(self.weight_hh, self.ln_weight, self.ln_bias)
+
+    @classmethod
+    def shaped_like(cls, xp: Tensor, options: RumOptions) -> "ScanInputs":
+        """Inputs that go with ``xp``, one number expanded to their shapes: to ask what would run."""
+        H = xp.shape[-1] // options.num_inputs
+        one = xp.new_empty(1)
+        return cls(xp, one.expand(*xp.shape[1:-1], H), None, one.expand(options.num_gates * H, H))
+
+
+class Residuals(NamedTuple):
+    """What the backward needs of the forward beside its results; each design says what it puts here."""
+
+    gates: Tensor | None = None
+    """``(T, B, ...)``, the raw gates of all steps, tau first."""
+    kept: Tensor | None = None
+    """Whatever else: scalars of each row and step, or what tells the R of earlier steps."""
+
+
+class Results(NamedTuple):
+    """What a scan returns."""
+
+    out: Tensor
+    """``(T, B, H)``, the states after each step."""
+    R: Tensor | None
+    """``(B, H, H)``, the last one; None with lam 0."""
+    residuals: Residuals = Residuals()
+
+
+class Gradients(NamedTuple):
+    """Gradients of a scan's inputs, each in the dtype of its tensor; None for those that were not given."""
+
+    xp: Tensor
+    h0: Tensor
+    R0: Tensor | None
+    weight_hh: Tensor
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None

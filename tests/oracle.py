@@ -1,0 +1,81 @@
+"""What the kernel tests share: a RUM scan in float64, a design's run of it, and how far the two are apart."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tolerances import NORM_ERROR
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
+
+LEAVES = ScanInputs._fields[:6]
+"""The inputs that have gradients."""
+
+
+def draw_inputs(
+    T: int, B: int, H: int, options: RumOptions, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> ScanInputs:
+    """Random inputs; layer norm's parameters only where they are used, R0 never."""
+
+    def normal(*shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
+        return (mean + std * torch.randn(shape, device=device)).to(dtype)
+
+    G = options.num_gates
+    norms = (normal((G + 1) * H, mean=1.0, std=0.2), normal((G + 1) * H, std=0.2)) if options.layer_norm else ()
+    return ScanInputs(normal(T, B, (G + 1) * H), normal(B, H), None, normal(G * H, H, std=H**-0.5), *norms)
+
+
+def exact_scan(
+    inputs: ScanInputs,
+    options: RumOptions,
+    grad_out: Tensor,
+    grad_R: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Tensor]:
+    """Results and gradients by the reference, ``out``, ``R``, ``dxp``, ``dh0``, ...; in float64 unless told."""
+    leaves = {
+        name: part.detach().to(dtype, copy=True).requires_grad_()
+        for name, part in inputs._asdict().items()
+        if name in LEAVES and part is not None
+    }
+    out, R = rum_scan_reference(inputs._replace(**leaves), options)
+    pairs = [(out, grad_out.to(dtype))] + ([(R, grad_R.to(dtype))] if R is not None and grad_R is not None else [])
+    results, given = zip(*pairs, strict=True)
+    grads = torch.autograd.grad(results, list(leaves.values()), given, allow_unused=True)
+    found = {"out": out.detach(), **({} if R is None else {"R": R.detach()})}
+    return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
+
+
+def run_design(
+    design: Any, inputs: ScanInputs, options: RumOptions, grad_out: Tensor, grad_R: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The same by a design's ``forward`` and ``backward``."""
+    results = design.forward(inputs, options)
+    grads = design.backward(grad_out, grad_R, inputs, results, options, inputs.R0 is not None)
+    found = {"out": results.out, "R": results.R, **{f"d{name}": grad for name, grad in grads._asdict().items()}}
+    return {name: part for name, part in found.items() if part is not None}
+
+
+def relative_error(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
+    """|found - wanted| / |wanted|, over the whole tensor; of ``floor`` where ``wanted`` is smaller than that."""
+    return float((found.double() - wanted).norm() / wanted.norm().clamp(min=floor))
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], error: float) -> None:
+    """All names, all shapes, and each tensor within ``error`` of its norm."""
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        assert found[name].shape == want.shape, name
+        # a gradient that cancels to zero is zero up to roundings of its terms
+        got = relative_error(found[name], want, floor=0.05)
+        assert got <= error, f"{name}: relative error {got:.2e} over {error:.0e}"
+
+
+def assert_rows_close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """In float32, row by row too: a row that is wrong must not hide behind the others."""
+    error = NORM_ERROR[torch.float32]
+    for name in ("out", "dxp"):
+        for row, want in enumerate(wanted[name].unbind(1)):
+            difference = (found[name][:, row].double() - want).norm()
+            assert difference <= error * want.norm() + 1e-12, f"{name} of row {row}"
+    assert_close(found, wanted, error)
