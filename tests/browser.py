@@ -118,6 +118,20 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
         return path
 
+    def handle(self, name: str) -> tuple[float, float]:
+        """Where the playground's handle of a vector stands in the window; the playground is brought into it."""
+        self.evaluate(
+            "document.querySelector('.rum-playground').scrollIntoView({block: 'center', behavior: 'instant'})"
+        )
+        x, y = self.evaluate(f"""(() => {{
+          const box = document.querySelector(".rp-handle[data-name={name}]").getBoundingClientRect();
+          return [box.x + box.width / 2, box.y + box.height / 2]; }})()""")
+        return x, y
+
+    def terms(self) -> list[str]:
+        """What the playground writes behind each term of the formula."""
+        return self.evaluate("Array.from(document.querySelectorAll('.rp-terms dd')).map(cell => cell.textContent)")
+
     def _mouse(self, kind: str, at: tuple[float, ...]) -> None:
         held = {"button": "left", "buttons": 0 if kind == "mouseReleased" else 1, "clickCount": 1}
         self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], **held)

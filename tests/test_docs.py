@@ -126,18 +126,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def test_every_page_loads_and_fits(site: Path, browser: Browser) -> None:
     for page in PAGES:
-        for width in (390, 1440):
-            browser.open(site / f"{page.stem}.html", width)
+        for width, dark in ((390, True), (1440, False)):
+            browser.open(site / f"{page.stem}.html", width, dark=dark)
             assert browser.problems == [], page.stem
             assert browser.evaluate("document.documentElement.scrollWidth") <= width, page.stem
             sizes = browser.evaluate("Array.from(document.images).map(image => image.naturalWidth)")
             assert all(sizes), page.stem
 
 
-def test_tables_sort_and_the_playground_is_there(site: Path, browser: Browser) -> None:
+def test_tables_sort_and_the_playground_turns(site: Path, browser: Browser) -> None:
     browser.open(site / "results.html")
     browser.evaluate("document.querySelector('th.sortable').click()")
     assert browser.evaluate("document.querySelector('th.sortable').getAttribute('aria-sort')") == "ascending"
-    browser.open(site / "rotation.html")
-    assert browser.evaluate("document.querySelectorAll('.rp-handle').length") == 3
+    for width in (390, 1440):
+        browser.open(site / "rotation.html", width)
+        before = browser.terms()
+        x, y = browser.handle("b")
+        browser.drag((x, y), (x - 40, y + 30))
+        assert browser.terms() != before
+        assert browser.handle("b") == pytest.approx((x - 40, y + 30), abs=1)
     assert browser.problems == []

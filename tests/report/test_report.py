@@ -230,11 +230,6 @@ def test_a_figure_enlarges_and_closes(browser, report):
     assert not browser.evaluate("document.getElementById('zoom').open")
 
 
-PLACE = """(() => { const box = document.querySelector(".rp-handle[data-name=NAME]").getBoundingClientRect();
-  return [box.x + box.width / 2, box.y + box.height / 2]; })()"""
-TERMS = "Array.from(document.querySelectorAll('.rp-terms dd')).map(cell => cell.textContent)"
-
-
 def numbers(text: str) -> list[float]:
     return [float(part.replace("−", "-")) for part in re.findall(r"[−-]?\d+\.\d+", text)]
 
@@ -242,19 +237,18 @@ def numbers(text: str) -> list[float]:
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_the_playground_turns_as_it_is_dragged(browser, report, dimensions):
     browser.open(report)
-    browser.evaluate("document.querySelector('.rum-playground').scrollIntoView({block: 'center', behavior: 'instant'})")
     browser.evaluate(f"document.querySelector('[data-dim=\"{dimensions}\"]').click()")
-    before = browser.evaluate(TERMS)
-    x, y = browser.evaluate(PLACE.replace("NAME", "b"))
+    before = browser.terms()
+    x, y = browser.handle("b")
     browser.drag((x, y), (x - 60, y + 45))
-    after = browser.evaluate(TERMS)
+    after = browser.terms()
     assert after != before
-    assert browser.evaluate(PLACE.replace("NAME", "b")) == pytest.approx([x - 60, y + 45], abs=1)
+    assert browser.handle("b") == pytest.approx([x - 60, y + 45], abs=1)
     h, out = numbers(after[-1])
     assert h == out  # a rotation keeps lengths
     browser.evaluate("document.querySelector('.rp-handle[data-name=h]').focus()")
     browser.press("ArrowRight")
-    assert browser.evaluate(TERMS)[4:] != after[4:]  # and the keyboard moves it too
+    assert browser.terms()[4:] != after[4:]  # and the keyboard moves it too
     assert browser.problems == []
 
 
@@ -265,7 +259,7 @@ def test_the_playground_computes_what_the_package_does(browser, report):
 
     browser.open(report)
     a, b, h = torch.tensor([1.1, 0.2]), torch.tensor([0.35, 1.0]), torch.tensor([0.3, -1.0])  # where it starts
-    shown = numbers(browser.evaluate(TERMS)[5])
+    shown = numbers(browser.terms()[5])
     assert shown == pytest.approx(rotate(a, b, h).tolist(), abs=0.006)
 
 
