@@ -59,6 +59,14 @@ def test_other_settings_and_joint_models_stand_apart():
     assert rows[21][1:] == ["0", "20"]
 
 
+def test_the_papers_column_stands_once_before_whatever_settings_there_are():
+    changed = [single("rum", 1, 0, 0.7, overrides=[f"model.hidden_size={size}"]) for size in (64, 128)]
+    header, _, first, *_ = lines(table([*changed, single("rum", 1, 0, 0.1, overrides=["task.blanks=3"])], "babi"))
+    assert [title for title in header if title == "paper"] == ["paper"]
+    assert first[:3] == ["1 single supporting fact", "79.7", "70.0"]
+    assert "paper" not in lines(table([single("rum", 1, 0, 0.1, overrides=["task.blanks=3"])], "babi"))[0]
+
+
 def test_columns_of_others_data_are_marked():
     header, _, *rows = lines(babi_table([Column("babi-lstm", "LSTM", {0: {7: 0.5}}, paper=True)], [7]))
     assert header == ["task", "paper, 1k", "LSTM"]

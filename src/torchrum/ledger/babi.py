@@ -104,10 +104,15 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
     for entry in sorted(entries, key=lambda entry: (order[entry.recipe], entry.overrides, entry.seed)):
         name = entry.recipe if _task(entry).task is None else entry.recipe.rpartition("-qa")[0]
         groups[name, *entry.overrides].append(entry)
-    return [_column(name, changed, group) for (name, *changed), group in groups.items()]
+    found: list[Column] = []
+    for (name, *changed), group in groups.items():
+        own = not any(text.startswith("task.") for text in changed)
+        first = own and not any(column.paper and column.name == name for column in found)
+        found.append(_column(name, changed, group, paper=first))
+    return found
 
 
-def _column(name: str, changed: Sequence[str], entries: Sequence[Entry]) -> Column:
+def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: bool) -> Column:
     scores: dict[int, dict[int, float]] = defaultdict(dict)
     seconds: dict[int, float] = defaultdict(float)
     joint = _task(entries[0]).task is None
@@ -121,7 +126,7 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry]) -> Colu
         name,
         ", ".join([f"{label} `{name}`", *map(plain, changed)]),
         scores,
-        paper=not changed,
+        paper=paper,
         label=label,
         joint=joint,
         loss=fmean(entry.final["loss"] for entry in entries),
