@@ -25,11 +25,10 @@ def train_one(config: "TrainConfig", folder: Path) -> None:
     """Train one of the two; each has a process and a core of its own."""
     import torch
 
-    from torchrum.cli.train import draw
     from torchrum.training import Trainer
 
     torch.set_num_threads(1)
-    raise SystemExit(Trainer(config, quiet=True, on_end=draw).fit(folder).exit_code)
+    raise SystemExit(Trainer(config, quiet=True).fit(folder).exit_code)  # the demo's own picture has both curves
 
 
 def main(arguments: list[str]) -> int:
