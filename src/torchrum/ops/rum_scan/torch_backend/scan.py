@@ -20,6 +20,7 @@ from ..options import RumOptions
 from ..reference import ACTIVATIONS
 from ..types import Gradients, Residuals, Results, ScanInputs
 from .rotate import Angle, Constants, TurnBackward, add_turned, find_angle, half_turns, length_of, safe_inverse
+from .single import single_applies, single_step
 from .turn import WINDOW, Memory, MemoryBackward, find_plane
 
 BLOCK = 32
@@ -128,7 +129,11 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_without_autocast
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
-    """Run the scan; the residuals come with it in any case."""
+    """Run the scan; the residuals come with it but for a single step without ``save``."""
+    if not save and single_applies(inputs, options):
+        found = single_step(inputs, options)
+        if found is not None:
+            return found
     xp, h0, R0 = inputs[:3]
     scan = _Scan(inputs, options)
     T, H, G = scan.T, scan.H, options.num_gates * scan.H
