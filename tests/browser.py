@@ -118,6 +118,22 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
         return path
 
+    def overflowing(self) -> list[str]:
+        """What reaches beyond the window's right edge and can be neither scrolled to nor is meant to be hidden."""
+        return self.evaluate("""(() => {
+          const width = document.documentElement.clientWidth;
+          const contained = (element) => {
+            for (let box = element.parentElement; box && box !== document.body; box = box.parentElement)
+              if (getComputedStyle(box).overflowX !== "visible" && box.getBoundingClientRect().right <= width + 1)
+                return true;
+            return false;
+          };
+          return Array.from(document.querySelectorAll("header, nav, main, section, article, article *, main *"))
+            .filter((element) => element.getClientRects().length && element.getBoundingClientRect().right > width + 1)
+            .filter((element) => !contained(element))
+            .map((element) => `${element.tagName} ${element.className} ${element.textContent.trim().slice(0, 40)}`);
+        })()""")
+
     def handle(self, name: str) -> tuple[float, float]:
         """Where the playground's handle of a vector stands in the window; the playground is brought into it."""
         self.evaluate(

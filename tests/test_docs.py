@@ -130,6 +130,7 @@ def test_every_page_loads_and_fits(site: Path, browser: Browser) -> None:
             browser.open(site / f"{page.stem}.html", width, dark=dark)
             assert browser.problems == [], page.stem
             assert browser.evaluate("document.documentElement.scrollWidth") <= width, page.stem
+            assert browser.overflowing() == [], page.stem
             sizes = browser.evaluate("Array.from(document.images).map(image => image.naturalWidth)")
             assert all(sizes), page.stem
 

@@ -185,6 +185,7 @@ def test_the_page_loads_and_fits(browser, report, width, dark):
     browser.open(report, width, dark=dark)
     assert browser.problems == []
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.overflowing() == []
     shown = browser.evaluate("Array.from(document.images).map(image => [image.naturalWidth, image.currentSrc.length])")
     assert shown
     assert all(size > 0 for size, _ in shown)
