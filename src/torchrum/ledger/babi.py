@@ -33,8 +33,8 @@ class Column:
     """The model, for a figure or a sentence."""
     joint: bool = False
     """Whether one model has learnt all tasks."""
-    loss: float = 0.0
-    """Mean final validation loss of its runs."""
+    validation: float = 0.0
+    """Best validation accuracy, the mean over its runs."""
     seconds: Mapping[int, float] = field(default_factory=dict)
     """Training time of all tasks together, by seed."""
     hardware: str = ""
@@ -87,7 +87,8 @@ def babi_tables(entries: Iterable[Entry]) -> str:
     for title, group in (("one model per task", single), ("one model for all tasks", joint)):
         if group:
             parts.append(f"**bAbI, {title}** (test accuracy in %)\n\n{babi_table(columns(group))}")
-            parts += [f"{plain(note)}\n" for note in dict.fromkeys(entry.note for entry in group if entry.note)]
+            notes = (note for entry in group for note in entry.note.split("; ") if note)
+            parts += [f"{plain(note)}\n" for note in dict.fromkeys(notes)]
     return "\n".join(parts) or "No run of babi is in the ledger yet.\n"
 
 
@@ -129,14 +130,14 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: 
         paper=paper,
         label=label,
         joint=joint,
-        loss=fmean(entry.final["loss"] for entry in entries),
+        validation=fmean(max(entry.curve["accuracy"]) for entry in entries),
         seconds=seconds,
         hardware=" and ".join(sorted({entry.hardware for entry in entries})),
     )
 
 
 def best_columns(entries: Iterable[Entry]) -> list[Column]:
-    """Of each recipe or set the setting with the most tasks, then seeds, then the lowest final validation loss.
+    """Of each recipe or set the setting with the most tasks, then seeds, then the best validation accuracy.
 
     Only tested runs of the recipes' own problem count. Labels that would be the same are told apart by the recipe.
     """
@@ -157,7 +158,7 @@ def best_columns(entries: Iterable[Entry]) -> list[Column]:
 
 
 def _rank(column: Column) -> tuple[int, int, float]:
-    return -max(len(found) for found in column.scores.values()), -len(column.scores), column.loss
+    return -max(len(found) for found in column.scores.values()), -len(column.scores), -column.validation
 
 
 def paper_column(name: str) -> tuple[float, ...]:
