@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from grids import thinned
 from oracle import draw_inputs, exact_scan, relative_error, run_design
@@ -304,6 +306,21 @@ def test_every_plan_fits_shared_memory(dtype: torch.dtype, update_gate: bool) ->
             plan = persistent.make_plan(B, N, dtype, options, False, 132, False)
             for name in ("forward", "backward"):
                 assert plan.shared_bytes(name, options.num_gates) <= SHARED_MEMORY, (plan, name)
+
+
+def test_a_symbolic_batch_has_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a program that is compiled or exported for any batch."""
+    monkeypatch.setattr(persistent, "machine", Emulator(tmp_path, 132))
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    xp = mode.from_tensor(
+        torch.zeros(3, 40, 3 * 64), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3)
+    )
+    assert not isinstance(xp.shape[1], int)
+    with mode:
+        inputs = ScanInputs(xp, xp.new_empty(xp.shape[1], 64), None, torch.zeros(128, 64))
+        found = persistent.find_plan(inputs, RumOptions())
+    assert found == persistent.find_plan(draw_inputs(3, 40, 64, RumOptions()), RumOptions())
 
 
 @pytest.mark.parametrize("T", [1, 3])

@@ -88,7 +88,8 @@ def find_plan(inputs: ScanInputs, options: RumOptions) -> Plan:
     """``make_plan`` for a scan."""
     (B, N), dtype = inputs.h0.shape, inputs.xp.dtype
     blocks, lengths = machine.blocks(inputs.xp.device), inputs.lengths is not None
-    return make_plan(B, N, dtype, options, lengths, blocks, tf32_allowed() if dtype == torch.float32 else False)
+    make = make_plan if isinstance(B, int) else make_plan.__wrapped__  # a compiler's symbol cannot be looked up
+    return make(B, N, dtype, options, lengths, blocks, tf32_allowed() if dtype == torch.float32 else False)
 
 
 @functools.lru_cache(256)
