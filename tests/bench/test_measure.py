@@ -43,6 +43,23 @@ def test_implementations_take_turns_and_sleeping_costs_no_cpu():
     assert times["short"].median < times["long"].median
 
 
+def test_a_turn_may_begin_with_a_call_that_is_not_timed():
+    order: list[str] = []
+    runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    times = time_cpu(runs, samples=4, warmups=0, settle=True)
+    assert "".join(order) == "aaaa" + "bbbb" + "aa" + "bb"  # one untimed, three timed; then the fourth
+    assert times["a"].samples == times["b"].samples == 4
+
+
+def test_a_slow_implementation_gets_fewer_samples():
+    made = []
+    runs = {"slow": lambda: [made.append(1), time.sleep(0.21)], "fast": lambda: None}
+    times = time_cpu(runs, samples=9, warmups=0, seconds=0.3, settle=True)
+    assert times["slow"].samples == 3
+    assert len(made) == 4  # the first turn began with one that was not timed
+    assert times["fast"].samples == 9
+
+
 @pytest.mark.parametrize("name", ["authors", "reference", "torch", "native", "gru", "lstm", "ln_lstm", "gru=", "lstm="])
 def test_every_implementation_runs(name):
     shape = Shape(N=16, T=3, B=2)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,9 @@ from ..ops.kernels.capture import recording
 Run = Callable[[], object]
 
 CUDA_BLOCK = 5  # timed calls in a row, after one that is not timed
+CPU_BLOCK = 3  # samples in a row, likewise
+FEWEST = 3  # samples of an implementation that is too slow for more
+SHORT_MS = 200  # a call up to which threads that another implementation left spinning would show
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,25 @@ def summarise(samples: list[float], cpu: list[float] | None = None) -> Times:
     return Times(median, low, high, len(samples), statistics.median(cpu) if cpu else None)
 
 
-def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1, calls: int = 1) -> dict[str, Times]:
-    """Time every implementation ``samples`` times, each in turn; a sample is the mean of ``calls`` calls."""
+def time_cpu(
+    runs: Mapping[str, Run],
+    samples: int,
+    warmups: int = 1,
+    calls: int = 1,
+    seconds: float = math.inf,
+    settle: bool = False,
+) -> dict[str, Times]:
+    """Time every implementation ``samples`` times, each in turn.
+
+    Args:
+        runs: the implementations.
+        samples: of each; a sample is the mean of ``calls`` calls.
+        warmups: calls of each before.
+        calls: in a sample.
+        seconds: a slow implementation gets no more samples once it has three and has taken this long.
+        settle: take a few samples in a row, after a call that is not timed: the threads of torch's matmuls spin for
+            some milliseconds after the last one, on the cores of whoever comes next.
+    """
     for run in runs.values():
         for _ in range(warmups):
             run()
@@ -46,13 +67,23 @@ def time_cpu(runs: Mapping[str, Run], samples: int, warmups: int = 1, calls: int
     gc.collect()
     gc.disable()
     try:
-        for _ in range(samples):
-            for name, run in runs.items():
-                start, start_cpu = time.perf_counter(), time.process_time()
-                for _ in range(calls):
+        waiting = list(runs)
+        while waiting:
+            for name in waiting:
+                run, rest = runs[name], samples - len(wall[name])
+                if settle and (not wall[name] or wall[name][-1] < SHORT_MS):
                     run()
-                cpu[name].append((time.process_time() - start_cpu) * 1e3 / calls)
-                wall[name].append((time.perf_counter() - start) * 1e3 / calls)
+                for _ in range(min(rest, CPU_BLOCK) if settle else min(rest, 1)):
+                    start, start_cpu = time.perf_counter(), time.process_time()
+                    for _ in range(calls):
+                        run()
+                    cpu[name].append((time.process_time() - start_cpu) * 1e3 / calls)
+                    wall[name].append((time.perf_counter() - start) * 1e3 / calls)
+            waiting = [
+                name
+                for name in waiting
+                if len(wall[name]) < samples and (len(wall[name]) < FEWEST or sum(wall[name]) * calls < seconds * 1e3)
+            ]
     finally:
         gc.enable()
     return {name: summarise(wall[name], cpu[name]) for name in runs}

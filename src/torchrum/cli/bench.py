@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--suite", choices=("cpu", "gpu"), default="cpu", help="what to measure (default: cpu)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, after every case")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="only the cases whose name matches, as lam1-*")
-    parser.add_argument("--samples", type=int, metavar="COUNT", help="timed calls (default: 7 on a CPU, 30 on a GPU)")
+    parser.add_argument("--samples", type=int, metavar="COUNT", help="timed calls (default: 21 on a CPU, 30 on a GPU)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--memory", action="store_true", help="cpu: also the peak memory at T=1000 (needs about 12 GB)")
     parser.add_argument("--seconds", type=float, default=150, help="gpu: begin no case after this (default: 150)")
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
             report,
             quick=options.quick,
             memory=options.memory,
-            samples=options.samples or 7,
+            samples=options.samples or 21,
             cases=options.cases,
             log=log,
         )
