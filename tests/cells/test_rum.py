@@ -114,3 +114,17 @@ def test_a_step_can_be_traced_by_finite_differences():
     cell = RUMCell(2, 3, lam=1, layer_norm=True, activation="tanh", dtype=torch.float64)
     x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: cell(x)[0], x)
+
+
+@pytest.mark.parametrize("options", [{}, {"lam": 1}, {"layer_norm": True, "eta": 1.0}, {"lam": 0.5}], ids=str)
+def test_a_call_without_gradients_gives_the_same_state(options):
+    """It takes a shorter way, past the operator where it can."""
+    cell, x = RUMCell(4, 6, **options), torch.randn(3, 4)
+    h = torch.randn(3, 6)
+    hx = (h, None) if cell.state_names == ("h", "R") else h
+    wanted = cell(x, hx)
+    with torch.no_grad():
+        torch.testing.assert_close(cell(x, hx), wanted)
+        single = cell(x[1], (h[1], None) if isinstance(hx, tuple) else h[1])
+    expected = tuple(part[1] for part in wanted) if isinstance(wanted, tuple) else wanted[1]
+    torch.testing.assert_close(single, expected)

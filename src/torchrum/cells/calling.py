@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..ops._checks import ArgumentTypeError, MismatchError
@@ -9,15 +10,18 @@ from ..ops.kernels.precision import autocast_dtype
 from .base import Cell, State
 
 
-def call_as_nn(cell: Cell, input: Tensor, hx: Any, weight: Tensor) -> Tensor | State:
+def call_as_nn(
+    cell: Cell, input: Tensor, hx: Any, weight: Tensor, shapes: tuple[tuple[int, ...], ...]
+) -> Tensor | State:
     """One step of a cell whose output is the first part of its state.
 
     Args:
-        cell: takes the step.
+        cell: takes the step; where no gradient is recorded, as a scan of one, for which a cell may have a shorter way.
         input: ``(B, I)``, or ``(I,)`` without a batch.
         hx: the state, a tensor where it has one part and a tuple where it has several; None, as a whole or as a part,
             means the cell's initial state.
         weight: a parameter that tells the cell's device and dtype.
+        shapes: of the parts of the state, without the batch.
 
     Returns:
         The new state in the form of ``hx``.
@@ -31,29 +35,39 @@ def call_as_nn(cell: Cell, input: Tensor, hx: Any, weight: Tensor) -> Tensor | S
     check_fits(where, input, weight)
     unbatched = input.dim() == 1
     x = input.unsqueeze(0) if unbatched else input
-    output, state = cell.step(cell.project(x), _read_state(cell, hx, x, unbatched))
-    h = output.clone() if output.requires_grad else output  # a backward may read it, and a user may write to it
-    parts = tuple(part.squeeze(0) if unbatched else part for part in (h, *state[1:]))
+    state = _read_state(cell, hx, x, unbatched, shapes)
+    if torch.is_grad_enabled():
+        output, state = cell.step(cell.project(x), state)
+        h = output.clone() if output.requires_grad else output  # a backward may read it, and a user may write to it
+    else:
+        output, state = cell.scan(x.unsqueeze(0), state)
+        h = output.squeeze(0)
+    parts = (h, *state[1:])
+    if unbatched:
+        parts = tuple(part.squeeze(0) for part in parts)
     return parts if len(parts) > 1 else parts[0]
 
 
-def _read_state(cell: Cell, hx: Any, x: Tensor, unbatched: bool) -> State:
-    where, fresh = type(cell).__name__, cell.initial_state(x.shape[0], device=x.device, dtype=x.dtype)
-    if hx is None:
-        return fresh
-    state = []
-    for name, part, start in zip(cell.state_names, state_parts(where, hx, cell.state_names), fresh, strict=True):
+def _read_state(cell: Cell, hx: Any, x: Tensor, unbatched: bool, shapes: tuple[tuple[int, ...], ...]) -> State:
+    """The state that ``hx`` gives for an input ``(B, I)``, checked; made only where a part is missing."""
+    where, B = type(cell).__name__, x.shape[0]
+    parts = (None,) * len(shapes) if hx is None else state_parts(where, hx, cell.state_names)
+    for name, part, shape in zip(cell.state_names, parts, shapes, strict=True):
         if part is None:
-            state.append(start)
             continue
-        shape = tuple(start.shape[1:] if unbatched else start.shape)
-        if tuple(part.shape) != shape:
+        expected = shape if unbatched else (B, *shape)
+        if part.shape != expected:
             raise MismatchError(
-                f"{where}: {name} in hx has shape {tuple(part.shape)}; expected {shape} for this input."
+                f"{where}: {name} in hx has shape {tuple(part.shape)}; expected {expected} for this input."
             )
         check_state_fits(where, name, part, x)
-        state.append(part.unsqueeze(0) if unbatched else part)
-    return tuple(state)
+    if unbatched:
+        parts = tuple(None if part is None else part.unsqueeze(0) for part in parts)
+    given = tuple(part for part in parts if part is not None)
+    if len(given) == len(parts):
+        return given
+    fresh = cell.initial_state(B, device=x.device, dtype=x.dtype)
+    return tuple(start if part is None else part for part, start in zip(parts, fresh, strict=True))
 
 
 def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:

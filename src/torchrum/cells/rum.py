@@ -135,7 +135,8 @@ class RUMCell(Cell):
         Returns:
             The new h, or ``(h, R)``, in the form of ``hx``.
         """
-        return call_as_nn(self, input, hx, self.weight_ih)
+        H = self.hidden_size
+        return call_as_nn(self, input, hx, self.weight_ih, ((H,), (H, H))[: len(self.state_names)])
 
     def project(self, x: Tensor) -> Tensor:
         return project_rum(x, self._weights(), self.options)
