@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FixedLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
 from torchrum.plots.kernels import recurrences
 from torchrum.plots.style import Figure, baseline
 
 PALETTE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#808080")
+TICKS = (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)
 
 
 def diagonal_figure(runs: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Figure:
@@ -33,11 +34,12 @@ def diagonal_figure(runs: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Fi
                 axes.plot(steps / steps[-1], values, color=PALETTE[number % len(PALETTE)], label=label)
         baseline(axes, 1, "no structure", below=True)
         axes.set(title=title, yscale="log", xlabel="share of training", xlim=(0, 1.02), xticks=(0, 0.25, 0.5, 0.75, 1))
-        axes.set_ylim(bottom=0.8)
         axes.xaxis.set_major_formatter(PercentFormatter(1))
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_locator(FixedLocator(TICKS))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = figure.axes[0].get_ylim()  # shared
+    figure.axes[0].set_ylim(min(low, 0.8), max(high, 2))
     figure.axes[0].set_ylabel("mean |diagonal| / mean |other|")
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=1)
