@@ -33,7 +33,7 @@ def kernels_figure(arrays: Arrays, title: str, recurrence: str | None = None) ->
     name = recurrence or recurrences(arrays)[0]
     blocks = [block for block in TITLES if f"{name}/{block}" in arrays]
     whole = f"{name}/tau_map" not in arrays
-    figure = Figure(figsize=(3.5 * len(blocks), 3.4 if whole else 6.4), layout="constrained")
+    figure = Figure(figsize=(3.5 * len(blocks), 3.9 if whole else 6.8), layout="constrained")
     grid = figure.subplots(1 if whole else 2, len(blocks), squeeze=False)
     for column, block in enumerate(blocks):
         _signed(grid[0, column], arrays[f"{name}/{block}"])
