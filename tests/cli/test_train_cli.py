@@ -228,11 +228,11 @@ def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
     import torchrum.training
 
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    for name in ("torchrum.training.trainer", "torchrum.training.progress"):
+    for name in ("torchrum.training.trainer", "torchrum.training.run", "torchrum.training.progress"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'Trainer needs rich.console; .* pip install "torchrum\[train\]"'):
         torchrum.training.Trainer  # noqa: B018
-    monkeypatch.setitem(sys.modules, "torchrum.training.average", None)
+    monkeypatch.setitem(sys.modules, "torchrum.training.introduction", None)
     with pytest.raises(ModuleNotFoundError, match="halted") as caught:  # nothing that the extra would bring
         torchrum.training.Trainer  # noqa: B018
     assert "pip" not in str(caught.value)

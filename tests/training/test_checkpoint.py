@@ -13,7 +13,7 @@ import torch
 
 from torchrum.training import RunError, Trainer
 from torchrum.training import checkpoint as checkpoints
-from torchrum.training.checkpoint import load_checkpoint, save_checkpoint
+from torchrum.training.checkpoint import load_checkpoint, pack_checkpoint, write_checkpoint
 from torchrum.training.config_file import identity
 from training.processes import limit_files, start, train_as_nobody
 from training.tiny import tiny, tiny_model
@@ -192,19 +192,20 @@ def test_a_folder_that_cannot_be_written(run, tmp_path):
 
 def test_only_last_and_best_are_kept_and_read(tmp_path):
     for step, best in ((1, True), (2, False), (3, True), (4, False), (5, False)):
-        save_checkpoint(tmp_path, step, {"w": torch.full((2,), float(step))}, {"step": step}, best)
+        write_checkpoint(tmp_path, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), best)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         *("index.json", "step-00000003", "step-00000005")
     }
     assert load_checkpoint(tmp_path)[1] == {"step": 5}
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [3.0, 3.0]
-    save_checkpoint(tmp_path, 5, {"w": torch.zeros(2)}, {"step": 5}, True)  # the same step has proved to be the best
+    # the same step has proved to be the best
+    write_checkpoint(tmp_path, pack_checkpoint(5, {"w": torch.zeros(2)}, {"step": 5}), True)
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [5.0, 5.0]
 
 
 def test_complex_and_shared_weights_are_kept(tmp_path):
     weight = torch.randn(3, dtype=torch.complex64)
-    save_checkpoint(tmp_path, 1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {}, False)
+    write_checkpoint(tmp_path, pack_checkpoint(1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {}), False)
     weights, _ = load_checkpoint(tmp_path)
     assert torch.equal(weights["a"], weight)
     assert torch.equal(weights["b"], weight)
@@ -214,7 +215,7 @@ def test_complex_and_shared_weights_are_kept(tmp_path):
 
 
 def save(folder, step, best=False):
-    save_checkpoint(folder, step, {"w": torch.full((2,), float(step))}, {"step": step}, best)
+    write_checkpoint(folder, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), best)
 
 
 def names(folder):

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchrum.training import RunError, Trainer, read_metrics
-from torchrum.training.checkpoint import save_checkpoint
+from torchrum.training import RunError, read_metrics
+from torchrum.training.checkpoint import pack_checkpoint, write_checkpoint
 from torchrum.training.fabric import leave_together
-from training.tiny import tiny
+from torchrum.training.trainer import advice_on_failure
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["-m", "torchrum", "train", "training.tiny:tiny", "--quiet", "--steps", "20", "--log_every", "2"]
@@ -69,16 +69,15 @@ def test_processes_leave_together(tmp_path):
 
 
 def test_an_exchange_with_a_killed_process_says_how_to_resume(tmp_path):
-    trainer = Trainer(tiny())
-    trainer._engine, trainer._folder = SimpleNamespace(world_size=2), tmp_path / "run"
+    engine, run = SimpleNamespace(world_size=2), tmp_path / "run"
     lost = "[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:27274: Connection reset by peer."
-    with pytest.raises(RunError, match=r"has ended.*torchrum train RECIPE"), trainer._writing():
+    with pytest.raises(RunError, match=r"has ended.*torchrum train RECIPE"), advice_on_failure(engine, run):
         raise RuntimeError(lost)
-    (tmp_path / "run").mkdir()
-    save_checkpoint(tmp_path / "run", 1, {}, {}, False)
-    with pytest.raises(RunError, match=f"torchrum train --resume {tmp_path / 'run'}"), trainer._writing():
+    run.mkdir()
+    write_checkpoint(run, pack_checkpoint(1, {}, {}), False)
+    with pytest.raises(RunError, match=f"torchrum train --resume {run}"), advice_on_failure(engine, run):
         raise RuntimeError(lost)
-    with pytest.raises(RuntimeError, match=r"^a bug$"), trainer._writing():
+    with pytest.raises(RuntimeError, match=r"^a bug$"), advice_on_failure(engine, run):
         raise RuntimeError("a bug")
 
 

@@ -10,6 +10,7 @@ from torchrum.recipes import load_recipe
 from torchrum.training import ModelConfig, Trainer, evaluate, override, read_metrics
 from torchrum.training.checkpoint import load_checkpoint
 from torchrum.training.errors import DivergedError
+from torchrum.training.run import Run
 
 SMALL = "steps=30 eval_every=3 log_every=3 batch_size=8 task.lanes=8 task.segment=20 task.validation_lanes=4 device=cpu"
 FIELDS = "model.hidden_size=12 model.embedding_size=6 model.weight_drop=0.2 model.input_dropout=0.1 task.shown=5"
@@ -26,17 +27,17 @@ def test_a_run_survives_being_cut(tmp_path, schedule, average):
     Trainer(config, quiet=True).fit(tmp_path / "whole")
 
     first = replace(config, checkpoint_every=18)
-    trainer = Trainer(first, quiet=True)
-    run, saved = tmp_path / "cut", trainer._save
+    run, saved = tmp_path / "cut", Run._save
 
-    def cut(best: bool) -> None:
-        saved(best)
-        if trainer._progress.step == 18:
+    def cut(self: Run, best: bool, due: bool) -> None:
+        saved(self, best, due)
+        if self.progress.step == 18:
             raise KeyboardInterrupt
 
-    trainer._save = cut
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "_save", cut)
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(first, quiet=True).fit(run)
     torch.manual_seed(999)
     Trainer(first, quiet=True).fit(run, resume=True)
 

@@ -21,7 +21,7 @@ from torchrum.training import (
     read_metrics,
     signals,
 )
-from torchrum.training import trainer as trainer_module
+from torchrum.training import run as run_module
 from torchrum.training.checkpoint import load_checkpoint
 from torchrum.training.step import TrainStep
 from training.tiny import First, Model, tiny, tiny_model
@@ -391,9 +391,9 @@ def test_the_average_of_the_weights_is_scored_kept_and_resumed(tmp_path, monkeyp
         seen.append({name: weight.detach().clone() for name, weight in step.model.state_dict().items()})
 
     monkeypatch.setattr(TrainStep, "run", run)
-    real = trainer_module.score
+    real = run_module.score
     monkeypatch.setattr(
-        trainer_module, "score", lambda task, model, *rest: scored.append(model) or real(task, model, *rest)
+        run_module, "score", lambda task, model, *rest: scored.append(model) or real(task, model, *rest)
     )
     torch.manual_seed(0)
     model = tiny_model(config)

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,30 +129,46 @@ def checkpoint_step(run: Path, which: Literal["last", "best"]) -> int:
     return int(name.removeprefix("step-"))
 
 
-def save_checkpoint(run: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool) -> None:
+class Packed(NamedTuple):
+    """A checkpoint in memory."""
+
+    step: int
+    """Steps done."""
+    contents: dict[str, bytes]
+    """Each file by its name."""
+
+
+def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> Packed:
+    """Serialise a checkpoint; a full disk then shows as an OSError of a plain write, with nothing half done.
+
+    Args:
+        step: steps done.
+        weights: the model's state dict.
+        state: everything else that a run needs to be resumed; tensors and plain Python data.
+    """
+    from safetensors.torch import save
+
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    weights = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in weights.items()}
+    return Packed(step, {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()})
+
+
+def write_checkpoint(run: Path, packed: Packed, best: bool) -> None:
     """Write a checkpoint and make it the last one, and the best one if ``best``; this run's others are removed then.
 
     Args:
         run: the run folder.
-        step: steps done.
-        weights: the model's state dict.
-        state: everything else that a run needs to be resumed; tensors and plain Python data.
+        packed: the checkpoint.
         best: whether the model scored better than ever.
     """
-    from safetensors.torch import save
-
+    step, contents = packed
     root, name = _root(run), f"step-{step:08d}"
     index = _index(run)
     if name in (index.last, index.best):  # written already; at most it has become the best
         if best and index.best != name:
             write_json(root / INDEX, asdict(replace(index, best=name)))
         return
-    # serialised in memory first: a full disk then shows as an OSError of a plain write, with nothing half done
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    weights = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in weights.items()}
-    contents = {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()}
-
     token, best_name, known = index.run or secrets.token_hex(8), name if best else index.best, {*index.known, name}
     files = {file: FileEntry(bytes=len(data), sha256=_digest(data)) for file, data in contents.items()}
     manifest = Manifest(format=FORMAT, step=step, files=files, best=best_name, run=token)
@@ -206,7 +222,7 @@ def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple
     """Read a checkpoint and check it whole before anything is used.
 
     Returns:
-        The model's weights, and the state that ``save_checkpoint`` was given; on the CPU.
+        The model's weights, and the state that ``pack_checkpoint`` was given; on the CPU.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from torchrum.training import random_state
+from torchrum.training.assembly import Trained
 from torchrum.training.checkpoint import has_checkpoint
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import saved_differences
@@ -17,20 +17,7 @@ from torchrum.training.optim import load_optimizer_state
 from torchrum.training.records import RESULT, Mark, check_metrics
 from torchrum.training.run_state import Progress, same_form, to_device
 from torchrum.training.saved_state import ProcessState, SavedState, load_state
-from torchrum.training.step import TrainStep, initial_state
-
-
-class Trained(NamedTuple):
-    """What is filled from a checkpoint."""
-
-    config: TrainConfig
-    engine: Engine
-    module: nn.Module
-    """The model that is trained."""
-    scored: nn.Module
-    """The model that is validated and kept; the same, or its average."""
-    optimizer: Optimizer
-    step: TrainStep
+from torchrum.training.step import initial_state
 
 
 class Resumed(NamedTuple):

@@ -38,7 +38,7 @@ class ProcessState:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """What ``Trainer`` gives ``save_checkpoint``, and gets back."""
+    """What a run gives ``pack_checkpoint``, and gets back."""
 
     config: dict[str, Any]
     """The whole config as plain data; in checkpoints from before, the part that makes the run what it is."""
