@@ -123,11 +123,22 @@ def test_an_edited_config_is_neither_recorded_nor_scored(run, tmp_path, name):
     with pytest.raises(RunError, match=rf"config\.json is not the config of the run's checkpoint: {message}"):
         record(copy, tmp_path / "results", commit=COMMIT)
     assert not (tmp_path / "results").exists()
-    if name in ("name", "steps"):  # the weights and the examples are the same
+    if name == "steps":  # the weights and the examples are the same
         assert evaluate(copy, device="cpu") == evaluate(run, device="cpu")
     else:
         with pytest.raises(RunError, match=message):
             evaluate(copy, device="cpu")
+
+
+def test_a_run_is_not_resumed_under_another_name(run, tmp_path):
+    """Its next checkpoint would have that name, and be recorded as a run of another recipe."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    edit(copy, {"name": "copying-gru-t200"})
+    longer = dataclasses.replace(read_config(copy), steps=8)
+    with pytest.raises(RunError, match="belongs to another run: name 'copying-lstm-t200' -> 'copying-gru-t200'"):
+        Trainer(longer, quiet=True).fit(copy, resume=True)
+    with pytest.raises(ConfigError, match="a resumed run cannot change name 'copying-lstm-t200' -> 'copying-gru-t200'"):
+        Trainer(longer, quiet=True).fit(run, resume=True)
 
 
 @pytest.mark.parametrize("damage", ["first", "middle", "changed", "added", "all"])

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -76,12 +76,17 @@ def check_same_device(where: str, **tensors: Tensor) -> None:
             )
 
 
+def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """The one of ``known`` that ``name`` may have been meant for; None where they are less than ``alike`` (0 to 1)."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=alike)), None)
+
+
 def check_choice(where: str, name: str, value: object, choices: Collection[str]) -> None:
     """``value`` must be one of ``choices``; the error names the nearest one."""
     if isinstance(value, str) and value in choices:
         return
-    near = difflib.get_close_matches(str(value).lower(), choices, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(str(value).lower(), choices)
+    hint = f" Did you mean {near!r}?" if near else ""
     raise ValueError(
         f"{where}: {name}={value!r} is not known; it must be one of {', '.join(map(repr, choices))}.{hint}"
     )

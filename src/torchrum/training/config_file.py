@@ -93,7 +93,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
 
 
 def _identity(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    kept = {name: value for name, value in plain.items() if name not in CHANGEABLE and name != "name"}
+    kept = {name: value for name, value in plain.items() if name not in CHANGEABLE}
     return _without_local(kept, task)
 
 
@@ -108,7 +108,8 @@ def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool
     """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
     saved = upgraded(saved)
     if not whole:
-        return differences(_identity(saved, config.task), identity(config))
+        now = {name: value for name, value in identity(config).items() if name != "name" or name in saved}
+        return differences(_identity(saved, config.task), now)
     now = {name: value for name, value in to_json(config).items() if name in saved}
     return differences(_without_local(saved, config.task), _without_local(now, config.task))
 

@@ -1,6 +1,5 @@
 """Change fields of a config by text, with the types that the dataclasses declare."""
 
-import difflib
 import inspect
 import json
 import types
@@ -9,9 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
+from torchrum.ops._checks import nearest
 from torchrum.training.config import ModelConfig, TrainConfig
 from torchrum.training.errors import ConfigError
 
+ALIKE = 0.5
+"""How alike two names of fields must be for one to be proposed for the other."""
 T = TypeVar("T")
 Changes = list[tuple[str, list[str], str]]  # each: the key as it was given, what is left of its path, the text
 
@@ -41,13 +43,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") 
     known = sorted(known)
     group, _, last = name.rpartition(".")
     groups = {other.rpartition(".")[0] for other in known}
-    near = [other for other in known if other.rpartition(".")[2] == last]
-    if not near and group in groups:  # a shared group would make any two names look alike
+    near = next((other for other in known if other.rpartition(".")[2] == last), None)
+    if near is None and group in groups:  # a shared group would make any two names look alike
         beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == group}
-        near = [beside[word] for word in difflib.get_close_matches(last, beside, n=1, cutoff=0.5)]
-    elif not near:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]!r}?" if near else listing or f"there are: {', '.join(known) or 'none'}."
+        near = beside.get(nearest(last, beside, ALIKE) or "")
+    elif near is None:
+        near = nearest(name, known, ALIKE)
+    advice = f"did you mean {near!r}?" if near else listing or f"there are: {', '.join(known) or 'none'}."
     return ConfigError(f"no {kind} {name!r}; {advice}")
 
 
