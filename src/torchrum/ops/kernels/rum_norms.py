@@ -40,7 +40,7 @@ def rum_norm_grad_kernel(
         u_raw = tau_raw
         if GATE:
             u_raw = tl.load(gates + row * GATES_WIDTH + H + j, mask=mask, other=0.0).to(tl.float32)
-        e = tl.load(eps + row * EPS_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+        eps_row = tl.load(eps + row * EPS_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
         if h0 is None:
             h = tl.load(states + row * STATES_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
         else:
@@ -48,7 +48,7 @@ def rum_norm_grad_kernel(
             h += tl.load(h0 + row * H + j, mask=mask & (row < B), other=0.0)
         dnew = tl.load(dseen + row * H + j, mask=mask, other=0.0).to(tl.float32)
         stat = stats + row * STATS
-        again = redo_step(tau_raw, u_raw, e, h, stat, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+        again = redo_step(tau_raw, u_raw, eps_row, h, stat, norms, j, mask, GATE, LN, ACTIVATION, ETA)
         dtau, normed_t, dgate, normed_u, dc, normed_c = step_norm_grads(dnew, again, h, stat, H, GATE, LN, ETA)
         gain_t += dtau * normed_t
         shift_t += dtau

@@ -19,24 +19,24 @@ FROM_BACKWARD = tl.constexpr(19)  # from here on the backward's own, for layer n
 def load_step(xp, out, gates, h0, row, t, b, B, j, mask, H: tl.constexpr, GATE: tl.constexpr):
     """What one row's step started from: raw gates, eps and the state before it."""
     G: tl.constexpr = 2 if GATE else 1
-    e = tl.load(xp + row * ((G + 1) * H) + G * H + j, mask=mask, other=0.0).to(tl.float32)
+    eps = tl.load(xp + row * ((G + 1) * H) + G * H + j, mask=mask, other=0.0).to(tl.float32)
     h = tl.load(out + (row - B) * H + j, mask=mask & (t > 0), other=0.0).to(tl.float32)
     h += tl.load(h0 + b * H + j, mask=mask & (t == 0), other=0.0)
     tau_raw = tl.load(gates + row * (G * H) + j, mask=mask, other=0.0).to(tl.float32)
     u_raw = tau_raw
     if GATE:
         u_raw = tl.load(gates + row * (G * H) + H + j, mask=mask, other=0.0).to(tl.float32)
-    return tau_raw, u_raw, e, h
+    return tau_raw, u_raw, eps, h
 
 
 @triton.jit
 def store_stats(
-    stats, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c,
+    stats, new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c,
     GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
     """Keep what ``rum_cell`` returns; ``redo_step`` reads it."""
-    tl.store(stats + 0, inv_e)
-    tl.store(stats + 1, inv_t)
+    tl.store(stats + 0, inv_eps)
+    tl.store(stats + 1, inv_tau)
     tl.store(stats + 2, c)
     tl.store(stats + 3, k)
     tl.store(stats + 4, p)
@@ -45,7 +45,7 @@ def store_stats(
     tl.store(stats + 7, be)
     tl.store(stats + 8, ga)
     tl.store(stats + 9, i.to(tl.float32))
-    tl.store(stats + 10, u_i)
+    tl.store(stats + 10, e_i)
     tl.store(stats + 11, inv_f)
     if ETA is not None:
         norm = tl.sqrt(tl.sum(new * new, 0))
@@ -61,45 +61,45 @@ def store_stats(
 
 
 @triton.jit
-def tau_grad(dz, dz_v, dz_w, u, w, h, inv_t, c, k, q, al, be):
-    """Gradient of ``Rot(e, tau) h`` to tau from ``dz`` and its products with u + w and w; 0 for a half turn."""
+def tau_grad(dz, dz_v, dz_w, e, w, h, inv_tau, c, k, q, al, be):
+    """Gradient of ``Rot(eps, tau) h`` to tau from ``dz`` and its inner products with e + w and w; 0 for a half turn."""
     dq = -k * dz_v
     dc = -k * al * dz_v
-    return inv_t * (be * dz + dq * h + dc * u - (be * dz_w + dq * q + dc * c) * w)
+    return inv_tau * (be * dz + dq * h + dc * e - (be * dz_w + dq * q + dc * c) * w)
 
 
 @triton.jit
-def rotation_backward(dz, dz_u, dz_w, u, w, h, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, j):
-    """Gradients of ``Rot(e, tau) h`` to h, e and tau from ``dz`` and its products with the unit vectors u and w, and
-    its product with u + w."""
-    dz_v = dz_u + dz_w
-    if c < ACCURATE_COS:  # u and w nearly cancel, and so would the two products
-        dz_v = tl.sum(dz * (u + w), 0)
+def rotation_backward(dz, dz_e, dz_w, e, w, h, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, j):
+    """Gradients of ``Rot(eps, tau) h`` to h, eps and tau from ``dz`` and its inner products with the directions e and
+    w, and with e + w."""
+    dz_v = dz_e + dz_w
+    if c < ACCURATE_COS:  # e and w nearly cancel, and so would the two inner products
+        dz_v = tl.sum(dz * (e + w), 0)
     dq = -k * dz_v
     dp = 2.0 * dz_w + dq
     dc = -k * al * dz_v
-    dh = dz + dp * u + dq * w
-    de = inv_e * (al * dz + dp * h + dc * w - (al * dz_u + dp * p + dc * c) * u)
-    dtau = tau_grad(dz, dz_v, dz_w, u, w, h, inv_t, c, k, q, al, be)
-    if i >= 0.0:  # half turn, whose second axis f counts as a constant: H_f H_u h
+    dh = dz + dp * e + dq * w
+    deps = inv_eps * (al * dz + dp * h + dc * w - (al * dz_e + dp * p + dc * c) * e)
+    dtau = tau_grad(dz, dz_v, dz_w, e, w, h, inv_tau, c, k, q, al, be)
+    if i >= 0.0:  # half turn, whose second axis f counts as a constant: H_f H_e h
         axis = tl.where(j == i.to(tl.int32), 1.0, 0.0)
-        dz_f = (tl.sum(dz * axis, 0) - u_i * dz_u) * inv_f
-        f = (axis - u_i * u) * inv_f
+        dz_f = (tl.sum(dz * axis, 0) - e_i * dz_e) * inv_f
+        f = (axis - e_i * e) * inv_f
         dg = dz - 2.0 * dz_f * f
-        dh = dg - 2.0 * dz_u * u
-        de = (-2.0 * inv_e) * (dz_u * h + p * dg - (2.0 * p * dz_u) * u)
+        dh = dg - 2.0 * dz_e * e
+        deps = (-2.0 * inv_eps) * (dz_e * h + p * dg - (2.0 * p * dz_e) * e)
         dtau = 0.0 * dz
-    return dh, de, dtau, dz_v
+    return dh, deps, dtau, dz_v
 
 
 @triton.jit
 def redo_step(
-    tau_raw, u_raw, e, h, stats, norms, j, mask,
+    tau_raw, u_raw, eps, h, stats, norms, j, mask,
     GATE: tl.constexpr, LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
     """The step again, pointwise: the vectors that ``undo_step`` needs and that do not wait for the gradient."""
-    inv_e = tl.load(stats + 0)
-    inv_t = tl.load(stats + 1)
+    inv_eps = tl.load(stats + 0)
+    inv_tau = tl.load(stats + 1)
     c = tl.load(stats + 2)
     k = tl.load(stats + 3)
     p = tl.load(stats + 4)
@@ -108,11 +108,11 @@ def redo_step(
     be = tl.load(stats + 7)
     ga = tl.load(stats + 8)
     i = tl.load(stats + 9)
-    u_i = tl.load(stats + 10)
+    e_i = tl.load(stats + 10)
     inv_f = tl.load(stats + 11)
-    normed_t, weight_t, rstd_t = tau_raw, tau_raw, inv_e
-    normed_u, weight_u, rstd_u, slope_u = u_raw, u_raw, inv_e, u_raw
-    normed_c, weight_c, rstd_c = tau_raw, tau_raw, inv_e
+    normed_t, weight_t, rstd_t = tau_raw, tau_raw, inv_eps
+    normed_u, weight_u, rstd_u, slope_u = u_raw, u_raw, inv_eps, u_raw
+    normed_c, weight_c, rstd_c = tau_raw, tau_raw, inv_eps
     if LN != "none":
         weight_t, bias_t, weight_u, bias_u, weight_c, bias_c = norms
     tau = tau_raw
@@ -133,9 +133,9 @@ def redo_step(
             gate = normed_u * weight_u + bias_u
             if LN == "before":
                 gate = sigmoid(gate)
-    u = e * inv_e
-    w = tau * inv_t
-    new = e + h + al * u + be * w + tl.where(j == i.to(tl.int32), ga, 0.0)
+    e = eps * inv_eps
+    w = tau * inv_tau
+    new = eps + h + al * e + be * w + tl.where(j == i.to(tl.int32), ga, 0.0)
     if LN != "none":
         rstd_c = tl.load(stats + 16)
         normed_c = (new - tl.load(stats + 15)) * rstd_c
@@ -149,15 +149,15 @@ def redo_step(
         slope_gate = h - new  # and the gate's
         if LN != "authors":
             slope_gate *= gate * share
-    mixed, inv_norm = new, inv_e
+    mixed, inv_norm = new, inv_eps
     if ETA is not None:
         inv_norm = tl.load(stats + 12)
         if GATE:
             mixed = gate * h + share * new
         mixed = tl.where(mask, mixed * inv_norm, 0.0)
     return (
-        (inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f),
-        (u, w, gate, slope, slope_gate, mixed, inv_norm),
+        (inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f),
+        (e, w, gate, slope, slope_gate, mixed, inv_norm),
         (normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c),
     )
 
@@ -165,27 +165,27 @@ def redo_step(
 @triton.jit
 def sums_ahead(again, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
     """The sums of ``undo_step`` that do not wait for the gradient: those with ``mixed`` in the gradient's place, and
-    what layer norm takes off the products with u and w."""
+    what layer norm takes off the inner products with e and w."""
     _, parts, layers = again
-    u, w, _, slope, slope_gate, mixed, _ = parts
+    e, w, _, slope, slope_gate, mixed, _ = parts
     _, _, _, normed_u, weight_u, _, _, normed_c, weight_c, _ = layers
-    mixed_u, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    sum_u, sum_w, n_u, n_w = 0.0, 0.0, 0.0, 0.0
+    mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    sum_e, sum_w, n_e, n_w = 0.0, 0.0, 0.0, 0.0
     if LN == "none":
         if ETA is not None:
-            mixed_u, mixed_w = sum2(mixed * slope * u, mixed * slope * w)
+            mixed_e, mixed_w = sum2(mixed * slope * e, mixed * slope * w)
     else:
-        sum_u, sum_w, n_u, n_w = sum4(u, w, normed_c * u, normed_c * w)
+        sum_e, sum_w, n_e, n_w = sum4(e, w, normed_c * e, normed_c * w)
         if ETA is not None:
             to_c = mixed * (slope * weight_c)
             if GATE:
                 to_gate = mixed * (slope_gate * weight_u)
-                mixed_u, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n = sum6(
-                    to_c * u, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u
+                mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n = sum6(
+                    to_c * e, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u
                 )
             else:
-                mixed_u, mixed_w, mixed_1, mixed_n = sum4(to_c * u, to_c * w, to_c, to_c * normed_c)
-    return mixed_u, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_u, sum_w, n_u, n_w
+                mixed_e, mixed_w, mixed_1, mixed_n = sum4(to_c * e, to_c * w, to_c, to_c * normed_c)
+    return mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_e, sum_w, n_e, n_w
 
 
 @triton.jit
@@ -198,10 +198,10 @@ def undo_step(
     Where there is layer norm, ``dseen`` and the scalars at FROM_BACKWARD get what ``step_norm_grads`` needs.
     """
     turn, parts, layers = again
-    inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f = turn
-    u, w, gate, slope, slope_gate, mixed, inv_norm = parts
+    inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f = turn
+    e, w, gate, slope, slope_gate, mixed, inv_norm = parts
     normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c = layers
-    mixed_u, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_u, sum_w, n_u, n_w = ahead
+    mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_e, sum_w, n_e, n_w = ahead
     # back through lengths and zoneout
     dprev = tl.zeros_like(dh)
     dnew = dh
@@ -216,9 +216,9 @@ def undo_step(
     along = 0.0
     if LN == "none":
         if ETA is None:
-            dz_u, dz_w = sum2(dnew * slope * u, dnew * slope * w)
+            dz_e, dz_w = sum2(dnew * slope * e, dnew * slope * w)
         else:
-            along, dz_u, dz_w = sum3(dnew * mixed, dnew * slope * u, dnew * slope * w)
+            along, dz_e, dz_w = sum3(dnew * mixed, dnew * slope * e, dnew * slope * w)
     else:
         tl.store(dseen + j, dnew.to(dseen.dtype.element_ty), mask=mask)
         slope *= weight_c  # as ahead of the gradient: one vector less to hold while it comes
@@ -227,21 +227,21 @@ def undo_step(
             slope_gate *= weight_u
             to_gate = dnew * slope_gate
             if ETA is None:
-                dz_u, dz_w, total, projection, total_u, projection_u = sum6(
-                    to_c * u, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u
+                dz_e, dz_w, total, projection, total_u, projection_u = sum6(
+                    to_c * e, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u
                 )
             else:
-                dz_u, dz_w, total, projection, total_u, projection_u, along = sum7(
-                    to_c * u, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u, dnew * mixed
+                dz_e, dz_w, total, projection, total_u, projection_u, along = sum7(
+                    to_c * e, to_c * w, to_c, to_c * normed_c, to_gate, to_gate * normed_u, dnew * mixed
                 )
         elif ETA is None:
-            dz_u, dz_w, total, projection = sum4(to_c * u, to_c * w, to_c, to_c * normed_c)
+            dz_e, dz_w, total, projection = sum4(to_c * e, to_c * w, to_c, to_c * normed_c)
         else:
-            dz_u, dz_w, total, projection, along = sum5(to_c * u, to_c * w, to_c, to_c * normed_c, dnew * mixed)
+            dz_e, dz_w, total, projection, along = sum5(to_c * e, to_c * w, to_c, to_c * normed_c, dnew * mixed)
     if ETA is not None:
         scale = ETA * inv_norm
         dnew = scale * (dnew - along * mixed)
-        dz_u = scale * (dz_u - along * mixed_u)
+        dz_e = scale * (dz_e - along * mixed_e)
         dz_w = scale * (dz_w - along * mixed_w)
         if LN != "none":
             total = scale * (total - along * mixed_1)
@@ -262,10 +262,10 @@ def undo_step(
             if LN == "authors":
                 dgate *= slope_u
         dz = ln_backward(dz, normed_c, 1.0, rstd_c, total, projection, H)
-        dz_u = ln_backward(dz_u, n_u, 1.0, rstd_c, total * sum_u, projection, H)
+        dz_e = ln_backward(dz_e, n_e, 1.0, rstd_c, total * sum_e, projection, H)
         dz_w = ln_backward(dz_w, n_w, 1.0, rstd_c, total * sum_w, projection, H)
-    dh_turn, de, dtau, dz_v = rotation_backward(
-        dz, dz_u, dz_w, u, w, h, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, j
+    dh_turn, deps, dtau, dz_v = rotation_backward(
+        dz, dz_e, dz_w, e, w, h, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, j
     )
     if LN != "none":
         stats += FROM_BACKWARD
@@ -277,7 +277,7 @@ def undo_step(
         dtau_c = dtau * weight_t
         total, projection = sum2(dtau_c, dtau_c * normed_t)
         dtau = ln_backward(dtau, normed_t, weight_t, rstd_t, total, projection, H)
-    return dtau, dgate, dz + de, dprev + dh_turn
+    return dtau, dgate, dz + deps, dprev + dh_turn
 
 
 @triton.jit
@@ -288,13 +288,13 @@ def step_norm_grads(
     """The gradients that ``undo_step`` met behind the layer norms of tau, the gate and the candidate, and the three
     normalised values, pointwise from what it kept."""
     turn, parts, layers = again
-    _, inv_t, c, k, _, q, al, be, _, _, _, _ = turn
-    u, w, _, slope, slope_gate, mixed, inv_norm = parts
+    _, inv_tau, c, k, _, q, al, be, _, _, _, _ = turn
+    e, w, _, slope, slope_gate, mixed, inv_norm = parts
     normed_t, _, _, normed_u, _, _, _, normed_c, weight_c, rstd_c = layers
     stats += FROM_BACKWARD
     if ETA is not None:
         dnew = (ETA * inv_norm) * (dnew - tl.load(stats + 0) * mixed)
     dc = dnew * slope
     dz = ln_backward(dc, normed_c, weight_c, rstd_c, tl.load(stats + 1), tl.load(stats + 2), H)
-    dtau = tau_grad(dz, tl.load(stats + 3), tl.load(stats + 4), u, w, h, inv_t, c, k, q, al, be)
+    dtau = tau_grad(dz, tl.load(stats + 3), tl.load(stats + 4), e, w, h, inv_tau, c, k, q, al, be)
     return dtau, normed_t, dnew * slope_gate, normed_u, dc, normed_c

@@ -1,7 +1,7 @@
 """The rotation R(a, b) in plain PyTorch: any device, any floating dtype, two reflections.
 
-R = H_m H_u with H_x = I - 2 x x^T, u = a/|a|, w = b/|b| and m = (u + w)/|u + w|, the bisector.
-A zero vector reflects nothing (H_0 = I), so "no rotation" is written as u = m = 0.
+R = H_m H_e with H_x = I - 2 x x^T, e = a/|a|, w = b/|b| and m = (e + w)/|e + w|, the bisector.
+A zero vector reflects nothing (H_0 = I), so "no rotation" is written as e = m = 0.
 The README has the derivation and the policy for zero and opposite vectors.
 """
 
@@ -23,7 +23,7 @@ def tiny_of(dtype: torch.dtype) -> float:
 
 
 def opposite_of(dtype: torch.dtype) -> float:
-    """Unit vectors with |u + w| of at most this are opposite: below it the sum is mostly rounding noise."""
+    """Unit vectors with |e + w| of at most this are opposite: below it the sum is mostly rounding noise."""
     return 1e-8 if dtype == torch.float64 else 1e-4
 
 
@@ -96,37 +96,37 @@ def unit(x: Tensor) -> Tensor:
     return polar(x)[0]
 
 
-def orthogonal_to(u: Tensor) -> Tensor:
-    """A fixed unit vector orthogonal to the unit vector ``u``, without gradient: the axis where ``u`` is smallest,
-    made orthogonal to ``u``."""
-    u = u.detach()
-    smallest = u.abs().argmin(-1, keepdim=True)  # the first one where several are equal
-    axis = (torch.arange(u.shape[-1], device=u.device) == smallest).to(u.dtype)
-    return unit(axis - dot(axis, u) * u)
+def orthogonal_to(e: Tensor) -> Tensor:
+    """A fixed unit vector orthogonal to the unit vector ``e``, without gradient: the axis where ``e`` is smallest,
+    made orthogonal to ``e``."""
+    e = e.detach()
+    smallest = e.abs().argmin(-1, keepdim=True)  # the first one where several are equal
+    axis = (torch.arange(e.shape[-1], device=e.device) == smallest).to(e.dtype)
+    return unit(axis - dot(axis, e) * e)
 
 
-def bisector(u: Tensor, w: Tensor) -> Tensor:
-    """The unit vector half-way between unit vectors ``u`` and ``w``; a constant orthogonal to ``u`` if opposite."""
-    # |u + w| comes from the sum, never as 2 (1 + u.w): that cancels. Near a half turn the sum is short and what
-    # rounding left of |u| - |w| tilts it; it is taken out, exactly zero in theory and so without gradient.
-    apart = (u - w).detach()
+def bisector(e: Tensor, w: Tensor) -> Tensor:
+    """The unit vector half-way between unit vectors ``e`` and ``w``; a constant orthogonal to ``e`` if opposite."""
+    # |e + w| comes from the sum, never as 2 (1 + e.w): that cancels. Near a half turn the sum is short and what
+    # rounding left of |e| - |w| tilts it; it is taken out, exactly zero in theory and so without gradient.
+    apart = (e - w).detach()
     square = dot(apart, apart)
-    tilt = torch.where(square > 2, dot((u + w).detach(), apart) / square, 0.0) * apart
-    m, length = polar(u + w - tilt, tiny=max(opposite_of(u.dtype), opposite_of(w.dtype)))
-    return torch.where(length == 0, orthogonal_to(u), m)
+    tilt = torch.where(square > 2, dot((e + w).detach(), apart) / square, 0.0) * apart
+    m, length = polar(e + w - tilt, tiny=max(opposite_of(e.dtype), opposite_of(w.dtype)))
+    return torch.where(length == 0, orthogonal_to(e), m)
 
 
 def reflectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The unit vectors u and m of R(a, b) = H_m H_u in the dtype of the arithmetic; both zero where R = I by policy."""
-    (u, a_length), (w, b_length) = polar(a), polar(b)
-    fixed = (a_length == 0) | (b_length == 0) | (u.shape[-1] == 1)  # a line has no rotation but 1
+    """The unit vectors e and m of R(a, b) = H_m H_e in the dtype of the arithmetic; both zero where R = I by policy."""
+    (e, a_length), (w, b_length) = polar(a), polar(b)
+    fixed = (a_length == 0) | (b_length == 0) | (e.shape[-1] == 1)  # a line has no rotation but 1
     fixed = fixed & ~(a_length + b_length).isnan()
-    return torch.where(fixed, 0.0, u), torch.where(fixed, 0.0, bisector(u, w))
+    return torch.where(fixed, 0.0, e), torch.where(fixed, 0.0, bisector(e, w))
 
 
-def accumulate(R: Tensor, u: Tensor, m: Tensor) -> Tensor:
+def accumulate(R: Tensor, e: Tensor, m: Tensor) -> Tensor:
     """R H_m H_u, the memory ``R`` ``(..., N, N)`` times a rotation, by two rank-1 updates: O(N^2)."""
-    for x in (m, u):
+    for x in (m, e):
         p = dot(R, x.unsqueeze(-2))  # R x, (..., N, 1); not a matmul, which TF32 or autocast would round
         factor = 2.0 if R.dtype == torch.float64 else _correction(p.detach())
         R = R - factor * p * x.unsqueeze(-2)
@@ -144,18 +144,18 @@ def _correction(p: Tensor) -> Tensor:
 
 
 def rotate_reference(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    u, m = reflectors(a, b)
+    e, m = reflectors(a, b)
     # Two reflections are orthogonal to rounding at every angle and need no sqrt(1 - cos^2), whose gradient is
     # infinite where a and b are parallel.
-    y = reflect(m, reflect(u, h.to(torch.promote_types(u.dtype, h.dtype))))
+    y = reflect(m, reflect(e, h.to(torch.promote_types(e.dtype, h.dtype))))
     return y.to(torch.promote_types(torch.promote_types(a.dtype, b.dtype), h.dtype))
 
 
 def rotation_angle_reference(a: Tensor, b: Tensor) -> Tensor:
-    (u, a_length), (w, b_length) = polar(a), polar(b)
-    # arccos(u.w) loses half the digits near 0 and pi and has an infinite gradient there; the two chords do not.
-    _, apart = polar(u - w, tiny=0.0)
-    _, together = polar(u + w, tiny=0.0)
+    (e, a_length), (w, b_length) = polar(a), polar(b)
+    # arccos(e.w) loses half the digits near 0 and pi and has an infinite gradient there; the two chords do not.
+    _, apart = polar(e - w, tiny=0.0)
+    _, together = polar(e + w, tiny=0.0)
     turned = (a_length != 0) & (b_length != 0) | (a_length + b_length).isnan()
     angle = 2 * torch.atan2(torch.where(turned, apart, 0.0), torch.where(turned, together, 1.0))
     return angle.squeeze(-1).to(torch.promote_types(a.dtype, b.dtype))

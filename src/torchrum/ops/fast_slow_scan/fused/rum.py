@@ -38,23 +38,23 @@ def slow_rum_forward_kernel(
         dropped = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
-    G: tl.constexpr = 3 if GATE else 2
+    BLOCKS: tl.constexpr = 3 if GATE else 2
     j = tl.arange(0, BLOCK)
     mask = j < H
     index = b * H + j
-    raw += row * (G * H)
+    raw += row * (BLOCKS * H)
     h = tl.load(state + index, mask=mask, other=0.0)
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
-    tau_raw = load_gate(product, None, bias, raw, 0, b, B, j, mask, H, HP, G, PARTS)
+    tau_raw = load_gate(product, None, bias, raw, 0, b, B, j, mask, H, HP, BLOCKS, PARTS)
     u_raw = tau_raw
     if GATE:
-        u_raw = load_gate(product, None, bias, raw, 1, b, B, j, mask, H, HP, G, PARTS)
-    e = load_gate(product, None, bias, raw, G - 1, b, B, j, mask, H, HP, G, PARTS)
-    new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = rum_cell(
-        tau_raw, u_raw, e, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
+        u_raw = load_gate(product, None, bias, raw, 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    eps = load_gate(product, None, bias, raw, BLOCKS - 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = (
+        rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
     )
     store_stats(
-        stats + row * STATS, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f,
+        stats + row * STATS, new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f,
         mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c, GATE, LN, ETA,
     )  # fmt: skip
     if ETA is not None:
@@ -93,20 +93,20 @@ def slow_rum_backward_kernel(
             dseen = tl.multiple_of(tl.load(slots + 5).to(tl.pointer_type(dtype)), 16)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
-    G: tl.constexpr = 3 if GATE else 2
+    BLOCKS: tl.constexpr = 3 if GATE else 2
     j = tl.arange(0, BLOCK)
     mask = j < H
     index = b * H + j
-    raw += row * (G * H)
-    draw += row * (G * H)
-    low += b * (G * HP)
+    raw += row * (BLOCKS * H)
+    draw += row * (BLOCKS * H)
+    low += b * (BLOCKS * HP)
     if LN != "none":
         dseen += row * H
     tau_raw = tl.load(raw + j, mask=mask, other=0.0).to(tl.float32)
     u_raw = tau_raw
     if GATE:
         u_raw = tl.load(raw + H + j, mask=mask, other=0.0).to(tl.float32)
-    e = tl.load(raw + (G - 1) * H + j, mask=mask, other=0.0).to(tl.float32)
+    eps = tl.load(raw + (BLOCKS - 1) * H + j, mask=mask, other=0.0).to(tl.float32)
     h = tl.load(before + row * PLAIN_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
     dh = gather_grad(
         dstate, product_plain, product_dropped, None, seeds, t, b, B, row, index, j, mask, H,
@@ -114,7 +114,7 @@ def slow_rum_backward_kernel(
     )  # fmt: skip
     if t > 0:  # what the next step back begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
-        prefetch(raw - B.to(tl.int64) * (G * H), G * BYTES)
+        prefetch(raw - B.to(tl.int64) * (BLOCKS * H), BLOCKS * BYTES)
         prefetch(before + (row - B) * PLAIN_WIDTH, BYTES)
         prefetch(stats + (row - B) * STATS, 4 * STATS)
 
@@ -124,17 +124,17 @@ def slow_rum_backward_kernel(
     stats += row * STATS
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
     keep = kept_new(None, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
-    again = redo_step(tau_raw, u_raw, e, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+    again = redo_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
     ahead = sums_ahead(again, GATE, LN, ETA)
     dtau, dgate, deps, dprev = undo_step(dh, again, ahead, keep, h, stats, dseen, j, mask, H, GATE, LN, ETA, ZONEOUT)
     tl.store(low + j, dtau.to(dtype), mask=mask)
     if GATE:
         tl.store(low + HP + j, dgate.to(dtype), mask=mask)
         tl.store(draw + H + j, dgate.to(dtype), mask=mask)
-    tl.store(low + (G - 1) * HP + j, deps.to(dtype), mask=mask)
+    tl.store(low + (BLOCKS - 1) * HP + j, deps.to(dtype), mask=mask)
     tl.store(dstate + index, dprev, mask=mask)
     tl.store(draw + j, dtau.to(dtype), mask=mask)
-    tl.store(draw + (G - 1) * H + j, deps.to(dtype), mask=mask)
+    tl.store(draw + (BLOCKS - 1) * H + j, deps.to(dtype), mask=mask)
 
 
 class RumForward(ForwardStage):

@@ -1,9 +1,9 @@
 // Gradients of lam1_forward for one batch row, last step first.
 //
-// R is turned back step by step, R_{t-1} = R_t H_u H_m, and taken anew from a checkpoint every EVERY steps. It is kept
+// R is turned back step by step, R_{t-1} = R_t H_e H_m, and taken anew from a checkpoint every EVERY steps. It is kept
 // twice, also as its transpose, because both R x and R^T x are needed and a product along a thread's rows is cheap.
 // Of A = R^T dL/dR only the antisymmetric part K = A - A^T acts on the rotations:
-//   k = R^T g;  K += k h^T - h k^T;  a = K u;  du = -2 a;  b = H_u K H_u m;  dm = -2 b;  K <- H_m H_u K H_u H_m.
+//   k = R^T g;  K += k h^T - h k^T;  a = K e;  de = -2 a;  b = H_e K H_e m;  dm = -2 b;  K <- H_m H_e K H_e H_m.
 // lam1.md has the derivation. In float32 gates lies in grad_xp: a step's are read two steps before it is written.
 
 constexpr int SAVED = 3 + GATES;  // h_{t-1}, grad_out, eps, tau, u
@@ -18,14 +18,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     const Place p = place();
     const int lane = p.lane, b = blockIdx.x;
 
-    float* products = shared;  // R h, R u, R m, K u, K m of two steps: the slowest warp may still read the last one's
+    float* products = shared;  // R h, R e, R m, K e, K m of two steps: the slowest warp may still read the last one's
     float* back = products + 10 * NV;  // k
     float* through_W = back + NV;  // W_hh^T times the gates' gradient
     float* ln = through_W + NV;
     float* ln_sums = ln + (LN ? 2 * INPUTS * NV : 0);
     float* saved = ln_sums + (LN ? 2 * INPUTS * NV : 0);  // inputs of two steps
     float* own = saved + 2 * SAVED * NV + p.warp * 9 * NV;  // this warp's copies
-    float *own_h = own, *own_u = own + NV, *own_m = own + 2 * NV, *own_g = own + 3 * NV, *own_k = own + 4 * NV;
+    float *own_h = own, *own_e = own + NV, *own_m = own + 2 * NV, *own_g = own + 3 * NV, *own_k = own + 4 * NV;
     float *own_a = own + 5 * NV, *own_b = own + 6 * NV, *own_dtau = own + 7 * NV, *own_du = own + 8 * NV;
     constexpr int VECTORS = NV * (12 + (LN ? 4 * INPUTS : 0) + 2 * SAVED + 9 * WARPS);
     float* W = shared + VECTORS;  // each thread's tiles of W_hh^T, column by column
@@ -81,26 +81,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     __syncthreads();
 
     // What a step needs of its own inputs; ready before the gradient arrives.
-    Vector h, u, gate;
+    Vector h, e, gate;
     Normed n_tau, n_gate;
     Rotation rot;
     float inv_eps;
     auto prepare = [&](int t) {
         const float* x = saved + (t & 1) * SAVED * NV;
         h = read(x, lane);
-        u = read(x + 2 * NV, lane);
-        inv_eps = inverse_length(warp_sum(inner(u, u)));
-        u = scaled(u, inv_eps);
+        e = read(x + 2 * NV, lane);
+        inv_eps = inverse_length(warp_sum(inner(e, e)));
+        e = scaled(e, inv_eps);
         Vector tau = read(x + 3 * NV, lane);
         if (LN) {
             n_tau = normalise(tau, ln_eps, lane);
             tau = affine(n_tau.hat, ln, lane);
         }
-        EACH(i) tau.x[i] = inside(i, lane) ? activate<TARGET_ACT>(tau.x[i]) : 0.f;
-        rot = rotation(u, inv_eps, tau, h, lane);
-        if (rot.inv_tau == 0.f) {  // nothing turns: u = m = 0 and every term below vanishes
-            inv_eps = rot.u_h = 0.f;
-            EACH(i) u.x[i] = 0.f;
+        EACH(i) tau.x[i] = inside(i, lane) ? tau.x[i] : 0.f;
+        rot = rotation(e, inv_eps, tau, h, lane);
+        if (rot.inv_tau == 0.f) {  // nothing turns: e = m = 0 and every term below vanishes
+            inv_eps = rot.e_h = 0.f;
+            EACH(i) e.x[i] = 0.f;
         }
         if (GATES == 2) {
             gate = read(x + 4 * NV, lane);
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         }
         __syncwarp();
         write(own_h, h, lane);
-        write(own_u, u, lane);
+        write(own_e, e, lane);
         write(own_m, rot.m, lane);
         __syncwarp();
     };
@@ -128,21 +128,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         const float* x = saved + (t & 1) * SAVED * NV;
         float* product = products + (t & 1) * 5 * NV;
         {
-            Rows s_h = {}, s_u = {}, s_m = {}, s_Ku = {}, s_Km = {};
+            Rows s_h = {}, s_e = {}, s_m = {}, s_Ke = {}, s_Km = {};
             UNROLL for (int k = 0; k < CHUNKS; ++k) {
                 multiply(s_h, R, k, chunk(own_h, k, p.segment));
-                const Chunk uc = chunk(own_u, k, p.segment), mc = chunk(own_m, k, p.segment);
-                multiply(s_u, R, k, uc);
+                const Chunk ec = chunk(own_e, k, p.segment), mc = chunk(own_m, k, p.segment);
+                multiply(s_e, R, k, ec);
                 multiply(s_m, R, k, mc);
-                multiply(s_Ku, K, k, uc);
+                multiply(s_Ke, K, k, ec);
                 multiply(s_Km, K, k, mc);
             }
-            const float row_h = reduce_rows(s_h, p.segment), row_u = reduce_rows(s_u, p.segment);
-            const float row_m = reduce_rows(s_m, p.segment), row_Ku = reduce_rows(s_Ku, p.segment);
+            const float row_h = reduce_rows(s_h, p.segment), row_e = reduce_rows(s_e, p.segment);
+            const float row_m = reduce_rows(s_m, p.segment), row_Ke = reduce_rows(s_Ke, p.segment);
             const float row_Km = reduce_rows(s_Km, p.segment);
             if (p.owner) {
-                product[p.own] = row_h, product[NV + p.own] = row_u, product[2 * NV + p.own] = row_m;
-                product[3 * NV + p.own] = row_Ku, product[4 * NV + p.own] = row_Km;
+                product[p.own] = row_h, product[NV + p.own] = row_e, product[2 * NV + p.own] = row_m;
+                product[3 * NV + p.own] = row_Ke, product[4 * NV + p.own] = row_Km;
             }
         }
         __syncthreads();
@@ -207,20 +207,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         {
             const Vector k = read(back, lane), Km = read(product + 4 * NV, lane);
             Vector a = read(product + 3 * NV, lane), bb, grad_tau;
-            float sum[3] = {inner(k, u), inner(k, rot.m), inner(u, Km)};
+            float sum[3] = {inner(k, e), inner(k, rot.m), inner(e, Km)};
             warp_sum(sum);
-            const float u_b = sum[2] + sum[0] * rot.m_h - rot.u_h * sum[1];  // u . K m, which is -u . b
+            const float e_b = sum[2] + sum[0] * rot.m_h - rot.e_h * sum[1];  // e . K m, which is -e . b
             EACH(i) {
-                a.x[i] += k.x[i] * rot.u_h - h.x[i] * sum[0];
-                bb.x[i] = Km.x[i] + k.x[i] * rot.m_h - h.x[i] * sum[1] - 2.f * (rot.m_u * a.x[i] + u_b * u.x[i]);
+                a.x[i] += k.x[i] * rot.e_h - h.x[i] * sum[0];
+                bb.x[i] = Km.x[i] + k.x[i] * rot.m_h - h.x[i] * sum[1] - 2.f * (rot.m_e * a.x[i] + e_b * e.x[i]);
                 grad_h.x[i] += k.x[i];
-                const float grad_sum = -2.f * rot.inv_sum * bb.x[i], along = 2.f * rot.inv_sum * u_b;
-                grad_eps.x[i] += inv_eps * (grad_sum - 2.f * a.x[i] - along * u.x[i]);
+                const float grad_sum = -2.f * rot.inv_sum * bb.x[i], along = 2.f * rot.inv_sum * e_b;
+                grad_eps.x[i] += inv_eps * (grad_sum - 2.f * a.x[i] - along * e.x[i]);
                 grad_tau.x[i] = rot.inv_tau * (grad_sum + along * rot.w.x[i]);
-            }
-            if (TARGET_ACT) {
-                const Vector tau = LN ? affine(n_tau.hat, ln, lane) : read(x + 3 * NV, lane);
-                EACH(i) grad_tau.x[i] *= slope<TARGET_ACT>(tau.x[i], activate<TARGET_ACT>(tau.x[i]));
             }
             if (LN) grad_tau = norm_back(0, grad_tau, n_tau);
             write(own_dtau, grad_tau, lane);
@@ -241,12 +237,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
                 multiply(s_W, W_tau, k, c_tau);
                 if (GATES == 2) multiply(s_W, W_u, k, c_u);
             } else {
-                UNROLL for (int e = 0; e < 4; ++e) if (e < chunk_width(k)) {
-                    const Rows w_tau = rows(W, ((4 * k + e) * THREADS + p.tid) * RP);
-                    UNROLL for (int r = 0; r < RP; ++r) s_W.x[r] += w_tau.x[r] * c_tau.x[e];
+                UNROLL for (int n = 0; n < 4; ++n) if (n < chunk_width(k)) {
+                    const Rows w_tau = rows(W, ((4 * k + n) * THREADS + p.tid) * RP);
+                    UNROLL for (int r = 0; r < RP; ++r) s_W.x[r] += w_tau.x[r] * c_tau.x[n];
                     if (GATES == 1) continue;
-                    const Rows w_u = rows(W, ((COLUMNS + 4 * k + e) * THREADS + p.tid) * RP);
-                    UNROLL for (int r = 0; r < RP; ++r) s_W.x[r] += w_u.x[r] * c_u.x[e];
+                    const Rows w_u = rows(W, ((COLUMNS + 4 * k + n) * THREADS + p.tid) * RP);
+                    UNROLL for (int r = 0; r < RP; ++r) s_W.x[r] += w_u.x[r] * c_u.x[n];
                 }
             }
         }
@@ -254,14 +250,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         if (p.owner) through_W[p.own] = row_W;
 
         {
-            Rows of_u = rows(own_u, p.row), of_m = rows(own_m, p.row), along_u, along_m;
-            UNROLL for (int r = 0; r < RP; ++r) along_u.x[r] = -2.f * (of_u.x[r] - 2.f * rot.m_u * of_m.x[r]);
+            Rows of_e = rows(own_e, p.row), of_m = rows(own_m, p.row), along_e, along_m;
+            UNROLL for (int r = 0; r < RP; ++r) along_e.x[r] = -2.f * (of_e.x[r] - 2.f * rot.m_e * of_m.x[r]);
             UNROLL for (int r = 0; r < RP; ++r) along_m.x[r] = -2.f * of_m.x[r];
-            add_outer(R_t, along_u, product + NV, along_m, product + 2 * NV, p.segment);
-            const Rows R_u = rows(product + NV, p.row), R_m = rows(product + 2 * NV, p.row);
-            UNROLL for (int r = 0; r < RP; ++r) along_u.x[r] = -2.f * R_u.x[r];
-            UNROLL for (int r = 0; r < RP; ++r) along_m.x[r] = -2.f * (R_m.x[r] - 2.f * rot.m_u * R_u.x[r]);
-            add_outer(R, along_u, own_u, along_m, own_m, p.segment);
+            add_outer(R_t, along_e, product + NV, along_m, product + 2 * NV, p.segment);
+            const Rows R_e = rows(product + NV, p.row), R_m = rows(product + 2 * NV, p.row);
+            UNROLL for (int r = 0; r < RP; ++r) along_e.x[r] = -2.f * R_e.x[r];
+            UNROLL for (int r = 0; r < RP; ++r) along_m.x[r] = -2.f * (R_m.x[r] - 2.f * rot.m_e * R_e.x[r]);
+            add_outer(R, along_e, own_e, along_m, own_m, p.segment);
         }
         auto add_skew = [&](const float* left, const float* right) {  // K += left right^T - right left^T
             Rows minus = rows(right, p.row);
@@ -269,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
             add_outer(K, rows(left, p.row), right, minus, left, p.segment);
         };
         add_skew(own_k, own_h);
-        add_skew(own_u, own_a);
+        add_skew(own_e, own_a);
         add_skew(own_m, own_b);
         if (t > 0 && t % EVERY == 0) load_R(ckpt + ((i64)(t / EVERY - 1) * B + b) * N * N);
         if (t > 0) prepare(t - 1);

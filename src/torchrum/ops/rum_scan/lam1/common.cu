@@ -5,8 +5,8 @@
 // memory. What is between two products is vector arithmetic that every warp repeats for itself, VL elements a lane:
 // that saves block barriers, of which a step has two.
 //
-// Settings come as macros: N, RP (2 or 4), GATES (1 or 2), LN (0 none, 1 before, 2 authors), ACT and TARGET_ACT (0 none,
-// 1 relu, 2 tanh, 3 sigmoid, 4 softsign), ETA (0/1), ZONE (0 none, 1 mask, 2 mean), DTYPE (0 float, 1 bf16, 2 fp16),
+// Settings come as macros: N, RP (2 or 4), GATES (1 or 2), LN (0 none, 1 before, 2 authors), ACT (1 relu, 2 tanh,
+// 3 sigmoid, 4 softsign), ETA (0/1), ZONE (0 none, 1 mask, 2 mean), DTYPE (0 float, 1 bf16, 2 fp16),
 // EVERY (steps between checkpoints of R), SHARED_FLOATS. The file is also compiled as plain C++ for the tests, under EMULATOR.
 
 typedef long long i64;
@@ -47,7 +47,7 @@ constexpr int TAIL = N > 32 * FULL ? (N - 32 * FULL + 7) / 8 : 0;
 constexpr int CHUNKS = FULL + (TAIL > 0);
 constexpr int COLUMNS = 4 * FULL + TAIL;
 constexpr float TINY = 1e-24f;  // |x|^2 up to which a vector has no direction
-constexpr float OPPOSITE = 1e-8f;  // |u + w|^2 of unit vectors up to which they count as opposite
+constexpr float OPPOSITE = 1e-8f;  // |e + w|^2 of unit vectors up to which they count as opposite
 
 __device__ inline float load(const float* p, i64 i) { return p[i]; }
 __device__ inline void store(float* p, i64 i, float x) { p[i] = x; }
@@ -108,7 +108,7 @@ __device__ inline Chunk chunk(const float* vector, int k, int segment) {
         float4 q = *(const float4*)(vector + 32 * k + 4 * segment);
         c.x[0] = q.x, c.x[1] = q.y, c.x[2] = q.z, c.x[3] = q.w;
     } else {
-        UNROLL for (int e = 0; e < TAIL; ++e) c.x[e] = vector[32 * FULL + 8 * e + segment];
+        UNROLL for (int n = 0; n < TAIL; ++n) c.x[n] = vector[32 * FULL + 8 * n + segment];
     }
     return c;
 }
@@ -159,8 +159,8 @@ __device__ inline void store_tile(const Tile& tile, float* matrix, const Place& 
 }
 
 __device__ inline void multiply(Rows& sum, const Tile& tile, int k, const Chunk& c) {
-    UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int e = 0; e < 4; ++e) {
-        if (e < chunk_width(k)) sum.x[r] += tile.v[r][4 * k + e] * c.x[e];
+    UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int n = 0; n < 4; ++n) {
+        if (n < chunk_width(k)) sum.x[r] += tile.v[r][4 * k + n] * c.x[n];
     }
 }
 
@@ -168,10 +168,10 @@ __device__ inline void multiply(Rows& sum, const Tile& tile, int k, const Chunk&
 __device__ inline void add_outer(Tile& tile, const Rows& a, const float* x, const Rows& b, const float* y, int segment) {
     UNROLL for (int k = 0; k < CHUNKS; ++k) {
         Chunk cx = chunk(x, k, segment), cy = chunk(y, k, segment);
-        UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int e = 0; e < 4; ++e) {
-            if (e >= chunk_width(k)) continue;
-            tile.v[r][4 * k + e] += a.x[r] * cx.x[e];  // two FMAs; as one sum it would be three instructions
-            tile.v[r][4 * k + e] += b.x[r] * cy.x[e];
+        UNROLL for (int r = 0; r < RP; ++r) UNROLL for (int n = 0; n < 4; ++n) {
+            if (n >= chunk_width(k)) continue;
+            tile.v[r][4 * k + n] += a.x[r] * cx.x[n];  // two FMAs; as one sum it would be three instructions
+            tile.v[r][4 * k + n] += b.x[r] * cy.x[n];
         }
     }
 }
@@ -322,59 +322,59 @@ __device__ inline void stage_norms(float* ln, const float* weight, const float* 
 
 // ---- the step -----------------------------------------------------------------------------------------------------
 
-struct Rotation {  // H_m H_u, which turns u = eps/|eps| into w = tau/|tau|; H_x = I - 2 x x^T
+struct Rotation {  // H_m H_e, which turns e = eps/|eps| into w = tau/|tau|; H_x = I - 2 x x^T
     Vector w, m;
     float inv_tau;  // 1/|tau|, 0 if nothing turns
-    float inv_sum;  // 1/|u + w|, 0 if m does not depend on them
-    float m_u, m_h, u_h;  // inner products
+    float inv_sum;  // 1/|e + w|, 0 if m does not depend on them
+    float m_e, m_h, e_h;  // inner products
 };
 
-// A unit vector orthogonal to u: the axis where |u| is smallest (the first one), made orthogonal to u.
-__device__ inline Vector orthogonal_to(const Vector& u, int lane) {
+// A unit vector orthogonal to e: the axis where |e| is smallest (the first one), made orthogonal to e.
+__device__ inline Vector orthogonal_to(const Vector& e, int lane) {
     float least = 3.4e38f;
     int at = N;
-    EACH(i) if (inside(i, lane) && fabsf(u.x[i]) < least) least = fabsf(u.x[i]), at = 32 * i + lane;
+    EACH(i) if (inside(i, lane) && fabsf(e.x[i]) < least) least = fabsf(e.x[i]), at = 32 * i + lane;
     for (int mask = 16; mask > 0; mask /= 2) {
         float other = shuffle(least, mask);
         int other_at = __shfl_xor_sync(0xffffffffu, at, mask);
         if (other < least || (other == least && other_at < at)) least = other, at = other_at;
     }
-    float u_at = 0.f;
-    EACH(i) if (32 * i + lane == at) u_at = u.x[i];
-    u_at = warp_sum(u_at);
+    float e_at = 0.f;
+    EACH(i) if (32 * i + lane == at) e_at = e.x[i];
+    e_at = warp_sum(e_at);
     Vector f;
-    EACH(i) f.x[i] = (32 * i + lane == at ? 1.f : 0.f) - u_at * u.x[i];
+    EACH(i) f.x[i] = (32 * i + lane == at ? 1.f : 0.f) - e_at * e.x[i];
     return scaled(f, inverse_root(warp_sum(inner(f, f))));
 }
 
-__device__ inline Rotation rotation(const Vector& u, float inv_eps, const Vector& tau, const Vector& h, int lane) {
+__device__ inline Rotation rotation(const Vector& e, float inv_eps, const Vector& tau, const Vector& h, int lane) {
     Rotation rot;
     rot.inv_tau = N == 1 || inv_eps == 0.f ? 0.f : inverse_length(warp_sum(inner(tau, tau)));
     bool still = rot.inv_tau == 0.f;
     rot.w = scaled(tau, rot.inv_tau);
     Vector both;
-    EACH(i) both.x[i] = u.x[i] + rot.w.x[i];
-    float sum[4] = {inner(both, both), inner(both, u), inner(both, h), inner(u, h)};
+    EACH(i) both.x[i] = e.x[i] + rot.w.x[i];
+    float sum[4] = {inner(both, both), inner(both, e), inner(both, h), inner(e, h)};
     warp_sum(sum);
-    // Rounding leaves u and w with lengths of 1 + 1e-7; near opposite vectors the part of u + w along u is as small and
-    // the angle would be off by 1e-7/|u + w|. The part across u is safe, and gives the part along it.
+    // Rounding leaves e and w with lengths of 1 + 1e-7; near opposite vectors the part of e + w along e is as small and
+    // the angle would be off by 1e-7/|e + w|. The part across e is safe, and gives the part along it.
     float across = sum[0] - sum[1] * sum[1], along = __fdividef(across, 2.f - sum[1]), mend = along - sum[1];
     bool wide = sum[1] < 1.f && sum[0] > OPPOSITE;
     if (wide) {
-        EACH(i) both.x[i] += mend * u.x[i];
+        EACH(i) both.x[i] += mend * e.x[i];
         sum[0] = across + along * along, sum[1] = along, sum[2] += mend * sum[3];
     }
-    rot.u_h = sum[3];
+    rot.e_h = sum[3];
     if (!still && sum[0] <= OPPOSITE) {  // the same in every lane
         rot.inv_sum = 0.f;
-        rot.m = orthogonal_to(u, lane);
-        float products[2] = {inner(rot.m, u), inner(rot.m, h)};
+        rot.m = orthogonal_to(e, lane);
+        float products[2] = {inner(rot.m, e), inner(rot.m, h)};
         warp_sum(products);
-        rot.m_u = products[0], rot.m_h = products[1];
+        rot.m_e = products[0], rot.m_h = products[1];
     } else {
         rot.inv_sum = still ? 0.f : inverse_root(sum[0]);
         rot.m = scaled(both, rot.inv_sum);
-        rot.m_u = sum[1] * rot.inv_sum, rot.m_h = sum[2] * rot.inv_sum;
+        rot.m_e = sum[1] * rot.inv_sum, rot.m_h = sum[2] * rot.inv_sum;
     }
     return rot;
 }

@@ -1,4 +1,4 @@
-// The whole sequence of one batch row: R <- R H_m H_u, z = R h, and the state's update. R and W_hh in registers.
+// The whole sequence of one batch row: R <- R H_m H_e, z = R h, and the state's update. R and W_hh in registers.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
@@ -10,12 +10,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
 
     float* raw = shared;  // W_hh h: tau, u
     float* turned = raw + 2 * NV;  // z
-    float* along_u = turned + NV;  // -2 R H_m u and -2 R m
-    float* along_m = along_u + NV;
+    float* along_e = turned + NV;  // -2 R H_m e and -2 R m
+    float* along_m = along_e + NV;
     float* ln = along_m + NV;
     float* inputs = ln + (LN ? 2 * INPUTS * NV : 0);  // xp of two steps
     float* own = inputs + 2 * INPUTS * NV + p.warp * 4 * NV;  // this warp's copies
-    float *own_h = own, *own_u = own + NV, *own_m = own + 2 * NV;
+    float *own_h = own, *own_e = own + NV, *own_m = own + 2 * NV;
     float* own_hw = DTYPE ? own + 3 * NV : own_h;  // h as it enters the product with W_hh
     static_assert(NV * (5 + (LN ? 2 * INPUTS : 0) + 2 * INPUTS + 4 * WARPS) <= SHARED_FLOATS, "shared memory");
 
@@ -43,14 +43,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     fetch(1);
     __syncthreads();
 
-    Vector h, u;
+    Vector h, e;
     EACH(i) h.x[i] = inside(i, lane) && h0 ? h0[(i64)b * N + 32 * i + lane] : 0.f;
-    u = read(inputs + GATES * NV, lane);
-    float inv_eps = inverse_length(warp_sum(inner(u, u)));
-    u = scaled(u, inv_eps);
+    e = read(inputs + GATES * NV, lane);
+    float inv_eps = inverse_length(warp_sum(inner(e, e)));
+    e = scaled(e, inv_eps);
     auto own_write = [&] {
         write(own_h, h, lane);
-        write(own_u, u, lane);
+        write(own_e, e, lane);
         if (DTYPE) EACH(i) own_hw[32 * i + lane] = rounded(h.x[i]);
         __syncwarp();
     };
@@ -64,20 +64,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
             multiply(s_tau, W_tau, k, hw);
             if (GATES == 2) multiply(s_u, W_u, k, hw);
             multiply(s_h, R, k, hc);
-            multiply(s_e, R, k, chunk(own_u, k, p.segment));
+            multiply(s_e, R, k, chunk(own_e, k, p.segment));
         }
         const float row_tau = reduce_rows(s_tau, p.segment);
         const float row_u = GATES == 2 ? reduce_rows(s_u, p.segment) : 0.f;
         if (p.owner) raw[p.own] = row_tau, raw[NV + p.own] = row_u;
-        const float R_h = reduce_rows(s_h, p.segment), R_u = reduce_rows(s_e, p.segment);
+        const float R_h = reduce_rows(s_h, p.segment), R_e = reduce_rows(s_e, p.segment);
         __syncthreads();
 
         Vector tau, gate;
         EACH(i) tau.x[i] = raw[32 * i + lane] + x[32 * i + lane];
         if (GATES == 2) EACH(i) gate.x[i] = raw[NV + 32 * i + lane] + x[NV + 32 * i + lane];
         if (LN) tau = affine(normalise(tau, ln_eps, lane).hat, ln, lane);
-        EACH(i) tau.x[i] = inside(i, lane) ? activate<TARGET_ACT>(tau.x[i]) : 0.f;
-        const Rotation rot = rotation(u, inv_eps, tau, h, lane);
+        EACH(i) tau.x[i] = inside(i, lane) ? tau.x[i] : 0.f;
+        const Rotation rot = rotation(e, inv_eps, tau, h, lane);
         const float turns = rot.inv_tau == 0.f ? 0.f : 2.f;
         write(own_m, rot.m, lane);
         __syncwarp();
@@ -85,11 +85,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         Rows s_m = {};
         UNROLL for (int k = 0; k < CHUNKS; ++k) multiply(s_m, R, k, chunk(own_m, k, p.segment));
         const float R_m = reduce_rows(s_m, p.segment);
-        const float R_mu = turns * (R_u - 2.f * rot.m_u * R_m);  // 2 R H_m u
+        const float R_me = turns * (R_e - 2.f * rot.m_e * R_m);  // 2 R H_m e
         if (p.owner) {
-            turned[p.own] = R_h - 2.f * rot.m_h * R_m - rot.u_h * R_mu;
+            turned[p.own] = R_h - 2.f * rot.m_h * R_m - rot.e_h * R_me;
             along_m[p.own] = -2.f * R_m;
-            along_u[p.own] = -R_mu;
+            along_e[p.own] = -R_me;
         }
         put_down(t + 1);
         fetch(t + 2);
@@ -100,16 +100,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
 
         // A reflection of R's rows keeps what rounding has added to |R x|, step after step. With 2 - (|R x|^2 - 1)/2 in
         // place of 2 it is taken out again.
-        const Vector all_m = read(along_m, lane), all_u = read(along_u, lane);
+        const Vector all_m = read(along_m, lane), all_u = read(along_e, lane);
         float lengths_of[2] = {inner(all_m, all_m), inner(all_u, all_u)};
         warp_sum(lengths_of);
         const float mend_m = 1.25f - 0.0625f * lengths_of[0], mend_u = 1.25f - 0.0625f * lengths_of[1];
-        Rows by_m = rows(along_m, p.row), by_u = rows(along_u, p.row);
+        Rows by_m = rows(along_m, p.row), by_u = rows(along_e, p.row);
         UNROLL for (int r = 0; r < RP; ++r) {
-            by_u.x[r] = mend_u * (by_u.x[r] - turns * rot.m_u * (mend_m - 1.f) * by_m.x[r]);
+            by_u.x[r] = mend_u * (by_u.x[r] - turns * rot.m_e * (mend_m - 1.f) * by_m.x[r]);
             by_m.x[r] *= mend_m;
         }
-        add_outer(R, by_m, own_m, by_u, own_u, p.segment);
+        add_outer(R, by_m, own_m, by_u, own_e, p.segment);
         if (ckpt && (t + 1) % EVERY == 0 && t + 1 < T) store_tile(R, ckpt + ((i64)((t + 1) / EVERY - 1) * B + b) * N * N, p);
 
         Vector now, next;
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         float squares[2] = {inner(next, next), inner(now, now)};
         warp_sum(squares);
         inv_eps = inverse_length(squares[0]);
-        u = scaled(next, inv_eps);
+        e = scaled(next, inv_eps);
         if (ETA) now = scaled(now, eta * inverse_length(squares[1]));
         if (ZONE) {
             const u32 key = ZONE == 1 ? zoneout_key(seed, t) : 0;

@@ -220,7 +220,6 @@ def _cut(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, 
     }
     if kind != "gates":  # each kernel takes the settings that it reads: fewer to compile
         macros["LN"] = (1 if options.ln_order == "before" else 2) if options.layer_norm else 0
-        macros["TARGET_ACT"] = 0
     if kind in ("forward", "backward"):
         macros["ACT"] = ACTIVATIONS[options.activation]
         macros["ETA"] = int(options.eta is not None)

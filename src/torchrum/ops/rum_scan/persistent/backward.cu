@@ -118,7 +118,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     mirror = half_turn_of(eps_row, N, turn.inv_eps);
                     const int m = mirror.unit;
                     const float there = t > 0 ? to_float(a.out[(row - B) * N + m]) : a.h0[(i64)b * N + m];
-                    mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
+                    mirror.along = (there - mirror.e_i * turn.p) * mirror.inv_norm;
                     const float e = to_float(eps_row[m]), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
                     const float gate = GATES == 2 ? sigmoid(to_float(a.gates[(row * GATES + 1) * N + m])) : 0.f;
                     mirror_flow = slope(x, z) * (1.f - gate) * (gate * there + (1.f - gate) * z);
@@ -184,8 +184,8 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     d_u[k] = d_mixed * (h[k] - y[k]) * u[k] * (1.f - u[k]);
                     straight[k] += d_mixed * u[k];
                     if (turn.opposite) {  // two fixed mirrors for tau and h; eps moves the first
-                        const float f = ((first + k == mirror.unit ? 1.f : 0.f) - mirror.u * e) * mirror.inv_norm;
-                        const float back = dz - 2.f * (at_mirror - mirror.u * A) * mirror.inv_norm * f;
+                        const float f = ((first + k == mirror.unit ? 1.f : 0.f) - mirror.e_i * e) * mirror.inv_norm;
+                        const float back = dz - 2.f * (at_mirror - mirror.e_i * A) * mirror.inv_norm * f;
                         d_tau[k] = 0.f;
                         d_eps[k] = dz + turn.inv_eps * (-2.f * (turn.p * back + A * h[k]) + 4.f * turn.p * A * e);
                         straight[k] += back - 2.f * A * e;

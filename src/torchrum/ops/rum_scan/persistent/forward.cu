@@ -260,7 +260,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 float there = byte % 4 ? high_of(word) : low_of(word);
 #endif
                 if (DEFER && t > 0 && t - 1 < length) there *= scale_of_late();
-                mirror.along = (there - mirror.u * turn.p) * mirror.inv_norm;
+                mirror.along = (there - mirror.e_i * turn.p) * mirror.inv_norm;
             }
             float v[4] = {0.f, 0.f, 0.f, 0.f}, old[2] = {h[0], h[1]};
 #pragma unroll

@@ -50,10 +50,10 @@ DEVICE Turn turn_of(float ee, float tt, float et, float th, float eh) {
 }
 #define second_of(turn, eps, tau) (tau)
 #endif
-// Opposite vectors: the half turn's second mirror is f = (axis i - u_i u) / norm, i the unit where |eps| is smallest.
+// Opposite vectors: the half turn's second mirror is f = (axis i - e_i e) / norm, i the unit where |eps| is smallest.
 struct HalfTurn {
     int unit;
-    float u, inv_norm, along;  // eps_i / |eps|, 1 / norm (0 without such a mirror), f . h
+    float e_i, inv_norm, along;  // eps_i / |eps|, 1 / norm (0 without such a mirror), f . h
 };
 RARE HalfTurn half_turn_of(const Element* eps, int N, float inv_eps) {
     HalfTurn f;
@@ -64,15 +64,15 @@ RARE HalfTurn half_turn_of(const Element* eps, int N, float inv_eps) {
         x = x < 0.f ? -x : x;
         if (x < least) least = x, f.unit = j;
     }
-    f.u = to_float(eps[f.unit]) * inv_eps;
-    float square = 1.f - f.u * f.u;
+    f.e_i = to_float(eps[f.unit]) * inv_eps;
+    float square = 1.f - f.e_i * f.e_i;
     f.inv_norm = square > 1e-12f ? inverse_root(square) : 0.f;
     f.along = 0.f;
     return f;
 }
 DEVICE float turned(const Turn& r, const HalfTurn& f, int unit, float eps, float tau, float h) {
     float y = h + r.on_eps * r.inv_eps * eps + r.on_tau * r.inv_tau * tau;
-    if (r.opposite) y -= 2.f * f.along * f.inv_norm * ((unit == f.unit ? 1.f : 0.f) - f.u * r.inv_eps * eps);
+    if (r.opposite) y -= 2.f * f.along * f.inv_norm * ((unit == f.unit ? 1.f : 0.f) - f.e_i * r.inv_eps * eps);
     return y;
 }
 

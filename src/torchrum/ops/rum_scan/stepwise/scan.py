@@ -58,7 +58,7 @@ def stepwise_forward_kernel(
     mask = j < H
     xp += row * ((G + 1) * H)
     gates += row * (G * H)
-    e = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)
+    eps = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)
     h = tl.load(state + b * H + j, mask=mask, other=0.0, cache_modifier=".cg")
     tau_raw = tl.load(xp + j, mask=mask, other=0.0).to(tl.float32)
     u_raw = tau_raw
@@ -71,7 +71,7 @@ def stepwise_forward_kernel(
         prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
     inputs = None
     if PDL:  # the product begins after the row kernel before it has ended, so only its own output is waited for
-        inputs = sums_of_inputs(e, h, LN)
+        inputs = sums_of_inputs(eps, h, LN)
         tl.extra.cuda.gdc_wait()
     product += b * (G * HP)
     tau_parts = fetch_parts(product, j, mask, B * (G * HP), PARTS)
@@ -82,7 +82,7 @@ def stepwise_forward_kernel(
     tau_raw += add_parts(tau_parts, PARTS)
     tl.store(gates + j, tau_raw.to(dtype), mask=mask)
 
-    cell = rum_cell(tau_raw, u_raw, e, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, inputs)
+    cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, inputs)
     new = cell[0]
     if ETA is not None:
         norm = tl.sqrt(tl.sum(new * new, 0))

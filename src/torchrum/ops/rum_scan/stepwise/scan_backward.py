@@ -37,13 +37,13 @@ def stepwise_stats_kernel(
     b = row - t * B
     j = tl.arange(0, BLOCK)
     mask = j < H
-    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
+    tau_raw, u_raw, eps, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
-    new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = rum_cell(
-        tau_raw, u_raw, e, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION
+    new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = (
+        rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
     )
     store_stats(
-        stats + row * STATS, new, inv_e, inv_t, c, k, p, q, al, be, ga, i, u_i, inv_f,
+        stats + row * STATS, new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f,
         mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c, GATE, LN, ETA,
     )  # fmt: skip
 
@@ -80,7 +80,7 @@ def stepwise_backward_kernel(
     low += b * (G * HP)
     if LN != "none":
         dseen += row * H
-    tau_raw, u_raw, e, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
+    tau_raw, u_raw, eps, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
     dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
     if t > 0:  # what the next step back begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
@@ -94,7 +94,7 @@ def stepwise_backward_kernel(
     stats += row * STATS
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
     keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
-    again = redo_step(tau_raw, u_raw, e, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+    again = redo_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
     ahead = sums_ahead(again, GATE, LN, ETA)
     if PDL:  # all above was written before the product began, see BackwardSteps.begin
         tl.extra.cuda.gdc_wait()
