@@ -49,6 +49,13 @@ def test_every_printed_number_and_every_run_is_on_the_page(text):
     assert all(entry.commit[:10] in text for entry in entries)
 
 
+def test_tasks_without_a_matched_budget_show_their_tables(text):
+    for task, cells in (("babi", ("19 path finding", "minutes of training, all tasks, one seed")), ("char", ("bpc",))):
+        start = text.index(f'<section id="{task}">')
+        section = text[start : text.index("</section>", start)]
+        assert all(f">{cell}<" in section for cell in cells)
+
+
 def test_every_figure_that_can_be_drawn_is_on_the_page(text):
     entries = read_ledger(RESULTS)
     plans = [plan for name, plan in FIGURES.items() if name != "reflections"]
@@ -186,11 +193,23 @@ def test_the_page_loads_and_fits(browser, report, width, dark):
     assert browser.problems == []
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.overflowing() == []
-    shown = browser.evaluate("Array.from(document.images).map(image => [image.naturalWidth, image.currentSrc.length])")
-    assert shown
-    assert all(size > 0 for size, _ in shown)
-    chosen = browser.evaluate("document.images[0].currentSrc === document.images[0].src")
-    assert chosen is not dark  # the dark figure on a dark page
+    assert all(browser.evaluate("Array.from(document.images, image => image.naturalWidth)"))
+    assert shown_figures(browser) == {"dark" if dark else "light"}
+
+
+def shown_figures(browser: Browser) -> set[str]:
+    return set(
+        browser.evaluate("Array.from(document.images).filter(image => image.offsetWidth).map(image => image.className)")
+    )
+
+
+def test_a_dark_page_prints_light(browser, report):
+    browser.open(report, dark=True)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert shown_figures(browser) == {"light"}
+    widths = "Array.from(document.querySelectorAll('td.word'), cell => cell.scrollWidth - cell.clientWidth)"
+    assert max(browser.evaluate(widths)) <= 0  # a verdict is not cut
+    browser.call("Emulation.setEmulatedMedia", media="")
 
 
 def test_a_table_sorts_by_numbers(browser, report):

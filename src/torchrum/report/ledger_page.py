@@ -11,7 +11,7 @@ from torchrum.bench.report import markdown as bench_markdown
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
-from torchrum.ledger.table import line, score_names, spread
+from torchrum.ledger.table import line, score_names, spread, table
 from torchrum.ledger.verdicts import RULE, Verdict, Word, condensed, verdict_table, verdicts
 from torchrum.plots.catalog import FIGURES
 from torchrum.report.blocks import Block, Items, Playground, Text, blocks, inline
@@ -35,8 +35,8 @@ TASKS: dict[str, tuple[str, str, int | None]] = {
     ),
     "babi": (
         "bAbI question answering (table of the appendix)",
-        "Twenty tasks, one model each. The paper's LSTM and MemN2N columns are quoted from work on 1,000 training "
-        "questions per task, where RUM had 10,000; they are not comparable.",
+        "Twenty tasks; the paper has one model for each. Its LSTM and MemN2N columns are quoted from work on 1,000 "
+        "training questions per task, where RUM had 10,000; they are not comparable.",
         None,
     ),
     "char": (
@@ -45,7 +45,7 @@ TASKS: dict[str, tuple[str, str, int | None]] = {
         None,
     ),
 }
-"""Title, introduction, and the work at which models are compared, if they are."""
+"""Title, introduction, and the work at which models are compared; without it every run is shown."""
 
 LOOKS = {
     "Heat maps of W_hh (Figure 3, Appendix E)": "kernels",
@@ -115,11 +115,13 @@ def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Ve
     parts += blocks(verdict_table(here))
     if task in FIGURES:
         parts += pictures(task, entries, results)
-    if work is not None and any(entry.task == task for entry in entries):
-        parts.append(Text(inline(f"**At a matched step budget** of {work:,} / T steps:")))
-        parts += blocks(comparison_section(entries, task, work))
     if not any(entry.task == task for entry in entries):
         parts.append(Text(inline("No run of this task is in the ledger yet.")))
+    elif work is not None:
+        parts.append(Text(inline(f"**At a matched step budget** of {work:,} / T steps:")))
+        parts += blocks(comparison_section(entries, task, work))
+    else:
+        parts += blocks(table(entries, task))
     return Section(title, parts, task)
 
 

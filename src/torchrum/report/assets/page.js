@@ -4,7 +4,7 @@
   const dialog = document.getElementById("zoom");
   for (const button of document.querySelectorAll("figure .zoom")) {
     button.addEventListener("click", () => {
-      dialog.querySelector("div").replaceChildren(button.querySelector("picture").cloneNode(true));
+      dialog.querySelector("div").replaceChildren(...Array.from(button.children, (image) => image.cloneNode(true)));
       dialog.showModal();
     });
   }
@@ -27,6 +27,6 @@
   const WORDS = ["reproduced", "better", "not reproduced", "not comparable", "not run"];
   for (const cell of document.querySelectorAll("td")) {
     const word = cell.textContent.trim();
-    if (WORDS.includes(word)) cell.classList.add("word-" + word.replace(" ", "-"));
+    if (WORDS.includes(word)) cell.classList.add("word", "word-" + word.replace(" ", "-"));
   }
 })();
