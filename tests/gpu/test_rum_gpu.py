@@ -444,7 +444,7 @@ def test_a_persistent_kernel_is_compiled_once_for_all_batches_of_its_height(monk
 
 def test_repr():
     layer = RUM(I, H, lam=1, eta=1.0, backend="fused", device=CUDA)
-    assert repr(layer) == f"RUM({I}, {H}, lam=1.0, eta=1.0, backend=fused)"
+    assert repr(layer) == f"RUM({I}, {H}, lam=1, eta=1.0, backend=fused)"
 
 
 @pytest.mark.parametrize("lam", [0, 1])
