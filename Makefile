@@ -27,6 +27,7 @@ docs: $(READY)
 pages: $(READY)
 	for page in docs/results.md docs/findings.md results/tables.md; do $(PY) -m torchrum table --write $$page || exit 1; done
 	$(PY) -m torchrum figure all --write docs/figures.md
+	$(PY) benchmarks/judge.py results/bench/gpu.json results/bench/cpu.json
 	for suite in gpu cpu; do $(PY) -m torchrum bench --report results/bench/$$suite.json --write docs/benchmarks.md || exit 1; done
 	$(PY) -m torchrum report --write README.md
 

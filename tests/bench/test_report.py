@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import re
 from dataclasses import replace
@@ -12,11 +11,9 @@ from torchrum.bench.floor import floor_ms, share_of_floor
 from torchrum.bench.gpu_cases import gpu_cases, target_cases
 from torchrum.bench.measure import Times
 from torchrum.bench.plot import _by_size, draw_report
-from torchrum.bench.pytest_log import summarise_tests
 from torchrum.bench.records import Report, Row, Target, read_report
 from torchrum.bench.report import markdown, short, write_markdown
 from torchrum.bench.table import text_table
-from torchrum.bench.targets import gpu_targets
 from torchrum.bench.work import Shape
 from torchrum.cli import main
 from torchrum.cli.bench import begin_anew, continued
@@ -46,9 +43,7 @@ def report() -> Report:
         row("gru graphed", 6.0),
         row("lstm graphed", None, failed="OutOfMemoryError: 9"),
     ]
-    made = Report("gpu", PLACE, rows)
-    made.targets = gpu_targets(made)
-    return made
+    return Report("gpu", PLACE, rows, [Target("eta-bf16-n1000: share of cuDNN GRU's time", 0.8, 0.25)])
 
 
 def test_json_round_trip(tmp_path):
@@ -68,45 +63,6 @@ def test_every_case_is_on_disk_at_once(tmp_path):
     made = Report("gpu", PLACE, path=tmp_path / "gpu.json")
     made.add(row("gru graphed", 6.0))
     assert len(read_report(made.path).rows) == 1
-
-
-def test_targets_take_the_better_of_our_two_ways():
-    target = next(target for target in report().targets if target.name.startswith("eta-bf16-n1000"))
-    assert target.value == pytest.approx(0.25)
-    assert target.reached
-    assert not Target("a", 3.0, 2.0, at_least=True).reached
-    assert not Target("a", 3.0, None).reached
-    names = [target.name for target in report().targets]
-    assert not any("n704" in name for name in names)  # not measured, so not judged
-
-
-def test_a_failed_implementation_misses_its_target():
-    made = Report("gpu", PLACE, [row("fused", None, failed="x"), row("gru graphed", 6.0)])
-    assert [target.value for target in gpu_targets(made)] == [None]
-
-
-def test_an_error_that_is_not_a_number_misses_its_target():
-    rows = [row("fused", 1.0), row("fused graphed", 1.0)]
-    for place, error in enumerate((1e-9, math.nan)):
-        rows[place].error = error
-    [target] = [target for target in gpu_targets(Report("gpu", PLACE, rows)) if "relative error" in target.name]
-    assert math.isnan(target.value)
-    assert not target.reached
-
-
-def test_every_gpu_target_has_its_case():
-    """All that the targets look for is in the suite: were everything measured, nothing would be left unjudged."""
-    made = Report("gpu", PLACE)
-    for case in gpu_cases():
-        for implementation in case.implementations:
-            new = Row(case.name, implementation, case.modes[0], case.shape, case.options, Times(1, 1, 1, 30))
-            new.precision = case.precision
-            new.first_call_seconds, new.peak_bytes, new.error, new.error_ieee = 1.0, 10**6, 1e-9, 1e-9
-            made.rows.append(new)
-    found = gpu_targets(made)
-    assert len(found) == 5 + 5 + 1 + 2 + 2 + 1 + 2 + 1
-    assert all(target.value is not None for target in found)
-    assert len({(case.name, case.modes) for case in gpu_cases()}) == len(gpu_cases())
 
 
 def test_floor_is_the_recurrent_matmuls():
@@ -176,20 +132,14 @@ def full_suite() -> Report:
                 ms = (2.0 if "graphed" in name else 3.0) * (0.5 if name.startswith("fused") else 1.0)
                 new = Row(case.name, name, mode, case.shape, options, Times(ms, ms, ms, 30), precision=case.precision)
                 made.rows.append(new)
-    made.targets = gpu_targets(made)
     return made
 
 
 def test_full_gpu_report_to_readme_and_plot(tmp_path, capsys):
     made, readme, figure = full_suite(), tmp_path / "README.md", tmp_path / "figures" / "bench_gpu.png"
-    made.path = tmp_path / "gpu.json"
+    made.path, made.tests = tmp_path / "gpu.json", {"passed": 2, "failed": 1, "command": "pytest -m gpu tests"}
     made.write()
     readme.write_text("<!-- torchrum:bench gpu -->\n<!-- /torchrum:bench -->\n")
-    log = tmp_path / "tests.log"
-    log.write_text(
-        "$ pytest -m gpu tests\nF..\nFAILED tests/a.py::b[c d] - assert 1 == 2\n1 failed, 2 passed in 3.50s\n"
-    )
-    assert main(["bench", "--report", str(made.path), "--tests", str(log)]) == 0
     assert main(["bench", "--report", str(made.path), "--write", str(readme), "--plot", str(figure)]) == 0
     text = readme.read_text()
     assert "| lam=1, N=100, T=1020, float32 (FP32 matmul) |" in text
@@ -198,23 +148,6 @@ def test_full_gpu_report_to_readme_and_plot(tmp_path, capsys):
     assert text.count("\n| ") == 2 + len(target_cases()) + 3  # the head, its rule, the targets, the originals
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert len(_by_size([row for row in made.rows if row.mode == "forward_backward"])) == 4
-    assert read_report(made.path).tests["failures"] == ["tests/a.py::b[c d]"]
-
-
-def test_summary_of_a_test_run(tmp_path):
-    log = tmp_path / "log"
-    log.write_text(
-        "=== test session starts ===\nplatform linux -- Python 3.12.3\n\x1b[32m...\x1b[0m\n"
-        "=== 192 passed, 2 skipped, 30 deselected, 1 warning, 1 error in 100.12s (0:01:40) ===\n"
-    )
-    found = summarise_tests(log)
-    assert found["command"] is None
-    assert found["platform"] == "platform linux -- Python 3.12.3"
-    assert (found["passed"], found["failed"], found["skipped"], found["errors"]) == (192, 0, 2, 1)
-    assert (found["deselected"], found["warnings"], found["seconds"]) == (30, 1, 100.12)
-    log.write_text("....\n")
-    with pytest.raises(ValueError, match="no last line of pytest"):
-        summarise_tests(log)
 
 
 def test_resumed_run_keeps_rows_and_says_so(tmp_path, monkeypatch):
@@ -259,26 +192,6 @@ def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
     assert "lam0-quick" in capsys.readouterr().out
 
 
-def test_cpu_targets(monkeypatch):
-    made = Report("cpu", PLACE)
-    for lam in (0, 1):
-        case = f"lam{lam}-n100-t100"
-        made.rows += [
-            Row(case, name, "forward_backward", GPU, {}, Times(ms, ms, ms, 1))
-            for name, ms in (("authors", 7), ("torch", 2))
-        ]
-    made.rows += [
-        Row(cpu.LONG[0], name, "forward_backward", GPU, peak_bytes=size)
-        for name, size in (("authors", 100), ("torch", 9))
-    ]
-    made.rows[2].times = Times(6, 6, 6, 1)
-    step = [("native", 3), ("gru", 2)]
-    made.rows += [Row("step-n256", name, "forward", GPU, {}, Times(ms, ms, ms, 1)) for name, ms in step]
-    found = cpu._targets(made)
-    values = [(target.value, target.reached) for target in found]
-    assert values == [(3.5, True), (3.0, False), (1.5, False), (0.09, True)]
-
-
 def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
     seen = []
     monkeypatch.setattr(cpu, "_rows", lambda *args: [seen.append(torch.get_num_threads()), []][1])
@@ -303,7 +216,6 @@ def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
         (["--resume"], "--resume is for --suite gpu"),
         (["--designs"], "--designs is for --suite gpu"),
         (["--suite", "gpu", "--memory"], "--memory is for --suite cpu"),
-        (["--tests", "/nowhere/log"], "--tests: "),
         (["--cases", "nothing*"], "no case of the cpu suite matches"),
     ],
 )

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..layers.rum import RUM
-from .work import DTYPES, Shape
+from torchrum.bench.work import DTYPES, Shape
+from torchrum.layers.rum import RUM
 
 CHECKED_STEPS = 20
 """Enough to show a wrong kernel; in float64 more would take long."""

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cells.rum import PAPER_OPTIONS
-from ..layers.rum import RUM
+from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.layers.rum import RUM
 
 
 class AuthorsRUM(nn.Module):

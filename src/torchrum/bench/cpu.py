@@ -8,10 +8,10 @@ from fnmatch import fnmatch
 
 import torch
 
-from .measure import time_cpu
-from .memory import peak_memory
-from .records import Report, Row, Target
-from .work import MODES, Mode, Shape, Work, make_layer
+from torchrum.bench.measure import time_cpu
+from torchrum.bench.memory import peak_memory
+from torchrum.bench.records import Report, Row
+from torchrum.bench.work import MODES, Mode, Shape, Work, make_layer
 
 IMPLEMENTATIONS = ("authors", "reference", "torch", "native", "gru", "lstm")
 FAST = ("torch", "native", "gru", "lstm")
@@ -57,14 +57,6 @@ LONG = ("lam1-n100-t1000-memory", 1, Shape(N=100, T=1000, I=10))
 """The original implementation needs about 11 GB here."""
 SECONDS = 1.0
 """Of timed calls, after which a slow implementation of a case gets no more of them."""
-NATIVE_TARGETS: dict[str, tuple[str, Mode, float]] = {
-    "lam0-n100-t100": ("gru", "forward_backward", 0.7),
-    "lam0-n256-t100": ("gru", "forward_backward", 0.9),
-    "lam1-n100-t100": ("gru", "forward_backward", 1.5),
-    "lam1-n50-t53": ("lstm", "forward_backward", 1.2),
-    "step-n256": ("gru", "forward", 1.0),
-}
-"""Native's time over a baseline's, and the most that it may be."""
 
 
 def run_cpu(
@@ -79,7 +71,7 @@ def run_cpu(
     """Measure the suite into ``report``.
 
     Args:
-        report: takes the rows and the targets.
+        report: takes the rows.
         quick: tiny sizes, to see that everything runs.
         memory: also the peak memory at T = 1000.
         samples: of each implementation; fewer of one that takes more than ``SECONDS``.
@@ -96,7 +88,6 @@ def run_cpu(
         for implementation in ("authors", "torch", "native"):
             log(f"{name}: {implementation}")
             report.add(_memory_row(name, implementation, lam, shape))
-    report.targets = _targets(report)
     report.write()
 
 
@@ -145,23 +136,3 @@ def _memory_row(name: str, implementation: str, lam: int, shape: Shape) -> Row:
 
 def _options(implementation: str, lam: int) -> dict[str, int]:
     return {"lam": lam} if implementation in RUMS else {}
-
-
-def _targets(report: Report) -> list[Target]:
-    found = []
-    for name, case in CASES.items():
-        limit = 4.0 if case.lam else 3.0
-        ratio = report.ratio(name, "authors", "torch")
-        if ratio is not None:
-            text = f"{name}: torch faster than the original implementation"
-            found.append(Target(text, limit, ratio, "x", at_least=True))
-    for name, (baseline, mode, limit) in NATIVE_TARGETS.items():
-        ratio = report.ratio(name, "native", baseline, mode)
-        if ratio is not None:
-            found.append(Target(f"{name}: native over nn.{baseline.upper()}", limit, ratio))
-    peaks = {row.implementation: row.peak_bytes for row in report.rows if row.case == LONG[0]}
-    if peaks:
-        ours, theirs = peaks.get("torch"), peaks.get("authors")
-        share = ours / theirs if ours and theirs else None
-        found.append(Target(f"{LONG[0]}: torch's share of the authors' peak memory", 0.1, share))
-    return found

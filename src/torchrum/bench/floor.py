@@ -1,6 +1,6 @@
 """The least time a RUM's recurrent matmuls can take on the device that was measured."""
 
-from .records import Row
+from torchrum.bench.records import Row
 
 PEAK_FLOPS = {"bfloat16": 788e12, "float16": 788e12, "float32": 394e12}
 """An H200's large matmuls, measured; float32 is TF32, at half the rate of bfloat16."""

@@ -15,19 +15,26 @@ from typing import Any
 
 import torch
 
-from ..cells.rum import PAPER_OPTIONS
-from ..layers.cells import compile_steps
-from ..layers.rum import RUM
-from ..ops.rum_scan import ScanInputs
-from ..ops.rum_scan.designs import choose_design
-from .accuracy import relative_error
-from .environment import clocks
-from .gpu_cases import Case, gpu_cases, implementation, quick_cases, with_stepwise
-from .measure import Captured, ImplementationError, Run, device_works, first_call_seconds, peak_cuda_bytes, time_cuda
-from .records import Report, Row
-from .targets import gpu_targets
-from .training_steps import TrainingStep, penn_treebank_step, recall_step
-from .work import DTYPES, Work, make_layer
+from torchrum.bench.accuracy import relative_error
+from torchrum.bench.environment import clocks
+from torchrum.bench.gpu_cases import Case, gpu_cases, implementation, quick_cases, with_stepwise
+from torchrum.bench.measure import (
+    Captured,
+    ImplementationError,
+    Run,
+    device_works,
+    first_call_seconds,
+    peak_cuda_bytes,
+    time_cuda,
+)
+from torchrum.bench.records import Report, Row
+from torchrum.bench.training_steps import TrainingStep, penn_treebank_step, recall_step
+from torchrum.bench.work import DTYPES, Work, make_layer
+from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.layers.cells import compile_steps
+from torchrum.layers.rum import RUM
+from torchrum.ops.rum_scan import ScanInputs
+from torchrum.ops.rum_scan.designs import choose_design
 
 RUMS = ("authors", "reference", "torch", "fused")
 WARMUPS = 10
@@ -56,7 +63,7 @@ def run_gpu(
     """Measure the suite into ``report``; an implementation that fails leaves its reason in its row.
 
     Args:
-        report: takes the rows and the targets; what it has already is not measured again.
+        report: takes the rows; what it has already is not measured again.
         quick: tiny sizes, to see that everything runs.
         samples: timed calls of each implementation; slow ones take fewer.
         cases: pattern that a case's name must match.
@@ -97,7 +104,6 @@ def run_gpu(
                     tell(f"{lost}; the device is lost to this process")
                     return False
                 finally:
-                    report.targets = gpu_targets(report)
                     report.write()
         report.environment["clocks_at_the_end"] = clocks()
         report.write()

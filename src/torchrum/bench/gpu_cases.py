@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from .work import Shape
+from torchrum.bench.work import Shape
 
 BATCH, STEPS = 128, 150
 SIZES = (100, 250, 256, 704, 1000, 1024, 2000)

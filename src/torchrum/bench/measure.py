@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..ops.kernels.capture import recording
+from torchrum.ops.kernels.capture import recording
 
 Run = Callable[[], object]
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .work import Shape, Work, make_layer
+from torchrum.bench.work import Shape, Work, make_layer
 
 # glibc otherwise carves large tensors out of a heap full of holes, which triples the authors' peak; so each is mapped
 # by itself, and the peak is that of the tensors

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ..plots.style import drawing, ink, save, save_themes
-from .gpu_cases import FEATURES, SHORT, STEPS
-from .records import Report, Row
-from .report import LABELS, short
+from torchrum.bench.gpu_cases import FEATURES, SHORT, STEPS
+from torchrum.bench.records import Report, Row
+from torchrum.bench.report import LABELS, short
+from torchrum.plots.style import drawing, ink, save, save_themes
 
 COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#2f8fd0", "native": "#009e73", "fused": "#2f8fd0"}
 COLOURS |= {"gru": "#d55e00", "gru=": "#e69f00", "lstm": "#808080", "lstm=": "#a6a6a6", "ln_lstm": "#009e73"}

@@ -5,12 +5,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchrum.bench.measure import Times
+from torchrum.bench.work import Shape
 from torchrum.training.errors import RunError
 from torchrum.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
 from torchrum.training.schema import Reader
-
-from .measure import Times
-from .work import Shape
 
 
 @dataclass
@@ -86,7 +85,7 @@ class Report:
     targets: list[Target] = field(default_factory=list)
     path: Path | None = None
     tests: dict[str, Any] | None = None
-    """What the test suite ran and found on the same machine, see ``summarise_tests``."""
+    """What the test suite ran and found on the same machine, see ``benchmarks/judge.py``."""
 
     def add(self, *rows: Row) -> None:
         """Keep rows, and write the file anew: a run that is cut short leaves what it had."""

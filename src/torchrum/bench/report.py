@@ -1,13 +1,12 @@
 """From the JSON of a run to the README's table and plot."""
 
 from pathlib import Path
+from typing import Any
 
+from torchrum.bench.gpu_cases import target_cases
+from torchrum.bench.records import Report, Row
+from torchrum.bench.table import describe_target
 from torchrum.ledger.markers import write_marked
-
-from .gpu_cases import target_cases
-from .pytest_log import describe_tests
-from .records import Report, Row
-from .table import describe_target
 
 MATMULS: dict[str | None, str] = {"high": " (TF32 matmul)", "highest": " (FP32 matmul)"}
 LABELS = {
@@ -103,6 +102,13 @@ def _cell(row: Row | None) -> str:
 def short(value: float) -> str:
     """Three digits, or whole numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def describe_tests(tests: dict[str, Any]) -> str:
+    """One sentence for a reader."""
+    words = ("passed", "failed", "errors", "skipped")
+    counts = ", ".join(f"{tests[word]} {word}" for word in words if tests.get(word) or word == "passed")
+    return f"Tests on this machine: {counts}" + (f" (`{tests['command']}`)." if tests.get("command") else ".")
 
 
 def write_markdown(path: Path, report: Report) -> bool:

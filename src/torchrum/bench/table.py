@@ -1,7 +1,7 @@
 """A report as text: one line per row, aligned."""
 
-from .floor import share_of_floor
-from .records import Report, Row, Target
+from torchrum.bench.floor import share_of_floor
+from torchrum.bench.records import Report, Row, Target
 
 HEAD = (
     "case",

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..cells.fast_slow import FastSlowCell
-from ..cells.rum import PAPER_OPTIONS
-from ..layers.cells import CellLayer
-from ..layers.registry import build_layer
-from ..layers.rum import RUM
-from ..models.answering import AnsweringModel
-from ..tasks.recall import Recall
-from .work import Shape
+from torchrum.bench.work import Shape
+from torchrum.cells.fast_slow import FastSlowCell
+from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.layers.cells import CellLayer
+from torchrum.layers.registry import build_layer
+from torchrum.layers.rum import RUM
+from torchrum.models.answering import AnsweringModel
+from torchrum.tasks.recall import Recall
 
 
 @dataclass(frozen=True)

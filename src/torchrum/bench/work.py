@@ -8,12 +8,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from ..cells.lstm import LSTMCell
-from ..cells.rum import PAPER_OPTIONS
-from ..layers.cells import CellLayer
-from ..layers.rum import RUM
-from ..ops._dispatch import Backend
-from .authors import AuthorsRUM
+from torchrum.bench.authors import AuthorsRUM
+from torchrum.cells.lstm import LSTMCell
+from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.layers.cells import CellLayer
+from torchrum.layers.rum import RUM
+from torchrum.ops._dispatch import Backend
 
 Mode = Literal["forward", "forward_backward"]
 MODES: tuple[Mode, ...] = ("forward", "forward_backward")

@@ -24,7 +24,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=150, help="gpu: begin no case after this (default: 150)")
     parser.add_argument("--designs", action="store_true", help="gpu: the stepwise kernels beside the persistent ones")
     parser.add_argument("--resume", action="store_true", help="gpu: keep the rows of --json, measure what is missing")
-    parser.add_argument("--tests", type=Path, metavar="LOG", help="pytest's output on this machine, for the record")
     parser.add_argument("--commit", metavar="HASH", help="commit of the code, if it is not run from a checkout")
     parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: read this JSON file")
     parser.add_argument("--write", type=Path, metavar="README", help="with --report: put its table between the markers")
@@ -42,31 +41,20 @@ def main(arguments: list[str]) -> int:
     if options.resume and not options.json:
         parser.error("--resume needs --json FILE, whose rows it keeps")
 
-    from torchrum.bench.pytest_log import summarise_tests
     from torchrum.bench.records import Report, read_report
     from torchrum.bench.table import text_table
 
-    try:
-        tests = summarise_tests(options.tests) if options.tests else None
-    except OSError as error:
-        parser.error(f"--tests: {options.tests} cannot be read: {error.strerror}")
-    except ValueError as error:
-        parser.error(f"--tests: {error}")
     if options.report:
         from torchrum.bench.report import write_markdown
 
         report = read_report(options.report)
-        if tests:
-            report.tests = tests
-            report.write()
-            print(f"{options.report}: tests noted")
         if options.write:
             print(f"{options.write}: table {'written' if write_markdown(options.write, report) else 'is up to date'}")
         if options.plot:
             from torchrum.bench.plot import draw_report
 
             print(draw_report(report, options.plot))
-        if not options.write and not options.plot and not tests:
+        if not options.write and not options.plot:
             print(text_table(report))
         return 0
 
@@ -78,7 +66,6 @@ def main(arguments: list[str]) -> int:
     report = Report(options.suite, conditions(options.commit), path=options.json)
     if options.resume and options.json.exists():
         report = continued(read_report(options.json), report)
-    report.tests = tests or report.tests
     if options.suite == "cpu":
         from torchrum.bench.cpu import run_cpu
 

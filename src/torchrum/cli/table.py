@@ -7,7 +7,7 @@ from torchrum.cli.parsing import Parser
 
 def main(arguments: list[str]) -> int:
     """Print the results, or write them into a file."""
-    parser = Parser("table", "Print the results as Markdown tables.")
+    parser = Parser("table", "Print the results ledger as Markdown tables.")
     parser.add_argument("task", nargs="?", help="copying, recall, ...; all if left out")
     parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
     parser.add_argument(

@@ -34,9 +34,3 @@ def summarise_tests(path: Path) -> dict[str, Any]:
         **found,
         "failures": failures,
     }
-
-
-def describe_tests(tests: dict[str, Any]) -> str:
-    """One sentence for a reader."""
-    counts = ", ".join(f"{tests[word]} {word}" for word in COUNTS[:4] if tests.get(word) or word == "passed")
-    return f"Tests on this machine: {counts}" + (f" (`{tests['command']}`)." if tests.get("command") else ".")

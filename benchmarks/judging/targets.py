@@ -1,10 +1,20 @@
-"""What the GPU suite must reach on one H200, and what it reached."""
+"""What the suites of ``torchrum bench`` must reach on one H200 and on two cores, and what they reached."""
 
 import math
 
-from .records import Report, Row, Target
+from torchrum.bench.cpu import CASES, LONG
+from torchrum.bench.records import Report, Row, Target
+from torchrum.bench.work import Mode
 
 OURS = ("fused", "fused graphed")
+NATIVE_TARGETS: dict[str, tuple[str, Mode, float]] = {
+    "lam0-n100-t100": ("gru", "forward_backward", 0.7),
+    "lam0-n256-t100": ("gru", "forward_backward", 0.9),
+    "lam1-n100-t100": ("gru", "forward_backward", 1.5),
+    "lam1-n50-t53": ("lstm", "forward_backward", 1.2),
+    "step-n256": ("gru", "forward", 1.0),
+}
+"""Native's time over a baseline's, and the most that it may be."""
 
 
 def gpu_targets(report: Report) -> list[Target]:
@@ -69,3 +79,28 @@ def _against_gru(report: Report, case: str, limit: float) -> list[Target]:
     if not any(row.case == case for row in report.rows):
         return []
     return [Target(f"{case}: share of cuDNN GRU's time", limit, min(measured, default=None))]
+
+
+def cpu_targets(report: Report) -> list[Target]:
+    """The targets whose cases were measured."""
+    found = []
+    for name, case in CASES.items():
+        limit = 4.0 if case.lam else 3.0
+        ratio = report.ratio(name, "authors", "torch")
+        if ratio is not None:
+            text = f"{name}: torch faster than the original implementation"
+            found.append(Target(text, limit, ratio, "x", at_least=True))
+    for name, (baseline, mode, limit) in NATIVE_TARGETS.items():
+        ratio = report.ratio(name, "native", baseline, mode)
+        if ratio is not None:
+            found.append(Target(f"{name}: native over nn.{baseline.upper()}", limit, ratio))
+    peaks = {row.implementation: row.peak_bytes for row in report.rows if row.case == LONG[0]}
+    if peaks:
+        ours, theirs = peaks.get("torch"), peaks.get("authors")
+        share = ours / theirs if ours and theirs else None
+        found.append(Target(f"{LONG[0]}: torch's share of the authors' peak memory", 0.1, share))
+    return found
+
+
+TARGETS = {"gpu": gpu_targets, "cpu": cpu_targets}
+"""The targets of each suite."""

@@ -1,0 +1,33 @@
+"""Enter targets and test results into a report of ``torchrum bench``, before it is committed.
+
+python benchmarks/judge.py results/bench/gpu.json --tests pytest.log
+"""
+
+import argparse
+from pathlib import Path
+
+from judging.pytest_log import summarise_tests
+from judging.targets import TARGETS
+from torchrum.bench.records import read_report
+from torchrum.bench.table import describe_target
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Judge the reports that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="files of torchrum bench --json")
+    parser.add_argument("--tests", type=Path, metavar="LOG", help="pytest's output on the same machine")
+    options = parser.parse_args(arguments)
+    for path in options.reports:
+        report = read_report(path)
+        if report.suite not in TARGETS:
+            parser.error(f"{path} is of the suite {report.suite!r}; there are: {', '.join(TARGETS)}")
+        report.targets = TARGETS[report.suite](report)
+        if options.tests:
+            report.tests = summarise_tests(options.tests)
+        report.write()
+        print("\n".join([str(path), *map(describe_target, report.targets)]))
+
+
+if __name__ == "__main__":
+    main()
