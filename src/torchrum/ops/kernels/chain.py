@@ -1,8 +1,8 @@
-"""One cell of a fused scan: a matrix product and a row kernel, with the buffers both keep at fixed addresses.
+"""One cell of a fused scan: a matmul and a row kernel, with the buffers both keep at fixed addresses.
 
 A scan is a chain of cells (one for an LSTM, three or more for a Fast-Slow RNN). Each cell multiplies one buffer, its
-inputs and its state side by side, so that a step is as many products as cells. The row kernels write new states
-straight into the buffers of the cells that read them; going back they read gradients from those cells' products.
+inputs and its state side by side, so that a step is as many matmuls as cells. The row kernels write new states
+straight into the buffers of the cells that read them; going back they read gradients from those cells' matmuls.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def width(self) -> int:
-        """Columns of the product's left side."""
+        """Columns of the matmul's left operand."""
         return sum(map(padded, self.inputs))
 
     def offset(self, number: int) -> int:
@@ -74,7 +74,7 @@ class Shared:
 
 
 class Stage:
-    """A cell's weight, product and parameters, in one direction."""
+    """A cell's weight, matmul and parameters, in one direction."""
 
     direction: str
 
@@ -139,7 +139,7 @@ class ForwardStage(Stage):
 
 
 class BackwardStage(Stage):
-    """Its state's gradient is the sum of a carry and of what the products of its readers say."""
+    """Its state's gradient is the sum of a carry and of what the matmuls of its readers say."""
 
     direction = "backward"
 

@@ -1,8 +1,8 @@
 """Row kernels of the LSTM step: everything but the matrix product, one program a batch row.
 
-They serve a plain LSTM and each LSTM of a Fast-Slow RNN. A step reads the gates' product with the recurrent weight, and
+They serve a plain LSTM and each LSTM of a Fast-Slow RNN. A step reads the recurrent matmul of the gates, and
 hands its new h to at most two readers: one gets it plain, the other through dropout. A reader is a buffer that the
-next matrix product multiplies (``low``) and a tensor over all steps (``plain``, ``dropped``).
+next matmul multiplies (``low``) and a tensor over all steps (``plain``, ``dropped``).
 """
 
 import triton

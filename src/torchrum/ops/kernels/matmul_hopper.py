@@ -1,4 +1,4 @@
-"""The split product for Hopper: each tile fetches its whole share of the weight before it waits for the state.
+"""The split-K matmul for Hopper: each tile fetches its whole share of the weight before it waits for the state.
 
 The weight does not depend on the kernel before, the state does. Under dependent launch this kernel starts while the row
 kernel still runs, so that the weight's half of the traffic is over when the state arrives. Written in Gluon, which

@@ -1,7 +1,7 @@
 """Gradients of layer norm's gains and shifts, after the loop: a sum over all steps and rows that no step waits for.
 
-Each step kept the gradient of its state as it left zoneout (``dseen``, in the scan's dtype) and five scalars a row; the
-rest is the step again, pointwise.
+Each step kept the gradient of its state as it left zoneout (``dseen``, in the scan's dtype) and five scalars per row;
+the rest is the step again, pointwise.
 """
 
 from typing import Any, NamedTuple

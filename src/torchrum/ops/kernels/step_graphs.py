@@ -2,7 +2,7 @@
 
 A graph holds a fixed number of steps, a power of two; a sequence is replayed as the sum of a few of them. Kernels find
 the step to begin at and the addresses of the tensors of this call in a small table on the device, filled before each
-replay, and matrix products touch only buffers that live as long as the graph. So neither T nor new tensors recapture.
+replay, and matmuls touch only buffers that live as long as the graph. So neither T nor new tensors recapture.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ def prefer_shared(kernel: Any) -> None:
     """Hint that a launched kernel take little of the first-level cache.
 
     A multiprocessor divides one memory between that cache and shared memory, and kernels that want it divided
-    differently do not run on it together; under dependent launch a row kernel should start beside a product.
+    differently do not run on it together; under dependent launch a row kernel should start beside a matmul.
     """
     function = getattr(kernel, "function", None)
     if function is not None:
@@ -164,7 +164,7 @@ def run_graphed(
         build: makes the buffers of a scan not seen before.
         begin: loads this call's data into the buffers and the table.
         finish: takes the results out of the buffers.
-        following: goes on to the scan that will come after this one, whose kernels are compiled beside this one's.
+        following: runs the scan that will come after this one, whose kernels are compiled beside this one's.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     with _lock:
@@ -230,7 +230,7 @@ def clear_graphs() -> None:
 
 
 def rounded(x: Tensor) -> bool:
-    """Whether products of ``x`` are TF32, which capture bakes in; Triton's interpreter believes the setting."""
+    """Whether matmuls of ``x`` are TF32, which capture bakes in; Triton's interpreter believes the setting."""
     return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
 
 

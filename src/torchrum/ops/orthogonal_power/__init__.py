@@ -14,7 +14,7 @@ def orthogonal_power(R: Tensor, lam: float | Tensor) -> Tensor:
     """Raise rotation matrices to a real power: every angle of ``R`` is multiplied by ``lam``.
 
     ``R^lam = exp(lam log R)`` with the principal logarithm, angles in (-pi, pi]. An integer number takes plain
-    products; any other number, and every tensor, an eigendecomposition in float64 that costs O(N^3) a matrix: fit for
+    matmuls; any other number, and every tensor, an eigendecomposition in float64 that costs O(N^3) per matrix: fit for
     N up to about 256.
 
     Args:

@@ -172,7 +172,7 @@ class _PowerInBothModes(_Power):
 
 
 def integer_power(R: Tensor, n: int) -> Tensor:
-    """R^n by products; the inverse of a rotation is its transpose."""
+    """R^n by matmuls; the inverse of a rotation is its transpose."""
     if n == 1:
         return R
     wide = R if R.dtype in (torch.float32, torch.float64) else R.float()

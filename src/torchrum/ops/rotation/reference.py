@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the arithmetic: the half types compute in float32, float32 and float64 in themselves."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+from ..kernels.precision import working_dtype
 
 
 def tiny_of(dtype: torch.dtype) -> float:
@@ -76,7 +73,7 @@ def polar(x: Tensor, tiny: float | None = None) -> tuple[Tensor, Tensor]:
     Returns:
         Direction like ``x`` and length ``(..., 1)``, both in the dtype of the arithmetic. NaN stays NaN.
     """
-    dtype = compute_dtype(x.dtype)
+    dtype = working_dtype(x.dtype)
     tiny = tiny_of(x.dtype) if tiny is None else tiny
     # Squares of what is scaled to 1 can neither overflow nor vanish. Neither result depends on the scale, so it
     # counts as a constant.

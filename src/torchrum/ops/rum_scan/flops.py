@@ -33,7 +33,7 @@ def _register(counter: Any) -> None:
 def scan_flops(xp: Any, h0: Any, R0: Any, weight_hh: Any, *rest: Any, out_shape: Any = None) -> int:
     """Two for each multiplication and addition of a matmul, from shapes: with the weight, and with lam 1 with R.
 
-    R e, R n and R h are three products of a matrix and a vector, and the step takes a matrix of rank 2 off R.
+    R e, R n and R h are three matrix-vector products, and the step takes a matrix of rank 2 off R.
     """
     (T, B, _), (rows, H) = xp, weight_hh
     lam = rest[4]  # behind ln_weight, ln_bias, lengths and seed

@@ -29,7 +29,7 @@ class RumOptions:
     layer_norm: bool = False
     """Normalise the target, the gate and the candidate."""
     ln_order: LNOrder = "before"
-    """Normalise the gate before its sigmoid, or after it as the authors' code does."""
+    """Normalise the gate before its sigmoid, or after it as the original implementation does."""
     ln_eps: float = 1e-3
     """Added to the variance in layer norm."""
     zoneout: float = 0.0

@@ -1,6 +1,6 @@
 """The slow RUM of a Fast-Slow RNN: its row kernels and their place in the chain of cells.
 
-Unlike in a RUM by itself, the input is not known ahead: the product holds the input's share and the state's together.
+Unlike in a RUM by itself, the input is not known ahead: the matmul holds the input's share and the state's together.
 """
 
 import triton

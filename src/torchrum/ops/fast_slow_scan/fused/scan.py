@@ -1,4 +1,4 @@
-"""A whole Fast-Slow sequence: each step is one matrix product and one row kernel for each of its cells."""
+"""A whole Fast-Slow sequence: each step is one matmul and one row kernel for each of its cells."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -21,10 +21,10 @@ State = tuple[Tensor, ...]
 
 
 class Saved(NamedTuple):
-    """What the backward needs of the forward, one entry a cell."""
+    """What the backward needs of the forward, one entry per cell."""
 
     inputs: tuple[Tensor, ...]
-    """What each cell's product multiplied, ``(T or T + 1, B, width)``."""
+    """What each cell's matmul multiplied, ``(T or T + 1, B, width)``."""
     gates: tuple[Tensor, ...]
     cells: tuple[Tensor | None, ...]
     stats: tuple[Tensor | None, ...]
@@ -288,7 +288,7 @@ def backward_tensors(
 
 
 def cell_grads(weights: CellWeights, plan: Plan, dgates: Tensor, inputs: Tensor, norms: Tensor | None) -> CellWeights:
-    """Gradients of one cell's parameters: matrix products over all steps."""
+    """Gradients of one cell's parameters: matmuls over all steps."""
     whole = weight_gradient(dgates, inputs)  # (blocks*H, width)
     columns = [whole[:, plan.offset(n) : plan.offset(n) + size] for n, size in enumerate(plan.inputs)]
     weight_ih = None if weights.weight_ih is None else columns[0].to(weights.weight_ih.dtype)

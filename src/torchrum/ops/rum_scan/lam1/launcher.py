@@ -1,4 +1,4 @@
-"""lam = 1 on the GPU: a whole sequence in one launch, one block a batch row, the memory R in registers.
+"""lam = 1 on the GPU: a whole sequence in one launch, one block per batch row, the memory R in registers.
 
 The kernels stand in ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, on top of ``common.cu``.
 """

@@ -32,8 +32,8 @@ EMPTY = -1  # all bits set: a word that nobody has written yet
 STATS = 8  # row scalars that the forward leaves for the backward
 
 RESIDENT = {"forward": 12, "backward": 11}
-"""Steps of the product whose weights a thread keeps in registers; more than this and the compiler spills. A step is
-32 bytes of the inner axis: 16 half numbers or 8 of float32."""
+"""Steps of the matmul whose weights a thread keeps in registers; more than this and the compiler spills. A step is
+32 bytes of the inner axis: 16 numbers of a 16-bit dtype or 8 of float32."""
 WIDE_RESIDENT = {"forward": (14, 14, 10, 10), "backward": (12, 12, 9, 9)}
 """The same for float32, by the height of the batch tile in eights."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
@@ -70,7 +70,7 @@ class Plan:
     def macros(self, name: str) -> tuple[tuple[str, int], ...]:
         """What a direction is compiled with: its defines, but a forward in float32 keeps all digits.
 
-        A relu unit whose sign TF32 turns over spoils the gradients far more than the rounding does elsewhere.
+        A ReLU unit whose sign TF32 flips spoils the gradients far more than the rounding does elsewhere.
         """
         if name == "backward" or not self.wide:
             return self.defines

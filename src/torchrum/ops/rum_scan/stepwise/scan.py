@@ -1,4 +1,4 @@
-"""Forward of the lam = 0 scan: each step is one matrix product and one kernel that does the rest, a program a row."""
+"""Forward of the lam = 0 scan: each step is one matmul and one kernel that does the rest, one program per row."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def stepwise_forward_kernel(
         ROW: tl.constexpr = (G + 1) * H
         prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
     inputs = None
-    if PDL:  # the product begins after the row kernel before it has ended, so only its own output is waited for
+    if PDL:  # the matmul begins after the row kernel before it has ended, so only its own output is waited for
         inputs = sums_of_inputs(eps, h, LN)
         tl.extra.cuda.gdc_wait()
     product += b * (G * HP)
@@ -185,7 +185,7 @@ class Buffers:
 
 
 class ForwardSteps(Buffers):
-    """One product and one row kernel a step. ``h0`` is the running state in float32, ``low`` what the product sees."""
+    """One matmul and one row kernel per step. ``h0`` is the running state in float32, ``low`` what the matmul reads."""
 
     direction = "forward"
     stride = 1
@@ -225,8 +225,8 @@ class ForwardSteps(Buffers):
 def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
     """All that a scan's graphs bake in."""
     flags = tuple(sorted(launch_flags(x, H, options, direction).items(), key=lambda item: item[0]))
-    product = (splits(direction, B, x.dtype), TRANSPOSED[direction], rounded(x))
-    return direction, x.device, x.dtype, B, has_lengths, flags, product
+    matmul = (splits(direction, B, x.dtype), TRANSPOSED[direction], rounded(x))
+    return direction, x.device, x.dtype, B, has_lengths, flags, matmul
 
 
 def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) -> Results:

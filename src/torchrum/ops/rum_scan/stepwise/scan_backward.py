@@ -1,4 +1,4 @@
-"""Backward of the lam = 0 scan: one row kernel and one matrix product a step, after a parallel pass over all steps.
+"""Backward of the lam = 0 scan: one row kernel and one matmul per step, after a parallel pass over all steps.
 
 The forward saved the raw gates. The parallel pass redoes the forward's sums from them for all T at once, so the
 sequential kernel rebuilds its step pointwise and waits only for the sums that hold the incoming gradient.
@@ -96,7 +96,7 @@ def stepwise_backward_kernel(
     keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
     again = redo_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
     ahead = sums_ahead(again, GATE, LN, ETA)
-    if PDL:  # all above was written before the product began, see BackwardSteps.begin
+    if PDL:  # all above was written before the matmul began, see BackwardSteps.begin
         tl.extra.cuda.gdc_wait()
     told = mask & (t + 1 < T)  # the last step hears from none after it
     dh += tl.load(dstate + b * H + j, mask=told, other=0.0)
@@ -112,7 +112,7 @@ def stepwise_backward_kernel(
 
 
 class BackwardSteps(Buffers):
-    """One row kernel and one product a step. What h's gradient gets from later steps is ``dstate + product``."""
+    """One row kernel and one matmul per step; h's gradient gets ``dstate`` and the matmul's output from later steps."""
 
     direction = "backward"
     stride = -1

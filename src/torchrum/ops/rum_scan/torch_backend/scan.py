@@ -1,8 +1,9 @@
 """The RUM recurrence with a hand-written backward, in plain PyTorch on any device; lam is 0 or 1.
 
-The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars a row, with lam = 1, R h and what
+The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars per row, with lam = 1, R h and what
 each step added to R. The backward recomputes everything else for a block of steps at once, so that only what depends
-on the gradient runs step by step; R is walked back by taking off what was added. README.md beside this file derives it.
+on the gradient runs step by step; R is reconstructed in reverse by taking off what was added. The scan's README.md
+derives it.
 """
 
 import functools
@@ -29,7 +30,7 @@ cache. With lam = 1 it is a ``WINDOW``."""
 
 
 class _Scan:
-    """The constant operands of one scan, and a step's forward on them for one step or a block of steps."""
+    """The constant operands of one scan, and the forward of a step on them for one step or a block of steps."""
 
     def __init__(self, inputs: ScanInputs, options: RumOptions) -> None:
         xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
@@ -84,10 +85,10 @@ class _Scan:
         assert self.seed is not None
         return keep_mask(self.seed, t, self.B, self.H, self.options.zoneout)
 
-    def finish(self, t: int, h: Tensor, u: Tensor | None, candidate: Tensor, room: Tensor) -> Tensor:
-        """Mix, normalise, zone out and freeze: from the candidate to the new state, written to ``room`` too."""
+    def finish(self, t: int, h: Tensor, u: Tensor | None, candidate: Tensor, buffer: Tensor) -> Tensor:
+        """Mix, normalise, zone out and freeze: from the candidate to the new state, written to ``buffer`` too."""
         if self.mixes_only and u is not None:
-            return torch.lerp(candidate, h, u, out=room)
+            return torch.lerp(candidate, h, u, out=buffer)
         new = candidate if u is None else torch.lerp(candidate, h, u)
         if self.options.eta is not None:
             new = new * (self.options.eta * safe_inverse(length_of(new)))
@@ -95,7 +96,7 @@ class _Scan:
             keep = self.keep(t)
             new = torch.where(keep, new, h) if keep is not None else torch.lerp(new, h, self.options.zoneout)
         new = new if self.going is None else torch.where(self.going[t], new, h)
-        room.copy_(new)
+        buffer.copy_(new)
         return new
 
 
@@ -145,9 +146,9 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     memory = None
     if R is not None:
         memory = Memory(R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT), kept)
-    # one view of each step, taken at once: a slice a step costs as much as a small operation
+    # one view of each step, taken at once: a slice per step costs as much as a small operation
     steps = [part.unbind(0) for part in (xp[..., :G], saved[..., :G], scan.eps, inv_eps, out)]
-    for t, (x, raw, eps, inverse, room) in enumerate(zip(*steps, strict=True)):
+    for t, (x, raw, eps, inverse, buffer) in enumerate(zip(*steps, strict=True)):
         gates = torch.addmm(x, h.to(xp.dtype), weight, out=raw).to(scan.dtype)
         tau = scan.tau(gates)
         if memory is None:
@@ -159,7 +160,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
             z = memory.advance(t, eps, inverse, tau, h, ordinary[t])
             saved[t, :, G:] = z
             total = eps + z
-        h = scan.finish(t, h, scan.gate(gates), scan.candidate(total), room)
+        h = scan.finish(t, h, scan.gate(gates), scan.candidate(total), buffer)
     if memory is None:
         return results
     last, steps_of_last = (T - 1) // WINDOW, (T - 1) % WINDOW + 1
@@ -194,8 +195,8 @@ def backward(
         before = out[start - 1 : at.stop - 1] if start > 0 else torch.cat([h0.to(xp.dtype)[None], out[: at.stop - 1]])
         block = _Block(scan, at, saved[at].to(scan.dtype), before.to(scan.dtype), memory, kept, sums)
         views = zip(grad_out[at].unbind(0), *(part[at].unbind(0) for part in grad_gates), strict=True)
-        for i, (given, *rooms) in reversed(list(enumerate(views))):
-            grad_h = block.step(i, grad_h.add_(given), *rooms)
+        for i, (given, *buffers) in reversed(list(enumerate(views))):
+            grad_h = block.step(i, grad_h.add_(given), *buffers)
         block.finish(grad_xp)
 
     grad_weight = recurrent_weight_gradient(grad_xp[..., :G], h0, out).to(weight_hh.dtype)
@@ -206,7 +207,7 @@ def backward(
 
 
 class _Block:
-    """A block of steps of the backward: recomputed at once, then walked backwards."""
+    """A block of steps of the backward: recomputed at once, then differentiated step by step."""
 
     def __init__(
         self, scan: _Scan, at: slice, saved: Tensor, h: Tensor, memory, kept: Tensor, sums: list[Tensor]
@@ -262,7 +263,7 @@ class _Block:
         return grad_x
 
     def step(self, i: int, grad: Tensor, grad_gates: Tensor, to_tau: Tensor, to_u: Tensor) -> Tensor:
-        """Walk step ``i`` of the block: the gradient of its state in, that of the state before it out.
+        """Step ``i`` of the block: the gradient of its state in, that of the state before it out.
 
         The raw gates' gradients are written to ``to_tau`` and ``to_u``, which make up ``grad_gates``.
         """
@@ -281,12 +282,12 @@ class _Block:
             along = (grad * direction).sum(-1, keepdim=True)
             grad = torch.addcmul(grad, along, direction, value=-1).mul_(options.eta * self.scale[i])
 
-        room, rate, *gate = self.steps[i]
+        buffer, rate, *gate = self.steps[i]
         direct = scan.ln is None and to_tau.dtype == scan.dtype  # then gradients are written where they belong
         if scan.ln is None:
-            into = torch.mul(grad, rate, out=room)
+            into = torch.mul(grad, rate, out=buffer)
         else:
-            into = room.copy_(self.norm_backward(grad * rate, self.total[i], options.num_gates))
+            into = buffer.copy_(self.norm_backward(grad * rate, self.total[i], options.num_gates))
         grad_tau = to_tau if direct else torch.empty_like(grad)
         grad_h = self.rotation.step(i, into, grad_tau)
         if not direct:

@@ -3,7 +3,7 @@
 R(eps, tau) = H_m H_e = H_e H_n with H_x = I - 2 x x^T, e and w the directions of eps and tau, m their bisector and
 n = H_e m. A step takes two products 2 y x^T off R, one for each reflection x, where y is R x before it. R is formed
 only every ``WINDOW`` steps; in between it is the last R that was formed and the x and y since, which are far less to
-read. The backward keeps the gradient of R in a frame that does not turn, so that it is formed once a window too.
+read. The backward keeps the gradient of R in a frame that does not turn, so that it is formed once per window too.
 README.md has the derivation.
 """
 
@@ -37,7 +37,7 @@ def find_plane(
     """The plane that turns ``eps`` into the direction of ``tau``; ``inv_eps`` is 1/|eps|, 0 where nothing turns.
 
     ``ordinary`` says that every ``inv_eps`` is above 0: then the ordinary case is tried first. ``e`` and ``n`` may be
-    given as room for the plane's.
+    given as buffers for the plane's.
     """
     e = torch.mul(eps, inv_eps, out=e)
     square = dot(tau, tau)
