@@ -67,7 +67,11 @@ def ledger_page(results: Path) -> Page:
         *(_task(task, entries, results, found) for task in TASKS),
         Section("What was not reproduced, and what was not run", list(_missing(found)), "missing"),
         *(Section(title, list(_look(name, entries, results))) for title, name in LOOKS.items()),
-        Section("Rotation playground", [Text(inline(PLAYGROUND)), Playground()], "playground"),
+        Section(
+            "Rotation playground (Figure 1)",
+            [Text(inline(PLAYGROUND)), Playground(), *pictures("reflections", entries, results)],
+            "playground",
+        ),
         Section("Benchmarks", list(_benchmarks(results / "bench"))),
         Section("Every run", list(blocks(runs_table(entries))), "runs"),
     ]
