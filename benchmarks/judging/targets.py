@@ -35,6 +35,7 @@ def gpu_targets(report: Report) -> list[Target]:
         steps = [row.times.median for row in _ours(report, case) if row.times]
         if steps:
             found.append(Target(f"{case}: time per training step", limit, min(steps), " ms"))
+    found += _plain_calls(report)
     ours = [row for row in report.rows if row.implementation in OURS]
     first = [row.first_call_seconds for row in ours if row.first_call_seconds]
     if first:
@@ -57,6 +58,19 @@ def gpu_targets(report: Report) -> list[Target]:
     if apart:
         name = "largest relative error in float32 (TF32 off), excluding samples near the ReLU threshold"
         found.append(Target(name, 2e-5, _largest(apart)))
+    return found
+
+
+def _plain_calls(report: Report) -> list[Target]:
+    """Calls without a CUDA graph, RUM's over ``nn.GRU``'s, and one step of one row."""
+    found = []
+    for case in ("plain-lam1-n50", "plain-n100", "plain-n128-b16"):
+        ratio = report.ratio(case, "fused", "gru")
+        if ratio is not None:
+            found.append(Target(f"{case}: share of nn.GRU's time in a plain call", 1.0, ratio))
+    steps = [row.times.median for row in _ours(report, "plain-step") if row.times]
+    if steps:
+        found.append(Target("plain-step: time of one step of one row", 0.15, min(steps), " ms"))
     return found
 
 

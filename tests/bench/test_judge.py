@@ -56,7 +56,7 @@ def test_every_gpu_target_has_its_case():
             new.first_call_seconds, new.peak_bytes, new.error, new.error_ieee = 1.0, 10**6, 1e-9, 1e-9
             made.rows.append(new)
     found = gpu_targets(made)
-    assert len(found) == 5 + 5 + 1 + 2 + 2 + 1 + 2 + 1
+    assert len(found) == 5 + 5 + 1 + 2 + 2 + 4 + 1 + 2 + 1
     assert all(target.value is not None for target in found)
     assert len({(case.name, case.modes) for case in gpu_cases()}) == len(gpu_cases())
 

@@ -20,7 +20,7 @@ from torchrum.ops.rum_scan.designs import forget_decisions
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
-T, B, I, H = 12, 5, 7, 40  # lam0 runs the persistent kernels, lam0-all a product and a row kernel a step
+T, B, I, H = 12, 5, 7, 40  # lam0 runs the persistent kernels, lam0-all the stepwise ones
 KINDS = {
     "lam0": {},
     "lam1": {"lam": 1},

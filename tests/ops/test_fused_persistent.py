@@ -156,7 +156,7 @@ def test_emulated_weights_in_shared_memory(precision: str, builds: Path, monkeyp
     assert_close(draw(2, 4, 128, options, dtype), None, options, most=most)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("precision", thinned(["bfloat16", "float32"], 2))
 def test_emulated_wide_group(precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eighteen blocks: the gathered state comes in two stages, and a warpgroup reads the boards in two passes."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 18))

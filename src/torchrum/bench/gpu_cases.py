@@ -16,6 +16,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "eta": {"lam": 0, "eta": 1.0},
     "norms": {"lam": 0, "eta": 1.0, "layer_norm": True, "zoneout": 0.1},
     "lam1": {"lam": 1},
+    "plain": {"lam": 0},
 }
 
 
@@ -82,9 +83,24 @@ def target_cases() -> list[Case]:
     return cases
 
 
+def plain_cases() -> list[Case]:
+    """Plain calls, whose kernels take a fraction of the time: the rest is Python and launches."""
+
+    def case(name: str, features: str, N: int, T: int, B: int, mode: str = "forward_backward") -> Case:
+        shape = Shape(N, T, B, "float32", "cuda")
+        return Case(f"plain-{name}", shape, FEATURES[features], ("fused", "gru"), modes=(mode,))
+
+    return [
+        case("lam1-n50", "lam1", 50, 53, BATCH),
+        case("n100", "plain", 100, 100, BATCH),
+        case("n128-b16", "plain", 128, 32, 16),
+        case("step", "plain", 64, 1, 1, "forward"),
+    ]
+
+
 def gpu_cases() -> list[Case]:
-    """The cases with a target, their baseline models, then the rest of the grid."""
-    cases = target_cases()
+    """The cases with a target, plain calls, their baseline models, then the rest of the grid."""
+    cases = [*target_cases(), *plain_cases()]
     # bound by launches, so a step costs the same at any T; T is short because autograd keeps 11 MB per step with lam 1
     authors = ("authors", "authors graphed", "torch", "fused graphed", "gru graphed")
     slow: dict[str, Any] = {"T": 30, "suffix": "-authors", "samples": 10}

@@ -1,4 +1,4 @@
-"""Row kernels of the LSTM step: everything but the matrix product, one program a batch row.
+"""Row kernels of the LSTM step: everything but the matmul, one program per batch row.
 
 They serve a plain LSTM and each LSTM of a Fast-Slow RNN. A step reads the recurrent matmul of the gates, and
 hands its new h to at most two readers: one gets it plain, the other through dropout. A reader is a buffer that the

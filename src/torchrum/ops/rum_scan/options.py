@@ -39,6 +39,8 @@ class RumOptions:
 
     def with_training(self, training: bool) -> "RumOptions":
         """The same options in training or in evaluation; written out, since older compilers trace no more than that."""
+        if training == self.training:
+            return self
         return RumOptions(
             lam=self.lam,
             eta=self.eta,
