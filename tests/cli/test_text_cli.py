@@ -9,6 +9,7 @@ from torchrum.cli import main
 from torchrum.ledger import read_ledger
 from torchrum.ledger.record import changes
 from torchrum.models import CharModel
+from torchrum.tasks import CharLM
 from torchrum.training import load_model, read_config
 from torchrum.training.testing import read_looks
 
@@ -172,3 +173,12 @@ def test_only_language_models_write(tmp_path, capsys):
     assert main(words.split()) == 0
     assert main(["sample", str(tmp_path / "copying-rum-t2")]) == 2
     assert "is a run of Copying, which writes no text" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_no_control_characters(run, capsys, monkeypatch):
+    monkeypatch.setattr(CharLM, "stream", lambda *_, **options: iter(["a\x1b[31m", "b\n"]))
+    assert main(["sample", str(run)]) == 0
+    assert capsys.readouterr().out == "a\x1b[31mb\n\n"  # a pipe gets the text as it is
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["sample", str(run)]) == 0
+    assert capsys.readouterr().out == "a\\x1b[31mb\n\n"

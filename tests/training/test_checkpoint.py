@@ -378,3 +378,21 @@ def test_a_file_that_has_grown_is_not_read(run):
     os.truncate(path, 2**36)  # zeros that take no place on the disk, and no memory unless they are read
     with pytest.raises(RunError, match=rf"model.safetensors is damaged: it has 68719476736 bytes instead of {size}"):
         resume(run)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
+    """Somebody scores a run that is going on: what was removed meanwhile has made way for a newer one."""
+
+    def write(step):
+        write_checkpoint(tmp_path, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), True)
+
+    write(1)
+    real, steps = checkpoints._read, iter((2, 3))
+
+    def read(folder):
+        if (step := next(steps, None)) is not None:
+            write(step)
+        return real(folder)
+
+    monkeypatch.setattr(checkpoints, "_read", read)
+    assert load_checkpoint(tmp_path)[1] == {"step": 3}

@@ -108,3 +108,14 @@ def test_training_lines_are_rare_in_a_file(monkeypatch):
 
 def test_quiet_shows_nothing():
     assert show(True, quiet=True) == ""
+
+
+def test_what_a_terminal_would_obey_is_written_out():
+    """Text from a file, or drawn from a model that somebody else has trained."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    with Display("[red]run", 2, 0, Baseline(1.0), "accuracy", console=console) as display:
+        display.say("one\n\ttwo \x1b]0;title\x07 \x9b31m é")
+        display.tick(1)
+    shown = console.file.getvalue()
+    assert "\\x1b]0;title\\x07 \\x9b31m é" in shown
+    assert "[red]run" in shown  # a name is no markup

@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.tasks import Babi
     from torchrum.training import load_model, read_config
     from torchrum.training.errors import ConfigError
+    from torchrum.training.progress import visible
 
     if options.top < 1:
         raise ConfigError(f"--top is {options.top}, but it must be at least 1.")
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
         lines = [f"{word:<{width}}  {chance:.1%}" for word, chance in answers.items()]
         if unknown:
             lines.append(f"not known to the model, read as blanks: {', '.join(unknown)}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))  # words may come from a file
 
     if options.question is not None:
         print(answer(options.story, options.question))

@@ -1,5 +1,7 @@
 """``torchrum sample runs/char-rum --prompt "the company said" --temperature 0.8``"""
 
+import itertools
+import sys
 from pathlib import Path
 
 from torchrum.cli.parsing import Parser
@@ -25,6 +27,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.tasks import CharLM
     from torchrum.training import load_model, read_config
     from torchrum.training.errors import ConfigError, RunError
+    from torchrum.training.progress import visible
 
     task = read_config(options.run).task
     if not isinstance(task, CharLM):
@@ -36,14 +39,14 @@ def main(arguments: list[str]) -> int:
         raise RunError("--device cuda, but torch sees no CUDA device; pass --device cpu.")
     model = load_model(options.run, options.checkpoint).to("cuda" if cuda and options.device != "cpu" else "cpu")
     assert isinstance(model, CharModel)
+    shown = visible if sys.stdout.isatty() else str  # a file gets the text as it is
     pieces = task.stream(
         model, length=options.length, prompt=options.prompt, temperature=options.temperature, seed=options.seed
     )
     try:
         first = next(pieces, "")  # what is refused is refused before anything is printed
-        print(options.prompt + first, end="", flush=True)
-        for piece in pieces:
-            print(piece, end="", flush=True)
+        for piece in itertools.chain([options.prompt + first], pieces):
+            print(shown(piece), end="", flush=True)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     print()

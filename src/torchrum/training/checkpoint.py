@@ -123,10 +123,7 @@ def has_checkpoint(run: Path) -> bool:
 
 def checkpoint_step(run: Path, which: Literal["last", "best"]) -> int:
     """Steps of training before the last or the best checkpoint."""
-    name = getattr(_index(run), which)
-    if name is None:
-        raise RunError(f"{run} has no {which} checkpoint yet.")
-    return int(name.removeprefix("step-"))
+    return int(_chosen(run, which).removeprefix("step-"))
 
 
 class Packed(NamedTuple):
@@ -227,18 +224,30 @@ def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    index = _index(run)
-    name = index.last if which == "last" else index.best
-    if name is None:
-        raise RunError(f"{run} has no {which} checkpoint yet.")
-    folder = _root(run) / name
-    if not folder.is_dir():
-        raise RunError(f"{_root(run) / INDEX} names the checkpoint {name!r}, which is not there. {ADVICE}")
-    _, contents = _read(folder)
+    name = _chosen(run, which)
+    while True:
+        folder = _root(run) / name
+        try:
+            if not folder.is_dir():
+                raise RunError(f"{_root(run) / INDEX} names the checkpoint {name!r}, which is not there. {ADVICE}")
+            _, contents = _read(folder)
+            break
+        except RunError:  # the run may be going on, and have removed it for a newer one meanwhile
+            if (newer := _chosen(run, which)) == name:
+                raise
+            name = newer
     try:
         return load(contents[MODEL]), unpack(contents[STATE])
     except (SafetensorError, ValueError) as error:
         raise RunError(f"{folder} is not a torchrum checkpoint: {error}.") from error
+
+
+def _chosen(run: Path, which: Literal["last", "best"]) -> str:
+    index = _index(run)
+    name = index.last if which == "last" else index.best
+    if name is None:
+        raise RunError(f"{run} has no {which} checkpoint yet.")
+    return name
 
 
 def _manifest(folder: Path) -> Manifest:

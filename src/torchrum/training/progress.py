@@ -34,6 +34,11 @@ def is_early(steps: int, log_every: int) -> bool:
     return steps < log_every and steps & (steps - 1) == 0
 
 
+def visible(text: str) -> str:
+    """``text`` as a terminal may get it: what it would obey, such as an escape sequence, is written out."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
+
+
 class Baseline(NamedTuple):
     """The loss to beat, as a person reads it."""
 
@@ -123,7 +128,7 @@ class Display:
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
             self._bar = Progress(
-                *([] if self._narrow else [TextColumn("[bold]{task.description}")]),
+                *([] if self._narrow else [TextColumn("{task.description}", style="bold", markup=False)]),
                 BarColumn(bar_width=None),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
                 *([] if self._narrow else [_Speed(" steps/s")]),
@@ -146,7 +151,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         if not self._quiet:
-            self._console.print(text, markup=False, highlight=False)
+            self._console.print(visible(text), markup=False, highlight=False)
 
     def tick(self, step: int) -> None:
         """Move the bar; cheap enough for every step."""
