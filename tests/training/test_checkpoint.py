@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,20 +175,26 @@ def test_a_full_disk_on_the_command_line(run):
     assert files(run / "checkpoints") == before
 
 
-def test_a_folder_that_cannot_be_written(run, tmp_path):
-    for parent in (tmp_path, *tmp_path.parents):  # the way there must be open to nobody
-        if not parent.stat().st_mode & 0o005:
-            parent.chmod(0o755)
-    (tmp_path / "locked").mkdir(mode=0o555)
+@pytest.fixture
+def open_path():
+    """A folder that nobody can reach; pytest closes the way to its own to others whenever a session begins."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def test_a_folder_that_cannot_be_written(source, open_path):
+    run, locked = shutil.copytree(source, open_path / "run"), open_path / "locked"
+    locked.mkdir(mode=0o555)
     before = files(run)
-    for folder in (tmp_path / "locked" / "new", run):
+    for folder in (locked / "new", run):
         run.chmod(0o555)
         process = start(train_as_nobody, folder, 32)
         process.join(60)
         assert process.exitcode == 3
     run.chmod(0o755)
     assert files(run) == before
-    assert not list((tmp_path / "locked").iterdir())
+    assert not list(locked.iterdir())
 
 
 def test_only_last_and_best_are_kept_and_read(tmp_path):
