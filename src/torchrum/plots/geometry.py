@@ -19,7 +19,7 @@ def reflections_figure(angle_a: float = 0.2, angle_b: float = 1.25, angle_h: flo
     first, second, third = figure.subplots(1, 3)
     for axes, title in (
         (first, "bisector m of a and b"),
-        (second, "1. reflect: $g = h - 2(u\\cdot h)\\,u$"),
+        (second, "1. reflect: $g = h - 2(e\\cdot h)\\,e$"),
         (third, "2. reflect: $Rh = g - 2(m\\cdot g)\\,m$"),
     ):
         _arrow(axes, a, "a", COLOURS["a"])

@@ -12,17 +12,17 @@
 
   // The same policy as torchrum.rotate: a zero vector rotates nothing, opposite vectors give a half turn.
   function rotation(a, b, h) {
-    const u = unit(a), w = unit(b);
-    if (norm(u) === 0 || norm(w) === 0) return { u, w, m: u, g: h, out: h, theta: 0 };
-    const s = add(u, w);
+    const e = unit(a), w = unit(b);
+    if (norm(e) === 0 || norm(w) === 0) return { e, w, m: e, g: h, out: h, theta: 0 };
+    const s = add(e, w);
     let m = unit(s);
     if (norm(s) < 1e-4) {
-      const smallest = u.reduce((best, value, i) => (Math.abs(value) < Math.abs(u[best]) ? i : best), 0);
-      m = unit(add(u.map((_, i) => (i === smallest ? 1 : 0)), u, -u[smallest]));
+      const smallest = e.reduce((best, value, i) => (Math.abs(value) < Math.abs(e[best]) ? i : best), 0);
+      m = unit(add(e.map((_, i) => (i === smallest ? 1 : 0)), e, -e[smallest]));
     }
-    const g = reflect(u, h);
-    const theta = 2 * Math.atan2(norm(add(u, w, -1)), norm(s));
-    return { u, w, m, g, out: reflect(m, g), theta };
+    const g = reflect(e, h);
+    const theta = 2 * Math.atan2(norm(add(e, w, -1)), norm(s));
+    return { e, w, m, g, out: reflect(m, g), theta };
   }
 
   const START = {
@@ -130,7 +130,7 @@
 
     draw() {
       const { a, b, h } = this.vectors;
-      const { u, w, m, g, out, theta } = rotation(a, b, h);
+      const { e, w, m, g, out, theta } = rotation(a, b, h);
       const steps = this.root.querySelector("[data-steps]").checked;
       const zero = a.map(() => 0);
       for (const name of ["axes", "plane", "paths", "arrows"]) this.parts[name].replaceChildren();
@@ -139,22 +139,22 @@
         const axis = a.map((_, j) => (i === j ? 1.5 : 0));
         this.line(scale(axis, -1), axis, "rp-axis", this.parts.axes);
       });
-      // the plane of a and b, from u and the part of w across it
-      const across = unit(add(w, u, -dot(u, w)));
+      // the plane of a and b, from e and the part of w across it
+      const across = unit(add(w, e, -dot(e, w)));
       if (this.dimensions === 3 && norm(across) > 0) {
         const ring = Array.from({ length: 48 }, (_, k) => (k * Math.PI) / 24)
-          .map((t) => this.onScreen(add(scale(u, 1.45 * Math.cos(t)), across, 1.45 * Math.sin(t))));
+          .map((t) => this.onScreen(add(scale(e, 1.45 * Math.cos(t)), across, 1.45 * Math.sin(t))));
         this.make("polygon", { points: ring.map((p) => p.join(",")).join(" "), class: "rp-plane" }, this.parts.plane);
       }
       // the path of the part of h in the plane; what is orthogonal to the plane does not move
       const turned = (t) => {
-        const x = dot(u, h), y = dot(across, h), rest = add(add(h, u, -x), across, -y);
+        const x = dot(e, h), y = dot(across, h), rest = add(add(h, e, -x), across, -y);
         const c = Math.cos(t), s = Math.sin(t);
-        return add(add(rest, u, c * x - s * y), across, s * x + c * y);
+        return add(add(rest, e, c * x - s * y), across, s * x + c * y);
       };
       if (norm(across) > 0 && theta > 1e-3) {
         const arc = (point) => "M" + Array.from({ length: 33 }, (_, k) => this.onScreen(point((theta * k) / 32)).join(" ")).join("L");
-        this.make("path", { d: arc((t) => scale(add(scale(u, Math.cos(t)), across, Math.sin(t)), 0.32)), class: "rp-angle" }, this.parts.paths);
+        this.make("path", { d: arc((t) => scale(add(scale(e, Math.cos(t)), across, Math.sin(t)), 0.32)), class: "rp-angle" }, this.parts.paths);
         this.make("path", { d: arc(turned), class: "rp-path" }, this.parts.paths);
       }
       if (steps) {
@@ -179,9 +179,9 @@
         handle.setAttribute("aria-valuetext", `${name} = ${this.show(this.vectors[name])}`);
       }
       const rows = [
-        ["u = a / |a|", this.show(u)], ["w = b / |b|", this.show(w)], ["m = (u + w) / |u + w|", this.show(m)],
+        ["e = a / |a|", this.show(e)], ["w = b / |b|", this.show(w)], ["m = (e + w) / |e + w|", this.show(m)],
         ["θ = ∠(a, b)", `${((theta * 180) / Math.PI).toFixed(1)}°`],
-        ["g = h − 2 (u·h) u", this.show(g)], ["R h = g − 2 (m·g) m", this.show(out)],
+        ["g = h − 2 (e·h) e", this.show(g)], ["R h = g − 2 (m·g) m", this.show(out)],
         ["|h|, |R h|", `${norm(h).toFixed(3)}, ${norm(out).toFixed(3)}`],
       ];
       this.terms.innerHTML = "<dl>" + rows.map(([term, value]) => `<dt>${term}</dt><dd>${value}</dd>`).join("") + "</dl>";
