@@ -26,6 +26,7 @@ from torchrum.cells import rum_sequence as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
 from torchrum.ops.rum_scan.native import build, library
 from torchrum.ops.rum_scan.native import linear as linear_module
+from torchrum.ops.rum_scan.native.copying import copied
 from torchrum.ops.rum_scan.native.linear import linear_applies, native_linear
 
 needs_compiler = pytest.mark.skipif(
@@ -469,6 +470,48 @@ def test_linear_gradients_in_a_batch():
     wanted = torch.autograd.grad(torch.nn.functional.linear(x, weight), (x, weight), grads, is_grads_batched=True)
     for got, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(got, want)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_copies_are_clones(dtype, threads):
+    threads(2)
+    x = torch.randn(3, 50_000, dtype=dtype, requires_grad=True)
+    for given in (x, x.t(), x[:, :7], x.detach()):
+        y = copied(given)
+        assert torch.equal(y, given)
+        assert y.is_contiguous()
+        assert y.data_ptr() != given.data_ptr()
+        assert y.requires_grad == given.requires_grad
+    y = copied(x)
+    y.mul_(2)  # it may be written to
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    torch.testing.assert_close(grad, 8 * x)
+    (second,) = torch.autograd.grad(grad.sum(), x)
+    torch.testing.assert_close(second, torch.full_like(x, 8))
+
+
+@needs_compiler
+def test_training_wakes_none_of_torchs_threads():
+    """They would spin for milliseconds on the cores that the next scan needs; a fresh process has none yet."""
+    code = """
+import os, torch
+from torchrum import RUM
+def train(rum, threads):
+    torch.set_num_threads(threads)
+    x = torch.empty(40, 64, 36, requires_grad=True)
+    output, _ = rum(x)
+    output.backward(torch.empty_like(output))
+    return len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)
+rums = [RUM(36, 64, lam=lam, backend="native") for lam in (0, 1)]  # the QR of their start takes threads
+print(train(rums[0], 1), train(rums[0], 3), train(rums[1], 3))
+"""
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("the system does not list a process's threads")
+    env = {**os.environ, "PYTHONPATH": str(SOURCES.parents[3])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert len(set(done.stdout.split())) == 1, done.stdout + done.stderr
 
 
 @needs_compiler

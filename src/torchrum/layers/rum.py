@@ -9,8 +9,9 @@ from ..cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_i
 from ..ops._dispatch import Backend, Choice
 from ..ops.kernels.precision import autocast_dtype
 from ..ops.rum_scan import rum_scan_choice
+from ..ops.rum_scan.native.copying import copied
 from ..ops.rum_scan.options import Activation, LNOrder
-from .recurrent import Recurrent, State
+from .recurrent import Hidden, Recurrent, State
 
 
 class RUM(Recurrent):
@@ -144,8 +145,14 @@ class RUM(Recurrent):
         weights = self._weights(index)
         output, last = run_rum(x, state, weights, self.options, lengths, self.training, self.backend)
         if index == len(self._suffixes()) - 1 and not self.bidirectional and output.requires_grad:
-            output = output.clone()  # the backward reads the states, and a user may write to what is returned
+            output = copied(output)  # the backward reads the states, and a user may write to what is returned
         return output, last
+
+    def _write_state(self, states: list[State]) -> Hidden:
+        if len(states) > 1:
+            return super()._write_state(states)
+        parts = tuple(copied(part).unsqueeze(0) for part in states[0])
+        return parts[0] if len(parts) == 1 else parts
 
     def explain_backend(self, input: Tensor) -> Choice:
         """Which backend runs such an input, and why.

@@ -1,4 +1,4 @@
-/* The projection of the input, for all steps at once. */
+/* The projection of the input, for all steps at once; and copies. */
 #ifndef TORCHRUM_LINEAR_H
 #define TORCHRUM_LINEAR_H
 
@@ -45,6 +45,22 @@ static int multiply_rows(int64_t rows, int64_t features, int64_t units, const re
     int failed = run_threads(&job, threads);
     free(weight.data);
     return failed;
+}
+
+#define COPY_NUMBERS (1 << 16) /* that a thread takes at a time */
+
+typedef struct {
+    int64_t numbers;
+    const real *x;
+    real *y;
+} Copy;
+
+static void copy_numbers(const void *context, int64_t block, real *work)
+{
+    const Copy *copy = context;
+    const int64_t start = block * COPY_NUMBERS, rest = copy->numbers - start;
+    (void)work;
+    memcpy(copy->y + start, copy->x + start, (rest < COPY_NUMBERS ? rest : COPY_NUMBERS) * sizeof(real));
 }
 
 #endif

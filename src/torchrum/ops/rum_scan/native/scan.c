@@ -121,3 +121,12 @@ EXPORT int torchrum_linear_backward(int64_t rows, int64_t features, int64_t unit
     return find_gradient((Gradient){.rows = rows, .features = features, .units = units, .x = x, .grads = grads,
                                     .stride = units, .to_weight = to_weight, .to_bias = to_bias}, threads);
 }
+
+/* y = x */
+EXPORT int torchrum_copy(int64_t numbers, int64_t threads, const real *x, real *y)
+{
+    Copy copy = {numbers, x, y};
+    expect_writes(y, numbers);
+    Job job = {copy_numbers, &copy, LANES, (numbers + COPY_NUMBERS - 1) / COPY_NUMBERS, 0, 0};
+    return run_threads(&job, threads);
+}

@@ -142,14 +142,24 @@ static void skip_forward(const Scan *scan, int64_t t, int64_t b)
         memset(scan->kept + at * 2 * H, 0, 2 * H * sizeof(real));
 }
 
-/* One row's R to its padded place, or back; ``transposed`` as the forward has it. NULL is the identity. */
-static void load_matrix(const Shared *shared, real *R, const real *source, int transposed)
+/* One row's matrix to its padded place. */
+static void load_matrix(const Shared *shared, real *R, const real *source)
+{
+    for (int64_t i = 0; i < shared->scan->H; i++)
+        fetch(shared, R + i * shared->padded, source + i * shared->scan->H);
+}
+
+/* The same, transposed as the forward has R; NULL is the identity. */
+static void load_transposed(const Shared *shared, real *R, const real *source)
 {
     const int64_t H = shared->scan->H, padded = shared->padded;
     memset(R, 0, H * padded * sizeof(real));
-    for (int64_t i = 0; i < H; i++)
-        for (int64_t j = 0; j < H; j++)
-            R[i * padded + j] = source == NULL ? i == j : source[transposed ? j * H + i : i * H + j];
+    for (int64_t i = 0; i < H; i++) {
+        if (source == NULL)
+            R[i * padded + i] = 1;
+        for (int64_t j = 0; source != NULL && j < H; j++)
+            R[i * padded + j] = source[j * H + i];
+    }
 }
 
 /* One row's R, transposed and up to what is pending, to its place in a tensor. */
@@ -175,7 +185,11 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
     for (int64_t i = 0; i < rows; i++) {
         fetch(shared, work->h + i * padded, scan->h0 + (first + i) * H);
         if (scan->R_n != NULL) {
-            load_matrix(shared, work->R + i * matrix, scan->R0 == NULL ? NULL : scan->R0 + (first + i) * scan->R0_stride, 1);
+            if (i > 0 && scan->R0_stride == 0)
+                memcpy(work->R + i * matrix, work->R, matrix * sizeof(real));
+            else
+                load_transposed(shared, work->R + i * matrix,
+                                scan->R0 == NULL ? NULL : scan->R0 + (first + i) * scan->R0_stride);
             memset(work->pending + i * 4 * padded, 0, 4 * padded * sizeof(real));
         }
     }
@@ -265,10 +279,10 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
     memset(work->grad_h, 0, rows * padded * sizeof(real));
     memset(work->sums, 0, 2 * (gates + 1) * padded * sizeof(real));
     for (int64_t i = 0; remembers && i < rows; i++) {
-        load_matrix(shared, work->R + i * matrix, scan->R_n + (first + i) * H * H, 0);
+        load_matrix(shared, work->R + i * matrix, scan->R_n + (first + i) * H * H);
         memset(work->K + i * matrix, 0, matrix * sizeof(real));
         if (scan->grad_K != NULL)
-            load_matrix(shared, work->K + i * matrix, scan->grad_K + (first + i) * H * H, 0);
+            load_matrix(shared, work->K + i * matrix, scan->grad_K + (first + i) * H * H);
     }
     for (int64_t t = scan->T - 1; t >= 0; t--) {
         real *grad_xp = scan->grad_xp + (t * scan->B + first) * (gates + 1) * H;
