@@ -15,7 +15,6 @@ same called as usual. Times are medians in milliseconds.
 
 import argparse
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 
@@ -23,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from timing import microseconds, milliseconds
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
@@ -36,21 +36,6 @@ from torchrum.ops.kernels.step_graphs import clear_graphs
 
 VOCABULARY, EMBEDDING = 50, 128
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-def milliseconds(run: Callable[[], object], samples: int = 15) -> float:
-    """Median time of one call, by device events."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(samples):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:
@@ -115,7 +100,7 @@ class Update:
 
 def report(words: str, update: Update, T: int, capture: bool) -> None:
     wrap = captured if capture else lambda run: run
-    forward, both, whole = (milliseconds(wrap(run)) for run in (update.no_grad, update.both, update.whole))
+    forward, both, whole = (milliseconds(wrap(run))[0] for run in (update.no_grad, update.both, update.whole))
     numbers = (forward, both - forward, whole, forward * 1e3 / T, (both - forward) * 1e3 / T, whole * 1e3 / T)
     print(f"{words:12}" + "".join(f"{number:10.2f}" for number in numbers), flush=True)
 
@@ -204,7 +189,7 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
                 for t in range(length):
                     stage.row(None, None, t, T)
 
-            one, other = (1e3 * milliseconds(captured(run)) / length for run in (matmuls, rows))
+            one, other = (microseconds(captured(run))[0] / length for run in (matmuls, rows))
             shapes = f"{tuple(stage.matmul.left.shape)} x {tuple(stage.matmul.right.shape)}"
             words = f"{direction:8} {name:3} matmul {shapes} in {stage.matmul.parts} parts"
             print(f"{words} {one:6.2f}   row {other:6.2f} us", flush=True)
@@ -213,16 +198,15 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
             for t in range(length):
                 scan.step(t)
 
-        print(f"{direction:8} whole step {1e3 * milliseconds(captured(steps)) / length:6.2f} us", flush=True)
+        print(f"{direction:8} whole step {microseconds(captured(steps))[0] / length:6.2f} us", flush=True)
 
     def weight_grads() -> None:
         for weight, plan, dgate, inputs in zip(weights, plans, dgates, saved.inputs, strict=True):
             fused_scan.cell_grads(weight, plan, dgate, inputs[:T], None)
 
-    print(f"weight gradients after the loop {milliseconds(weight_grads):6.3f} ms")
-    print(
-        f"gradients of layer norm after the loop {milliseconds(lambda: [s.norm_grads() for s in scan.stages]):6.3f} ms"
-    )
+    print(f"weight gradients after the loop {milliseconds(weight_grads)[0]:6.3f} ms")
+    norms = milliseconds(lambda: [s.norm_grads() for s in scan.stages])[0]
+    print(f"gradients of layer norm after the loop {norms:6.3f} ms")
 
 
 def lstm(N: int, T: int, B: int, dtype: torch.dtype) -> None:
@@ -244,7 +228,7 @@ def lstm(N: int, T: int, B: int, dtype: torch.dtype) -> None:
 
     runs = {"LN-LSTM fused": both(ours, lambda: ours.scan(x, state)[0]), "cuDNN LSTM": both(cudnn, lambda: cudnn(x)[0])}
     for name, run in runs.items():
-        print(f"{name:14} {1e3 * milliseconds(captured(run)) / T:8.2f} us a step", flush=True)
+        print(f"{name:14} {microseconds(captured(run))[0] / T:8.2f} us a step", flush=True)
 
 
 def sweep(slow: str, T: int, B: int, dtype: torch.dtype) -> None:

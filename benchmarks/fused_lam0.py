@@ -15,7 +15,6 @@ import fcntl
 import gc
 import json
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from triton.runtime.jit import JITFunction
 
 import torchrum
+from timing import microseconds
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.ops.kernels import matmul, row_launch
 from torchrum.ops.kernels.rum_step_backward import STATS
@@ -46,23 +46,6 @@ OPTIONS = {
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BOTH = ("forward", "backward")
-
-
-def microseconds(*runs: Callable[[], object], samples: int = 15) -> list[float]:
-    """Median time of one call of each, in turns, by device events."""
-    for run in runs:
-        for _ in range(2):
-            run()
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(samples):
-        for run, mine in zip(runs, times, strict=True):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            mine.append(begin.elapsed_time(end) * 1e3)
-    return [statistics.median(mine) for mine in times]
 
 
 def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:

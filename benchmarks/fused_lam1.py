@@ -5,13 +5,13 @@ python benchmarks/fused_lam1.py --tilings  # also every number of rows a thread
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from timing import milliseconds
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
 from torchrum.ops.rum_scan.lam1 import launcher as lam1
 from torchrum.ops.rum_scan.types import Results
@@ -31,20 +31,6 @@ CASES = [
     ("N=100 T=220 bf16", 100, 220, RumOptions(lam=1.0), torch.bfloat16),
 ]
 BATCH = 128
-
-
-def median_ms(work: Callable[[], object], samples: int) -> float:
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(samples):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
 
 
 def graphed(work: Callable[[], object]) -> Callable[[], None]:
@@ -104,8 +90,8 @@ def measure(name: str, N: int, T: int, options: RumOptions, dtype: torch.dtype, 
     both()
     peak = torch.cuda.max_memory_allocated() / 1e9
     samples = 20 if T < 500 else 10
-    eager = [median_ms(work, samples) for work in (forward, both)]
-    in_graph = [median_ms(graphed(work), samples) for work in (forward, both)]
+    eager = milliseconds(forward, both, samples=samples)
+    in_graph = [milliseconds(graphed(work), samples=samples)[0] for work in (forward, both)]
     errors = relative_error(N, options, dtype)
     per_step = " ".join(f"{1e3 * ms / T:7.2f}" for ms in (*eager, *in_graph))
     print(

@@ -8,7 +8,6 @@ gradients and the weights' included), median of repeated graph replays. Errors a
 
 import argparse
 import json
-import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from timing import microseconds
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
 from torchrum.ops.rum_scan.persistent import launcher as persistent
 from torchrum.ops.rum_scan.types import Gradients, Results
@@ -35,7 +35,7 @@ VARIANTS = [  # hidden size, row blocks of a tile
 ]
 
 
-def microseconds_a_step(work: Callable[[], object], repeats: int = 15) -> float:
+def microseconds_per_step(work: Callable[[], object], repeats: int = 15) -> float:
     """Median over graph replays; without a graph where the work cannot be captured."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -50,15 +50,7 @@ def microseconds_a_step(work: Callable[[], object], repeats: int = 15) -> float:
     except RuntimeError as error:
         print(f"    not captured ({error}); timed eagerly")
         go = work
-    times = []
-    for _ in range(3 + repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        go()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / T)
-    return statistics.median(times[3:])
+    return microseconds(go, samples=repeats)[0] / T
 
 
 def gru_time(N: int) -> float:
@@ -69,7 +61,7 @@ def gru_time(N: int) -> float:
     def work() -> None:
         torch.autograd.grad(gru(x)[0], [x, *gru.parameters()], gradient)
 
-    return microseconds_a_step(work)
+    return microseconds_per_step(work)
 
 
 def inputs(steps: int, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -117,9 +109,9 @@ def times(N: int) -> dict[str, float]:
         dxp.sum(0)
 
     return {
-        "forward": microseconds_a_step(lambda: forward(xp, h0, weight)),
-        "backward": microseconds_a_step(lambda: backward(gradient, xp, h0, weight, saved)),
-        "whole": microseconds_a_step(whole),
+        "forward": microseconds_per_step(lambda: forward(xp, h0, weight)),
+        "backward": microseconds_per_step(lambda: backward(gradient, xp, h0, weight, saved)),
+        "whole": microseconds_per_step(whole),
     }
 
 

@@ -7,14 +7,13 @@ first call, which records; "difference" is the largest of outputs and gradients,
 """
 
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from timing import microseconds
 from torchrum.layers.graphed import graphed
 from torchrum.layers.registry import build_layer
 
@@ -45,20 +44,6 @@ def step(layer: nn.Module, x: Tensor) -> list[Tensor]:
     return [part.detach().clone() for part in (output, *states, x.grad, *grads)]
 
 
-def microseconds(work: Callable[[], object], samples: int) -> float:
-    """Median time of one call over T steps, by device events."""
-    work()
-    times = []
-    for _ in range(samples):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / T)
-    return statistics.median(times)
-
-
 def difference(given: list[Tensor], expected: list[Tensor]) -> float:
     return max(
         ((a - b).abs().max() / b.abs().max().clamp_min(1e-6)).item() for a, b in zip(given, expected, strict=True)
@@ -83,8 +68,8 @@ def measure(name: str, hidden: int) -> dict[str, object]:
     torch.manual_seed(1)  # zoneout's masks are then those of the eager call
     error = difference(step(wrapped, x), expected)
     row: dict[str, object] = {"layer": name, "hidden": hidden, "first": first, "GiB": memory, "difference": error}
-    row["eager"] = microseconds(lambda: step(layer, x), SAMPLES["eager"])
-    row["graphed"] = microseconds(lambda: step(wrapped, x), SAMPLES["graphed"])
+    row["eager"] = microseconds(lambda: step(layer, x), samples=SAMPLES["eager"])[0] / T
+    row["graphed"] = microseconds(lambda: step(wrapped, x), samples=SAMPLES["graphed"])[0] / T
     row["ran"], row["reason"] = wrapped.explain()
     wrapped.clear()
     torch.cuda.empty_cache()

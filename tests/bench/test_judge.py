@@ -20,6 +20,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from judge import main  # noqa: E402
 from judging.pytest_log import summarise_tests  # noqa: E402
 from judging.targets import cpu_targets, gpu_targets  # noqa: E402
+from timing import microseconds, milliseconds  # noqa: E402
 
 
 def test_targets_take_the_better_of_our_two_ways():
@@ -113,3 +114,13 @@ def test_a_report_is_judged_in_its_file(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([str(made.path)])
     assert "there are: gpu, cpu" in capsys.readouterr().err
+
+
+def test_trials_are_timed_by_the_timer_of_the_package(monkeypatch):
+    def time_cuda(runs, samples, warmups):
+        assert (samples, warmups) == (7, 3)
+        return {name: Times(run(), 0, 0, samples) for name, run in reversed(runs.items())}
+
+    monkeypatch.setattr("timing.time_cuda", time_cuda)
+    assert milliseconds(lambda: 2.0, lambda: 3.0, samples=7) == [2.0, 3.0]
+    assert microseconds(lambda: 2.0, samples=7) == [2000.0]

@@ -185,5 +185,5 @@ def test_two_commands_started_at_once_never_merge(tmp_path):
             )
             for size in ("3", "5")
         ]
-        assert [process.wait(120) for process in two] == [0, 0]
+        assert [process.wait(600) for process in two] == [0, 0]
         assert not any(merged(out / name) for name in ("tiny", "tiny-2"))
