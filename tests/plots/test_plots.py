@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from torchrum.cli import main
-from torchrum.ledger import Entry, LedgerError
+from torchrum.ledger import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import table_rows
 from torchrum.plots.babi import babi_figure
 from torchrum.plots.catalog import FIGURES, draw_figure, draw_gradients
@@ -179,3 +179,27 @@ def test_the_headline_shows_two_models_of_one_size(tmp_path):
     named = [text.get_text() for text in figure.axes[0].texts]
     assert named[1:] == [f"{model}: 40.00% after 0.4k steps (1 seed)" for model in ("RUM λ=1", "LSTM")]
     assert list(FIGURES["headline"]([rum], tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_words_are_cut_off(name):
+    """Titles, labels and legends of the committed figures lie inside them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    results = Path(__file__).parents[2] / "results"
+    drawings = list(FIGURES[name](read_ledger(results), results))
+    assert drawings
+    for plan in drawings:
+        with drawing():
+            figure = plan.draw()
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()
+        words = [figure._suptitle, *(text for legend in figure.legends for text in legend.get_texts())]
+        for axes in figure.axes:
+            words += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        for text in words:
+            if text is not None and text.get_text():
+                box = text.get_window_extent(canvas.get_renderer())
+                assert figure.bbox.padded(1).contains(box.x0, box.y0), (plan.name, text.get_text())
+                assert figure.bbox.padded(1).contains(box.x1, box.y1), (plan.name, text.get_text())

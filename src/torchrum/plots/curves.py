@@ -95,7 +95,7 @@ def _name_line(axes: Axes, row: Row) -> None:
 def char_figure(rows: Sequence[Row]) -> Figure:
     """Bits per character of the validation part over the steps, a panel for each text."""
     tasks = _tasks(rows, CharLM)
-    figure = Figure(figsize=(max(4.6, 3.6 * len(tasks)), 3.6), layout="constrained")
+    figure = Figure(figsize=(max(6.4, 3.6 * len(tasks)), 3.6), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         here = [row for row in rows if row[0].config().task == task]
         for row in here:
