@@ -82,7 +82,8 @@ class Case:
         v = self.leaves
         xp = F.linear(v["x"], v["w_ih"], v["bias"])
         norms = (v.get("ln_weight"), v.get("ln_bias"))
-        return rum_scan(xp, v["h0"], None, v["w_hh"], *norms, options=self.options, seed=self.seed, backend="fused")[0]
+        inputs = ScanInputs(xp, v["h0"], None, v["w_hh"], *norms, seed=self.seed)
+        return rum_scan(inputs, self.options, backend="fused")[0]
 
     def no_grad(self) -> None:
         with torch.no_grad():

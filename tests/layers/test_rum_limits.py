@@ -13,7 +13,7 @@ import torchrum
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
 from torchrum.layers.registry import LAYERS, build_layer
-from torchrum.ops.rum_scan import RumOptions, rum_scan
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan
 
 both = pytest.mark.parametrize("lam", [0, 1])
 
@@ -23,7 +23,7 @@ def one_step_gradient(eps: Tensor, tau: Tensor, h: Tensor, lam: float, backend: 
     H = eps.shape[-1]
     xp = torch.cat([tau, torch.zeros_like(tau), eps], -1).unsqueeze(0).requires_grad_()
     options = RumOptions(lam=lam, activation="tanh")
-    out, _ = rum_scan(xp, h, None, eps.new_zeros(2 * H, H), options=options, backend=backend)
+    out, _ = rum_scan(ScanInputs(xp, h, None, eps.new_zeros(2 * H, H)), options, backend=backend)
     return torch.autograd.grad(out.sum(), xp)[0]
 
 

@@ -8,7 +8,7 @@ import itertools
 import torch
 
 from torchrum import RUM
-from torchrum.ops.rum_scan import RumOptions, native, rum_scan
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
 from torchrum.ops.rum_scan.native import library, linear
 
 SIZES = [(1, 1, 1), (2, 1, 5), (3, 9, 16), (4, 17, 33), (2, 3, 100)]  # T, B, H
@@ -27,11 +27,11 @@ def scan_once(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype, c
     norms = torch.randn(2, options.num_inputs * H, dtype=dtype) if options.layer_norm else (None, None)
     lengths = torch.randint(0, T + 1, (B,)) if case % 3 == 0 else None
     leaves = [None if part is None else part.requires_grad_() for part in (xp, h0, R0, weight)]
-    seed = torch.tensor(3)
-    out, R = rum_scan(*leaves, *norms, options=options, lengths=lengths, seed=seed, backend="native")
+    inputs = ScanInputs(*leaves, *norms, lengths, torch.tensor(3))
+    out, R = rum_scan(inputs, options, backend="native")
     (out.sum() + (0 if R is None else R.square().sum())).backward()
     with torch.no_grad():
-        rum_scan(*leaves, *norms, options=options, lengths=lengths, seed=seed, backend="native")
+        rum_scan(inputs, options, backend="native")
 
 
 def main() -> None:

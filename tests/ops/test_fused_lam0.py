@@ -561,10 +561,7 @@ def test_gpu_public_op_backward_runs_in_autograds_thread():
     options, case, grad_out = _gpu_case()
     names = ("xp", "h0", "weight_hh", "ln_weight", "ln_bias")
     leaves = {name: getattr(case, name).clone().requires_grad_() for name in names}
-    out, _ = rum_scan(
-        leaves["xp"], leaves["h0"], None, leaves["weight_hh"], leaves["ln_weight"], leaves["ln_bias"],
-        options=options, seed=case.seed, backend="stepwise",
-    )  # fmt: skip
+    out, _ = rum_scan(case._replace(**leaves), options, backend="stepwise")
     out.backward(grad_out)
     found = {"out": out.detach(), **{f"d{name}": v.grad for name, v in leaves.items()}}
     assert_close(found, exact_scan(case, options, grad_out), NORM_ERROR[torch.float32])

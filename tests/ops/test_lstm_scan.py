@@ -398,9 +398,9 @@ def test_gpu_public_op_takes_the_kernels_and_its_backward_runs_in_autograds_thre
     assert lstm_scan_choice(case["xp"]).backend == "fused"
     clear_graphs()
     with torch.inference_mode():
-        lstm_scan(*case.values(), options=FULL, seed=seed)
+        lstm_scan(LstmInputs(**case, seed=seed), FULL)
     x = {name: v.clone().requires_grad_() for name, v in case.items()}
-    results = lstm_scan(*x.values(), options=FULL, seed=seed)
+    results = lstm_scan(LstmInputs(**x, seed=seed), FULL)
     torch.autograd.backward(results, grads)
     found = dict(zip(("out", "h_n", "c_n"), (r.detach() for r in results), strict=True))
     found |= {f"d{name}": v.grad for name, v in x.items()}

@@ -50,7 +50,7 @@ def draw(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype = torch
 def gradients(inputs, options, backend, **more) -> dict[str, Tensor]:
     """States and gradients of their sum of squares."""
     leaves = {name: None if part is None else part.clone().requires_grad_() for name, part in inputs.items()}
-    out, R = rum_scan(*leaves.values(), options=options, backend=backend, **more)
+    out, R = rum_scan(ScanInputs(**leaves, **more), options, backend=backend)
     given = {name: part for name, part in leaves.items() if part is not None}
     loss = out.square().sum() + (0 if R is None else R.square().mul(torch.arange(R.shape[-1])).sum())
     grads = torch.autograd.grad(loss, list(given.values()))

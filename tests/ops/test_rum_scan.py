@@ -8,7 +8,7 @@ from torch import Tensor, library
 
 from tolerances import TOL
 from torchrum.ops.kernels.masks import keep_mask
-from torchrum.ops.rum_scan import RumOptions, native, rum_scan, rum_scan_choice
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan, rum_scan_choice
 from torchrum.ops.rum_scan.torch_backend.turn import WINDOW
 
 NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
@@ -39,10 +39,10 @@ def draw(options: RumOptions, T=5, B=4, H=6, dtype=torch.float64) -> dict[str, T
     }
 
 
-def run(inputs, options, backend, weights=None, **more):
+def run(inputs, options, backend, weights=None, lam=None, **more):
     """Outputs and gradients of a random projection of them."""
     leaves = {name: part.detach().requires_grad_() for name, part in inputs.items() if part is not None}
-    out, R = rum_scan(*(leaves.get(name) for name in NAMES), options=options, backend=backend, **more)
+    out, R = rum_scan(ScanInputs(*map(leaves.get, NAMES), **more), options, lam=lam, backend=backend)
     results = [out] if R is None else [out, R]
     weights = weights or [torch.randn_like(part) for part in results]
     grads = torch.autograd.grad(results, list(leaves.values()), weights)
@@ -143,7 +143,7 @@ def test_windows_of_the_memory(T, of_R, to_R, backend):
     for name in ("reference", backend):
         leaves = {key: part.detach().requires_grad_() for key, part in inputs.items() if part is not None}
         leaves["R0"].requires_grad_(to_R)
-        out, R = rum_scan(*map(leaves.get, NAMES), options=options, backend=name)
+        out, R = rum_scan(ScanInputs(*map(leaves.get, NAMES)), options, backend=name)
         loss = (out * weights[0]).sum() + ((R * weights[1]).sum() if of_R else 0)
         loss.backward()
         grads[name] = {key: part.grad for key, part in leaves.items() if part.requires_grad}
@@ -182,7 +182,7 @@ def test_memory_of_a_long_sequence_stays_bounded(backend):
 
     def saved_bytes(T: int) -> int:
         inputs = draw(options, T=T, B=B, H=H, dtype=torch.float32)
-        out = rum_scan(*(inputs[name] for name in NAMES), options=options, backend=backend)[0]
+        out = rum_scan(ScanInputs(*map(inputs.get, NAMES)), options, backend=backend)[0]
         return sum(part.untyped_storage().nbytes() for part in out.grad_fn.saved_tensors if part is not None)
 
     growth = (saved_bytes(512) - saved_bytes(256)) / 256
@@ -206,7 +206,7 @@ def test_orthogonality_after_ten_thousand_steps(backend):
     with torch.no_grad():
         inputs = draw(options, T=10_000, B=1, H=16, dtype=torch.float32)
         inputs["R0"] = None
-        _, R = rum_scan(*(inputs[name] for name in NAMES), options=options, backend=backend)
+        _, R = rum_scan(ScanInputs(*map(inputs.get, NAMES)), options, backend=backend)
     assert (R @ R.mT - torch.eye(16)).abs().max() < 1e-5
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from ..ops._dispatch import Backend, Choice
 from ..ops.kernels.precision import autocast_dtype
-from ..ops.lstm_scan import CellWeights, LstmOptions, lstm_scan, lstm_scan_choice
+from ..ops.lstm_scan import CellWeights, LstmInputs, LstmOptions, lstm_scan, lstm_scan_choice
 from .base import Cell, State
 
 INITS = ("glorot", "orthogonal", "block_orthogonal")
@@ -125,17 +125,9 @@ class LSTMCell(Cell):
             return super().scan(x, state, lengths)
         h, c = state
         weights = self.scan_weights()
-        output, h, c = lstm_scan(
-            self.project(x),
-            h,
-            c,
-            weights.weight_hh,
-            weights.ln_weight,
-            weights.ln_bias,
-            options=self.scan_options(),
-            lengths=lengths,
-            backend="fused",
-        )
+        norms = (weights.ln_weight, weights.ln_bias)
+        inputs = LstmInputs(self.project(x), h, c, weights.weight_hh, *norms, lengths)
+        output, h, c = lstm_scan(inputs, self.scan_options(), backend="fused")
         return output, (h, c)
 
     def explain_backend(self, x: Tensor) -> Choice:

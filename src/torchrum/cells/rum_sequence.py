@@ -8,7 +8,7 @@ from ..ops._dispatch import Backend
 from ..ops._onednn import explained_linear
 from ..ops.kernels.bf16x3 import bf16x3_linear
 from ..ops.kernels.precision import autocast_dtype, exact_matmuls, rounds_matmuls, working_dtype
-from ..ops.rum_scan import RumOptions, StepWeights, native, operator_obstacle, rum_scan
+from ..ops.rum_scan import RumOptions, ScanInputs, StepWeights, native, operator_obstacle, rum_scan
 from ..ops.rum_scan.native.linear import linear_applies, native_linear
 from .base import State
 from .rum_weights import Weights
@@ -120,16 +120,7 @@ def scan_rum(
     options = options.with_training(training)
     weight_hh = weights["weight_hh"]
     assert weight_hh is not None
-    output, R = rum_scan(
-        xp,
-        state[0],
-        state[1] if len(state) == 2 else None,
-        weight_hh,
-        weights["ln_weight"],
-        weights["ln_bias"],
-        options=options,
-        lengths=lengths,
-        lam=weights["lam"],
-        backend=backend,
-    )
+    R = state[1] if len(state) == 2 else None
+    inputs = ScanInputs(xp, state[0], R, weight_hh, weights["ln_weight"], weights["ln_bias"], lengths)
+    output, R = rum_scan(inputs, options, lam=weights["lam"], backend=backend)
     return output, (output[-1],) if R is None else (output[-1], R)

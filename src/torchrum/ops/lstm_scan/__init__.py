@@ -35,38 +35,24 @@ def fused_obstacle(xp: Tensor) -> str | None:
     return fused.obstacle(xp)
 
 
-def lstm_scan(
-    xp: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None = None,
-    ln_bias: Tensor | None = None,
-    *,
-    options: LstmOptions,
-    lengths: Tensor | None = None,
-    seed: Tensor | None = None,
-    backend: Backend = "auto",
-) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
     """Run an LSTM over a sequence whose inputs are projected already.
 
     Args:
-        xp: ``(T, B, 4H)``, ``x W_ih^T + b`` in blocks i, j, f, o.
-        h0, c0: ``(B, H)``.
-        weight_hh: ``(4H, H)``, rows i, j, f, o.
-        ln_weight, ln_bias: ``(5H,)``, blocks i, j, f, o, c, with layer norm.
+        inputs: the tensors; a seed that zoneout needs is drawn if it is None.
         options: everything a step can vary.
-        lengths: ``(B,)`` int64; a row past its length keeps its state.
-        seed: int64 scalar that zoneout's masks come from; drawn if None.
         backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
 
     Returns:
         h of all steps ``(T, B, H)``, the last h and the last c, both ``(B, H)``.
     """
-    if seed is None and options.draws:
+    xp, seed = inputs.xp, inputs.seed
+    if not options.draws:
+        seed = None
+    elif seed is None:
         seed = torch.randint(2**31 - 1, (), device=xp.device)
-    weight_hh = weight_hh.to(xp.dtype)  # under autocast the projected input comes in the lower precision
-    inputs = LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed if options.draws else None)
+    # under autocast the projected input comes in the lower precision
+    inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
     if lstm_scan_choice(xp, backend=backend).backend == "fused":
         from .fused import lstm_scan_fused  # triton is absent on machines without CUDA
 

@@ -36,40 +36,25 @@ def rum_scan_choice(
 
 
 def rum_scan(
-    xp: Tensor,
-    h0: Tensor,
-    R0: Tensor | None,
-    weight_hh: Tensor,
-    ln_weight: Tensor | None = None,
-    ln_bias: Tensor | None = None,
-    *,
-    options: RumOptions,
-    lengths: Tensor | None = None,
-    seed: Tensor | None = None,
-    lam: Tensor | None = None,
-    backend: Backend = "auto",
+    inputs: ScanInputs, options: RumOptions, *, lam: Tensor | None = None, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor | None]:
     """Run a RUM over a sequence whose inputs are projected already.
 
     Args:
-        xp: ``(T, B, 3H)``, ``x W_ih^T + b`` in blocks tau, u, eps; ``(T, B, 2H)``, tau and eps, without update gate.
-        h0: ``(B, H)``. R0: ``(B, H, H)``, the identity if None; only with lam other than 0.
-        weight_hh: ``(2H, H)``, rows tau, u; ``(H, H)`` without update gate.
-        ln_weight, ln_bias: ``(3H,)``, blocks tau, u, candidate (``(2H,)`` without update gate), with layer norm.
+        inputs: the tensors; a seed that zoneout needs is drawn if it is None.
         options: everything a step can vary.
-        lengths: ``(B,)`` int64; a row past its length keeps its state.
-        seed: int64 scalar that zoneout's masks come from; drawn if None.
         lam: a learnable exponent, instead of ``options.lam``.
         backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"native"``, ``"torch"`` or ``"reference"``
-            insists.
+            insists, and ``"persistent"``, ``"stepwise"`` or ``"lam1"`` on one design of the fused backend.
 
     Returns:
         All states ``(T, B, H)``, the last one being the final state, and the final R, or None with lam 0.
     """
+    xp, seed = inputs.xp, inputs.seed
     if seed is None and options.draws:
         seed = torch.randint(2**31 - 1, (), device=xp.device)
-    weight_hh = weight_hh.to(xp.dtype)  # under autocast the projected input comes in the lower precision
-    inputs = ScanInputs(xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed)
+    # under autocast the projected input comes in the lower precision
+    inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         from .scan_form import rum_scan_form
 
@@ -77,7 +62,7 @@ def rum_scan(
     design = decide(inputs, options, lam is not None, backend)
     if design.module is None:
         return rum_scan_reference(inputs, options, lam=lam)
-    if not torch.is_grad_enabled() and is_unwatched(xp, h0, weight_hh):
+    if not torch.is_grad_enabled() and is_unwatched(xp, inputs.h0, inputs.weight_hh):
         out, R, _ = design.module.forward(inputs, options, save=False)
         return out, R
     if not torch.compiler.is_compiling():
