@@ -14,6 +14,7 @@ from torchrum.ops.rum_scan.native import library, linear
 SIZES = [(1, 1, 1), (2, 1, 5), (3, 9, 16), (4, 17, 33), (2, 3, 100)]  # T, B, H
 NORMS = ({}, {"layer_norm": True}, {"layer_norm": True, "ln_order": "authors"})
 ZONEOUTS = ({}, {"zoneout": 0.3}, {"zoneout": 0.3, "training": True})
+CHOICES = list(itertools.product((0.0, 1.0), (None, 0.7), (True, False), NORMS, ZONEOUTS))  # lam, eta, update gate
 
 
 def scan_once(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype, case: int) -> None:
@@ -38,8 +39,7 @@ def main() -> None:
     torch.set_num_threads(3)
     library.SMALL = linear.SMALL_LINEAR = 0
     assert native.library_obstacle(False) is None, native.library_obstacle(False)
-    choices = itertools.product((0.0, 1.0), (None, 0.7), (True, False), NORMS, ZONEOUTS)
-    for case, (lam, eta, gate, norm, zoneout) in enumerate(choices):
+    for case, (lam, eta, gate, norm, zoneout) in enumerate(CHOICES):
         activation = library.ACTIVATIONS[case % 4]
         options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
         scan_once(options, *SIZES[case % len(SIZES)], (torch.float32, torch.float64)[case % 2], case)

@@ -3,6 +3,7 @@
 tests/ops/test_rum_scan.py holds it to the reference, option by option.
 """
 
+import errno
 import hashlib
 import os
 import platform
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
+from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
@@ -28,6 +30,8 @@ from torchrum.ops.rum_scan.native import build, library
 from torchrum.ops.rum_scan.native import linear as linear_module
 from torchrum.ops.rum_scan.native.copying import copied
 from torchrum.ops.rum_scan.native.linear import linear_applies, native_linear
+
+from .native_grid import CHOICES
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), reason="there is no C compiler"
@@ -48,11 +52,11 @@ def draw(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype = torch
 
 
 def gradients(inputs, options, backend, **more) -> dict[str, Tensor]:
-    """States and gradients of their sum of squares."""
+    """States and gradients of a projection of them; their length, which eta fixes, would have none."""
     leaves = {name: None if part is None else part.clone().requires_grad_() for name, part in inputs.items()}
     out, R = rum_scan(ScanInputs(**leaves, **more), options, backend=backend)
     given = {name: part for name, part in leaves.items() if part is not None}
-    loss = out.square().sum() + (0 if R is None else R.square().mul(torch.arange(R.shape[-1])).sum())
+    loss = sum((part * torch.arange(part.numel()).cos().view_as(part)).sum() for part in (out, R) if part is not None)
     grads = torch.autograd.grad(loss, list(given.values()))
     return {"out": out.detach(), **dict(zip(given, grads, strict=True))}
 
@@ -81,6 +85,27 @@ def test_blocks_and_threads_match_reference(B, H, lam, threads, monkeypatch):
     for name, want in wanted.items():
         torch.testing.assert_close(alone[name], want, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
         assert torch.equal(alone[name], together[name]), name
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_options_match_the_reference_in_float64(lam, dtype):
+    """Outputs and every gradient for every combination of options, several vectors wide."""
+    for case, (_, eta, gate, norm, zoneout) in enumerate(choice for choice in CHOICES if choice[0] == lam):
+        if norm.get("ln_order") == "authors" and not gate:
+            continue
+        activation = ("tanh", "sigmoid", "softsign")[case % 3]  # relu, whose gradient jumps, is compared in float64
+        options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
+        inputs = draw(options, 5, 9, (50, 29, 16)[case % 3], dtype)
+        if inputs["R0"] is not None:
+            inputs["R0"] = inputs["R0"].float()
+        more = dict(lengths=torch.tensor([5, 1, 0, 3, 5, 2, 4, 5, 5]) if case % 2 else None, seed=torch.tensor(11))
+        exact = {name: None if part is None else part.double() for name, part in inputs.items()}
+        wanted = gradients(exact, options, "reference", **more)
+        for name, found in gradients(inputs, options, "native", **more).items():
+            error = (found.double() - wanted[name]).norm() / wanted[name].norm()
+            assert error < NORM_ERROR[dtype], f"{name} of {options}: {error:.1e}"
 
 
 @needs_compiler
@@ -358,6 +383,21 @@ def test_a_cache_that_cannot_be_made(tmp_path, monkeypatch):
     found = build_anew()
     assert isinstance(found, str)
     assert found.startswith("the cache folder cannot be used:")
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_cache_that_takes_no_files(cache, monkeypatch, number):
+    """Read-only, full, or over its quota: the reason stands in words, and nothing is left behind."""
+
+    def refuse(**words):
+        raise OSError(number, os.strerror(number), str(cache))
+
+    monkeypatch.setattr(build.tempfile, "TemporaryDirectory", refuse)
+    found = build_anew()
+    assert isinstance(found, str)
+    assert os.strerror(number) in found
+    assert not list(cache.iterdir())
 
 
 def test_no_compiler(cache, tmp_path, monkeypatch):
