@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1440, help="stop after so many (default: a day)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each task and model (default: 3)")
     parser.add_argument("--tasks", default="*", metavar="PATTERNS", help="only these, as rows,char* (default: all)")
-    parser.add_argument("--models", default="*", metavar="PATTERNS", help="only these, as gru,lam0-* (default: all)")
+    parser.add_argument("--models", default="*", metavar="PATTERNS", help="only these, as gru,rum-* (default: all)")
     parser.add_argument("--share", type=float, default=1.0, help="of the updates, for a quick look (default: 1)")
     parser.add_argument("--list", action="store_true", help="print the tasks and models, and do nothing")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="run nothing: put the tables of --json here")

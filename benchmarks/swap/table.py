@@ -118,14 +118,15 @@ def norms(rows: list[Row], models: list[str]) -> str:
         return [f"{value:.3g}" for value in (max(carried), *largest, max(row["grad_max"] for row in own))]
 
     head = ["model", "norm of h after 800 carried chunks", "largest norm of h", "largest gradient before clipping"]
-    return markdown(head, ([model, *found(model)] for model in models))
+    known = {row["model"] for row in rows}
+    return markdown(head, ([model, *found(model)] for model in models if model in known))
 
 
 MARKED = re.compile(r"(<!-- swap:(models|tasks|norms)(?: (\S+))? -->\n)(.*?)(<!-- /swap -->)", re.DOTALL)
 
 
 def fill(text: str, rows: list[Row]) -> str:
-    """``text`` with every table between its markers made anew: ``<!-- swap:tasks gru,lam0-tanh -->``."""
+    """``text`` with every table between its markers made anew: ``<!-- swap:tasks gru,rum -->``."""
 
     def filled(match: re.Match[str]) -> str:
         kind, models = match[2], (match[3] or "").split(",")

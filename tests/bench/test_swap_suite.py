@@ -61,7 +61,7 @@ def test_digits_are_told_apart_by_their_nearest_neighbours():
 
 
 def test_a_job_learns():
-    result = run_job(replace(TASKS["rows"], updates=200), MODELS["lam0-tanh"].layer, 0)
+    result = run_job(replace(TASKS["rows"], updates=200), MODELS["rum"].layer, 0)
     assert result["score"] > 0.45  # chance is 0.1
 
 
@@ -83,8 +83,8 @@ def test_standing_is_by_the_reference_seeds():
 
 
 def test_the_first_seeds_come_first_and_the_reference_before_all():
-    jobs = [(model, seed) for _, model, seed, _ in planned(2, "rows", "gru,lstm,lam0-relu", 1.0)]
-    assert jobs == [("gru", 0), ("gru", 1), ("lstm", 0), ("lam0-relu", 0), ("lstm", 1), ("lam0-relu", 1)]
+    jobs = [(model, seed) for _, model, seed, _ in planned(2, "rows", "gru,lstm,rum-paper", 1.0)]
+    assert jobs == [("gru", 0), ("gru", 1), ("lstm", 0), ("rum-paper", 0), ("lstm", 1), ("rum-paper", 1)]
 
 
 def test_suite_adds_what_is_missing(tmp_path):
@@ -102,21 +102,21 @@ def test_suite_adds_what_is_missing(tmp_path):
         "1",
     ]
     done = subprocess.run(
-        [*command, "--tasks", "rows", "--models", "gru,lam0-relu"], capture_output=True, text=True, timeout=300,
+        [*command, "--tasks", "rows", "--models", "gru,rum-paper"], capture_output=True, text=True, timeout=300,
         env={"PYTHONPATH": str(BENCHMARKS.parent / "src"), "PATH": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = read_results(path)
-    assert [(row["model"], row["seed"]) for row in rows] == [("gru", 0), ("lam0-relu", 0)]
+    assert [(row["model"], row["seed"]) for row in rows] == [("gru", 0), ("rum-paper", 0)]
     assert rows[1]["updates"] == 15
-    assert "| lam0-relu |" in done.stdout and "50.0 ± 0.0" in done.stdout
+    assert "| rum-paper |" in done.stdout and "50.0 ± 0.0" in done.stdout
 
 
 def test_summary_marks_what_is_behind():
     rows = [
         {"task": "rows", "model": "gru", "seed": 0, "score": 0.9},
-        {"task": "rows", "model": "lam0-relu", "seed": 0, "score": 0.8},
-        {"task": "rows", "model": "lam0-relu", "seed": 1, "score": None},
+        {"task": "rows", "model": "rum-paper", "seed": 0, "score": 0.8},
+        {"task": "rows", "model": "rum-paper", "seed": 1, "score": None},
     ]
     last = summary(rows).splitlines()[-1]
     assert "80.0 ± 0.0 −" in last and last.endswith("| 0 | 1 | 1 |")
@@ -126,14 +126,14 @@ def test_a_page_gets_its_tables():
     row = {"task": "carried", "seed": 0, "h_norms": [1.0, 2.0], "h_norm_train": 3.0, "grad_max": 7.0}
     rows = [
         {**row, "model": "gru", "score": 2.5},
-        {**row, "model": "lam0-relu", "score": 2.0, "h_norm_train": 33.0},
+        {**row, "model": "rum-paper", "score": 2.0, "h_norm_train": 33.0},
     ]
     page = (
-        "a\n<!-- swap:tasks gru,lam0-relu -->\nOLD\n<!-- /swap -->\nb\n<!-- swap:norms lam0-relu -->\n<!-- /swap -->\n"
+        "a\n<!-- swap:tasks gru,rum-paper -->\nOLD\n<!-- /swap -->\nb\n<!-- swap:norms rum-paper -->\n<!-- /swap -->\n"
     )
     filled = fill(page, rows)
     assert "OLD" not in filled and filled.startswith("a\n") and "\nb\n" in filled
     assert "| bits per character | 2.500 ± 0.000 | 2.000 ± 0.000 + |" in filled
     assert "| ahead / behind / diverged |  | 0 | 1 / 0 / 0 |" in filled
-    assert "| lam0-relu | 33 | 33 | 7 |" in filled
+    assert "| rum-paper | 33 | 33 | 7 |" in filled
     assert fill(filled, rows) == filled

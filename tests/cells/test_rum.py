@@ -96,7 +96,7 @@ def test_the_state_may_be_changed_in_place(lam):
 
 def test_equations_with_the_dense_rotation():
     """One step of lam = 1 written out with matrices."""
-    cell = RUMCell(4, 5, lam=1, eta=2.0, dtype=torch.float64)
+    cell = RUMCell(4, 5, lam=1, eta=2.0, activation="relu", dtype=torch.float64)
     x, h = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
     R = torch.linalg.qr(torch.randn(3, 5, 5, dtype=torch.float64))[0]
     W, U, b = cell.weight_ih, cell.weight_hh, cell.bias_ih

@@ -7,9 +7,9 @@ from torchrum.layers.registry import build_layer
 
 
 def test_the_vectors_give_back_the_candidate():
-    """With the update gate off the state is relu(eps + R h): what is observed must reproduce it."""
+    """With the update gate off and no eta the state is relu(eps + R h): what is observed must reproduce it."""
     torch.manual_seed(0)
-    rum = RUM(3, 6, update_gate=False)
+    rum = RUM(3, 6, update_gate=False, activation="relu", eta=None)
     (seen,) = observe(rum, lambda: rum(torch.randn(7, 2, 3)))
     before = torch.cat((torch.zeros(1, 2, 6), seen.state[:-1]))
     torch.testing.assert_close(torch.relu(seen.eps + rotate(seen.eps, seen.tau, before)), seen.state)

@@ -54,7 +54,7 @@ GOLDEN = {  # h_1 ... h_4 of a small recurrence, worked out apart from this pack
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("lam, eta", GOLDEN)
 def test_golden_recurrence(lam, eta, backend):
-    rum = RUM(2, 3, lam=lam, eta=eta, backend=backend, dtype=torch.float64)
+    rum = RUM(2, 3, lam=lam, **{**PAPER_OPTIONS, "eta": eta}, backend=backend, dtype=torch.float64)
     W_h = torch.tensor(
         [[-0.3, 0.1, 0.5, -0.1, 0.3, -0.3], [-0.1, 0.3, -0.3, 0.1, 0.5, -0.1], [0.1, 0.5, -0.1, 0.3, -0.3, 0.1]],
         dtype=torch.float64,
@@ -236,13 +236,15 @@ def test_no_memory_means_the_identity():
         dict(bias=False),
         dict(target_bias_init=0.0),
         dict(update_bias_init=-1.0),
+        dict(gate_scale=0.25),
+        dict(embed_scale=2.0),
     ],
     ids=lambda change: "-".join(f"{name}={getattr(value, '__name__', value)}" for name, value in change.items()),
 )
 def test_every_option_changes_the_output(change):
     def output(**options):
         torch.manual_seed(1)
-        rum = RUM(4, 5, dtype=torch.float64, **options)
+        rum = RUM(4, 5, dtype=torch.float64, **{**PAPER_OPTIONS, **options})
         with torch.no_grad():
             if rum.bias and rum.bias_ih_l0.shape[0] == 15:
                 rum.bias_ih_l0[-5:] = 0.3  # so that leaving it out shows
@@ -275,11 +277,11 @@ def test_eta_fixes_the_norm_and_relu_stays_in_the_positive_orthant():
     output, _ = RUM(4, 8, eta=0.3)(torch.randn(9, 5, 4))
     torch.testing.assert_close(output.norm(dim=-1), torch.full((9, 5), 0.3))
     for lam in (0, 1):
-        assert (RUM(4, 8, lam=lam, layer_norm=True)(torch.randn(9, 5, 4))[0] >= 0).all()
+        assert (RUM(4, 8, lam=lam, layer_norm=True, activation="relu")(torch.randn(9, 5, 4))[0] >= 0).all()
 
 
 def test_initialisation_is_orthogonal_over_input_and_state_together():
-    rum = RUM(7, 5)
+    rum = RUM(7, 5, **PAPER_OPTIONS)
     for gate in range(2):
         rows = slice(5 * gate, 5 * gate + 5)
         block = torch.cat([rum.weight_ih_l0[rows], rum.weight_hh_l0[rows]], 1)
@@ -416,6 +418,8 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5, target_bias_init=float("nan")), "target_bias_init=nan"),
         (lambda: RUM(4, 5, embed_bias_init=-1.0), "embed_bias_init=-1.0 is a standard deviation; it must be 0 or"),
         (lambda: RUM(4, 5, embed_scale=0), "embed_scale=0 is not allowed; it must be above 0, or None"),
+        (lambda: RUM(4, 5, gate_scale=0), "gate_scale=0 is not allowed; it must be above 0"),
+        (lambda: RUM(4, 5, gate_scale=None), "gate_scale=None is not allowed; it must be a finite number"),
         (lambda: RUM(4, 5, embed_scale="1"), "embed_scale='1' is not allowed; it must be a finite number"),
         (lambda: RUM(4, 5, eta="root"), "eta='root' is not known; it must be a number above 0, 'sqrt' or None"),
         (lambda: RUMCell(4, 5, embed_scale=-1.0), "RUMCell: embed_scale=-1.0"),
@@ -479,6 +483,8 @@ def test_the_embedding_starts_with_the_scale_asked_for():
     assert RUM(4, 400, embed_bias_init=0.0).bias_ih_l0[-400:].count_nonzero() == 0
     assert RUM(4, 400, embed_bias_init=2.0, embed_bias=False).bias_ih_l0.shape == (800,)  # no bias, nothing to draw
     assert RUMCell(4, 400, embed_bias_init=2.0).bias_ih[-400:].std().item() == pytest.approx(2.0, rel=0.2)
+    rows = torch.cat((rum.weight_ih_l1[:400], rum.weight_hh_l1[:400]), 1)
+    torch.testing.assert_close(rows @ rows.t(), USUAL.gate_scale**2 * torch.eye(400))
     columns = RUM(4, 400, embed_scale=None).weight_ih_l0[-400:]
     torch.testing.assert_close(columns.t() @ columns, torch.eye(4))
 

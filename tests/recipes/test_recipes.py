@@ -33,8 +33,9 @@ def test_recipes_do_not_lean_on_the_defaults_of_rum(config):
 
 def test_the_papers_options_are_the_papers():
     """relu, gate biases of 1, an orthogonal embedding without bias: tables of the paper depend on it."""
-    starts = {"target_bias_init": 1.0, "update_bias_init": 1.0, "embed_bias_init": 0.0, "embed_scale": None}
-    assert {"activation": "relu", "eta": None, **starts} == PAPER_OPTIONS
+    starts = {"target_bias_init": 1.0, "update_bias_init": 1.0, "embed_bias_init": 0.0}
+    scales = {"eta": None, "embed_scale": None, "gate_scale": 1.0}
+    assert {"activation": "relu", **starts, **scales} == PAPER_OPTIONS
     layer = build_layer("rum", 3, 8, **PAPER_OPTIONS)
     assert layer.options.activation == "relu"
     assert layer.bias_ih_l0.tolist() == [1.0] * 16 + [0.0] * 8

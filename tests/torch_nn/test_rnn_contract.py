@@ -62,7 +62,7 @@ def test_no_initial_state_is_a_zero_state(lam):
 @pytest.mark.parametrize("p", [0.0, 0.276, 0.731, 1.0])
 def test_dropout_acts_on_what_the_second_layer_reads(p):
     """With weights that pass one number on, the second layer sees it zeroed or divided by 1 - p."""
-    rum = RUM(10, 500, 2, dropout=p, bias=False, update_gate=False, activation="relu")
+    rum = RUM(10, 500, 2, dropout=p, bias=False, update_gate=False, activation="relu", eta=None)
     with torch.no_grad():
         for weight in rum.parameters():
             weight.zero_()

@@ -7,7 +7,7 @@ import pytest
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.recipes import RECIPES
 from torchrum.training import ConfigError, ModelConfig, OptimizerConfig, TrainConfig, override
-from torchrum.training.config_file import differences, from_json, identity, to_json, upgraded
+from torchrum.training.config_file import FORMAT, differences, from_json, identity, to_json, upgraded
 from torchrum.training.overrides import convert, guess
 from training.tiny import First, tiny
 
@@ -163,15 +163,15 @@ def test_a_config_of_an_older_format_means_the_papers_rum():
     data["format"] = 2
     data["model"]["options"] = {"lam": 1, "eta": 0.5}
     assert from_json(data).model.options == {**PAPER_OPTIONS, "lam": 1, "eta": 0.5}
-    assert from_json({**data, "format": 3}).model.options == {"lam": 1, "eta": 0.5}
+    assert from_json({**data, "format": FORMAT}).model.options == {"lam": 1, "eta": 0.5}
     assert upgraded(data) == to_json(from_json(data))
     data["model"] = {**data["model"], "layer": "gru", "options": {}}
     assert from_json(data).model.options == {}
 
 
 def test_a_config_of_a_newer_format_is_refused():
-    with pytest.raises(ConfigError, match="the format is 4, written by a newer torchrum; this one reads up to 3"):
-        from_json({**to_json(tiny()), "format": 4})
+    with pytest.raises(ConfigError, match="the format is 5, written by a newer torchrum; this one reads up to 4"):
+        from_json({**to_json(tiny()), "format": 5})
 
 
 def test_a_run_is_named_by_the_sizes_that_it_has():

@@ -28,6 +28,8 @@ class RUMCell(Cell):
     :class:`torch.nn.LSTMCell` is, ``h, R = cell(x, (h, R))``. x is ``(B, I)`` or ``(I,)``, h ``(B, H)`` or ``(H,)`` and
     R, which is orthogonal, ``(B, H, H)`` or ``(H, H)``.
 
+    The defaults are chosen on everyday tasks; ``RUMCell(10, 20, **PAPER_OPTIONS)`` is the paper's cell.
+
     Args:
         input_size, hidden_size, bias, device, dtype: as in :class:`torch.nn.GRUCell`.
         lam: exponent of the accumulated rotation R. 0 keeps none; 1 multiplies the rotations up; other integers and
@@ -45,6 +47,7 @@ class RUMCell(Cell):
         embed_bias_init: standard deviation of the normal numbers that b_eps starts from; 0 starts it at zero.
         embed_scale: standard deviation that eps starts with, without b_eps, for inputs of mean 0 and variance 1; None,
             as in the paper, starts W_eps semi-orthogonal.
+        gate_scale: factor of the start of W_tau, U_tau, W_u and U_u, whose rows are orthonormal over both together.
         backend: "auto", or "fused", "native", "torch" or "reference" to insist on one.
 
     Example:
@@ -82,6 +85,7 @@ class RUMCell(Cell):
         update_bias_init: float = USUAL.update_bias_init,
         embed_bias_init: float = USUAL.embed_bias_init,
         embed_scale: float | None = USUAL.embed_scale,
+        gate_scale: float = USUAL.gate_scale,
         backend: Backend = USUAL.backend,
     ) -> None:
         check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
@@ -103,6 +107,7 @@ class RUMCell(Cell):
             update_bias_init=update_bias_init,
             embed_bias_init=embed_bias_init,
             embed_scale=embed_scale,
+            gate_scale=gate_scale,
             backend=backend,
         )
         self.options = self.settings.options(hidden_size)

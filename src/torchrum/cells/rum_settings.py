@@ -21,18 +21,19 @@ class RumSettings:
 
     lam: float = 0
     learn_lam: bool = False
-    eta: Eta = None
-    activation: Activation = "relu"
+    eta: Eta = "sqrt"
+    activation: Activation = "tanh"
     target_activation: Activation | None = None
     update_gate: bool = True
     layer_norm: bool = False
     ln_order: LNOrder = "before"
     zoneout: float = 0.0
     embed_bias: bool = True
-    target_bias_init: float = 1.0
+    target_bias_init: float = 0.0
     update_bias_init: float = 1.0
-    embed_bias_init: float = 0.0
-    embed_scale: float | None = None
+    embed_bias_init: float = 1.0
+    embed_scale: float | None = 2.0
+    gate_scale: float = 0.25
     backend: Backend = "auto"
     where: InitVar[str] = "RUM"
     """Who is told of a wrong option: the name of the class that it was given to."""
@@ -83,12 +84,13 @@ class RumSettings:
                 raise ValueError(
                     f"{where}: eta={self.eta!r} is not allowed; it must be above 0, or None for no normalisation."
                 )
-        if self.embed_scale is not None:
-            check_finite(where, embed_scale=self.embed_scale)
-            if self.embed_scale <= 0:
-                raise ValueError(
-                    f"{where}: embed_scale={self.embed_scale!r} is not allowed; it must be above 0, or None."
-                )
+        for name, hint in (("embed_scale", ", or None"), ("gate_scale", "")):
+            value = getattr(self, name)
+            if value is None and hint:
+                continue
+            check_finite(where, **{name: value})
+            if value <= 0:
+                raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be above 0{hint}.")
         check_probability(where, zoneout=self.zoneout)
         if self.zoneout == 1:
             raise ValueError(f"{where}: zoneout=1 would keep every state for ever; it must be below 1.")
@@ -128,5 +130,6 @@ PAPER_OPTIONS: dict[str, Any] = {
     "update_bias_init": 1.0,
     "embed_bias_init": 0.0,
     "embed_scale": None,
+    "gate_scale": 1.0,
 }
 """The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""

@@ -45,7 +45,7 @@ def init_rum_weights(weights: Weights, settings: RumSettings) -> None:
     for gate in range(gates):
         rows = slice(gate * H, (gate + 1) * H)
         block = orthogonal(I + H)
-        weight_ih[rows], weight_hh[rows] = block[:, :I], block[:, I:]
+        weight_ih[rows], weight_hh[rows] = settings.gate_scale * block[:, :I], settings.gate_scale * block[:, I:]
     weight_ih[-H:] = orthogonal(I)
     if settings.embed_scale is not None:
         weight_ih[-H:] *= settings.embed_scale * math.sqrt(max(H / I, 1))  # inputs of unit variance: eps has that scale

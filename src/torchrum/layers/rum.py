@@ -30,7 +30,7 @@ class RUM(Recurrent):
         device, dtype: as in :class:`torch.nn.GRU`.
         lam, learn_lam, eta, activation, target_activation, update_gate: as in :class:`torchrum.RUMCell`.
         layer_norm, ln_order, zoneout, embed_bias, target_bias_init, update_bias_init: as in :class:`torchrum.RUMCell`.
-        embed_bias_init, embed_scale, backend: as in :class:`torchrum.RUMCell`.
+        embed_bias_init, embed_scale, gate_scale, backend: as in :class:`torchrum.RUMCell`.
 
     Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
     in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
@@ -77,6 +77,7 @@ class RUM(Recurrent):
         update_bias_init: float = USUAL.update_bias_init,
         embed_bias_init: float = USUAL.embed_bias_init,
         embed_scale: float | None = USUAL.embed_scale,
+        gate_scale: float = USUAL.gate_scale,
         backend: Backend = USUAL.backend,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
@@ -96,6 +97,7 @@ class RUM(Recurrent):
             update_bias_init=update_bias_init,
             embed_bias_init=embed_bias_init,
             embed_scale=embed_scale,
+            gate_scale=gate_scale,
             backend=backend,
         )
         self.options = self.settings.options(hidden_size)

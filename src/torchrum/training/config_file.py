@@ -11,7 +11,7 @@ from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import field_names
 from torchrum.training.schema import Reader, shown
 
-FORMAT = 3
+FORMAT = 4
 """Version of the layout; in the first one the options of RUM that a config left out were the paper's."""
 
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
