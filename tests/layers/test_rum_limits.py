@@ -140,7 +140,7 @@ import resource, torch
 from torchrum import RUM
 torch.set_num_threads(1)
 T, H = {T}, 64
-rum, x = RUM(8, H, lam={lam}), torch.randn(T, 1, 8)
+rum, x = RUM(8, H, lam={lam}, backend={backend!r}), torch.randn(T, 1, 8)
 with torch.no_grad():
     rum(x[:9000])  # a part or two: the workspace, and whatever is loaded once
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -153,9 +153,10 @@ print((after - before) * 1024 / (output.numel() * 4))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit there")
 @both
-def test_memory_of_inference_is_a_few_outputs(lam):
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_memory_of_inference_is_a_few_outputs(lam, backend):
     """At T = 100,000, H = 64, B = 1 the peak is at most three times the output; one pass took 18 times."""
-    code, here = PEAK.format(T=100_000, lam=lam), Path(torchrum.__file__).parents[1]
+    code, here = PEAK.format(T=100_000, lam=lam, backend=backend), Path(torchrum.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) <= 3

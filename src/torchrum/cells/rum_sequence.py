@@ -71,13 +71,16 @@ def run_rum(
     steps = steps_at_once(x, state[0], options, training)
     if steps is None:
         return scan_rum(project_rum(x, weights, options, backend), state, weights, options, lengths, training, backend)
-    outputs = []
+    whole: Tensor | None = None
     for start in range(0, x.shape[0], steps):
         xp = project_rum(x[start : start + steps], weights, options, backend)
         left = None if lengths is None else (lengths - start).clamp(min=0)
         output, state = scan_rum(xp, state, weights, options, left, training, backend)
-        outputs.append(output)
-    return torch.cat(outputs), state
+        if whole is None:  # parts that wait to be joined would take the outputs' memory twice
+            whole = output.new_empty(x.shape[0], *output.shape[1:])
+        whole[start : start + steps] = output
+    assert whole is not None
+    return whole, state
 
 
 def infer_rum(
