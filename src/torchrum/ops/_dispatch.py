@@ -53,7 +53,7 @@ def choose_backend(
         if obstacle is None:
             return design, _reason(asked, design, skipped)
         skipped.append((design, obstacle))
-    why = _explain(skipped, short=True) if skipped else f"this recurrence has no {asked} scan"
+    why = _explain(skipped) if skipped else f"this recurrence has no {asked} scan"
     raise ValueError(f"backend={asked!r} cannot run: {why}. Pass backend='auto' to fall back.")
 
 
@@ -71,24 +71,27 @@ def choose_fused(asked: str, obstacle: Callable[[], str | None]) -> Choice:
 def _reason(asked: str, design: Design, skipped: Sequence[tuple[Design, str]]) -> str:
     name = "" if design.name == design.backend else f"the {design.name} design: "
     if skipped:
-        return name + ("" if asked == "auto" else "it was asked for; ") + _explain(skipped)
+        return name + ("" if asked == "auto" else "it was asked for; ") + _explain(skipped, design)
     return name + ("it is the fastest and no restriction applies" if asked == "auto" else "it was asked for")
 
 
-def _explain(skipped: Sequence[tuple[Design, str]], short: bool = False) -> str:
-    """Why designs were passed over, each reason once: for a backend where it holds for all of its designs.
+def _explain(skipped: Sequence[tuple[Design, str]], chosen: Design | None = None) -> str:
+    """Why designs were passed over, each reason once: for a whole backend where it holds for all of its designs.
 
-    ``short`` leaves out who is meant where that is clear.
+    Without ``chosen``, all of one backend were, and a reason that they share needs no name.
     """
     reasons = dict.fromkeys(obstacle for _, obstacle in skipped)
-    if short and len(reasons) == 1:
+    if chosen is None and len(reasons) == 1:
         return skipped[0][1]
     answers: dict[str, set[str]] = {}
     for design, why in skipped:
         answers.setdefault(design.backend, set()).add(why)
+    whole = {
+        backend for backend, found in answers.items() if len(found) == 1 and (not chosen or backend != chosen.backend)
+    }
     said = []
     for reason in reasons:
-        names = [d.backend if len(answers[d.backend]) == 1 else d.name for d, why in skipped if why == reason]
+        names = [d.backend if d.backend in whole else d.name for d, why in skipped if why == reason]
         *others, last = dict.fromkeys(names)
         listed = f"{', '.join(others)} and {last}" if others else last
         said.append(f"{listed} cannot run: {reason}")

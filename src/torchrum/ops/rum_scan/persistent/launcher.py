@@ -214,7 +214,7 @@ def shape_obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
         return f"the persistent kernels take {MIN_HIDDEN} to {MAX_HIDDEN[xp.dtype]} hidden units of {xp.dtype}, not {N}"
     if xp.numel() == 0:
         return "the input is empty"
-    if xp[0].numel() >= 2**31:
+    if xp.shape[1] * xp.shape[2] >= 2**31:
         return "one step of the input has 2^31 elements or more"
     return None
 
