@@ -59,9 +59,12 @@ def time_cpu(
         settle: take a few samples in a row, after a call that is not timed: the threads of torch's matmuls spin for
             some milliseconds after the last one, on the cores of whoever comes next.
     """
-    for run in runs.values():
+    last = dict.fromkeys(runs, 0.0)  # milliseconds of one call
+    for name, run in runs.items():
         for _ in range(warmups):
+            start = time.perf_counter()
             run()
+            last[name] = (time.perf_counter() - start) * 1e3
     wall: dict[str, list[float]] = {name: [] for name in runs}
     cpu: dict[str, list[float]] = {name: [] for name in runs}
     gc.collect()
@@ -71,7 +74,7 @@ def time_cpu(
         while waiting:
             for name in waiting:
                 run, rest = runs[name], samples - len(wall[name])
-                if settle and (not wall[name] or wall[name][-1] < SHORT_MS):
+                if settle and last[name] < SHORT_MS:
                     run()
                 for _ in range(min(rest, CPU_BLOCK) if settle else min(rest, 1)):
                     start, start_cpu = time.perf_counter(), time.process_time()
@@ -79,6 +82,7 @@ def time_cpu(
                         run()
                     cpu[name].append((time.process_time() - start_cpu) * 1e3 / calls)
                     wall[name].append((time.perf_counter() - start) * 1e3 / calls)
+                    last[name] = wall[name][-1]
             waiting = [
                 name
                 for name in waiting
