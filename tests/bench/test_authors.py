@@ -5,13 +5,14 @@ import torch
 
 from torchrum import RUM, rotation_matrix
 from torchrum.bench.authors import AuthorsRUM, dense_rotation, rotate_in_plane
+from torchrum.cells.rum import PAPER_OPTIONS
 
 
 @pytest.mark.parametrize("eta", [None, 1.5])
 @pytest.mark.parametrize("lam", [0, 1])
 def test_equals_rum(lam, eta):
     torch.manual_seed(0)
-    rum = RUM(6, 8, lam=lam, eta=eta, dtype=torch.float64)
+    rum = RUM(6, 8, lam=lam, **{**PAPER_OPTIONS, "eta": eta}, dtype=torch.float64)
     authors = AuthorsRUM(6, 8, lam=lam, eta=eta, dtype=torch.float64)
     authors.load(rum)
     x = torch.randn(7, 3, 6, dtype=torch.float64, requires_grad=True)
