@@ -280,8 +280,8 @@ def test_gradients_of_each_sample_through_the_persistent_kernels(monkeypatch: py
     """vmap folds unbatched samples into the batch: a batch of one, whose order in memory is not the kernels'."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
     monkeypatch.setattr(design, "obstacle", lambda *_: None)
-    layer = RUM(7, 40, activation="tanh", backend="fused")
-    reference = RUM(7, 40, activation="tanh", backend="reference")
+    layer = RUM(7, 40, eta=None, backend="fused")
+    reference = RUM(7, 40, eta=None, backend="reference")
     reference.load_state_dict(layer.state_dict())
     x = torch.randn(5, 3, 7)
 
