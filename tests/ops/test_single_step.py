@@ -14,8 +14,9 @@ from torchrum.ops.rum_scan.torch_backend.single import single_applies, single_st
 @pytest.mark.parametrize("dtype, error", [(torch.float64, 1e-13), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "softsign"])
 @pytest.mark.parametrize("update_gate", [True, False])
-def test_the_step_is_the_reference(update_gate, activation, dtype, error):
-    options = RumOptions(update_gate=update_gate, activation=activation)
+@pytest.mark.parametrize("eta", [None, 1.5])
+def test_the_step_is_the_reference(eta, update_gate, activation, dtype, error):
+    options = RumOptions(eta=eta, update_gate=update_gate, activation=activation)
     for H in (2, 3, 64):
         inputs = draw_inputs(1, 1, H, options, dtype)
         assert single_applies(inputs, options)
@@ -52,7 +53,7 @@ def test_what_has_no_ordinary_rotation_is_left_to_the_scan(kind):
 
 @pytest.mark.parametrize(
     "words",
-    [{"eta": 1.0}, {"layer_norm": True}, {"zoneout": 0.1}, {"lam": 1.0}],
+    [{"layer_norm": True}, {"zoneout": 0.1}, {"lam": 1.0}],
     ids=str,
 )
 def test_it_applies_to_plain_options_alone(words):
@@ -65,10 +66,18 @@ def test_it_applies_to_one_step_of_one_row_alone(T, B, H):
     assert not single_applies(draw_inputs(T, B, H, RumOptions()), RumOptions())
 
 
+def test_a_zero_state_stays_zero():
+    options, H = RumOptions(eta=2.0, update_gate=False), 4
+    inputs = draw_inputs(1, 1, H, options)
+    inputs.xp[..., H:] = -inputs.xp[..., H:].abs()  # relu closes every unit
+    found = single_step(inputs._replace(h0=torch.zeros(1, H)), options)
+    assert torch.equal(found.out, torch.zeros(1, 1, H))
+
+
 def test_a_layer_takes_it(monkeypatch):
     taken = []
     monkeypatch.setattr(scan, "single_step", lambda *args: taken.append(args) or single_step(*args))
-    layer, x = RUM(3, 5, activation="relu", eta=None, backend="torch"), torch.randn(1, 1, 3)
+    layer, x = RUM(3, 5, backend="torch"), torch.randn(1, 1, 3)
     wanted = layer(x)[0].detach()
     assert not taken  # gradients are recorded
     with torch.no_grad():

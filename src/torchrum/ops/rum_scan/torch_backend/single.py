@@ -20,7 +20,7 @@ def single_applies(inputs: ScanInputs, options: RumOptions) -> bool:
     xp, h0 = inputs.xp, inputs.h0
     if xp.shape[0] != 1 or xp.shape[1] != 1 or xp.device.type != "cpu" or inputs.lengths is not None:
         return False
-    if options.lam != 0 or options.eta is not None or options.layer_norm or options.zoneout > 0:
+    if options.lam != 0 or options.layer_norm or options.zoneout > 0:
         return False
     return h0.shape[-1] > 1 and xp.dtype in (torch.float32, torch.float64) and xp.dtype is h0.dtype
 
@@ -40,6 +40,9 @@ def single_step(inputs: ScanInputs, options: RumOptions) -> Results | None:
     new = ACTIVATIONS[str(options.activation)](torch.add(h, eps, alpha=by_eps).add_(tau, alpha=by_tau))
     if options.update_gate:
         new = torch.lerp(new, h, gates[:, H:].sigmoid())
+    if options.eta is not None:
+        length = math.sqrt(torch.dot(new[0], new[0]).item())
+        new = new.mul_(options.eta / length if length != 0 else 0.0)  # a zero state has no direction to give a norm
     return Results(new.unsqueeze(0), None)
 
 
