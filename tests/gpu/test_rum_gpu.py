@@ -217,7 +217,7 @@ def test_func_grad_and_vmap(kind):
         device, dtype = next(iter(weights.values())).device, next(iter(weights.values())).dtype
 
         def loss(weights, x):
-            return functional_call(layer, weights, (x,))[0].square().sum()
+            return functional_call(layer, weights, (x,))[0].sin().sum()
 
         return vmap(grad(loss), (None, 1))(weights, draw(T, B, I).to(device, dtype))
 
@@ -231,7 +231,7 @@ def test_double_backward(kind):
     def penalty(layer):
         layer.zero_grad()
         x = like(layer, draw(4, 3, I))
-        (first,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(layer(x)[0].sin().sum(), x, create_graph=True)
         first.square().sum().backward()
         return {"first": first.detach(), "x": x.grad} | {name: p.grad for name, p in layer.named_parameters()}
 

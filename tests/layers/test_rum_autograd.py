@@ -40,7 +40,7 @@ def test_the_output_may_be_changed_in_place(shape, with_lengths, lam):
     def run(triple) -> list[Tensor]:
         output, hidden = rum(x, lengths=lengths)
         output, h_n, *memory = (triple(part) for part in (output, *(hidden if lam else (hidden,))))
-        total = output.sin().sum() + h_n.square().sum() + sum(R.square().sum() for R in memory)
+        total = output.sin().sum() + h_n.sin().sum() + sum(R.square().sum() for R in memory)
         return list(torch.autograd.grad(total, list(rum.parameters())))
 
     torch.testing.assert_close(run(lambda part: part.mul_(3.0)), run(lambda part: 3.0 * part))
@@ -58,7 +58,7 @@ def test_the_output_may_be_changed_in_place_after_compile():
     for module in (rum, compiled):
         output, _ = module(x)
         output.mul_(3.0)
-        grads.append(torch.autograd.grad(output.square().sum(), list(rum.parameters())))
+        grads.append(torch.autograd.grad(output.sin().sum(), list(rum.parameters())))
     torch.testing.assert_close(*grads)
 
 
@@ -102,7 +102,7 @@ def test_jacobians_and_hessians_agree_in_both_modes(lam):
     torch.testing.assert_close(jacfwd(lambda x: rum(x)[0])(x), jacrev(lambda x: rum(x)[0])(x))
 
     def loss(x: Tensor) -> Tensor:
-        return rum(x)[0].square().sum()
+        return rum(x)[0].sin().sum()
 
     expected = torch.autograd.functional.hessian(loss, x)
     torch.testing.assert_close(hessian(loss)(x), expected)

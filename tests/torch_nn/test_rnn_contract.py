@@ -150,11 +150,11 @@ def test_variable_lengths_pack_and_unpack(lam):
         output, back = pad_packed_sequence(rum(packed)[0], batch_first=batch_first, total_length=5)
         assert back.tolist() == lengths
         output = output.transpose(0, 1) if batch_first else output
-        grad = torch.autograd.grad(output.square().sum(), x)[0]
+        grad = torch.autograd.grad(output.sin().sum(), x)[0]
         for row, length in enumerate(lengths):
             alone = rum(x[:length, row])[0]
             torch.testing.assert_close(output[:length, row], alone)
-            torch.testing.assert_close(grad[:, row], torch.autograd.grad(alone.square().sum(), x)[0][:, row])
+            torch.testing.assert_close(grad[:, row], torch.autograd.grad(alone.sin().sum(), x)[0][:, row])
             assert not grad[length:, row].any()
 
 
@@ -164,8 +164,8 @@ def test_weights_can_be_tied():
     assert len(list(rum.parameters())) == 5
     apart = copy.deepcopy(rum)
     apart.weight_hh_l1 = nn.Parameter(apart.weight_hh_l1.detach().clone())
-    rum(x)[0].square().sum().backward()
-    apart(x)[0].square().sum().backward()
+    rum(x)[0].sin().sum().backward()
+    apart(x)[0].sin().sum().backward()
     torch.testing.assert_close(rum.weight_hh_l0.grad, apart.weight_hh_l0.grad + apart.weight_hh_l1.grad)
 
 
@@ -191,7 +191,7 @@ def test_parametrised_and_pruned_weights_train(lam):
         rum = make(lam)
         change(rum)
         output, _ = rum(x)
-        output.square().sum().backward()
+        output.sin().sum().backward()
         assert rum.get_parameter(leaf).grad.any(), leaf
     norm, plain = make(lam), make(lam)
     parametrizations.weight_norm(norm, "weight_hh_l0")
