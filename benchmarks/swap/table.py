@@ -50,12 +50,13 @@ def standing(task: str, ours: list[float], reference: list[float]) -> str:
 
 
 def shown(task: str, values: list[float]) -> str:
-    """The mean over the seeds and half the distance between the best and the worst, in the task's unit."""
+    """The mean over the seeds and, of several, half the distance between best and worst, in the task's unit."""
     if not values:
         return "-"
     factor, digits = (100, 1) if TASKS[task].measure == "accuracy" else (1, 3)
     half = (max(values) - min(values)) / 2
-    return f"{factor * mean(values):.{digits}f} ± {factor * half:.{digits}f}"
+    spread = f" ± {factor * half:.{digits}f}" if len(values) > 1 else ""
+    return f"{factor * mean(values):.{digits}f}{spread}"
 
 
 MARKS = {"ahead": " +", "behind": " −", "level": ""}
