@@ -246,13 +246,17 @@ def test_a_run_introduces_itself_and_is_named_by_its_size(tmp_path, capsys):
         json.loads((run / "config.json").read_text())["name"] == "copying-rum-lam1-t200"
     )  # the recipe, which the ledger asks for
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "copying-rum-lam1-t5: rum, 8 units, lam 1, 473 parameters"
+    assert lines[0] == "copying-rum-lam1-t5: rum, 8 units, the paper's options, lam 1, 473 parameters"
     assert lines[1].startswith("on the CPU (") and lines[1].endswith(f"32-true; run folder {run}")
     assert lines[2] == "loss in nats; the memoryless baseline is 0.8318"
     assert lines[3].startswith("copying-rum-lam1-t5 step 1/3  loss ")  # not only at the 50th
 
 
-def test_list_shows_recipes_and_fields(capsys):
+@pytest.mark.parametrize("width", [None, "80"])
+def test_list_shows_recipes_and_fields(width, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width:
+        monkeypatch.setenv("COLUMNS", width)
     assert main(["list", "--plain", "--results", "/nonexistent"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["recipe", "paper", "ours", "about", "where"]

@@ -156,16 +156,17 @@ WIDEST = {"sizes": LEAST["sizes"], "paper": 16}
 
 
 def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:
-    """Print a table whose names are never cut; a narrow terminal shows its first columns only."""
+    """Print a table whose names are never cut; a narrow terminal leaves out what recipes are about and where."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(markup=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160
-    width, last = console.width, len(columns)
-    shown = last - 2 if width < 110 else last - 1 if width < 150 else last
-    columns, content = columns[:shown], [line[:shown] for line in content]
+    width = console.width
+    dropped = ("about", "where") if width < 110 else ("where",) if width < 150 else ()  # the last ones
+    columns = tuple(name for name in columns if name not in dropped)
+    content = [line[: len(columns)] for line in content]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(columns[0], no_wrap=True, min_width=max(len(line[0]) for line in content))
     for name in columns[1:]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.layers.registry import LAYERS
 from torchrum.training.config import ModelConfig, TrainConfig
 from torchrum.training.fabric import Engine
@@ -34,16 +35,19 @@ def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: 
 
 
 def describe_model(model: ModelConfig) -> str:
-    """The layer with its sizes and the options that are not its defaults."""
+    """The layer with its sizes and the options that are not its defaults, or not the paper's if all of those stand."""
     layers = f"{model.num_layers} layers of " if model.num_layers > 1 else ""
+    words = [f"{layers}{model.layer}, {model.hidden_size} units"]
     entry = LAYERS.get(model.layer)
-    usual = {} if entry is None else inspect.signature(entry).parameters
-    changed = [f"{name} {value}" for name, value in model.options.items() if _differs(usual.get(name), value)]
-    return ", ".join([f"{layers}{model.layer}, {model.hidden_size} units", *changed])
-
-
-def _differs(parameter: inspect.Parameter | None, value: Any) -> bool:
-    return parameter is None or parameter.default != value
+    usual: dict[str, Any] = {}
+    if entry is not None:
+        usual = {name: parameter.default for name, parameter in inspect.signature(entry).parameters.items()}
+    if PAPER_OPTIONS.keys() <= model.options.keys():
+        usual |= PAPER_OPTIONS
+        words.append("the paper's options")
+    missing = object()
+    changed = (f"{name} {value}" for name, value in model.options.items() if usual.get(name, missing) != value)
+    return ", ".join([*words, *changed])
 
 
 def describe_device(device: torch.device) -> str:
