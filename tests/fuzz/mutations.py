@@ -129,8 +129,13 @@ def copy_of_folder(path: Path, outside: Path, choose: random.Random, files: list
     if not path.parent.name.startswith("step-"):
         return "none"
     name = choose.choice(("step-00000001", "step-99999999", "step-1", "copy"))
-    shutil.copytree(path.parent, path.parent.with_name(name), symlinks=True)
+    shutil.copytree(path.parent, path.parent.with_name(name), symlinks=True, ignore=pipes)
     return name
+
+
+def pipes(folder: str, names: list[str]) -> list[str]:
+    """Those of ``names`` that an earlier mutation has made a pipe, which cannot be copied."""
+    return [name for name in names if Path(folder, name).is_fifo()]
 
 
 def copy_of_another(path: Path, outside: Path, choose: random.Random, files: list[Path]) -> str:
