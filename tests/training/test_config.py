@@ -183,3 +183,12 @@ def test_a_run_is_named_by_the_sizes_that_it_has():
         ("char-ptb-fs-rum-2", "model.hidden_size=100"): "char-ptb-fs-rum-2",  # the number of its fast cells
     }
     assert {key: override(RECIPES[key[0]](), [key[1]]).label for key in labels} == labels
+
+
+def test_an_option_of_another_name_is_a_difference_though_it_is_none():
+    saved = to_json(RECIPES["copying-rum-t200"]())
+    options = dict(saved["model"]["options"])
+    assert options.pop("embed_scale") is None
+    changed = {**saved, "model": {**saved["model"], "options": {**options, "embed_rcale": None}}}
+    assert differences(saved, changed) == ["model.options.embed_scale is missing"]
+    assert differences(saved, saved) == []

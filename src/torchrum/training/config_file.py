@@ -118,5 +118,9 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """Where two plain trees differ, in words."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(key for key in new if key not in old and new[key])]  # what an older version lacked is off
-        return [line for key in keys for line in differences(old.get(key), new.get(key), f"{prefix}.{key}".strip("."))]
+        gone = [f"{prefix}.{key} is missing".strip(".") for key in old if key not in new]  # None, too, was said
+        shared = [key for key in keys if key in new]
+        return gone + [
+            line for key in shared for line in differences(old.get(key), new[key], f"{prefix}.{key}".strip("."))
+        ]
     return [] if old == new else [f"{prefix} {old!r} -> {new!r}"]
