@@ -14,8 +14,8 @@ from .base import State
 from .rum_weights import Weights
 
 EXACT_UNITS = 512
-"""Hidden units up to which the fused scan of lam = 0 goes forward in exact products while torch rounds to TF32; beyond,
-its products have sixteen bits."""
+"""Hidden units up to which the fused scan of lam = 0 goes forward in exact matmuls while torch rounds to TF32; beyond,
+its matmuls have sixteen bits."""
 
 PART_STEPS = 1024
 """Steps, at least, of a part of a sequence that runs without gradients: many enough that its calls cost nothing."""
@@ -35,7 +35,7 @@ def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backe
     """``x W_ih^T + b`` for any leading dimensions; by the native scan's own matmul where ``backend`` allows it.
 
     TF32 would cost more than its ten bits: units of relu whose sign it turns over spoil the gradients far more than the
-    rounding itself, and with lam other than 0 R adds up every step's rotation. So this product has at least the
+    rounding itself, and with lam other than 0 R adds up every step's rotation. So this matmul has at least the
     digits of the recurrent one.
     """
     weight, bias = weights["weight_ih"], padded_bias(weights)
