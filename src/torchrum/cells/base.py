@@ -15,7 +15,7 @@ class Cell(nn.Module, ABC):
     """One time step ``(x, state) -> (output, state)``; ``state`` is always a tuple of ``(B, ...)`` tensors.
 
     A cell that maps its input linearly overrides ``project``, so that ``scan`` does it for all steps in one
-    matrix product; ``step`` then gets the projected input.
+    matmul; ``step`` then gets the projected input.
     """
 
     state_names: tuple[str, ...] = ("h",)

@@ -32,7 +32,7 @@ class RUMCell(Cell):
 
     Args:
         input_size, hidden_size, bias, device, dtype: as in :class:`torch.nn.GRUCell`.
-        lam: exponent of the accumulated rotation R. 0 keeps none; 1 multiplies the rotations up; other integers and
+        lam: exponent of the accumulated rotation R. 0 keeps none; 1 accumulates the rotations; other integers and
             reals raise R to that power in every step, at a cost of H^3.
         learn_lam: make ``lam`` a parameter that starts at the value given.
         eta: norm given to every new state (time normalisation), "sqrt" for the root of ``hidden_size``, or None.
@@ -40,7 +40,7 @@ class RUMCell(Cell):
         target_activation: the same for the target tau; None, as in the paper, leaves it linear.
         update_gate: False takes the candidate h~ as the new state.
         layer_norm: normalise tau, u and the argument of f.
-        ln_order: "before" normalises u before its sigmoid, "authors" after it, as the authors' code did.
+        ln_order: "before" normalises u before its sigmoid, "authors" after it, as the original implementation did.
         zoneout: chance that a unit keeps its old value; in evaluation the two values are mixed in that proportion.
         embed_bias: False leaves out b_eps.
         target_bias_init, update_bias_init: start values of b_tau and b_u.

@@ -13,7 +13,7 @@ class UnitaryMap(nn.Module, ABC):
     """A square orthogonal matrix made of free parameters.
 
     The factors of such a matrix are cheap in arithmetic but many in launches, so they are multiplied out once a
-    sequence, inside ``matrices_fixed``; a step is then one matrix product.
+    sequence, inside ``matrices_fixed``; a step is then one matmul.
     """
 
     def __init__(self) -> None:
