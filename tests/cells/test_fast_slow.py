@@ -99,10 +99,11 @@ def test_options_reach_the_cells():
     cell = fast_slow(I, H, slow="rum", **words)
     assert cell.dropout == 0.35
     assert cell.slow.hidden_size == H  # without slow_size
-    assert all((f.zoneout, f.zoneout_cell, f.init) == (0.1, 0.5, "orthogonal") for f in cell.fast)
+    assert all((f.options.zoneout, f.options.zoneout_cell) == (0.1, 0.5) for f in cell.fast)
+    assert {f.init for f in cell.fast} == {"orthogonal"}
     options = cell.slow.options
     assert (options.eta, options.ln_order, options.zoneout, options.layer_norm) == (0.7, "authors", 0.1, True)
-    assert not fast_slow(I, H, layer_norm=False).fast[0].layer_norm
+    assert not fast_slow(I, H, layer_norm=False).fast[0].options.layer_norm
 
 
 def test_wrong_arguments_are_refused():

@@ -7,7 +7,7 @@ from torch import nn
 
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
-from torchrum.cells.lstm import LSTMCell, draw_kept, zoneout
+from torchrum.cells.lstm import LSTMCell
 from torchrum.layers.registry import build_layer
 
 I, H, B, T = 3, 5, 4, 6
@@ -26,6 +26,11 @@ def shuffled(cell):
     return cell
 
 
+def with_weights_of(cell, other):
+    other.load_state_dict(cell.state_dict())
+    return other
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
@@ -37,15 +42,16 @@ def normalised(x, gain, shift, eps):
 def written_out(cell, x, h, c):
     """One step of one sample, gate by gate, in numpy."""
     W, U, b = (p.detach().numpy() for p in (cell.weight_ih, cell.weight_hh, cell.bias))
+    options = cell.options
     z = np.split(W @ x + U @ h + b, 4)
-    if cell.layer_norm:
+    if options.layer_norm:
         gains, shifts = np.split(cell.ln_weight.detach().numpy(), 4), np.split(cell.ln_bias.detach().numpy(), 4)
-        z = [normalised(*each, cell.ln_eps) for each in zip(z, gains, shifts, strict=True)]
+        z = [normalised(*each, options.ln_eps) for each in zip(z, gains, shifts, strict=True)]
     i, j, f, o = z
-    c = c * sigmoid(f + cell.forget_bias) + sigmoid(i) * np.tanh(j)
+    c = c * sigmoid(f + options.forget_bias) + sigmoid(i) * np.tanh(j)
     seen = c
-    if cell.layer_norm:
-        seen = normalised(c, cell.ln_weight_c.detach().numpy(), cell.ln_bias_c.detach().numpy(), cell.ln_eps)
+    if options.layer_norm:
+        seen = normalised(c, cell.ln_weight_c.detach().numpy(), cell.ln_bias_c.detach().numpy(), options.ln_eps)
     return np.tanh(seen) * sigmoid(o), c
 
 
@@ -120,15 +126,62 @@ def test_zoneout_in_evaluation_is_the_mean_of_old_and_new():
         np.testing.assert_allclose(new_c[row].detach(), 0.5 * plain_c + 0.5 * c[row].numpy(), rtol=1e-12)
 
 
-def test_zoneout_in_training_takes_old_or_new_with_its_chance():
+@pytest.mark.parametrize("chances", [(0.1, 0.5), (0.5, 0.1)])
+def test_zoneout_in_training_takes_old_or_new_with_its_chance(chances):
     torch.manual_seed(0)
-    old, new = torch.zeros(1, 50_000), torch.ones(1, 50_000)
-    for chance in (0.1, 0.5):
-        mixed = zoneout(new, old, chance, training=True)
-        assert set(mixed.unique().tolist()) == {0.0, 1.0}
-        assert abs((mixed == 0).float().mean().item() - chance) < 0.01
-        assert not torch.equal(mixed, zoneout(new, old, chance, training=True))  # fresh each time
-    assert draw_kept(torch.zeros(3, 2, dtype=torch.bfloat16), 0.5).shape == (3, 2)
+    cell, rows = shuffled(LSTMCell(I, H, zoneout=chances[0], zoneout_cell=chances[1])).train(), 5_000
+    x, state = torch.randn(rows, I), (torch.randn(rows, H), torch.randn(rows, H))
+    _, first = cell(x, state)
+    _, plain = with_weights_of(cell, LSTMCell(I, H))(x, state)
+    _, again = cell(x, state)
+    for old, new, mixed, other, chance in zip(state, plain, first, again, chances, strict=True):
+        assert ((mixed == old) | torch.isclose(mixed, new)).all()
+        assert abs((mixed == old).float().mean().item() - chance) < 0.01
+        assert not torch.equal(mixed, other)  # fresh each time
+
+
+@pytest.mark.parametrize("words", [{}, {"layer_norm": True, "forget_bias": 0.3}, {"zoneout": 0.2, "zoneout_cell": 0.4}])
+def test_sequence_is_its_steps(words):
+    cell = shuffled(LSTMCell(I, H, **words).double()).eval()
+    x, state = draw(T, B, I), (draw(B, H), draw(B, H))
+    lengths = torch.tensor([T, 3, 1, 0])
+    output, last = cell.scan(x, state, lengths)
+    for t in range(T):
+        step, new = cell(x[t], state)
+        going = (t < lengths)[:, None]
+        torch.testing.assert_close(torch.where(going, output[t], 0), torch.where(going, step, 0), **EXACT)
+        state = tuple(torch.where(going, part, before) for part, before in zip(new, state, strict=True))
+    torch.testing.assert_close(last, state, **EXACT)
+
+
+def test_sequence_in_bfloat16_carries_its_state_in_float32():
+    torch.manual_seed(3)
+    exact = shuffled(LSTMCell(I, H, layer_norm=True, dtype=torch.bfloat16)).double()
+    cell = with_weights_of(exact, LSTMCell(I, H, layer_norm=True, dtype=torch.bfloat16))
+    x, zeros = torch.randn(200, B, I).bfloat16(), torch.zeros(B, H).bfloat16()
+    output, (h, c) = cell.scan(x, (zeros, zeros))
+    assert {output.dtype, h.dtype, c.dtype} == {torch.bfloat16}
+    wanted, _ = exact.scan(x.double(), (zeros.double(), zeros.double()))
+    state, steps = (zeros, zeros), []
+    for part in x:
+        step, state = cell(part, state)
+        steps.append(step)
+    by_scan, by_steps = ((found - wanted).norm() for found in (output, torch.stack(steps)))
+    assert by_scan < 0.7 * by_steps
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_under_autocast_the_state_comes_back_in_float32(layer_norm):
+    cell, x = shuffled(LSTMCell(I, H, layer_norm=layer_norm)), torch.randn(T, B, I)
+    state = (torch.randn(B, H), torch.randn(B, H))
+    wanted, _ = cell.scan(x, state)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, last = cell.scan(x, state)
+        step, one = cell(x[0], state)
+    assert output.dtype == torch.bfloat16
+    assert {part.dtype for part in (*last, *one)} == {torch.float32}
+    torch.testing.assert_close(output.float(), wanted, rtol=0, atol=0.1)
+    torch.testing.assert_close(step, wanted[0], rtol=0, atol=0.1)
 
 
 def test_zoneout_of_h_and_of_c_act_on_h_and_on_c():

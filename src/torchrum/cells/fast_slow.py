@@ -146,7 +146,7 @@ class FastSlowCell(Cell):
 def rum_scan_options(cell: Cell) -> RumOptions:
     """A RUM's hyper-parameters as the kernels take them."""
     assert isinstance(cell, RUMCell)
-    return RumOptions(**{**vars(cell.options), "training": cell.training})
+    return cell.options.with_training(cell.training)
 
 
 def rum_weights(cell: Cell) -> CellWeights:

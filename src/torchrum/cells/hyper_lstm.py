@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
+from ..ops.lstm_scan import norm_gates
 from .base import Cell, State
-from .lstm import LSTMCell, norm_gates, orthogonal_
+from .lstm import LSTMCell, orthogonal_
 
 READS = ("new", "previous")
 

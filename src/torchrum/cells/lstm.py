@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from ..ops._dispatch import Backend, Choice
 from ..ops.kernels.precision import autocast_dtype
-from ..ops.lstm_scan import CellWeights, LstmInputs, LstmOptions, lstm_scan, lstm_scan_choice
+from ..ops.lstm_scan import (
+    CellWeights,
+    LstmInputs,
+    LstmOptions,
+    LstmStepWeights,
+    lstm_scan,
+    lstm_scan_choice,
+    lstm_step,
+    zoneout_masks,
+)
 from .base import Cell, State
 
 INITS = ("glorot", "orthogonal", "block_orthogonal")
@@ -62,11 +71,13 @@ class LSTMCell(Cell):
         check_finite("LSTMCell", forget_bias=forget_bias, ln_eps=ln_eps)
         check_choice("LSTMCell", "init", init, INITS)
         check_choice("LSTMCell", "backend", backend, ("auto", "fused", "torch", "reference"))
-        self.layer_norm = layer_norm
-        self.ln_eps = ln_eps
-        self.forget_bias = forget_bias
-        self.zoneout = zoneout
-        self.zoneout_cell = zoneout_cell
+        self.options = LstmOptions(
+            layer_norm=layer_norm,
+            ln_eps=ln_eps,
+            forget_bias=forget_bias,
+            zoneout=zoneout,
+            zoneout_cell=zoneout_cell,
+        )
         self.init = init
         self.backend: Backend = backend
 
@@ -92,7 +103,7 @@ class LSTMCell(Cell):
             for weight in (self.weight_ih, self.weight_hh):
                 fill(weight)
         nn.init.zeros_(self.bias)
-        if self.layer_norm:
+        if self.options.layer_norm:
             for gain, shift in ((self.ln_weight, self.ln_bias), (self.ln_weight_c, self.ln_bias_c)):
                 nn.init.ones_(gain)
                 nn.init.zeros_(shift)
@@ -106,28 +117,16 @@ class LSTMCell(Cell):
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state
-        H = self.hidden_size
-        gates = (x + F.linear(h, self.weight_hh)).unflatten(-1, (4, H))  # (B, 4, H)
-        if self.layer_norm:
-            gates = norm_gates(gates, self.ln_weight, self.ln_bias, self.ln_eps)
-        i, j, f, o = gates.unbind(-2)
-        new_c = c * torch.sigmoid(f + self.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
-        seen = new_c
-        if self.layer_norm:
-            seen = F.layer_norm(new_c, (H,), self.ln_weight_c, self.ln_bias_c, self.ln_eps)
-        new_h = torch.tanh(seen) * torch.sigmoid(o)
-        new_h = zoneout(new_h, h, self.zoneout, self.training)
-        new_c = zoneout(new_c, c, self.zoneout_cell, self.training)
-        return new_h, (new_h, new_c)
+        weights, options = self._step_weights(x.dtype), self.scan_options()
+        h, c = lstm_step(x, h, c, weights, zoneout_masks(None, 0, h, options), options)
+        return h, (h, c)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        if self.explain_backend(x).backend != "fused":
-            return super().scan(x, state, lengths)
         h, c = state
         weights = self.scan_weights()
         norms = (weights.ln_weight, weights.ln_bias)
         inputs = LstmInputs(self.project(x), h, c, weights.weight_hh, *norms, lengths)
-        output, h, c = lstm_scan(inputs, self.scan_options(), backend="fused")
+        output, h, c = lstm_scan(inputs, self.scan_options(), backend=self.backend)
         return output, (h, c)
 
     def explain_backend(self, x: Tensor) -> Choice:
@@ -136,43 +135,34 @@ class LSTMCell(Cell):
 
     def scan_options(self) -> LstmOptions:
         """The cell's hyper-parameters as the kernels take them."""
-        names = ("layer_norm", "ln_eps", "forget_bias", "zoneout", "zoneout_cell", "training")
-        return LstmOptions(**{name: getattr(self, name) for name in names})
+        return self.options.with_training(self.training)
 
     def scan_weights(self) -> CellWeights:
         """The cell's parameters as the kernels take them; layer norm's are i, j, f, o, c."""
-        gains = torch.cat((self.ln_weight, self.ln_weight_c)) if self.layer_norm else None
-        shifts = torch.cat((self.ln_bias, self.ln_bias_c)) if self.layer_norm else None
+        gains = shifts = None
+        if self.options.layer_norm:
+            gains = torch.cat((self.ln_weight, self.ln_weight_c))
+            shifts = torch.cat((self.ln_bias, self.ln_bias_c))
         return CellWeights(self.weight_ih, self.weight_hh, self.bias, gains, shifts)
 
+    def _step_weights(self, dtype: torch.dtype) -> LstmStepWeights:
+        """The parameters that a step reads; its matmul runs in ``dtype``, the lower precision under autocast."""
+        weight_hh: Tensor = self.weight_hh
+        if weight_hh.dtype != dtype:
+            weight_hh = weight_hh.to(dtype)
+        if not self.options.layer_norm:
+            return LstmStepWeights(weight_hh)
+        return LstmStepWeights(weight_hh, self.ln_weight, self.ln_bias, self.ln_weight_c, self.ln_bias_c)
+
     def extra_repr(self) -> str:
-        words = f"{self.input_size}, {self.hidden_size}, layer_norm={self.layer_norm}, forget_bias={self.forget_bias}"
-        return f"{words}, zoneout={self.zoneout}, zoneout_cell={self.zoneout_cell}, init={self.init!r}"
+        options = vars(self.options).items()
+        words = [f"{name}={value}" for name, value in options if name not in ("ln_eps", "training")]
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *words, f"init={self.init!r}"])
 
 
 def projected_like(x: Tensor, width: int) -> Tensor:
     """An empty tensor of the device and dtype that a projection of ``x`` has, under autocast too."""
     return x.new_empty((0, 0, width), dtype=autocast_dtype(x.device.type) or x.dtype)
-
-
-def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """Layer norm of each gate by itself: ``gates`` ``(B, G, H)``, ``gain`` and ``shift`` ``(G H,)``."""
-    shape = gates.shape[-2:]
-    return F.layer_norm(gates, shape[-1:], eps=eps) * gain.view(shape) + shift.view(shape)
-
-
-def zoneout(new: Tensor, old: Tensor, chance: float, training: bool) -> Tensor:
-    """Each unit keeps its ``old`` value with ``chance``; outside training, the expectation of that."""
-    if chance == 0:
-        return new
-    if not training:
-        return torch.lerp(new, old.to(new.dtype), chance)
-    return torch.where(draw_kept(new, chance), old.to(new.dtype), new)
-
-
-def draw_kept(like: Tensor, chance: float) -> Tensor:
-    """Bool mask of the units that keep their old value, drawn afresh; float32: 16-bit dtypes round chances."""
-    return torch.rand(like.shape, device=like.device, dtype=torch.float32) < chance
 
 
 @torch.no_grad()

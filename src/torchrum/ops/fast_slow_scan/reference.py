@@ -9,7 +9,7 @@ from torch import Tensor
 from ..kernels.masks import keep_mask, stream_seeds
 from ..kernels.precision import working_dtype
 from ..kernels.weights import CellWeights
-from ..lstm_scan import LstmOptions, lstm_step_reference, zoneout_masks
+from ..lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
 from ..rum_scan import RumOptions, StepWeights, rum_step_reference
 from .options import STREAMS_PER_CELL, FastSlowOptions
 
@@ -28,8 +28,8 @@ def cell_step(
     B, H = state[0].shape
     parameters = (weights.weight_hh, weights.ln_weight, weights.ln_bias)
     if isinstance(options, LstmOptions):
-        masks = zoneout_masks(None if seeds is None else seeds[:2], t, B, H, options)
-        return lstm_step_reference(x, state[0], state[1], *parameters, masks, options)
+        masks = zoneout_masks(None if seeds is None else seeds[:2], t, state[0], options)
+        return lstm_step(x, state[0], state[1], step_weights(*parameters, state[0].dtype), masks, options)
     keep = keep_mask(seeds[0], t, B, H, options.zoneout) if seeds is not None and options.draws else None
     return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options)[0],)
 

@@ -6,17 +6,20 @@ from torch import Tensor
 from .._dispatch import Backend, Choice, choose_fused
 from ..kernels.weights import CellWeights
 from .options import LstmOptions
-from .reference import lstm_scan_reference, lstm_step_reference, zoneout_masks
-from .types import LstmInputs
+from .reference import lstm_scan_reference, lstm_step, norm_gates, zoneout_masks
+from .types import LstmInputs, LstmStepWeights, step_weights
 
 __all__ = [
     "CellWeights",
     "LstmInputs",
     "LstmOptions",
+    "LstmStepWeights",
     "lstm_scan",
     "lstm_scan_choice",
     "lstm_scan_reference",
-    "lstm_step_reference",
+    "lstm_step",
+    "norm_gates",
+    "step_weights",
     "zoneout_masks",
 ]
 
@@ -39,22 +42,21 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
     """Run an LSTM over a sequence whose inputs are projected already.
 
     Args:
-        inputs: the tensors; a seed that zoneout needs is drawn if it is None.
+        inputs: the tensors; without a seed, zoneout's masks come from torch's generator.
         options: everything a step can vary.
         backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
 
     Returns:
         h of all steps ``(T, B, H)``, the last h and the last c, both ``(B, H)``.
     """
-    xp, seed = inputs.xp, inputs.seed
-    if not options.draws:
-        seed = None
-    elif seed is None:
-        seed = torch.randint(2**31 - 1, (), device=xp.device)
+    xp = inputs.xp
     # under autocast the projected input comes in the lower precision
-    inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
-    if lstm_scan_choice(xp, backend=backend).backend == "fused":
-        from .fused import lstm_scan_fused  # triton is absent on machines without CUDA
+    inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype))
+    if lstm_scan_choice(xp, backend=backend).backend != "fused":
+        return lstm_scan_reference(inputs, options)
+    from .fused import lstm_scan_fused  # triton is absent on machines without CUDA
 
-        return lstm_scan_fused(inputs, options)
-    return lstm_scan_reference(inputs, options)
+    seed = inputs.seed if options.draws else None
+    if options.draws and seed is None:
+        seed = torch.randint(2**31 - 1, (), device=xp.device)
+    return lstm_scan_fused(inputs._replace(seed=seed), options)

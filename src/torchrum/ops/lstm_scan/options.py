@@ -23,6 +23,19 @@ class LstmOptions:
     training: bool = False
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
+    def with_training(self, training: bool) -> "LstmOptions":
+        """The same options in training or in evaluation; written out, since older compilers trace no more than that."""
+        if training == self.training:
+            return self
+        return LstmOptions(
+            layer_norm=self.layer_norm,
+            ln_eps=self.ln_eps,
+            forget_bias=self.forget_bias,
+            zoneout=self.zoneout,
+            zoneout_cell=self.zoneout_cell,
+            training=training,
+        )
+
     @property
     def draws(self) -> bool:
         """Whether a scan needs a seed."""
