@@ -28,6 +28,9 @@ html_title = f"torchrum {release}"
 html_static_path = ["_static", "../src/torchrum/report/assets"]  # the playground and the sorting are the report's
 html_css_files = ["torchrum.css"]
 html_js_files = ["sortable.js"]
+pygments_style = "a11y-light"
+pygments_dark_style = "github-dark"  # the default underlines names as if they were links
+highlight_language = "none"  # fences name theirs; equations in docstrings are no Python
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {
@@ -42,5 +45,12 @@ def copy_figures(app: Any, error: Exception | None) -> None:
         shutil.copytree(Path(app.srcdir) / "figures", Path(app.outdir) / "figures", dirs_exist_ok=True)
 
 
+def keep_sentences(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Put an empty comment before the sentence about an attribute: napoleon takes words before a colon for its type."""
+    if what == "attribute":
+        lines[:0] = ["..", ""]
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", keep_sentences, priority=100)  # before napoleon
     app.connect("build-finished", copy_figures)

@@ -19,6 +19,8 @@ from torchrum.recipes import load_recipe
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+WIDTH = 86
+"""Characters of code that stand side by side in the site's column of text."""
 OWN = ("RECIPE", "--resume", "my_recipes:largest")  # stand for a recipe of the reader's
 
 
@@ -44,6 +46,14 @@ def test_code_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: p
         exec(program, module.__dict__)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_fits_the_column_of_text(page: Path) -> None:
+    lines = [
+        line for name in ("python", "console", "text") for _, code in blocks(page, name) for line in code.splitlines()
+    ]
+    assert [line for line in lines if len(line) > WIDTH] == []
+
+
 def test_the_guides_have_code() -> None:
     assert {page.stem for page in WITH_CODE} >= {
         "index", "tutorial", "training", "beyond-gru", "rotation", "performance", "extending", "errors", "reproducing",
@@ -52,7 +62,8 @@ def test_the_guides_have_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_exist_and_their_recipes_load(page: Path) -> None:
-    lines = [line for _, text in blocks(page, "console") for line in text.splitlines() if "torchrum" in line]
+    texts = [text.replace("\\\n", "") for _, text in blocks(page, "console")]  # a command may go on in the next line
+    lines = [line for text in texts for line in text.splitlines() if "torchrum" in line]
     for line in lines:
         words = shlex.split(line.removeprefix("$ "), comments=True)
         words = words[words.index("torchrum") :] if "torchrum" in words else words
@@ -111,6 +122,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_docs_build_without_a_warning(site: Path) -> None:
     assert {page.stem for page in PAGES} <= {page.stem for page in site.glob("*.html")}
+    api = (site / "api.html").read_text(encoding="utf-8")
+    assert "the most that a crash can cost" in api  # a sentence with a colon is not taken for a type
+    assert "Type<" not in api
+    assert "Return type<" not in api
     assert 'class="rum-playground"' in (site / "rotation.html").read_text(encoding="utf-8")
 
 

@@ -20,7 +20,8 @@ class RUMCell(Cell):
 
     ::
 
-        tau = W_tau x + U_tau h + b_tau;  u = sigmoid(W_u x + U_u h + b_u);  eps = W_eps x + b_eps
+        eps = W_eps x + b_eps
+        tau = W_tau x + U_tau h + b_tau;  u = sigmoid(W_u x + U_u h + b_u)
         R' = R^lam . Rotation(eps, tau);  h~ = f(eps + R' h);  h' = u * h + (1 - u) * h~
         and with eta:  h' = eta h' / |h'|
 

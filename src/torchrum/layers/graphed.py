@@ -20,7 +20,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def graphed(layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> "Graphed":
     """Run a layer's whole loop over time as CUDA graphs, in training and inference, with the same results.
 
-    A layer in plain PyTorch launches tens of kernels a step, and the launches take most of its time. Here the first
+    A layer in plain PyTorch launches tens of kernels per step, and the launches take most of its time. Here the first
     call of each signature (shapes, dtypes, which arguments are given, what requires a gradient, training or evaluation,
     autocast) runs the layer twice, records its forward and its backward, and later calls replay them. A new number of
     steps T is a new signature: pad to a few lengths and pass ``lengths`` if yours vary.

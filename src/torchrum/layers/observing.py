@@ -176,7 +176,8 @@ def gradient_norms(layer: nn.Module, x: Tensor, generator: torch.Generator) -> T
         the derivative.
 
     Example:
-        >>> gradient_norms(nn.GRU(3, 8), torch.randn(5, 2, 3), torch.Generator().manual_seed(0)).shape
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> gradient_norms(nn.GRU(3, 8), torch.randn(5, 2, 3), generator).shape
         torch.Size([5, 2])
     """
     states: list[tuple[Tensor, ...]] = []

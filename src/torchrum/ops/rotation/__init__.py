@@ -44,8 +44,8 @@ def rotate(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
             are promoted; float16 and bfloat16 compute in float32.
 
     Returns:
-        ``R(a, b) h``, ``(..., H)`` with the broadcast leading dimensions. Values and gradients are finite everywhere:
-        a zero ``a`` or ``b`` rotates nothing and gets a zero gradient, opposite vectors give a half turn that does
+        ``R(a, b) h``, ``(..., H)`` with the broadcast leading dimensions. Values and gradients are finite everywhere.
+        A zero ``a`` or ``b`` rotates nothing and gets a zero gradient, opposite vectors give a half turn that does
         not depend on ``b``, and with H = 1 the only rotation is 1. NaN stays NaN.
 
     Example:
