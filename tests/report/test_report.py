@@ -16,7 +16,7 @@ from torchrum.ledger import LedgerError, read_ledger
 from torchrum.ledger.verdicts import condensed, verdicts
 from torchrum.plots.catalog import FIGURES
 from torchrum.recipes import load_recipe
-from torchrum.report.blocks import Items, Table, Text, blocks, inline
+from torchrum.report.blocks import Block, Items, Table, Text, blocks, inline
 from torchrum.report.headline import headline_table, headlines, write_headlines
 from torchrum.report.ledger_page import ledger_page, runs_table
 from torchrum.report.page import Page, Section, render, write_page
@@ -159,6 +159,14 @@ def test_run_folders_have_a_page_of_their_own(runs, tmp_path, capsys):
     assert sorted(re.findall(r'<figure id="figure-([\w-]+)">', html)) == sorted(figures)
     assert "model.hidden_size" in html
     assert 'class="rum-playground"' in html
+
+
+def test_a_part_that_was_drawn_ahead_is_not_drawn_again(runs):
+    ahead: list[Block] = [Text(inline("drawn ahead"))]
+    page = runs_page(runs, drawn={runs[1]: ahead})
+    parts = [section.blocks for section in page.sections]
+    assert parts[2] is ahead
+    assert len(parts[1]) > 1
 
 
 def test_a_run_without_scores_has_no_page(runs, tmp_path):

@@ -1,8 +1,11 @@
 """``torchrum demo``: RUM and an LSTM side by side on associative recall."""
 
 import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +15,7 @@ from torchrum.cli.parsing import Parser
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from torchrum.report.blocks import Block
     from torchrum.training import TrainConfig
 
 NEXT = """Where to go next
@@ -38,6 +42,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="decides the initial weights and the data (default: 1)")
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread when imported, and start_method looks
 
     from dataclasses import replace
 
@@ -57,26 +62,45 @@ def train_both(configs: "dict[str, TrainConfig]", folder: Path) -> int:
     from rich.console import Console
 
     from torchrum.training import RunError
+    from torchrum.training.fabric import preload
 
     runs = {label: folder / config.name for label, config in configs.items()}
     console = Console(soft_wrap=True)
     introduce(console, next(iter(configs.values())).task)
 
-    start = multiprocessing.get_context("spawn").Process  # forking a process that has threads can hang
-    processes = {label: start(target=train_one, args=(config, runs[label])) for label, config in configs.items()}
+    preload()
+    context: Any = multiprocessing.get_context(start_method())
+    processes: dict[str, BaseProcess] = {
+        label: context.Process(target=train_one, args=(config, runs[label])) for label, config in configs.items()
+    }
     for process in processes.values():
         process.start()
+    painter = ThreadPoolExecutor(1)
     try:
-        watch(console, configs, runs, processes)
+        drawn = watch(console, configs, runs, processes, painter)
     finally:
         for process in processes.values():
             process.terminate()  # after Ctrl-C; at the end there is nothing left to stop
             process.join()
+        painter.shutdown(wait=False)
     failed = [label for label, process in processes.items() if process.exitcode]
     if failed:
         raise RunError(f"{' and '.join(failed)} did not finish; the reason stands above.")
-    compare(console, configs, runs, folder)
+    compare(console, configs, runs, drawn, folder)
     return 0
+
+
+def start_method() -> str:
+    """How to start the two processes: forked, where that is safe, they need not import torch again.
+
+    It is where this process has no other thread, which could hold a lock that nobody in the child would ever release.
+    """
+    if sys.platform != "linux":
+        return "spawn"
+    try:
+        return "fork" if len(os.listdir("/proc/self/task")) == 1 else "spawn"
+    except OSError:
+        return "spawn"
 
 
 def introduce(console: "Console", task: Any) -> None:
@@ -100,8 +124,13 @@ def watch(
     configs: "dict[str, TrainConfig]",
     runs: dict[str, Path],
     processes: Mapping[str, BaseProcess],
-) -> None:
-    """Show both runs as they go, from the files that they write; lines every ten seconds where there is no terminal."""
+    painter: ThreadPoolExecutor,
+) -> "dict[Path, Future[list[Block]]]":
+    """Show both runs as they go, from the files that they write; lines every ten seconds where there is no terminal.
+
+    Returns:
+        The part of the page of a run that has ended first; ``painter`` draws it while the other one trains.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -112,9 +141,12 @@ def watch(
     )
     with Progress(*columns, console=console, refresh_per_second=4, disable=not console.is_terminal) as bars:
         rows = {label: bars.add_task(label, total=config.steps, text="starting") for label, config in configs.items()}
-        said = time.monotonic()
+        said, drawn = time.monotonic(), {}
         while True:
             running = any(process.is_alive() for process in processes.values())
+            for label, process in processes.items():
+                if running and process.exitcode == 0 and runs[label] not in drawn:
+                    drawn[runs[label]] = painter.submit(draw_run, runs[label])
             states = {label: state(run) for label, run in runs.items()}
             for label, (step, text) in states.items():
                 bars.update(rows[label], completed=step, text=text)
@@ -125,7 +157,7 @@ def watch(
                 line = "   ".join(f"{label} step {step:,}  {text}" for label, (step, text) in states.items())
                 console.print(line, markup=False, highlight=False)
             if not running:
-                return
+                return drawn
             time.sleep(0.25)
 
 
@@ -140,7 +172,20 @@ def state(run: Path) -> tuple[int, str]:
     return training[-1]["step"], f"loss {training[-1]['loss']:.4f}  {accuracy}".strip()
 
 
-def compare(console: "Console", configs: "dict[str, TrainConfig]", runs: dict[str, Path], folder: Path) -> None:
+def draw_run(run: Path) -> "list[Block]":
+    """The part of the page that is about one run."""
+    from torchrum.report.runs_page import run_blocks
+
+    return run_blocks(run)
+
+
+def compare(
+    console: "Console",
+    configs: "dict[str, TrainConfig]",
+    runs: dict[str, Path],
+    drawn: "dict[Path, Future[list[Block]]]",
+    folder: Path,
+) -> None:
     """Print the table, draw the picture, and say where to go next."""
     from rich.table import Table
 
@@ -163,15 +208,16 @@ def compare(console: "Console", configs: "dict[str, TrainConfig]", runs: dict[st
             f"{last['seconds']:.0f}",
         )
     table.add_row("bag of values", "", "", f"{task.baseline_accuracy():.1%}", f"{task.baseline():.4f}", "")
+    parts = {run: part.result() for run, part in drawn.items()}  # matplotlib draws one figure at a time
     picture = draw_comparison(runs, task, folder / "demo.png")
     console.print()
     console.print(table)
-    page = write_report(runs, folder / "report.html")
+    page = write_report(list(runs.values()), parts, folder / "report.html")
     console.print(f"\nThe picture: {picture}\nThe page, with what RUM learnt: {page}\n", markup=False, highlight=False)
     console.print(NEXT, markup=False, highlight=False)
 
 
-def write_report(runs: dict[str, Path], out: Path) -> Path:
+def write_report(runs: list[Path], drawn: "dict[Path, list[Block]]", out: Path) -> Path:
     """Write the page of both runs."""
     from torchrum.report.page import write_page
     from torchrum.report.runs_page import runs_page
@@ -179,4 +225,4 @@ def write_report(runs: dict[str, Path], out: Path) -> Path:
     lead = (
         "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."
     )
-    return write_page(runs_page(list(runs.values()), "torchrum demo", lead), out)
+    return write_page(runs_page(runs, "torchrum demo", lead, drawn), out)

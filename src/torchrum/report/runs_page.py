@@ -1,7 +1,7 @@
 """The page of a few run folders: how they went side by side, and what each was."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchrum.ledger.arrays import collect_arrays, drawable
@@ -24,16 +24,28 @@ from torchrum.training.loading import read_config
 from torchrum.training.records import ENVIRONMENT, read_metrics
 
 
-def runs_page(runs: Sequence[Path], title: str = "torchrum runs", lead: str = "") -> Page:
-    """Gather the page of run folders; each needs at least one validation."""
+def runs_page(
+    runs: Sequence[Path],
+    title: str = "torchrum runs",
+    lead: str = "",
+    drawn: Mapping[Path, list[Block]] | None = None,
+) -> Page:
+    """Gather the page of run folders; each needs at least one validation.
+
+    Args:
+        runs: the folders.
+        title, lead: what stands at the top.
+        drawn: what ``run_blocks`` has given for some of them already.
+    """
     configs = {run: read_config(run) for run in runs}
     for run in runs:
         if not read_metrics(run, "validation"):
             raise RunError(f"{run} has no validation scores to report yet.")
     labels = _labels(configs)
+    parts = {run: (drawn or {}).get(run) or run_blocks(run) for run in runs}
     sections = [
         Section("Side by side", list(_comparison(configs, labels))),
-        *(Section(labels[run], list(_run(run, config)), f"run-{n}") for n, (run, config) in enumerate(configs.items())),
+        *(Section(labels[run], part, f"run-{n}") for n, (run, part) in enumerate(parts.items())),
         Section("Rotation playground", [Text(inline(PLAYGROUND)), Playground()], "playground"),
     ]
     return Page(title, lead or f"{len(runs)} run{'s' if len(runs) > 1 else ''}, from their folders.", sections)
@@ -62,6 +74,11 @@ def _comparison(configs: dict[Path, TrainConfig], labels: dict[Path, str]) -> It
         caption = "Validation over the steps; the dashed line is the best that is possible without memory."
         shown = {labels[run]: run for run in configs}
         yield picture("side-by-side", lambda: comparison_figure(shown, task), caption)
+
+
+def run_blocks(run: Path) -> list[Block]:
+    """The part of the page that is about one run."""
+    return list(_run(run, read_config(run)))
 
 
 def _run(run: Path, config: TrainConfig) -> Iterator[Block]:
