@@ -154,34 +154,22 @@ def test_sequence_is_its_steps(words):
     torch.testing.assert_close(last, state, **EXACT)
 
 
-def test_sequence_in_bfloat16_carries_its_state_in_float32():
-    torch.manual_seed(3)
-    exact = shuffled(LSTMCell(I, H, layer_norm=True, dtype=torch.bfloat16)).double()
-    cell = with_weights_of(exact, LSTMCell(I, H, layer_norm=True, dtype=torch.bfloat16))
-    x, zeros = torch.randn(200, B, I).bfloat16(), torch.zeros(B, H).bfloat16()
-    output, (h, c) = cell.scan(x, (zeros, zeros))
-    assert {output.dtype, h.dtype, c.dtype} == {torch.bfloat16}
-    wanted, _ = exact.scan(x.double(), (zeros.double(), zeros.double()))
-    state, steps = (zeros, zeros), []
-    for part in x:
-        step, state = cell(part, state)
-        steps.append(step)
-    by_scan, by_steps = ((found - wanted).norm() for found in (output, torch.stack(steps)))
-    assert by_scan < 0.7 * by_steps
-
-
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_under_autocast_the_state_comes_back_in_float32(layer_norm):
+def test_under_autocast_the_matmuls_are_in_bfloat16_and_the_state_in_float32(layer_norm):
     cell, x = shuffled(LSTMCell(I, H, layer_norm=layer_norm)), torch.randn(T, B, I)
     state = (torch.randn(B, H), torch.randn(B, H))
     wanted, _ = cell.scan(x, state)
     with torch.autocast("cpu", torch.bfloat16):
         output, last = cell.scan(x, state)
-        step, one = cell(x[0], state)
-    assert output.dtype == torch.bfloat16
-    assert {part.dtype for part in (*last, *one)} == {torch.float32}
-    torch.testing.assert_close(output.float(), wanted, rtol=0, atol=0.1)
-    torch.testing.assert_close(step, wanted[0], rtol=0, atol=0.1)
+    assert {part.dtype for part in last} == {torch.float32}
+    assert 1e-4 < (output - wanted).abs().max() < 0.1
+
+
+def test_a_compiled_step_is_what_a_sequence_takes(monkeypatch):
+    cell, calls = LSTMCell(I, H), []
+    monkeypatch.setattr(cell, "step", lambda x, state: calls.append(1) or (state[0], state))
+    cell.scan(torch.randn(T, B, I), cell.initial_state(B, device="cpu", dtype=torch.float32))
+    assert len(calls) == T
 
 
 def test_zoneout_of_h_and_of_c_act_on_h_and_on_c():

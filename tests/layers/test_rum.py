@@ -466,8 +466,10 @@ def test_errors_say_what_is_wrong(call, message):
 def test_warnings():
     with pytest.warns(UserWarning, match="dropout=0.5 acts between layers and there is one layer"):
         RUM(4, 5, dropout=0.5)
-    with pytest.warns(UserWarning, match="expect chaos"):
-        RUM(4, 5, lam=2)
+    for kind in (RUM, RUMCell):
+        with pytest.warns(UserWarning, match="expect chaos") as told:
+            kind(4, 5, lam=2)
+        assert told[0].filename == __file__  # the line that made the mistake
 
 
 def test_the_embedding_starts_with_the_scale_asked_for():
@@ -500,4 +502,5 @@ def test_cell_and_layer_share_their_options():
     cell, layer = (inspect.signature(kind).parameters for kind in (RUMCell, RUM))
     for name in (field.name for field in fields(RumSettings)):
         assert cell[name].default == layer[name].default == getattr(USUAL, name), name
+        assert cell[name].annotation == layer[name].annotation, name
     RUM(3, 4, **PAPER_OPTIONS), RUMCell(3, 4, **PAPER_OPTIONS)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..ops._checks import MismatchError
+from .unitary import matrices_fixed
 
 State = tuple[Tensor, ...]
 
@@ -26,9 +27,9 @@ class Cell(nn.Module, ABC):
         self.input_size = input_size
         self.hidden_size = hidden_size
 
-    @abstractmethod
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        """The state before the first step."""
+        """The state before the first step; zeros ``(B, H)`` for each part, unless a cell has others."""
+        return tuple(torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype) for _ in self.state_names)
 
     @abstractmethod
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -64,7 +65,8 @@ class Cell(nn.Module, ABC):
         Rows of the batch past their ``lengths`` ``(B,)`` keep their state.
         """
         outputs = []
-        with parametrize.cached():  # a parametrised weight is built once for the sequence, not once a step
+        # a parametrised weight and a unitary matrix are built once for the sequence, not in every step
+        with parametrize.cached(), matrices_fixed(self, state[0].dtype):
             for t, x_t in enumerate(self.project(x).unbind(0)):
                 output, new = self.step(x_t, state)
                 state = new if lengths is None else freeze(t < lengths, new, state)

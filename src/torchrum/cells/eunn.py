@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..ops._checks import check_choice, check_finite, check_positive_int
 from .base import Cell, State
 from .lstm import glorot_
-from .unitary import UnitaryMap, check_even, matrices_fixed, modrelu, modrelu_complex, real_form, widen
+from .unitary import UnitaryMap, check_even, modrelu, modrelu_complex, real_form, widen
 
 STYLES = ("tunable", "fft")
 
@@ -166,9 +166,6 @@ class EUNNCell(Cell):
         glorot_(self.weight_ih)
         nn.init.constant_(self.bias, self.modrelu_bias)
 
-    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return (torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype),)
-
     def project(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight_ih)
 
@@ -177,10 +174,6 @@ class EUNNCell(Cell):
         activation = modrelu_complex if self.complex_valued else modrelu
         h = activation(self.rotations(h) + x, self.bias)
         return h, (h,)
-
-    def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        with matrices_fixed(self, state[0].dtype):
-            return super().scan(x, state, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, modrelu_bias={self.modrelu_bias}"

@@ -14,7 +14,6 @@ from ..ops.rum_scan.options import LNOrder, RumOptions
 from .base import Cell, State
 from .lstm import LSTMCell, projected_like
 from .rum import PAPER_OPTIONS, RUMCell
-from .unitary import matrices_fixed
 
 SLOW = ("lstm", "rum")
 
@@ -92,8 +91,7 @@ class FastSlowCell(Cell):
             xp, fast, slow, weights, options = self.scan_arguments(x, state)
             output, fast, slow = fast_slow_scan(xp, fast, slow, weights, options=options, backend="fused")
             return output, (*fast, *slow)
-        with matrices_fixed(self, state[0].dtype):
-            return super().scan(x, state, lengths)
+        return super().scan(x, state, lengths)
 
     def explain_backend(self, x: Tensor, lengths: Tensor | None = None) -> Choice:
         """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..ops._checks import check_finite, check_positive_int
 from .base import Cell, State
 from .eunn import Rotations
-from .unitary import matrices_fixed, modrelu
+from .unitary import modrelu
 
 
 class GORUCell(Cell):
@@ -69,9 +69,6 @@ class GORUCell(Cell):
         nn.init.constant_(self.bias[self.hidden_size :], self.update_bias)
         nn.init.constant_(self.bias_c, self.modrelu_bias)
 
-    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return (torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype),)
-
     def project(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight_ih, F.pad(self.bias, (0, self.hidden_size)))  # b_c acts inside modReLU
 
@@ -82,10 +79,6 @@ class GORUCell(Cell):
         c = modrelu(r * self.rotations(h) + x_c, self.bias_c)
         h = g * h + (1 - g) * c
         return h, (h,)
-
-    def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        with matrices_fixed(self, state[0].dtype):
-            return super().scan(x, state, lengths)
 
     def extra_repr(self) -> str:
         biases = f"reset_bias={self.reset_bias}, update_bias={self.update_bias}, modrelu_bias={self.modrelu_bias}"

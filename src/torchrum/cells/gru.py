@@ -66,9 +66,6 @@ class GRUCell(Cell):
         if self.reset_after:
             nn.init.zeros_(self.bias_hc)
 
-    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return (torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype),)
-
     def project(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight_ih, self.bias)  # (..., 3H)
 

@@ -108,10 +108,6 @@ class LSTMCell(Cell):
                 nn.init.ones_(gain)
                 nn.init.zeros_(shift)
 
-    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        zeros = torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype)
-        return zeros, zeros.clone()
-
     def project(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight_ih, self.bias)  # (..., 4H)
 
@@ -122,11 +118,13 @@ class LSTMCell(Cell):
         return h, (h, c)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+        if self.explain_backend(x).backend != "fused":
+            return super().scan(x, state, lengths)  # by steps, which torch.compile may have made
         h, c = state
         weights = self.scan_weights()
         norms = (weights.ln_weight, weights.ln_bias)
         inputs = LstmInputs(self.project(x), h, c, weights.weight_hh, *norms, lengths)
-        output, h, c = lstm_scan(inputs, self.scan_options(), backend=self.backend)
+        output, h, c = lstm_scan(inputs, self.scan_options(), backend="fused")
         return output, (h, c)
 
     def explain_backend(self, x: Tensor) -> Choice:

@@ -56,10 +56,6 @@ class NASCell(Cell):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        zeros = torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype)
-        return zeros, zeros.clone()
-
     @property
     def _masked(self) -> bool:
         return self.training and self.state_dropout > 0

@@ -78,9 +78,6 @@ class OrthogonalCell(Cell):
             nn.init.uniform_(self.weight_ih, -bound, bound)
             nn.init.uniform_(self.bias, -0.01, 0.01)
 
-    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return (torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype),)
-
     def project(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight_ih)
 

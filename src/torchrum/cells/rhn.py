@@ -71,9 +71,6 @@ class RHNCell(Cell):
         for bias in self.bias:
             bias[self.hidden_size :] = self.transform_bias
 
-    def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return (torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype),)
-
     @property
     def _masked(self) -> bool:
         return self.training and self.state_dropout > 0

@@ -92,25 +92,7 @@ class RUMCell(Cell):
         check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
         check_flags("RUMCell", bias=bias)
         super().__init__(input_size, hidden_size)
-        self.settings = RumSettings(
-            where="RUMCell",
-            lam=lam,
-            learn_lam=learn_lam,
-            eta=eta,
-            activation=activation,
-            target_activation=target_activation,
-            update_gate=update_gate,
-            layer_norm=layer_norm,
-            ln_order=ln_order,
-            zoneout=zoneout,
-            embed_bias=embed_bias,
-            target_bias_init=target_bias_init,
-            update_bias_init=update_bias_init,
-            embed_bias_init=embed_bias_init,
-            embed_scale=embed_scale,
-            gate_scale=gate_scale,
-            backend=backend,
-        )
+        self.settings = RumSettings.given("RUMCell", locals())
         self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend
         shapes = rum_shapes(input_size, hidden_size, self.options, bias, embed_bias)

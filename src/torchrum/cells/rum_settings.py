@@ -38,6 +38,11 @@ class RumSettings:
     where: InitVar[str] = "RUM"
     """Who is told of a wrong option: the name of the class that it was given to."""
 
+    @classmethod
+    def given(cls, where: str, arguments: dict[str, Any]) -> "RumSettings":
+        """The options among the arguments of the constructor of class ``where``."""
+        return cls(where=where, **{field.name: arguments[field.name] for field in fields(cls)})
+
     def __post_init__(self, where: str) -> None:
         self._check_numbers(where)
         check_flags(
@@ -64,7 +69,7 @@ class RumSettings:
         if abs(self.lam) > 1:
             warnings.warn(
                 f"{where}: with lam={self.lam} the angles of R grow {abs(self.lam)}-fold per step; expect chaos.",
-                stacklevel=4,
+                stacklevel=5,  # the line that builds the layer or the cell
             )
 
     def _check_numbers(self, where: str) -> None:
@@ -97,16 +102,11 @@ class RumSettings:
 
     def options(self, hidden_size: int) -> RumOptions:
         """What the scan needs of them; a learnable lam is written NaN."""
-        return RumOptions(
-            lam=math.nan if self.learn_lam else float(self.lam),
-            eta=math.sqrt(hidden_size) if self.eta == "sqrt" else self.eta,
-            activation=self.activation,
-            target_activation=self.target_activation,
-            update_gate=self.update_gate,
-            layer_norm=self.layer_norm,
-            ln_order=self.ln_order,
-            zoneout=float(self.zoneout),
-        )
+        shared = {field.name: getattr(self, field.name) for field in fields(RumOptions) if hasattr(self, field.name)}
+        shared["lam"] = math.nan if self.learn_lam else float(self.lam)
+        shared["eta"] = math.sqrt(hidden_size) if self.eta == "sqrt" else self.eta
+        shared["zoneout"] = float(self.zoneout)
+        return RumOptions(**shared)
 
     def describe(self, lam: Tensor | None) -> str:
         """The options that differ from their defaults, for ``repr``; ``lam`` is the parameter, where it is one."""

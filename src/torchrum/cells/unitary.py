@@ -1,4 +1,4 @@
-"""What the unitary cells share: modReLU, complex numbers as real halves, a matrix made once a sequence."""
+"""What the unitary cells share: modReLU, complex numbers as real halves, a matrix built once for a sequence."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class UnitaryMap(nn.Module, ABC):
     """A square orthogonal matrix made of free parameters.
 
-    The factors of such a matrix are cheap in arithmetic but many in launches, so they are multiplied out once a
+    The factors of such a matrix are cheap in arithmetic but many in launches, so they are multiplied out once for a
     sequence, inside ``matrices_fixed``; a step is then one matmul.
     """
 
@@ -44,7 +44,7 @@ def matrices_fixed(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def widen(x: Tensor) -> Tensor:
-    """Half types become float32: angles and phases need more than 8 bits."""
+    """16-bit dtypes become float32: angles and phases need more than 8 bits."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..ops._checks import check_finite, check_positive_int
 from .base import Cell, State
-from .unitary import UnitaryMap, check_even, matrices_fixed, modrelu_complex, real_form, widen
+from .unitary import UnitaryMap, check_even, modrelu_complex, real_form, widen
 
 
 class FourierUnitary(UnitaryMap):
@@ -108,10 +108,6 @@ class URNNCell(Cell):
         (h,) = state
         h = modrelu_complex(self.unitary(h) + x, self.bias)
         return h, (h,)
-
-    def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        with matrices_fixed(self, state[0].dtype):
-            return super().scan(x, state, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, modrelu_bias={self.modrelu_bias}"

@@ -81,25 +81,7 @@ class RUM(Recurrent):
         backend: Backend = USUAL.backend,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self.settings = RumSettings(
-            where="RUM",
-            lam=lam,
-            learn_lam=learn_lam,
-            eta=eta,
-            activation=activation,
-            target_activation=target_activation,
-            update_gate=update_gate,
-            layer_norm=layer_norm,
-            ln_order=ln_order,
-            zoneout=zoneout,
-            embed_bias=embed_bias,
-            target_bias_init=target_bias_init,
-            update_bias_init=update_bias_init,
-            embed_bias_init=embed_bias_init,
-            embed_scale=embed_scale,
-            gate_scale=gate_scale,
-            backend=backend,
-        )
+        self.settings = RumSettings.given("RUM", locals())
         self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
