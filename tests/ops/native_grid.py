@@ -30,7 +30,7 @@ def scan_once(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype, c
     leaves = [None if part is None else part.requires_grad_() for part in (xp, h0, R0, weight)]
     inputs = ScanInputs(*leaves, *norms, lengths, torch.tensor(3))
     out, R = rum_scan(inputs, options, backend="native")
-    (out.sum() + (0 if R is None else R.square().sum())).backward()
+    (out.sum() + (0 if R is None else R.sin().sum())).backward()
     with torch.no_grad():
         rum_scan(inputs, options, backend="native")
 
