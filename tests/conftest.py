@@ -1,6 +1,7 @@
 """Fixtures for every test: fresh memory is NaN, so that what a kernel forgets to write is seen."""
 
 import os
+from collections.abc import Iterator
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core; more threads only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
@@ -8,6 +9,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core; more threads only wa
 import pytest
 import torch
 
+from browser import Browser, find_browser
 from torchrum.ops._onednn import limit_isa
 from torchrum.ops.rum_scan.designs import forget_decisions
 
@@ -42,3 +44,14 @@ def nan_filled_memory(request):
     yield
     torch.utils.deterministic.fill_uninitialized_memory = before[0]
     torch.use_deterministic_algorithms(before[1])
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for the pages of a module; skipped where there is none."""
+    path = find_browser()
+    if path is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
+    found = Browser(path, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()

@@ -1,7 +1,7 @@
-"""Weights that anyone can write down, so that a cell can be checked against numbers computed elsewhere."""
+"""Weights for the tests of cells: random ones, and such as anyone can write down, to compare with other programs."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def sines(first: float, *shape: int, scale: float = 0.5) -> Tensor:
@@ -21,3 +21,11 @@ def fill(parameter: Tensor, values: Tensor) -> None:
     """Put ``values`` into ``parameter``; a matrix is given as (in, out) and stored as (out, in)."""
     with torch.no_grad():
         parameter.copy_(values.T if values.dim() == 2 else values)
+
+
+def shuffled(cell: nn.Module) -> nn.Module:
+    """Random values everywhere, so that no parameter hides behind its 0 or 1."""
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
+    return cell

@@ -1,9 +1,11 @@
-"""What the kernel tests share: a RUM scan in float64, a design's run of it, and how far the two are apart."""
+"""What the kernel tests share: a RUM scan in float64, a design's run of it, a loss, how far two results are apart."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from tolerances import NORM_ERROR
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
@@ -79,3 +81,30 @@ def assert_rows_close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> No
             difference = (found[name][:, row].double() - want).norm()
             assert difference <= error * want.norm() + 1e-12, f"{name} of row {row}"
     assert_close(found, wanted, error)
+
+
+def tensors(results: tuple[Any, Any]) -> list[Tensor]:
+    """All tensors of a layer's results, the data of a packed sequence among them."""
+    output, hidden = results
+    output = output.data if isinstance(output, PackedSequence) else output
+    return [output, *((hidden,) if isinstance(hidden, Tensor) else hidden)]
+
+
+def loss_of(results: tuple[Any, Any]) -> Tensor:
+    """A number in which every entry of a layer's results counts, and differently."""
+    parts = [part.double() for part in tensors(results)]
+    weighted = [part * torch.linspace(-1, 2, part.numel(), device=part.device).view_as(part) for part in parts]
+    return torch.stack([part.sum() for part in weighted]).sum()
+
+
+def capture(run: Callable[[], Any], warm_up: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of ``run``, and what it returned; ``warm_up`` runs first, on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        warm_up()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    return graph, found

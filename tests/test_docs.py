@@ -5,12 +5,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from browser import Browser, find_browser
+from browser import Browser
 from torchrum.cli import COMMANDS
 from torchrum.ledger import read_ledger
 from torchrum.plots.catalog import FIGURES
@@ -127,16 +126,6 @@ def test_the_docs_build_without_a_warning(site: Path) -> None:
     assert "Type<" not in api
     assert "Return type<" not in api
     assert 'class="rum-playground"' in (site / "rotation.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
-    found = Browser(path, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 def test_every_page_loads_and_fits(site: Path, browser: Browser) -> None:

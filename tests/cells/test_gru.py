@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from golden import shuffled
 from tolerances import TOL
 from torchrum.cells.gru import GRUCell
 
@@ -13,13 +14,6 @@ I, H, B, T = 3, 5, 4, 6
 
 def draw(*shape):
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def shuffled(cell):
-    with torch.no_grad():
-        for parameter in cell.parameters():
-            parameter.copy_(0.5 * torch.randn_like(parameter))
-    return cell
 
 
 def test_reset_after_is_torchs():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from golden import DIGITS, X, fill, sines
+from golden import DIGITS, X, fill, shuffled, sines
 from tolerances import TOL
 from torchrum.cells.lstm import LSTMCell
 from torchrum.layers.registry import build_layer
@@ -16,14 +16,6 @@ EXACT = TOL[torch.float64]
 
 def draw(*shape):
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def shuffled(cell):
-    """Random values everywhere, so that no parameter hides behind its 0 or 1."""
-    with torch.no_grad():
-        for parameter in cell.parameters():
-            parameter.copy_(0.5 * torch.randn_like(parameter))
-    return cell
 
 
 def with_weights_of(cell, other):

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
+from oracle import loss_of, tensors
 from tolerances import TOL
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
@@ -46,19 +47,6 @@ def build(kind, **more):
 
 def draw(*shape, seed=1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
-
-
-def tensors(results):
-    """All tensors of a layer's results, the data of a packed sequence among them."""
-    output, hidden = results
-    output = output.data if isinstance(output, nn.utils.rnn.PackedSequence) else output
-    return [output, *((hidden,) if isinstance(hidden, torch.Tensor) else hidden)]
-
-
-def loss_of(results):
-    """Every entry of every output counts, and differently."""
-    parts = [part.double() for part in tensors(results)]
-    return sum((part * torch.linspace(-1, 2, part.numel(), device=part.device).view_as(part)).sum() for part in parts)
 
 
 def like(layer, x):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
+from oracle import loss_of, tensors
 from tolerances import TOL
 from torchrum import graphed
 from torchrum.cells.base import Cell
@@ -98,19 +99,6 @@ def draw(*shape, seed=1, device="cpu", dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device, dtype)
 
 
-def parts(results):
-    output, hidden = results
-    return [output, *((hidden,) if isinstance(hidden, torch.Tensor) else hidden)]
-
-
-def loss_of(results):
-    """Every entry of every output counts, and differently."""
-    return sum(
-        (part.double() * torch.linspace(-1, 2, part.numel(), device=part.device).view_as(part)).sum()
-        for part in parts(results)
-    )
-
-
 def gradients(layer, *arguments, seed=1, **more):
     """Outputs, gradient of the input and gradients of all weights of one call."""
     x = draw(T, B, I, seed=seed, device=next(layer.parameters()).device, dtype=next(layer.parameters()).dtype)
@@ -118,7 +106,7 @@ def gradients(layer, *arguments, seed=1, **more):
     layer.zero_grad()
     results = layer(x, *arguments, **more)
     loss_of(results).backward()
-    return [*(part.detach() for part in parts(results)), x.grad, *(p.grad for p in layer.parameters())]
+    return [*(part.detach() for part in tensors(results)), x.grad, *(p.grad for p in layer.parameters())]
 
 
 def assert_same(given, expected, dtype=torch.float64):
@@ -220,7 +208,7 @@ def test_same_results_on_the_stand_in(name, place):
         assert_same(gradients(wrapped, lengths=lengths, seed=seed), gradients(layer, lengths=lengths, seed=seed))
     assert place.made == 6
     with torch.no_grad():
-        assert_same(parts(wrapped(draw(T, B, I))), parts(layer(draw(T, B, I))))
+        assert_same(tensors(wrapped(draw(T, B, I))), tensors(layer(draw(T, B, I))))
     assert place.made == 7
 
 
@@ -603,7 +591,7 @@ def test_same_results(name):
     with torch.inference_mode():
         x = draw(T, B, I, device="cuda", dtype=torch.float32)
         for _ in range(2):
-            assert_same(parts(wrapped(x)), parts(layer(x)), torch.float32)
+            assert_same(tensors(wrapped(x)), tensors(layer(x)), torch.float32)
 
 
 @pytest.mark.gpu
@@ -652,7 +640,7 @@ def test_autocast(dtype):
         with torch.autocast("cuda", dtype):
             results = module(x)
         loss_of(results).backward()
-        return [*(part.detach() for part in parts(results)), *(p.grad for p in module.parameters())]
+        return [*(part.detach() for part in tensors(results)), *(p.grad for p in module.parameters())]
 
     for seed in (1, 2):
         mine, theirs = run(wrapped, seed), run(layer, seed)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from entries import make_entry
 from torchrum.ledger import Entry, LedgerError, headline, read_ledger
 from torchrum.ledger.markers import fill_tables, write_tables
 from torchrum.ledger.table import best_settings, is_recipe, place, table, table_rows
@@ -15,23 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def entry(recipe: str, seed: int, **final: float) -> Entry:
     curve = {"step": [100]} | {key: [value] for key, value in final.items()}
-    return Entry(
-        recipe=recipe,
-        overrides=[],
-        seed=seed,
-        command=f"torchrum train {recipe} --seed {seed}",
-        commit="abc1234",
-        hardware="H200",
-        processes=1,
-        versions={},
-        wall_seconds=1.0,
-        steps=100,
-        parameters=11_060,
-        baseline=1.94771,
-        final=final,
-        curve=curve,
-        train_curve=curve,
-    )
+    return make_entry(recipe, seed, curve, parameters=11_060, baseline=1.94771)
 
 
 RUM = [

@@ -1,8 +1,8 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from entries import make_entry
 from torchrum.ledger import Entry, read_ledger
 from torchrum.ledger.markers import fill_tables
 from torchrum.ledger.verdicts import condensed, judge, one_per_seed, verdict_table, verdicts
@@ -13,26 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def entry(recipe: str, seed: int, accuracy: float, steps: int = 100, **changes) -> Entry:
-    final = {"loss": 1 - accuracy, "accuracy": accuracy}
-    curve = {"step": [steps]} | {key: [value] for key, value in final.items()}
-    made = Entry(
-        recipe=recipe,
-        overrides=[],
-        seed=seed,
-        command=f"torchrum train {recipe} --seed {seed}",
-        commit="abc",
-        hardware="H200",
-        processes=1,
-        versions={},
-        wall_seconds=1.0,
-        steps=steps,
-        parameters=1,
-        baseline=1.0,
-        final=final,
-        curve=curve,
-        train_curve=curve,
-    )
-    return replace(made, **changes)
+    curve = {"step": [steps], "loss": [1 - accuracy], "accuracy": [accuracy]}
+    return make_entry(recipe, seed, curve, **changes)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from composing import assert_composes
 from grids import thinned
-from oracle import assert_close
+from oracle import assert_close, capture
 from tolerances import NORM_ERROR
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.gru import GRUCell
@@ -515,14 +515,7 @@ def test_gpu_outer_capture_gives_the_same():
         return [out, grads[0], *grads[1], *(part for cell in grads[2] for part in cell if part is not None)]
 
     wanted = [part.clone() for part in both()]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        both(2)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = both()
+    graph, found = capture(both, warm_up=lambda: both(2))
     xp.mul_(2.0)
     graph.replay()
     xp.div_(2.0)

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from composing import assert_composes
 from grids import thinned
-from oracle import assert_close
+from oracle import assert_close, capture
 from tolerances import NORM_ERROR
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops import lstm_scan as lstm_scan_module
@@ -376,14 +376,7 @@ def test_gpu_outer_capture_gives_the_same():
         return [out, c, *lstm_backward(Grads(grads[0][:T], *grads[1:]), inputs, seeds, saved, FULL)]
 
     wanted = [part.clone() for part in both()]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        both(2)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = both()
+    graph, found = capture(both, warm_up=lambda: both(2))
     case["xp"].mul_(2.0)
     graph.replay()
     case["xp"].div_(2.0)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from entries import make_entry
 from torchrum.cli import main
 from torchrum.ledger import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import table_rows
@@ -22,23 +23,8 @@ from torchrum.training.records import CONFIG, MetricsFile
 def entry(recipe: str, seed: int, steps: int = 400) -> Entry:
     at = list(range(100, steps + 1, 100))
     curve = {"step": at, "loss": [1 / step for step in at], "accuracy": [step / 1000 for step in at]}
-    return Entry(
-        recipe=recipe,
-        overrides=[],
-        seed=seed,
-        command="",
-        commit="",
-        hardware="",
-        processes=1,
-        versions={},
-        wall_seconds=1.0,
-        steps=steps,
-        parameters=1,
-        baseline=1.0,
-        final={"loss": 1 / steps},
-        curve=curve,
-        train_curve=curve | {"loss": [2 / step for step in at]},
-    )
+    train_curve = curve | {"loss": [2 / step for step in at]}
+    return make_entry(recipe, seed, curve, final={"loss": 1 / steps}, train_curve=train_curve)
 
 
 LEDGER = [

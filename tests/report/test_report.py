@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import Browser, find_browser
+from browser import Browser
 from torchrum.cli import main
 from torchrum.ledger import LedgerError, read_ledger
 from torchrum.ledger.verdicts import condensed, verdicts
@@ -180,16 +180,6 @@ def test_a_call_that_makes_no_sense_is_refused(tmp_path, capsys):
     assert "nowhere is not a run folder" in capsys.readouterr().err
     assert main(["report", "runs/x", "--write", "README.md"]) == 2
     assert "leave the run folders out" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
-    found = Browser(path, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -11,9 +11,7 @@ def main(arguments: list[str]) -> int:
     """Score a run."""
     parser = Parser("eval", "Score a run on its fixed examples.")
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument(
-        "--recipe", metavar="MODULE:FUNCTION", help="where the run's task is defined, if not in torchrum"
-    )
+    parser.add_recipe()
     parser.add_argument(
         "--split", choices=("validation", "test"), default="test", help="which examples (default: test)"
     )

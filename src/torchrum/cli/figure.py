@@ -24,14 +24,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "run", type=Path, nargs="?", help="a run folder, for kernels, rotation, phases and diagonal of that run"
     )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_results()
     parser.add_argument("--out", type=Path, help="a folder (default: docs/figures; for a run, the run folder)")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="with all: put figures and captions between the markers of this page"
     )
-    parser.add_argument(
-        "--recipe", metavar="MODULE:FUNCTION", help="where the task of a run is defined, if not in torchrum"
-    )
+    parser.add_recipe()
     options = parser.parse_args(arguments)
 
     from torchrum.plots.catalog import FIGURES, draw_all, draw_figure, draw_run

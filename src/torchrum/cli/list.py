@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> int:
     """List."""
     parser = Parser("list", "List the recipes, or every field of one.")
     parser.add_argument("recipe", nargs="?", help="show the fields of this recipe")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_results()
     parser.add_argument("--all", action="store_true", help="a line for every size of a recipe")
     parser.add_argument("--plain", action="store_true", help="as --all, tab-separated, for other programs")
     options = parser.parse_args(arguments)

@@ -49,6 +49,16 @@ class Parser(argparse.ArgumentParser):
         )
         self.register("type", Path, _path)
 
+    def add_results(self) -> None:
+        """Take ``--results``."""
+        self.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+
+    def add_recipe(self) -> None:
+        """Take ``--recipe``; ``load_recipe`` imports it, which makes its task known."""
+        self.add_argument(
+            "--recipe", metavar="MODULE:FUNCTION", help="where the task of a run is defined, if not in torchrum"
+        )
+
     def error(self, message: str) -> NoReturn:
         """Refuse the call, without the usage that would hide the reason."""
         complain(f"{message.rstrip('.')}; see {self.prog} --help.")

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     """Enter runs in the ledger."""
     parser = Parser("record", "Enter finished runs in the results ledger.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_results()
     parser.add_argument("--note", default="", help="what a reader of the numbers should know")
     parser.add_argument("--commit", metavar="HASH", help="commit of the code, or HEAD, if the run cannot tell")
     parser.add_argument("--replace", action="store_true", help="write over an entry of the same name")

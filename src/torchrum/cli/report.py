@@ -13,14 +13,12 @@ def main(arguments: list[str]) -> int:
         "or the page of the run folders that are named.",
     )
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: the whole ledger)")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_results()
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write no page: put the headline numbers between the markers of FILE"
     )
-    parser.add_argument(
-        "--recipe", metavar="MODULE:FUNCTION", help="where the task of a run is defined, if not in torchrum"
-    )
+    parser.add_recipe()
     options = parser.parse_args(arguments)
 
     from torchrum.ledger import read_ledger

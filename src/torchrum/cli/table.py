@@ -9,7 +9,7 @@ def main(arguments: list[str]) -> int:
     """Print the results, or write them into a file."""
     parser = Parser("table", "Print the results ledger as Markdown tables.")
     parser.add_argument("task", nargs="?", help="copying, recall, ...; all if left out")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+    parser.add_results()
     parser.add_argument(
         "--best", type=int, metavar="STEPS", help="of each model only the best within these steps, and beyond them"
     )

@@ -38,34 +38,17 @@ class Entry:
             for name, parameter in own.items()
             if name not in SHARED
         ]
-        return inspect.Signature([*_SHARED_PARAMETERS, *options])
+        shared = inspect.signature(build_layer).parameters
+        return inspect.Signature([*(shared[name] for name in SHARED), *options])
 
-    def __call__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        **options: Any,
-    ) -> nn.Module:
+    def __call__(self, *shared: Any, **options: Any) -> nn.Module:
+        """Build it from what ``build_layer`` is given after the name."""
         make, options = self.load(), {**self.defaults, **options}
+        sizes = dict(zip(SHARED, shared, strict=True))
         if self.path.startswith("layers."):
-            shared = {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional}
-            return make(input_size, hidden_size, num_layers, **shared, **options)
-        return CellLayer(
-            lambda inputs: make(inputs, hidden_size, **options),
-            input_size,
-            hidden_size,
-            num_layers,
-            batch_first,
-            dropout,
-            bidirectional,
-        )
+            return make(**sizes, **options)
+        return CellLayer(lambda inputs: make(inputs, sizes["hidden_size"], **options), **sizes)
 
-
-_SHARED_PARAMETERS = [p for name, p in inspect.signature(Entry.__call__).parameters.items() if name in SHARED]
 
 LAYERS: dict[str, Entry] = {
     "rum": Entry("layers.rum:RUM", "the Rotational Unit of Memory"),

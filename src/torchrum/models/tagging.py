@@ -1,6 +1,7 @@
 """An answer at every step."""
 
 import math
+from abc import ABC, abstractmethod
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ def width(layer: nn.Module) -> int:
     return size
 
 
-class TaggingModel(nn.Module):
-    """One-hot input, a recurrent layer, and a linear read-out at every step.
+class OneHotModel(nn.Module, ABC):
+    """One-hot input, a recurrent layer, and a linear read-out.
 
     Args:
         layer: a recurrent layer with ``batch_first=True`` and ``input_size=num_inputs``.
@@ -39,6 +40,19 @@ class TaggingModel(nn.Module):
         self.layer = layer
         self.readout = nn.Linear(width(layer), num_outputs)
         init_readout(self.readout, num_inputs + num_outputs)
+
+    @abstractmethod
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits for the symbols ``x`` ``(B, T)`` int64."""
+
+    def run_layer(self, x: Tensor) -> Tensor:
+        """The layer's output for ``x`` ``(B, T)`` int64 -> ``(B, T, H)``."""
+        output, _ = self.layer(F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype))
+        return output
+
+
+class TaggingModel(OneHotModel):
+    """A read-out at every step; what it is built of stands at :class:`OneHotModel`."""
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Score every class at every step.
@@ -54,5 +68,4 @@ class TaggingModel(nn.Module):
             raise ValueError(
                 "TaggingModel: lengths is given, but every step is answered; mask the padding in the loss."
             )
-        output, _ = self.layer(F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype))
-        return self.readout(output)
+        return self.readout(self.run_layer(x))
