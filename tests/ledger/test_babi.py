@@ -42,10 +42,10 @@ def test_seeds_share_a_column_beside_the_papers():
     assert rows[0] == ["1 single supporting fact", "79.7", "96.0", ""]
     assert rows[1] == ["2 two supporting facts", "39.4", "96.0", "25.0"]
     assert rows[6][2] == "55.0"
-    assert rows[20] == ["mean", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 tasks"]
-    assert rows[21] == ["solved (>= 95 %)", "5", "5", "0"]
-    assert rows[22] == ["seeds", "", "2", "1"]
-    assert rows[23] == ["minutes of training, all tasks, one seed", "", "0.3 (H200)", ""]  # 20 runs of a second
+    assert rows[20] == ["**mean**", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 tasks"]
+    assert rows[21] == ["**solved (95 % or more)**", "5", "5", "0"]
+    assert rows[22] == ["**seeds**", "", "2", "1"]
+    assert rows[23] == ["**minutes of training per seed**", "", "0.3 (H200)", ""]  # 20 runs of a second
 
 
 def test_other_settings_and_joint_models_stand_apart():
@@ -57,6 +57,18 @@ def test_other_settings_and_joint_models_stand_apart():
     assert header[1:] == ["RUM λ=0 `babi-joint-rum`", "RUM λ=0 `babi-joint-rum`, task.question=twice"]
     assert rows[20][1:] == ["93.0 (90.0 to 96.0)", "100.0"]
     assert rows[21][1:] == ["0", "20"]
+
+
+def test_notes_name_the_runs_that_they_are_about():
+    noted = [replace(run, note="shared the GPU; task 3 is partly made up") for run in RUNS]
+    other = single("gru", 2, 0, 0.25, note="task 3 is partly made up")
+    text = table([*noted, other], "babi")
+    assert text.endswith("\n- `babi-rum`: Shared the GPU.\n- Task 3 is partly made up.\n")
+
+
+def test_a_field_that_was_emptied_is_none():
+    header = lines(table([joint(0, 1.0, overrides=["task.extra="])], "babi"))[0]
+    assert header[1] == "RUM λ=0 `babi-joint-rum`, task.extra=none"
 
 
 def test_the_papers_column_stands_once_before_whatever_settings_there_are():
@@ -107,7 +119,7 @@ def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["table", "babi", "--results", str(results)]) == 0
     shown = capsys.readouterr().out
-    assert "task 1's training text is made up" in shown and first[2] in shown
+    assert "- Tried.\n- Task 1's training text is made up.\n" in shown and first[2] in shown
     assert "babi-rum-qa1" not in headline(results)  # the settings are not the recipe's
 
     assert main(["train", "babi-rum", "--task", "1", "--resume", str(out / "babi-rum"), "--seeds", "2", *TINY]) == 0

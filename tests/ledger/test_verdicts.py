@@ -94,8 +94,8 @@ def test_a_set_that_cannot_be_compared_is_one_row():
     rows = verdict_table(verdicts(runs, "babi")).splitlines()
     own = [row for row in rows if "LSTM" in row]
     assert own == [
-        "| `babi-lstm` | LSTM | 49.2 % on average (1k) (bAbI table of the appendix) | 60.00% (test) | 1 |  "
-        "| not comparable |  |"
+        "| `babi-lstm` | LSTM | 49.2 % on average (1k) (bAbI table of the appendix) | 60.00% | test | 1 "
+        "| not comparable |"
     ]
 
 
@@ -122,7 +122,7 @@ def test_the_table_and_its_marker():
     entries = [entry("recall-lstm-t50", 0, 0.2)]
     text = fill_tables("<!-- torchrum:table recall paper -->\n<!-- /torchrum:table -->\n", entries)
     assert (
-        "| `recall-lstm-t50` | LSTM | 20.5 % (Table 1) | 20.00% (validation) | 1 | -0.50 points | reproduced |" in text
+        "| `recall-lstm-t50` | LSTM | 20.5 % (Table 1) | 20.00% | validation | 1 | -0.50 points | reproduced |" in text
     )
     assert verdict_table(verdicts(entries, "recall")) in text
 

@@ -1,11 +1,11 @@
-"""From the JSON of a run to the README's table and plot."""
+"""From the JSON of a run to the tables of the docs."""
 
 from pathlib import Path
 from typing import Any
 
 from torchrum.bench.gpu_cases import target_cases
 from torchrum.bench.records import Report, Row
-from torchrum.bench.table import describe_target
+from torchrum.bench.table import target_words
 from torchrum.ledger.markers import write_marked
 
 MATMULS: dict[str | None, str] = {"high": " (TF32 matmul)", "highest": " (FP32 matmul)"}
@@ -27,11 +27,9 @@ LABELS = {
     "lstm= graphed": "nn.LSTM of as many weights, CUDA graph",
 }
 
-COLUMNS = (
-    *("authors", "authors graphed", "reference", "torch", "native", "fused", "fused graphed"),
-    *("gru", "gru graphed", "lstm", "lstm graphed"),
-)
-"""Implementations in the README's table, plain calls and CUDA graphs apart. The JSON has the others."""
+OURS, BASELINES = ("fused", "fused graphed", "native", "torch"), ("gru", "gru graphed", "lstm", "lstm graphed")
+COLUMNS = (*OURS, *BASELINES, "reference", "authors", "authors graphed")
+"""Implementations in the docs' table, plain calls and CUDA graphs apart. The JSON has the others."""
 
 
 def markdown(report: Report) -> str:
@@ -44,12 +42,12 @@ def markdown(report: Report) -> str:
     wanted = {case.name for case in target_cases()} | {name for name in cases if name.endswith("-authors")}
     cases = {name: found for name, found in cases.items() if name in wanted} or cases
     columns = [name for name in COLUMNS if any(name in found for found in cases.values())]
-    titles = [*(LABELS[name] for name in columns), "RUM / GRU"]
+    titles = ["RUM / GRU", *(LABELS[name] for name in columns)]
     lines = ["| case | " + " | ".join(titles) + " |", "| --- |" + " ---: |" * len(titles)]
     for found in cases.values():
         cells = [_cell(found.get(name)) for name in columns]
         if any(cells):
-            lines.append(f"| {describe_case(found)} | " + " | ".join([*cells, _ratio(found)]) + " |")
+            lines.append(f"| {describe_case(found)} | " + " | ".join([_ratio(found), *cells]) + " |")
     place = report.environment
     machine = place.get("gpu") or f"{place['cpu']}, {place['threads']} threads"
     commit = (place.get("commit") or "unknown")[:10]
@@ -62,8 +60,22 @@ def markdown(report: Report) -> str:
     if report.tests:
         lines[-1] += f" {describe_tests(report.tests)}"
     if report.targets:
-        lines += ["", *(f"- {describe_target(target)}" for target in report.targets)]
+        lines += ["", *_targets(report)]
     return "\n".join(lines) + "\n"
+
+
+def _targets(report: Report) -> list[str]:
+    """The targets as a table; a case is described as in the table of times."""
+    rows: dict[str, dict[str, Row]] = {}
+    for row in report.rows:
+        rows.setdefault(row.case, {})[row.implementation] = row
+    lines = ["| target | measured | limit | reached |", "| --- | ---: | ---: | --- |"]
+    for target in report.targets:
+        case, _, what = target.name.partition(": ")
+        name = f"{what}: {describe_case(rows[case])}" if case in rows else target.name
+        measured, limit = target_words(target)
+        lines.append(f"| {name} | {measured} | {limit} | {'yes' if target.reached else '**no**'} |")
+    return lines
 
 
 def describe_case(found: dict[str, Row]) -> str:
@@ -88,8 +100,7 @@ def _fastest(found: dict[str, Row], names: tuple[str, ...]) -> Row | None:
 
 def _ratio(found: dict[str, Row]) -> str:
     """The faster of our ways over the faster GRU."""
-    ours = _fastest(found, ("torch", "native", "fused", "fused graphed"))
-    theirs = _fastest(found, ("gru", "gru graphed"))
+    ours, theirs = _fastest(found, OURS), _fastest(found, ("gru", "gru graphed"))
     return f"{ours.times.median / theirs.times.median:.2f}" if ours and theirs and ours.times and theirs.times else ""
 
 

@@ -38,11 +38,15 @@ def text_table(report: Report) -> str:
 
 def describe_target(target: Target) -> str:
     """One line: reached or not, and the number beside its limit."""
+    measured, limit = target_words(target)
+    return f"[{'reached' if target.reached else 'missed'}] {target.name}: {measured}, {limit}"
+
+
+def target_words(target: Target) -> tuple[str, str]:
+    """What was measured, and the limit."""
     bound = "at least" if target.at_least else "at most"
     value = "not measured" if target.value is None else f"{target.value:.3g}{target.unit}"
-    return (
-        f"[{'reached' if target.reached else 'missed'}] {target.name}: {value}, {bound} {target.limit:g}{target.unit}"
-    )
+    return value, f"{bound} {target.limit:g}{target.unit}"
 
 
 def baseline_of(implementation: str) -> str:

@@ -87,9 +87,28 @@ def babi_tables(entries: Iterable[Entry]) -> str:
     for title, group in (("one model per task", single), ("one model for all tasks", joint)):
         if group:
             parts.append(f"**bAbI, {title}** (test accuracy in %)\n\n{babi_table(columns(group))}")
-            notes = (note for entry in group for note in entry.note.split("; ") if note)
-            parts += [f"{plain(note)}\n" for note in dict.fromkeys(notes)]
+            parts += _notes(group)
     return "\n".join(parts) or "No run of babi is in the ledger yet.\n"
+
+
+def _notes(entries: Sequence[Entry]) -> list[str]:
+    """What was noted about the runs of a table, and about which where it is not all, as a Markdown list."""
+    every = {_name(entry): None for entry in entries}
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for entry in entries:
+        for note in filter(None, entry.note.split("; ")):
+            found[note][_name(entry)] = None
+    lines = []
+    for note, names in found.items():
+        text = plain(note[0].upper() + note[1:])
+        where = "" if names == every else f"{', '.join(f'`{name}`' for name in names)}: "
+        lines.append(f"- {where}{text}" + ("" if text.endswith(".") else "."))
+    return ["\n".join([*lines, ""])] if lines else []
+
+
+def _name(entry: Entry) -> str:
+    """The recipe, or the set that it is a task of."""
+    return entry.recipe if _task(entry).task is None else entry.recipe.rpartition("-qa")[0]
 
 
 def _task(entry: Entry) -> Babi:
@@ -103,8 +122,7 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
     order = {name: number for number, name in enumerate(RECIPES)}
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: (order[entry.recipe], entry.overrides, entry.seed)):
-        name = entry.recipe if _task(entry).task is None else entry.recipe.rpartition("-qa")[0]
-        groups[name, *entry.overrides].append(entry)
+        groups[_name(entry), *entry.overrides].append(entry)
     found: list[Column] = []
     for (name, *changed), group in groups.items():
         own = not any(text.startswith("task.") for text in changed)
@@ -125,7 +143,7 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: 
     label = model_label(entries[0].config().model)
     return Column(
         name,
-        ", ".join([f"{label} `{name}`", *map(plain, changed)]),
+        ", ".join([f"{label} `{name}`", *(plain(text if text[-1] != "=" else f"{text}none") for text in changed)]),
         scores,
         paper=paper,
         label=label,
@@ -187,10 +205,10 @@ def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str,
 
 
 def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
-    """A Markdown table: a row for each of some tasks, then the mean, the tasks solved, the seeds and the cost."""
+    """A Markdown table: a row for each of some tasks, then, in bold, the mean, the tasks solved, seeds and cost."""
     header, rows = ["task"], [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks]
-    ends = [["mean"], ["solved (>= 95 %)"], ["seeds"]]
-    costs = ["minutes of training, all tasks, one seed"]
+    ends = [["**mean**"], ["**solved (95 % or more)**"], ["**seeds**"]]
+    costs = ["**minutes of training per seed**"]
     for column in columns:
         if column.paper and paper_column(column.name):
             values = [paper_column(column.name)[task - 1] for task in tasks]

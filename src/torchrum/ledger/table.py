@@ -16,6 +16,11 @@ from torchrum.recipes.presets import paper_preset
 
 Row = list[Entry]
 
+TITLES = {"char": "character language modelling"}
+"""What a table calls its task, where that is not its name."""
+METRIC_NAMES = {"ratio": "loss / baseline", "accuracy": "accuracy", "bpc": "bits per character"}
+"""What a table calls a task's metric."""
+
 SAME = ("steps", "compile", "model.orthogonal_map")
 """Fields that change nothing of what a run has learnt by a given step: its length, and how it is computed."""
 
@@ -111,9 +116,10 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
     size, changes = place(rows[0])
     problem = rows[0][0].config().task
     scores = score_names(rows[0][0])
-    title = f"**{', '.join([task, *([f'T = {size}'] if size else []), *map(plain, changes)])}**"
-    tested = [f"test {name}" for name in _test_names(rows)]
-    header = ("model", "settings", "parameters", "steps", "seeds", *scores, *tested, "paper", "command")
+    title = f"**{', '.join([TITLES.get(task, task), *([f'T = {size}'] if size else []), *map(plain, changes)])}**"
+    tested = [_test_title(name) for name in _test_names(rows)]
+    names = [METRIC_NAMES.get(name, name) for name in scores]
+    header = ("model", "settings", "parameters", "steps", "seeds", *names, *tested, "paper", "command")
     lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
     lines += [line(header), line(["---"] * len(header))]
     lines += [line(_cells(row, _test_names(rows), tried.get(model_and_place(row), 1))) for row in rows]
@@ -135,6 +141,14 @@ def _test_names(rows: Sequence[Row]) -> list[str]:
     found = {name for row in rows for entry in row for name in entry.test}
     forms = [name for name in found if name.removeprefix("dynamic_").startswith(f"{metric}_")]
     return sorted(forms or found & {metric})
+
+
+def _test_title(name: str) -> str:
+    """How a table calls a test score; behind the metric stands the convention in which symbols are counted."""
+    rest = name.removeprefix("dynamic_")
+    metric, _, convention = rest.partition("_")
+    kind = "test" if rest == name else "dynamic test"
+    return f"{kind}, {convention}" if convention else f"{kind} {METRIC_NAMES.get(metric, metric)}"
 
 
 def _cells(row: Row, tested: Sequence[str], tried: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 from torchrum.ledger.babi import paper_family
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import SAME, Row, is_recipe, line, score_names, spread, table_rows
+from torchrum.ledger.table import METRIC_NAMES, SAME, Row, is_recipe, line, score_names, spread, table_rows
 from torchrum.recipes import FAMILIES, RECIPES
 from torchrum.recipes.presets import is_preset, paper_preset
 from torchrum.tasks import Recall
@@ -27,12 +27,13 @@ RULE = (
     "Our number is the mean over the seeds of the setting with the lowest final validation loss of each recipe: the "
     "test score where it was recorded, else the last validation. Where the paper's setting has a recipe of its own, "
     "and in a set of tasks, recipes are judged as they are, without overrides. It is reproduced within "
-    f"{TOLERANCE['accuracy']:.0%} of accuracy or {TOLERANCE['bpc']:g} bits per character of the printed number, better "
-    "beyond that, and not reproduced short of it. bAbI is judged task by task and by its mean over the 20 tasks. "
+    f"{100 * TOLERANCE['accuracy']:g} point of accuracy or {TOLERANCE['bpc']:g} bits per character of the printed "
+    "number, better beyond that, and not reproduced short of it. bAbI is judged task by task and by its mean over the "
+    "20 tasks. "
     f"Copying is solved at {SOLVED:.0%} of the memoryless loss or less, and a model stays at the baseline at "
     f"{STUCK:.0%} of it or more. A model of which the paper says that it does not learn recall has not "
-    f"learnt it up to {ABOVE_PLATEAU:.0%} above the plateau of a bag of values. Numbers that the paper quotes from "
-    "work on less data are not comparable."
+    f"learnt it up to {100 * ABOVE_PLATEAU:g} points above the plateau of a bag of values. Numbers that the paper "
+    "quotes from work on less data are not comparable."
 )
 
 
@@ -119,16 +120,23 @@ def condensed(found: Iterable[Verdict]) -> list[Verdict]:
 
 
 def verdict_table(found: Iterable[Verdict]) -> str:
-    """Verdicts as a Markdown table; a set of which nothing can be compared is one row."""
-    header = ("recipe", "model", "the paper", "ours", "seeds", "difference", "verdict", "settings changed")
-    lines = [line(header), line(["---"] * len(header))]
-    for item in condensed(found):
-        ours = f"{item.ours} ({item.source})" if item.row else ""
-        seeds = str(len(item.row)) if item.row else ""
-        where = item.paper.text if item.family else f"{item.paper.text} ({item.paper.where})"
-        cells = (f"`{item.recipe}`", item.model, where, ours, seeds, item.difference, item.word, item.settings)
-        lines.append(line(cells))
-    return "\n".join([*lines, ""])
+    """Verdicts as a Markdown table; a set of which nothing can be compared is one row, an empty column is left out."""
+    items = condensed(found)
+    metrics = {item.config.task.metric for item in items}
+    unit = f", {METRIC_NAMES[metrics.pop()]}" if len(metrics) == 1 else ""
+    ours = (f"ours{unit}", "set", "seeds", "difference")
+    header = ("recipe", "model", "the paper", *ours, "verdict", "settings changed")
+    rows = [_cells(item) for item in items]
+    kept = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    table = [[cells[number] for number in kept] for cells in (header, ["---"] * len(header), *rows)]
+    return "\n".join([*map(line, table), ""])
+
+
+def _cells(item: Verdict) -> list[str]:
+    where = item.paper.text if item.family else f"{item.paper.text} ({item.paper.where})"
+    seeds = str(len(item.row)) if item.row else ""
+    ours = [item.ours, item.source, seeds, item.difference]
+    return [f"`{item.recipe}`", item.model, where, *ours, item.word, item.settings]
 
 
 def one_per_seed(row: Row) -> Row:
