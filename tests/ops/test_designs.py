@@ -8,7 +8,7 @@ from torchrum.ops.kernels import machine
 from torchrum.ops.rum_scan import RumOptions, ScanInputs
 from torchrum.ops.rum_scan.designs import DESIGNS, choose_design
 from torchrum.ops.rum_scan.lam1 import launcher as lam1
-from torchrum.ops.rum_scan.op import _flags
+from torchrum.ops.rum_scan.op import make_flags
 from torchrum.ops.rum_scan.persistent import launcher as persistent
 
 FASTEST = "it is the fastest and no restriction applies"
@@ -75,13 +75,13 @@ def test_the_operator_promises_what_the_design_returns(name, N, words):
     inputs = draw(N, options)
     [design] = [design for design in DESIGNS if design.name == name]
     out, R, (gates, kept) = design.module.empty_results(inputs, options)
-    promised = torch.ops.torchrum.rum_scan(*inputs, *_flags(options, "fused"), True)
+    promised = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, "fused"), True)
     shapes = [(0,) if part is None else tuple(part.shape) for part in (out, R, gates, kept)]
     assert [tuple(part.shape) for part in promised] == shapes
     out, R, gates, kept = promised
     saved = (out, gates, R, kept)
     grads = torch.ops.torchrum.rum_scan_backward(
-        torch.empty_like(out), None, *inputs, *saved, *_flags(options, "fused"), False
+        torch.empty_like(out), None, *inputs, *saved, *make_flags(options, "fused"), False
     )
     wanted = [(0,) if part is None else tuple(part.shape) for part in inputs[:6]]
     assert [tuple(part.shape) for part in grads] == wanted

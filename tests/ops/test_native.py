@@ -242,7 +242,7 @@ def test_inference_keeps_nothing_and_gives_the_same(lam, dtype):
     assert bare.residuals == (None, None)
     assert torch.equal(kept[0], bare[0])
     assert lam == 0 or torch.equal(kept[1], bare[1])
-    flags = op._flags(options, "native")
+    flags = op.make_flags(options, "native")
     assert [
         part.numel() for part in torch.ops.torchrum.rum_scan(*inputs.values(), lengths, None, *flags, False)[2:]
     ] == [0, 0]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from torchrum import RUM
-from torchrum.cells import rum_sequence as cell
+from torchrum.cells.rum_sequence import project_rum
 from torchrum.ops.kernels.precision import exact_matmuls, has_tf32, rounds_matmuls, tf32_allowed
+from torchrum.ops.rum_scan import projection
 
 
 @pytest.fixture(autouse=True)
@@ -83,18 +84,18 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, produc
         seen.append("split")
         return linear(x, weight, bias)
 
-    monkeypatch.setattr(cell, "rounds_matmuls", lambda x: True)
-    monkeypatch.setattr(cell, "exact_matmuls", Exact)
-    monkeypatch.setattr(cell.F, "linear", watched)
-    monkeypatch.setattr(cell, "bf16x3_linear", split)
-    cell.project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
+    monkeypatch.setattr(projection, "rounds_matmuls", lambda x: True)
+    monkeypatch.setattr(projection, "exact_matmuls", Exact)
+    monkeypatch.setattr(projection.F, "linear", watched)
+    monkeypatch.setattr(projection, "bf16x3_linear", split)
+    project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
     assert seen == [product]
     assert not exact
 
 
 def test_the_units_of_exact_matmuls_are_those_of_the_persistent_kernels():
     persistent = importlib.import_module("torchrum.ops.rum_scan.persistent.launcher")
-    assert persistent.MAX_HIDDEN[torch.float32] == cell.EXACT_UNITS
+    assert persistent.MAX_HIDDEN[torch.float32] == projection.EXACT_UNITS
 
 
 @pytest.mark.gpu

@@ -1,21 +1,17 @@
 """One RUM recurrence over a sequence: the projection, the scan, and what changes where no gradient is recorded."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops._dispatch import Backend
-from ..ops._onednn import explained_linear
-from ..ops.kernels.bf16x3 import bf16x3_linear
-from ..ops.kernels.precision import autocast_dtype, exact_matmuls, rounds_matmuls, working_dtype
+from ..ops.kernels.precision import autocast_dtype, working_dtype
 from ..ops.rum_scan import RumOptions, ScanInputs, StepWeights, native, operator_obstacle, rum_scan
-from ..ops.rum_scan.native.linear import linear_applies, native_linear
+from ..ops.rum_scan.native.copying import copied
+from ..ops.rum_scan.plain import PlainCall, plain_scan
+from ..ops.rum_scan.projection import padded_bias, project
+from ..ops.rum_scan.types import LayerInputs
 from .base import State
 from .rum_weights import Weights
-
-EXACT_UNITS = 512
-"""Hidden units up to which the fused scan of lam = 0 goes forward in exact matmuls while torch rounds to TF32; beyond,
-its matmuls have sixteen bits."""
 
 PART_STEPS = 1024
 """Steps, at least, of a part of a sequence that runs without gradients: many enough that its calls cost nothing."""
@@ -23,31 +19,11 @@ PART_NUMBERS = 2**18
 """Numbers, about, in the outputs of such a part; what it needs beside them is eight times that."""
 
 
-def padded_bias(weights: Weights) -> Tensor | None:
-    """The bias of the projection; zeros for eps where that has none."""
-    weight, bias = weights["weight_ih"], weights["bias_ih"]
-    if weight is None or bias is None or bias.shape[0] == weight.shape[0]:
-        return bias
-    return F.pad(bias, (0, weight.shape[0] - bias.shape[0]))
-
-
 def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backend = "torch") -> Tensor:
-    """``x W_ih^T + b`` for any leading dimensions; by the native scan's own matmul where ``backend`` allows it.
-
-    TF32 would cost more than its ten bits: units of relu whose sign it turns over spoil the gradients far more than the
-    rounding itself, and with lam other than 0 R adds up every step's rotation. So this matmul has at least the
-    digits of the recurrent one.
-    """
-    weight, bias = weights["weight_ih"], padded_bias(weights)
+    """``x W_ih^T + b`` for any leading dimensions; ``project`` of the scan says in which precision."""
+    weight = weights["weight_ih"]
     assert weight is not None
-    if backend in ("auto", "native") and linear_applies(x, weight):
-        return native_linear(x, weight, bias)
-    if not rounds_matmuls(x):
-        return F.linear(x, weight, bias) if torch.compiler.is_compiling() else explained_linear(x, weight, bias)
-    if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
-        with exact_matmuls():
-            return F.linear(x, weight, bias)
-    return bf16x3_linear(x, weight, bias)
+    return project(x, weight, weights["bias_ih"], options, backend)
 
 
 def run_rum(
@@ -58,19 +34,59 @@ def run_rum(
     lengths: Tensor | None,
     training: bool,
     backend: Backend,
+    returned: bool = False,
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
     Where no gradient is recorded only the outputs grow with T: the native scan projects step by step, and else a long
-    sequence goes through in parts.
+    sequence goes through in parts. ``returned`` says that both results go to a user, who may write to them: then they
+    share no memory with each other or with what the backward reads.
     """
-    if not torch.is_grad_enabled() and backend in ("auto", "native"):
+    known = operator_obstacle(options, weights["lam"] is not None) is None
+    if known and not torch.is_grad_enabled() and backend in ("auto", "native"):
         found = infer_rum(x, state, weights, options, lengths, training)
         if found is not None:
-            return found
+            return _owned(*found) if returned else found
     steps = steps_at_once(x, state[0], options, training)
-    if steps is None:
-        return scan_rum(project_rum(x, weights, options, backend), state, weights, options, lengths, training, backend)
+    if steps is not None:
+        output, state = _run_parts(steps, x, state, weights, options, lengths, training, backend)
+        return _owned(output, state) if returned else (output, state)
+    if known:
+        call = PlainCall(options.with_training(training), backend, returned)
+        plain = plain_scan(_layer_inputs(x, state, weights, lengths), call)
+        if plain is not None:
+            output, h, R = plain
+            return output, (h,) if R is None else (h, R)
+    xp = project_rum(x, weights, options, backend)
+    output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
+    return _owned(output, state) if returned else (output, state)
+
+
+def _layer_inputs(x: Tensor, state: State, weights: Weights, lengths: Tensor | None) -> LayerInputs:
+    weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
+    assert weight_ih is not None and weight_hh is not None
+    R = state[1] if len(state) == 2 else None
+    norm = weights["ln_weight"], weights["ln_bias"]
+    return LayerInputs(x, weight_ih, weights["bias_ih"], state[0], R, weight_hh, *norm, lengths)
+
+
+def _owned(output: Tensor, state: State) -> tuple[Tensor, State]:
+    """Results that may be written to."""
+    state = tuple(copied(part) for part in state)
+    return copied(output) if output.requires_grad else output, state  # the backward reads the states
+
+
+def _run_parts(
+    steps: int,
+    x: Tensor,
+    state: State,
+    weights: Weights,
+    options: RumOptions,
+    lengths: Tensor | None,
+    training: bool,
+    backend: Backend,
+) -> tuple[Tensor, State]:
+    """``run_rum`` for so many steps at a time."""
     whole: Tensor | None = None
     for start in range(0, x.shape[0], steps):
         xp = project_rum(x[start : start + steps], weights, options, backend)
@@ -86,15 +102,18 @@ def run_rum(
 def infer_rum(
     x: Tensor, state: State, weights: Weights, options: RumOptions, lengths: Tensor | None, training: bool
 ) -> tuple[Tensor, State] | None:
-    """``run_rum`` by the native scan alone, None where it cannot; zoneout's masks would need a seed from torch."""
+    """``run_rum`` by the native scan alone, None where it cannot; zoneout's masks would need a seed from torch.
+
+    The recurrence must have no ``operator_obstacle``.
+    """
     weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
     assert weight_ih is not None and weight_hh is not None
     if not native.is_unwatched(x, weight_ih) or (options.zoneout > 0 and training):
         return None
-    if operator_obstacle(options, weights["lam"] is not None) is not None:
-        return None
     step_weights = StepWeights(weight_hh, weights["ln_weight"], weights["ln_bias"])
-    output, R = native.infer_projecting(x, state, weight_ih, padded_bias(weights), step_weights, lengths, options)
+    output, R = native.infer_projecting(
+        x, state, weight_ih, padded_bias(weight_ih, weights["bias_ih"]), step_weights, lengths, options
+    )
     return output, (output[-1],) if R is None else (output[-1], R)
 
 

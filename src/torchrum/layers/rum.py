@@ -9,7 +9,6 @@ from ..cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_i
 from ..ops._dispatch import Backend, Choice
 from ..ops.kernels.precision import autocast_dtype
 from ..ops.rum_scan import rum_scan_choice
-from ..ops.rum_scan.native.copying import copied
 from ..ops.rum_scan.options import Activation, LNOrder
 from .recurrent import Hidden, Recurrent, State
 
@@ -127,15 +126,13 @@ class RUM(Recurrent):
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         weights = self._weights(index)
-        output, last = run_rum(x, state, weights, self.options, lengths, self.training, self.backend)
-        if index == len(self._suffixes()) - 1 and not self.bidirectional and output.requires_grad:
-            output = copied(output)  # the backward reads the states, and a user may write to what is returned
-        return output, last
+        last = not self.bidirectional and index == self.num_layers - 1
+        return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, returned=last)
 
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
             return super()._write_state(states)
-        parts = tuple(copied(part).unsqueeze(0) for part in states[0])
+        parts = tuple(part.unsqueeze(0) for part in states[0])  # the scan has made copies for the user
         return parts[0] if len(parts) == 1 else parts
 
     def explain_backend(self, input: Tensor) -> Choice:

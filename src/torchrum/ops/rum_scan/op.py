@@ -44,12 +44,16 @@ library.define(
 )
 
 
-def _flags(options: RumOptions, backend: str) -> tuple[Any, ...]:
+Flags = tuple[Any, ...]
+"""The options as the operators take them, and the backend."""
+
+
+def make_flags(options: RumOptions, backend: str) -> Flags:
     return (*(getattr(options, name) for name in _OPTION_NAMES), backend)
 
 
 @functools.lru_cache(64)
-def _options(flags: tuple[Any, ...]) -> tuple[RumOptions, str]:
+def _options(flags: Flags) -> tuple[RumOptions, str]:
     return RumOptions(**dict(zip(_OPTION_NAMES, flags[:-1], strict=True))), flags[-1]
 
 
@@ -87,7 +91,7 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     return tuple(_or_empty(part, inputs.xp) for part in grads)
 
 
-def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, tuple[Any, ...], bool]:
+def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, Flags, bool]:
     """The arguments of the backward operator behind the two gradients."""
     end = 2 + NUM_INPUTS
     out, gates, R_n, kept = args[end : end + 4]
@@ -133,20 +137,13 @@ class _RumScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_R: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-        *inputs, out, R_n, gates, kept = ctx.saved_tensors
+        *given, out, R_n, gates, kept = ctx.saved_tensors
+        inputs, results = ScanInputs(*given), Results(out, R_n, Residuals(gates, kept))
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        need_R0 = ctx.needs_input_grad[2]
-        args, flags = (grad_out, grad_R, *inputs, out, gates, R_n, kept), (*ctx.flags, need_R0)
-        if torch.is_grad_enabled():  # somebody differentiates this backward in turn
-            grads = _RumScanBackward.apply(*args, flags)
-        else:
-            grads = torch.ops.torchrum.rum_scan_backward(*args, *flags)
-        # one gradient for each tensor input; those that were not given, lengths, seed and flags have none
-        given = [part is not None for part in inputs[:6]]
-        given[2] = need_R0
-        nones = [None] * (len(inputs) - 6 + len(ctx.flags) + 1)  # the last one is of save
-        return *(grad if there else None for there, grad in zip(given, grads, strict=True)), *nones
+        grads = backward_by_operator(grad_out, grad_R, inputs, results, ctx.flags, ctx.needs_input_grad[2])
+        # lengths, seed, flags and save have none
+        return *grads, *[None] * (NUM_INPUTS - len(grads) + len(ctx.flags) + 1)
 
 
 # Function.apply without its inspect.signature, which costs as much as a small scan; ``forward`` has no defaults to bind
@@ -212,7 +209,23 @@ class _RumScanBackward(torch.autograd.Function):
         return *(seconds.get(i) for i in range(8)), *[None] * 7
 
 
+def backward_by_operator(
+    grad_out: Tensor, grad_R: Tensor | None, inputs: ScanInputs, results: Results, flags: Flags, need_R0: bool
+) -> Gradients:
+    """Gradients of a scan's inputs by the backward operator, with a graph of their own where gradients are recorded."""
+    out, R_n, (gates, kept) = results
+    saved = (out, *(_or_empty(part, out) for part in (gates, R_n, kept)))
+    args = (grad_out, grad_R, *inputs, *saved)
+    if torch.is_grad_enabled():  # somebody differentiates this backward in turn
+        grads = _RumScanBackward.apply(*args, (*flags, need_R0))
+    else:
+        grads = torch.ops.torchrum.rum_scan_backward(*args, *flags, need_R0)
+    there = [part is not None for part in inputs[:6]]
+    there[2] = need_R0
+    return Gradients._make(grad if given else None for given, grad in zip(there, grads, strict=True))
+
+
 def rum_scan_op(inputs: ScanInputs, options: RumOptions, backend: str) -> tuple[Tensor, Tensor | None]:
     """States ``(T, B, H)`` and the last R by the ``fused``, ``native`` or ``torch`` backend, differentiable."""
-    out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *_flags(options, backend), False)
+    out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, backend), False)
     return out, R_n if options.keeps_rotation else None

@@ -47,6 +47,29 @@ class ScanInputs(NamedTuple):
         return cls(xp, one.expand(*xp.shape[1:-1], H), None, one.expand(options.num_gates * H, H))
 
 
+class LayerInputs(NamedTuple):
+    """The tensors of one recurrence before its input is projected."""
+
+    x: Tensor
+    """``(T, B, I)``"""
+    weight_ih: Tensor
+    """``(3H, I)``, rows tau, u, eps; ``(2H, I)`` without update gate."""
+    bias: Tensor | None
+    """``(3H,)``, or shorter by the H of eps."""
+    h0: Tensor
+    R0: Tensor | None
+    weight_hh: Tensor
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None
+    lengths: Tensor | None = None
+    seed: Tensor | None = None
+    """As in ``ScanInputs``."""
+
+    def projected(self, xp: Tensor) -> ScanInputs:
+        """What the scan takes."""
+        return ScanInputs(xp, *self[3:])
+
+
 class Residuals(NamedTuple):
     """What the backward needs of the forward beside its results; each design says what it puts here."""
 

@@ -51,6 +51,18 @@ def _call(name: str, x: Tensor, weight: Tensor, *others: Tensor | None) -> None:
         raise MemoryError(f"the native projection found no memory to pack a weight of {units} x {features} numbers.")
 
 
+def linear_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight and bias where ``needs`` asks for them and ``linear_applies``."""
+    to_x, to_weight, to_bias = needs
+    grad_x = x.new_empty(x.shape) if to_x else None
+    grad_weight = weight.new_empty(weight.shape) if to_weight or to_bias else None
+    grad_bias = weight.new_empty(weight.shape[0]) if to_bias else None
+    _call("torchrum_linear_backward", x, weight, grad, grad_x, grad_weight, grad_bias)
+    return grad_x, grad_weight if to_weight else None, grad_bias
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,8 +80,4 @@ class _Linear(torch.autograd.Function):
                 (rows.t() @ grads).t() if to_weight else None,
                 grads.sum(0) if to_bias else None,
             )
-        grad_x = x.new_empty(x.shape) if to_x else None
-        grad_weight = weight.new_empty(weight.shape) if to_weight or to_bias else None
-        grad_bias = weight.new_empty(weight.shape[0]) if to_bias else None
-        _call("torchrum_linear_backward", x, weight, grad, grad_x, grad_weight, grad_bias)
-        return grad_x, grad_weight if to_weight else None, grad_bias
+        return linear_gradients(grad, x, weight, ctx.needs_input_grad)

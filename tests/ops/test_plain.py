@@ -1,0 +1,266 @@
+"""Calls that nobody looks at: they pass the registered operator by, and give what it gives, bit by bit."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchrum import RUM
+from torchrum.cells import rum_sequence
+from torchrum.ops.rum_scan import lam1, native, persistent
+from torchrum.ops.rum_scan.lam1 import launcher as lam1_launcher
+from torchrum.ops.rum_scan.persistent import launcher as persistent_launcher
+
+NODE = "_PlainScanBackward"
+both = pytest.mark.parametrize("lam", [0, 1])
+backends = pytest.mark.parametrize("backend", ["torch", "native"])
+
+CASES: dict[str, dict] = {
+    "usual": {},
+    "layer norm": {"layer_norm": True},
+    "zoneout": {"zoneout": 0.3},
+    "no update gate": {"update_gate": False},
+    "no bias of eps": {"embed_bias": False},
+    "no bias": {"bias": False},
+    "eta": {"eta": 1.5, "activation": "tanh"},
+    "stacked": {"num_layers": 2, "bidirectional": True},
+    "two layers": {"num_layers": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_compiler(request: pytest.FixtureRequest) -> None:
+    if "native" in request.node.name and (why := native.library_obstacle(False)):
+        pytest.skip(f"the native scan cannot be compiled: {why}")
+
+
+@pytest.fixture
+def by_operator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], list[Tensor]]], list[Tensor]]:
+    """Runs a function with calls that are not plain."""
+
+    def run(function: Callable[[], list[Tensor]]) -> list[Tensor]:
+        with monkeypatch.context() as patch:
+            patch.setattr(rum_sequence, "plain_scan", lambda *args: None)
+            return function()
+
+    return run
+
+
+def parts_of(h_n: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return h_n if isinstance(h_n, tuple) else (h_n,)
+
+
+def results(rum: RUM, x: Tensor, hx: tuple[Tensor, ...], lengths: Tensor | None, of: str = "all") -> list[Tensor]:
+    """Outputs, last state and the gradients of everything, of a loss that depends on some of the results."""
+    torch.manual_seed(1)  # of zoneout's masks
+    x, hx = x.detach().requires_grad_(), tuple(part.detach().requires_grad_() for part in hx)
+    output, h_n = rum(x, hx if len(hx) > 1 else hx[0], lengths=lengths)
+    given = {"all": (output, *parts_of(h_n)), "output": (output,), "state": parts_of(h_n)}[of]
+    loss = sum((part * torch.linspace(-1, 1, part.numel(), dtype=part.dtype).view(part.shape)).sum() for part in given)
+    grads = torch.autograd.grad(loss, [x, *hx, *rum.parameters()], allow_unused=True)
+    return [output, *parts_of(h_n), *(grad for grad in grads if grad is not None)]
+
+
+def draw(rum: RUM, dtype: torch.dtype = torch.float32, T: int = 5, B: int = 3) -> tuple[Tensor, tuple[Tensor, ...]]:
+    count, H = rum.num_layers * rum.num_directions, rum.hidden_size
+    h = torch.randn(count, B, H, dtype=dtype)
+    rotation = torch.linalg.qr(torch.randn(count, B, H, H, dtype=dtype)).Q
+    return torch.randn(T, B, rum.input_size, dtype=dtype), (h, rotation)[: len(rum.state_names)]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+@both
+@backends
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_results_and_gradients_are_the_operators(lam, backend, words, by_operator):
+    rum = RUM(4, 6, lam=lam, backend=backend, **words)
+    x, hx = draw(rum)
+    for lengths in (None, torch.tensor([5, 1, 3])):
+        for of in ("all", "output", "state"):
+            assert same(
+                results(rum, x, hx, lengths, of), by_operator(lambda: results(rum, x, hx, lengths, of))  # noqa: B023
+            )  # fmt: skip
+
+
+@both
+@backends
+def test_wide_inputs_too(lam, backend, by_operator):
+    """Sizes at which the native projection runs, float64, and an input that is not contiguous."""
+    rum = RUM(70, 64, lam=lam, backend=backend, dtype=torch.float64, batch_first=True)
+    x, hx = draw(rum, torch.float64, T=8, B=12)
+    x = x.transpose(0, 1)
+    assert same(results(rum, x, hx, None), by_operator(lambda: results(rum, x, hx, None)))
+
+
+def node_of(output: Tensor) -> str:
+    assert output.grad_fn is not None
+    return output.grad_fn.name()
+
+
+def test_who_looks_gets_the_operator():
+    rum, x = RUM(3, 5, backend="torch"), torch.randn(4, 2, 3)
+    assert node_of(rum(x)[0]) == NODE
+    with FlopCounterMode(display=False) as counter:
+        assert node_of(rum(x)[0]) != NODE
+    assert any("rum_scan" in str(name) for name in counter.get_flop_counts()["Global"])
+    seen = []
+    torch.func.grad(lambda x: [seen.append(NODE in str(rum(x)[0])), rum(x)[0].sum()][1])(x)
+    assert seen == [False]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert node_of(rum(x)[0]) != NODE
+    assert node_of(RUM(3, 5, backend="reference")(x)[0]) != NODE
+    assert node_of(RUM(3, 5, learn_lam=True)(x)[0]) != NODE
+
+
+@both
+def test_nothing_is_recorded_where_nothing_asks_for_gradients(lam):
+    rum, x = RUM(3, 5, lam=lam, backend="torch"), torch.randn(4, 2, 3)
+    wanted = rum(x)[0].detach()
+    for parameter in rum.parameters():
+        parameter.requires_grad_(False)
+    assert not rum(x)[0].requires_grad
+    assert torch.equal(rum(x)[0], wanted)
+    rum.bias_ih_l0.requires_grad_()
+    rum(x)[0].sum().backward()
+    assert rum.bias_ih_l0.grad is not None
+    assert rum.weight_hh_l0.grad is None
+
+
+@both
+@backends
+@pytest.mark.parametrize("of", ["output", "state"])
+def test_second_derivatives_are_the_references(lam, backend, of):
+    def second(backend: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        rum = RUM(2, 3, lam=lam, activation="tanh", backend=backend, dtype=torch.float64)
+        x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
+        output, h_n = rum(x)
+        assert (node_of(output) == NODE) == (backend != "reference")
+        loss = sum(part.sin().sum() for part in ((output,) if of == "output" else parts_of(h_n)))
+        weights = [x, *rum.parameters()]
+        first = torch.autograd.grad(loss, weights, create_graph=True)
+        return list(torch.autograd.grad(sum(part.sin().sum() for part in first), weights))
+
+    torch.testing.assert_close(second(backend), second("reference"))
+
+
+@both
+def test_a_weight_that_is_written_to_before_the_backward_is_an_error(lam):
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        rum = RUM(3, 5, lam=lam, backend="torch")
+        output = rum(torch.randn(4, 2, 3))[0]
+        with torch.no_grad():
+            getattr(rum, name).add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+@both
+@backends
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_results_may_be_written_to(lam, backend, num_layers):
+    rum, x = RUM(3, 5, num_layers, lam=lam, backend=backend), torch.randn(4, 2, 3)
+
+    def gradients(write: bool) -> list[Tensor]:
+        output, h_n = rum(x)
+        if write:
+            kept = output.detach().clone()
+            for part in parts_of(h_n):
+                part.mul_(2)
+            assert torch.equal(output.detach(), kept)
+            output.mul_(3)
+            return list(torch.autograd.grad(output.sum(), list(rum.parameters())))
+        return list(torch.autograd.grad((3 * output).sum(), list(rum.parameters())))
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
+    with torch.no_grad():
+        output, h_n = rum(x)
+        kept = output.clone()
+        for part in parts_of(h_n):
+            part.zero_()
+        assert torch.equal(output, kept)
+
+
+@both
+def test_backward_twice_hooks_and_checkpoints(lam):
+    rum, x = RUM(3, 5, 2, lam=lam, backend="torch"), torch.randn(4, 2, 3, requires_grad=True)
+    weights = list(rum.parameters())
+    output = rum(x)[0]
+    wanted = torch.autograd.grad(output.sum(), weights, retain_graph=True)
+    assert same(list(torch.autograd.grad(output.sum(), weights)), list(wanted))
+    with save_on_cpu():
+        output = rum(x)[0]
+    assert same(list(torch.autograd.grad(output.sum(), weights)), list(wanted))
+    output = checkpoint(lambda x: rum(x)[0], x, use_reentrant=False)
+    assert same(list(torch.autograd.grad(output.sum(), weights)), list(wanted))
+    output = rum(x)[0]
+    output.register_hook(lambda grad: 2 * grad)
+    assert same(list(torch.autograd.grad(output.sum(), weights)), [2 * grad for grad in wanted])
+
+
+def test_the_backward_rounds_nothing_under_autocast():
+    rum, x = RUM(3, 5, backend="torch"), torch.randn(4, 2, 3)
+    wanted = torch.autograd.grad(rum(x)[0].sum(), list(rum.parameters()))
+    output = rum(x)[0].sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(output, list(rum.parameters()))
+    assert same(list(found), list(wanted))
+
+
+class Counter:
+    """Stands in for a loaded kernel, and does nothing."""
+
+    launches = 0
+
+    def launch(self, *args: object, **words: object) -> None:
+        Counter.launches += 1
+
+
+@pytest.fixture
+def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> type[Counter]:
+    """Tensors on the CPU take the way of tensors on a GPU up to the launches, which do nothing."""
+    monkeypatch.setattr(Counter, "launches", 0)
+    for design, launcher, lam in ((persistent, persistent_launcher, 0), (lam1, lam1_launcher, 1)):
+        monkeypatch.setattr(design, "obstacle", lambda _, options, lam=lam: None if options.lam == lam else "other lam")
+        monkeypatch.setattr(launcher, "load_kernel", lambda *_: Counter())
+    monkeypatch.setattr(native, "is_unwatched", lambda *_: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(persistent_launcher, "resident_blocks", lambda _: 132)
+    monkeypatch.setattr(persistent_launcher, "_kernel", lambda *_: Counter())
+    return Counter
+
+
+@pytest.mark.parametrize(
+    "lam, training, launches, most",
+    [(0, True, 2, 62), (1, True, 3, 62), (0, False, 1, 20), (1, False, 1, 20)],
+)
+def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, training, launches, most):
+    """At small sizes each costs more than its share of a kernel: the count may fall, and must not rise unnoticed."""
+    rum, x = RUM(64, 64, lam=lam).train(training), torch.randn(3, 2, 64)
+
+    def call() -> None:
+        if training:
+            rum(x)[0].sum().backward()
+        else:
+            with torch.no_grad():
+                rum(x)
+
+    call()
+    gpu_without_kernels.launches = 0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        call()
+    assert gpu_without_kernels.launches == launches
+    names = [e.name for e in profiler.events() if e.name.startswith("aten::") and _is_outermost(e)]
+    assert 0 < len(names) <= most, names
+
+
+def _is_outermost(event: torch.autograd.profiler_util.FunctionEvent) -> bool:
+    parent = event.cpu_parent
+    return parent is None or not parent.name.startswith("aten::")
