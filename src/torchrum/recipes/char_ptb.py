@@ -108,7 +108,6 @@ def char_ptb_cosine() -> TrainConfig:
         config,
         name="char-ptb-fs-rum-2-cosine",
         optimizer=replace(config.optimizer, schedule="cosine"),
-        paper=None,
         about="Fast-Slow RUM with a cosine schedule",
     )
 
@@ -150,6 +149,7 @@ def char_ptb_large() -> TrainConfig:
         name="char-ptb-fs-rum-2-large",
         model=replace(FS_RUM, hidden_size=900, options=options),
         average=0.9995,
+        paper=None,
         about="Fast-Slow RUM: two fast LSTMs of 900, slow RUM of 1500, averaged weights",
     )
 
