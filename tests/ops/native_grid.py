@@ -44,8 +44,11 @@ def main() -> None:
         options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
         scan_once(options, *SIZES[case % len(SIZES)], (torch.float32, torch.float64)[case % 2], case)
     for lam, T, B in itertools.product((0, 1), (1, 6), (1, 5)):
-        rum, x = RUM(7, 21, num_layers=2, bidirectional=True, lam=lam), torch.randn(T, B, 7)
+        words = dict(layer_norm=B > 1, update_gate=T > 1, zoneout=0.2)
+        rum = RUM(7, 21, num_layers=2, bidirectional=B == 1, lam=lam, **words)
+        x = torch.randn(T, B, 7, requires_grad=B > 1)
         rum(x)[0].sum().backward()
+        rum.eval()
         with torch.no_grad():
             rum(x)
     print("done")

@@ -26,7 +26,7 @@ from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
-from torchrum.ops.rum_scan.native import build, library
+from torchrum.ops.rum_scan.native import build, library, projecting, watching
 from torchrum.ops.rum_scan.native import linear as linear_module
 from torchrum.ops.rum_scan.native.copying import copied
 from torchrum.ops.rum_scan.native.linear import linear_applies, native_linear
@@ -432,7 +432,8 @@ def test_a_compiler_that_fails(cache, tmp_path, monkeypatch, script, words):
 def test_without_a_library_the_torch_backend_runs_and_says_why(cache, tmp_path, monkeypatch):
     """Nothing is lost but speed: the layer runs, and says what was in the way."""
     compiler_that(monkeypatch, tmp_path, "echo 'it is too hot' >&2; exit 1")
-    monkeypatch.setattr(native, "load_library", lambda double: build_anew())
+    for module in (native, watching, projecting):
+        monkeypatch.setattr(module, "load_library", lambda double: build_anew())
     rum, x = RUM(4, 6), torch.randn(5, 3, 4)
     backend, reason = rum.explain_backend(x)
     assert backend == "torch"

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from ..ops._dispatch import Backend
 from ..ops.kernels.precision import autocast_dtype, working_dtype
-from ..ops.rum_scan import RumOptions, ScanInputs, StepWeights, native, operator_obstacle, rum_scan
+from ..ops.rum_scan import RumOptions, ScanInputs, native, operator_obstacle, rum_scan
 from ..ops.rum_scan.native.copying import copied
+from ..ops.rum_scan.native.projecting import infer_projecting
 from ..ops.rum_scan.plain import PlainCall, plain_scan
-from ..ops.rum_scan.projection import padded_bias, project
+from ..ops.rum_scan.projection import project
 from ..ops.rum_scan.types import LayerInputs
 from .base import State
 from .rum_weights import Weights
@@ -106,14 +107,10 @@ def infer_rum(
 
     The recurrence must have no ``operator_obstacle``.
     """
-    weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
-    assert weight_ih is not None and weight_hh is not None
-    if not native.is_unwatched(x, weight_ih) or (options.zoneout > 0 and training):
+    inputs = _layer_inputs(x, state, weights, lengths)
+    if not native.is_unwatched(x, inputs.weight_ih) or (options.zoneout > 0 and training):
         return None
-    step_weights = StepWeights(weight_hh, weights["ln_weight"], weights["ln_bias"])
-    output, R = native.infer_projecting(
-        x, state, weight_ih, padded_bias(weight_ih, weights["bias_ih"]), step_weights, lengths, options
-    )
+    output, R = infer_projecting(inputs, options)
     return output, (output[-1],) if R is None else (output[-1], R)
 
 

@@ -5,6 +5,7 @@ torch's dispatcher takes longer than a small scan, so a call that nobody looks a
 Whoever differentiates or batches that backward gets the operators.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +15,11 @@ from .._dispatch import Backend, Design
 from ..kernels.precision import autocast_dtype, without_autocast
 from ..kernels.watching import is_unwatched
 from .designs import NATIVE, decide
-from .native.copying import copied
+from .native.projecting import backward_projecting, forward_projecting, infer_projecting, operator_results, projects
 from .op import backward_by_operator, make_flags
 from .options import RumOptions
 from .projection import project, project_backward
-from .types import Gradients, LayerInputs, Residuals, Results, ScanInputs
-
-NUM_SCANNED = len(ScanInputs._fields)
+from .types import LayerInputs, Residuals, Results
 
 
 class PlainCall(NamedTuple):
@@ -47,52 +46,77 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
         inputs = inputs._replace(seed=torch.randint(2**31 - 1, (), device=x.device))
     if torch.is_grad_enabled() and any(part.requires_grad for part in given):
         return _apply(call, *inputs)
-    out, R, _ = _run(inputs, call, save=False)[2]
+    if _is_native(inputs, call):
+        out, R = infer_projecting(inputs, call.options)
+    else:
+        out, R, _ = _run(inputs, call, save=False)[2]
     return out, out[-1].clone() if call.returned else out[-1], R
 
 
-def _run(inputs: LayerInputs, call: PlainCall, save: bool) -> tuple[Design, ScanInputs, Results]:
+def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
+    """Whether the native scan runs; it projects the input itself."""
+    return call.backend in ("auto", "native") and projects(inputs.x)
+
+
+def _run(inputs: LayerInputs, call: PlainCall, save: bool) -> tuple[Design, Tensor, Results]:
     xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options, call.backend)
     scanned = inputs.projected(xp)
     design = decide(scanned, call.options, False, call.backend)
-    return design, scanned, design.module.forward(scanned, call.options, save)
+    return design, xp, design.module.forward(scanned, call.options, save)
 
 
 class _PlainScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        inputs = LayerInputs(*args)
-        design, scanned, (out, R, residuals) = _run(inputs, call, save=True)
+        inputs, xp = LayerInputs(*args), None
+        if _is_native(inputs, call):
+            design = NATIVE
+            out, R, results = forward_projecting(inputs, call.options, call.returned)
+        else:
+            design, xp, results = _run(inputs, call, save=True)
+            out, R, _ = results
+            if call.returned:
+                out, R = out.clone(), None if R is None else R.clone()
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args[:3], *scanned, out, R, *residuals)
-        last = out[-1].clone()
-        if call.returned:
-            copy = copied if design is NATIVE else torch.clone  # its threads are not torch's
-            out, R = copy(out), None if R is None else copy(R)
-        return out, last, R
+        ctx.save_for_backward(*inputs, xp, *results[:2], *results.residuals)
+        return out, out[-1].clone(), R
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, grad_last: Tensor | None, grad_R: Tensor | None) -> Any:
-        call, design = ctx.call, ctx.design
-        x, weight_ih, bias, *others = ctx.saved_tensors
-        scanned, (out, R, *residuals) = ScanInputs(*others[:NUM_SCANNED]), others[NUM_SCANNED:]
-        results = Results(out, R, Residuals(*residuals))
-        needs, need_R0 = ctx.needs_input_grad[1:4], ctx.needs_input_grad[5]
-        arriving = [part for part in (grad_out, grad_last, grad_R) if part is not None]
-        plain = not torch.is_grad_enabled() and is_unwatched(*arriving)
-        grad_out = _joined(grad_out, grad_last, out)
-        with without_autocast(x.device.type):
-            if plain:
-                grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, need_R0)
-            else:  # somebody differentiates or batches this backward
-                if torch.is_grad_enabled():
-                    xp = project(x, weight_ih, bias, call.options)  # with a graph
-                    scanned = scanned._replace(xp=xp)
-                flags = make_flags(call.options, design.backend)
-                grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, need_R0)
-            projected = project_backward(grads.xp, x, weight_ih, needs, native=plain and design is NATIVE)
-        return None, *_all_gradients(projected, grads, bias), None, None
+    def backward(ctx: Any, *arriving: Tensor | None) -> Any:
+        *args, xp, out, R, gates, kept = ctx.saved_tensors
+        inputs, results = LayerInputs(*args), Results(out, R, Residuals(gates, kept))
+        needs, bias = ctx.needs_input_grad[1:], inputs.bias
+        plain = not torch.is_grad_enabled() and is_unwatched(*(part for part in arriving if part is not None))
+        with without_autocast(inputs.x.device.type):
+            if plain and xp is None:
+                found = backward_projecting(arriving, inputs, results, ctx.call.options, needs)
+            else:
+                found = _backward_of_parts(ctx, arriving, inputs, xp, results, plain)
+        if bias is not None and found[2] is not None and found[2].shape != bias.shape:
+            found = (*found[:2], found[2][: bias.shape[0]], *found[3:])  # eps has none
+        return None, *found, None, None
+
+
+def _backward_of_parts(
+    ctx: Any, arriving: Sequence[Tensor | None], inputs: LayerInputs, xp: Tensor | None, results: Results, plain: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own."""
+    call, design, needs = ctx.call, ctx.design, ctx.needs_input_grad[1:]
+    grad_out, grad_last, grad_R = arriving
+    grad_out = _joined(grad_out, grad_last, results.out)
+    if xp is None:
+        results = operator_results(results)
+    if xp is None or torch.is_grad_enabled():
+        xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # with a graph
+    scanned = inputs.projected(xp)
+    if plain:
+        grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4])
+    else:  # somebody differentiates or batches this backward
+        flags = make_flags(call.options, design.backend)
+        grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
+    projected = project_backward(grads.xp, inputs.x, inputs.weight_ih, needs[:3], native=plain and design is NATIVE)
+    return *projected, *grads[1:]
 
 
 # Function.apply without what it asks on each call: there are no defaults to bind, and functorch is not at work
@@ -106,13 +130,3 @@ def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor) -> T
     if grad_last is None:
         return grad_out
     return torch.cat((grad_out[:-1], grad_out[-1:] + grad_last))
-
-
-def _all_gradients(
-    projected: tuple[Tensor | None, ...], grads: Gradients, bias: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """Of ``LayerInputs`` up to the layer norm's, from those of the projection and of the scan."""
-    grad_x, grad_weight, grad_bias = projected
-    if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
-        grad_bias = grad_bias[: bias.shape[0]]  # eps has none
-    return grad_x, grad_weight, grad_bias, *grads[1:]

@@ -1,19 +1,18 @@
 """The native CPU backend: the scan in C, compiled on first use, on the tensors' own memory. README.md says how."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ...kernels.machine import constant_when_traced
 from ...kernels.precision import working_dtype
 from ..options import RumOptions
-from ..types import Gradients, Residuals, Results, ScanInputs, StepWeights
+from ..types import Gradients, Residuals, Results, ScanInputs
 from .build import load_library
-from .library import call_scan
+from .library import call_scan, plain, plain_memory
+from .pulling import pull_back
 from .watching import is_unwatched
 
-__all__ = ["backward", "empty_results", "forward", "infer_projecting", "is_unwatched", "obstacle"]
+__all__ = ["backward", "empty_results", "forward", "is_unwatched", "obstacle"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -48,20 +47,6 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     return Results(out, saved.new_empty(B, H, H), Residuals(saved, saved.new_empty(T, B, 2, H)))
 
 
-def _plain(part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if part is None or (part.dtype is dtype and part.is_contiguous()):
-        return part
-    return part.to(dtype).contiguous()
-
-
-def _plain_memory(R0: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """R_0 as C reads it; where all rows share one, as at the start of a sequence, it is not copied for each."""
-    if R0 is None or R0.shape[0] == 0 or R0.stride(0) > 0:
-        return _plain(R0, dtype)
-    shared = _plain(R0[0], dtype)
-    return None if shared is None else shared.expand_as(R0)
-
-
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
     """Run the scan; without ``save`` no memory but the results grows with T."""
     if save:
@@ -73,39 +58,12 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     return results._replace(out=_run(inputs, results, options))
 
 
-def infer_projecting(
-    x: Tensor,
-    state: Sequence[Tensor],
-    weight_ih: Tensor,
-    bias: Tensor | None,
-    weights: StepWeights,
-    lengths: Tensor | None,
-    options: RumOptions,
-) -> tuple[Tensor, Tensor | None]:
-    """A scan from the input ``x`` ``(T, B, I)`` itself, where ``is_unwatched``: no projected input is stored.
-
-    Args:
-        state: h ``(B, H)`` and, with lam = 1, R ``(B, H, H)``.
-        weight_ih, bias: ``(3H, I)`` and ``(3H,)`` or None; ``(2H, I)`` and ``(2H,)`` without update gate.
-        weights, lengths: as those of ``rum_scan``; zoneout does not draw masks.
-    """
-    h0, R0 = state if len(state) == 2 else (state[0], None)
-    (T, B, _), H, dtype = x.shape, h0.shape[-1], x.dtype
-    given = (x, weight_ih, bias, h0, *weights)
-    names = ("x", "weight_ih", "bias", "h0", "weight", "ln_weight", "ln_bias")
-    tensors = {name: _plain(part, dtype) for name, part in zip(names, given, strict=True)}
-    out, R_n = x.new_empty(T, B, H), x.new_empty(B, H, H) if options.lam == 1 else None
-    tensors.update(R0=_plain_memory(R0, dtype), lengths=_plain(lengths, torch.int64), out=out, R_n=R_n)
-    call_scan(tensors, None, options)
-    return out, R_n
-
-
 def _run(inputs: ScanInputs, results: Results, options: RumOptions) -> Tensor:
     """Fill the results; returns the states in the dtype of ``out``."""
     out, R_n, (saved, kept) = results
     dtype = working_dtype(out.dtype)
-    tensors = {name: _plain(part, dtype) for name, part in _named(inputs).items()}
-    tensors["R0"], tensors["lengths"] = _plain_memory(inputs.R0, dtype), _plain(inputs.lengths, torch.int64)
+    tensors = {name: plain(part, dtype) for name, part in _named(inputs).items()}
+    tensors["R0"], tensors["lengths"] = plain_memory(inputs.R0, dtype), plain(inputs.lengths, torch.int64)
     states = out.to(dtype)
     tensors.update(out=states, saved=saved, R_n=R_n, kept=kept)
     call_scan(tensors, inputs.seed, options)
@@ -126,35 +84,18 @@ def backward(
     xp, h0, R0, weight_hh = inputs[:4]
     out, R_n, (saved, kept) = results
     assert saved is not None
-    dtype, (T, B), H = working_dtype(xp.dtype), xp.shape[:2], h0.shape[-1]
-    plain = {name: _plain(part, dtype) for name, part in _named(inputs).items()}
-    states, grad_xp, grad_h0 = out.to(dtype).contiguous(), xp.new_empty(xp.shape, dtype=dtype), saved.new_empty(B, H)
-    grad_weight = saved.new_empty(weight_hh.shape)
-    outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
-    tensors = {
-        **plain,
-        "lengths": _plain(inputs.lengths, torch.int64),
-        "out": states,
-        "saved": saved.contiguous(),
-        "R_n": _plain(R_n, dtype),
-        "kept": _plain(kept, dtype),
-        "grad_out": _plain(grad_out, dtype),
-        "grad_K": None if outer is None else outer - outer.mT,
-        "grad_xp": grad_xp,
-        "grad_h0": grad_h0,
-        "grad_weight": grad_weight,
-        "grad_z": saved.new_empty(T, B, H) if need_R0 else None,
-    }
-    sums = call_scan(tensors, inputs.seed, options)
-    grad_R0 = None
-    if need_R0 and R0 is not None:
-        added = torch.einsum("tbi,tbj->bij", tensors["grad_z"], saved[..., -H:])
-        grad_R0 = torch.bmm(added if outer is None else added + outer, R0.to(dtype))
-    norms = (None, None) if sums is None else (part.flatten() for part in sums)
+    dtype = working_dtype(xp.dtype)
+    given = {name: plain(part, dtype) for name, part in _named(inputs).items()}
+    given["lengths"] = plain(inputs.lengths, torch.int64)
+    gradients = {"grad_xp": xp.new_empty(xp.shape, dtype=dtype), "grad_weight": saved.new_empty(weight_hh.shape)}
+    states = Results(out.to(dtype).contiguous(), plain(R_n, dtype), Residuals(saved.contiguous(), plain(kept, dtype)))
+    asked_R0 = R0 if need_R0 else None
+    grads = (grad_out, None, grad_R)
+    grad_h0, grad_R0, *norms = pull_back(grads, given, asked_R0, states, gradients, options, inputs.seed)
     return Gradients(
-        grad_xp.to(xp.dtype),
+        gradients["grad_xp"].to(xp.dtype),
         grad_h0.to(h0.dtype),
         grad_R0,
-        grad_weight.to(weight_hh.dtype),
+        gradients["grad_weight"].to(weight_hh.dtype),
         *norms,
     )

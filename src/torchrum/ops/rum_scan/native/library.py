@@ -15,8 +15,11 @@ SIZES = ("backward", "T", "B", "H", "gates", "features", "R0_stride", "block", "
 SETTINGS = ("activation", "layer_norm", "norm_after_sigmoid", "zoneout_kind", "keep_below")
 NUMBERS = ("eta", "ln_eps", "zoneout")
 INPUTS = ("xp", "x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
-RESULTS = ("out", "saved", "R_n", "kept")
-GRADIENTS = ("grad_out", "grad_K", "grad_xp", "grad_h0", "grad_weight", "grad_z", "ln_sums")
+RESULTS = ("out", "out_copy", "saved", "R_n", "R_copy", "kept")
+GRADIENTS = (
+    *("grad_out", "grad_last", "grad_K", "grad_xp", "grad_h0", "grad_weight"),
+    *("grad_x", "grad_weight_ih", "grad_bias", "grad_z", "ln_sums"),
+)
 
 SMALL = 1_000_000
 """Multiplications below which a second thread costs more than it saves."""
@@ -52,6 +55,21 @@ def settings(options: RumOptions) -> tuple[tuple[int, ...], tuple[float, ...]]:
     after, keep_below = options.ln_order == "authors", keep_threshold(options.zoneout)
     whole = (ACTIVATIONS.index(options.activation), int(options.layer_norm), int(after), kind, keep_below)
     return whole, (options.eta or 0.0, options.ln_eps, options.zoneout)
+
+
+def plain(part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A tensor as C reads it."""
+    if part is None or (part.dtype is dtype and part.is_contiguous()):
+        return part
+    return part.to(dtype).contiguous()
+
+
+def plain_memory(R0: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """R_0 as C reads it; where all rows share one, as at the start of a sequence, it is not copied for each."""
+    if R0 is None or R0.shape[0] == 0 or R0.stride(0) > 0:
+        return plain(R0, dtype)
+    shared = plain(R0[0], dtype)
+    return None if shared is None else shared.expand_as(R0)
 
 
 def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: RumOptions) -> Tensor | None:

@@ -44,8 +44,9 @@ static int64_t prepare(Shared *shared, real *memory)
     if (!shared->direct) {
         shared->weight = scan->backward ? packed_shape(gates * H, padded) : packed_shape(H, gates * padded);
         shared->weight.data = take(&arena, shared->weight.K * shared->weight.vectors * LANES);
-        shared->weight_ih = packed_shape(scan->features, (gates + 1) * padded);
-        shared->weight_ih.data = take(&arena, scan->features * shared->weight_ih.vectors * LANES);
+        shared->weight_ih = scan->backward ? packed_shape((gates + 1) * H, padded_size(scan->features))
+                                           : packed_shape(scan->features, (gates + 1) * padded);
+        shared->weight_ih.data = take(&arena, shared->weight_ih.K * shared->weight_ih.vectors * LANES);
     }
     if (memory == NULL)
         return arena.used;
@@ -55,12 +56,15 @@ static int64_t prepare(Shared *shared, real *memory)
         shared->tail[i] = i < H % LANES ? LANES - H % LANES + i : LANES;
         shared->overlap[i] = H % LANES + i;
     }
-    if (scan->backward)
+    if (scan->backward) {
         pack_straight(&shared->weight, scan->weight, H);
-    else if (!shared->direct)
+        if (scan->grad_x != NULL)
+            pack_straight(&shared->weight_ih, scan->weight_ih, scan->features);
+    } else if (!shared->direct) {
         pack_transposed(&shared->weight, scan->weight, H, padded);
-    if (!shared->direct && scan->features > 0)
-        pack_transposed(&shared->weight_ih, scan->weight_ih, H, padded);
+        if (scan->features > 0)
+            pack_transposed(&shared->weight_ih, scan->weight_ih, H, padded);
+    }
     return arena.used;
 }
 
@@ -75,9 +79,11 @@ EXPORT int torchrum_scan(const Scan *scan)
     prepare(&shared, memory);
     if (scan->backward) {
         expect_writes(scan->grad_xp, steps * (gates + 1) * H);
+        expect_writes(scan->grad_x, steps * scan->features);
     } else {
         expect_writes(scan->out, steps * H);
-        expect_writes(scan->saved, steps * (gates + (scan->R_n != NULL)) * H);
+        expect_writes(scan->out_copy, steps * H);
+        expect_writes(scan->saved, steps * saved_rows(scan) * H);
         expect_writes(scan->kept, steps * 2 * H);
     }
     Job job = {walk, &shared, 0, (scan->B + scan->block - 1) / scan->block, 0, 0};
@@ -86,9 +92,14 @@ EXPORT int torchrum_scan(const Scan *scan)
     free(memory);
     if (failed || !scan->backward)
         return failed;
-    return find_gradient((Gradient){.rows = steps, .features = H, .units = gates * H, .first = scan->h0, .ahead = scan->B,
-                                    .x = scan->out, .grads = scan->grad_xp, .stride = (gates + 1) * H,
-                                    .to_weight = scan->grad_weight}, scan->threads);
+    const Gradient recurrent = {.rows = steps, .features = H, .units = gates * H, .first = scan->h0, .ahead = scan->B,
+                                .x = scan->out, .grads = scan->grad_xp, .stride = (gates + 1) * H,
+                                .to_weight = scan->grad_weight};
+    const Gradient projected = {.rows = steps, .features = scan->features, .units = (gates + 1) * H, .x = scan->x,
+                                .grads = scan->grad_xp, .stride = (gates + 1) * H, .to_weight = scan->grad_weight_ih,
+                                .to_bias = scan->grad_bias};
+    failed = find_gradient(recurrent, scan->threads);
+    return failed || scan->features == 0 ? failed : find_gradient(projected, scan->threads);
 }
 
 /* y (rows, units) = x (rows, features) weight^T + bias; bias may be NULL. */

@@ -22,13 +22,19 @@ typedef struct {
     const real *h0, *R0, *weight, *ln_weight, *ln_bias;
     const int64_t *lengths;
     real *out;
-    real *saved;        /* (T, B, gates * H): raw tau and the gate, raw with layer norm; with lam = 1 R h behind them */
-    real *R_n, *kept;   /* lam = 1 only; kept: (T, B, 2, H), R e and R n before their reflections */
-    const real *grad_out, *grad_K; /* grad_K: (B, H, H), M - M^T with M = dL/dR_n R_n^T */
+    real *out_copy;     /* out once more, for the caller to write to, or NULL */
+    real *saved;        /* (T, B, saved_rows * H): raw tau and the gate, raw with layer norm; with lam = 1 R h; with x eps */
+    real *R_n, *R_copy, *kept; /* lam = 1 only; kept: (T, B, 2, H), R e and R n before their reflections */
+    const real *grad_out, *grad_last; /* (T, B, H) and, of the last state once more, (B, H); each may be NULL */
+    const real *grad_K;               /* (B, H, H), M - M^T with M = dL/dR_n R_n^T */
     real *grad_xp, *grad_h0, *grad_weight;
+    real *grad_x, *grad_weight_ih, *grad_bias; /* with x only; grad_x may be NULL */
     real *grad_z;  /* (T, B, H): gradients of R h */
     real *ln_sums; /* (blocks, 2, gates + 1, H): gradients of layer norm's parameters, to be summed */
 } Scan;
+
+/* Rows of H numbers that a step keeps for the backward beside the state; the last one is eps where x is given. */
+static int64_t saved_rows(const Scan *scan) { return scan->gates + (scan->R_n != NULL) + (scan->features > 0); }
 
 /* What all threads read: padded sizes, layer norm's parameters in padded rows, the packed weight. */
 typedef struct {

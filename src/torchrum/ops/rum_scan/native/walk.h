@@ -11,6 +11,7 @@ typedef struct {
     real *R, *K;         /* (block, H, padded) */
     real *pending;       /* (block, 4, padded) */
     real *y, *z, *products;
+    real *grad_x;        /* (block, features), rows padded */
     Row row;
     Plane plane;
 } Work;
@@ -43,6 +44,7 @@ static int64_t lay_out(const Shared *shared, real *start, Work *work)
     work->raw = take(&arena, block * (scan->gates + 1) * padded);
     work->grad_h = take(&arena, backward * block * padded);
     work->sums = take(&arena, backward * 2 * (scan->gates + 1) * padded);
+    work->grad_x = take(&arena, backward * block * padded_size(scan->features));
     if (scan->R_n != NULL) {
         work->pending = take(&arena, block * 4 * padded);
         work->y = take(&arena, 2 * padded);
@@ -90,8 +92,10 @@ static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t 
         matmul(scan->x + at * features, features, &shared->weight_ih, work->raw, stride, rows, NULL);
     Ahead ahead = {.count = 0};
     expect_rows(scan, &ahead, scan->kept, t, first, rows, 2 * H);
-    expect_rows(scan, &ahead, scan->saved, t, first, rows, (gates + (scan->R_n != NULL)) * H);
+    expect_rows(scan, &ahead, scan->saved, t, first, rows, saved_rows(scan) * H);
+    expect_rows(scan, &ahead, scan->out_copy, t, first, rows, H);
     expect_rows(scan, &ahead, scan->out, t, first, rows, H);
+    expect_rows(scan, &ahead, scan->x, t + 1, first, rows, features);
     expect_rows(scan, &ahead, scan->xp, t + 1, first, rows, (gates + 1) * H); /* first of all: a read must wait for it */
     matmul(work->h, padded, &shared->weight, work->raw, stride, rows, &ahead);
 }
@@ -103,7 +107,7 @@ static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b,
     const Scan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, at = t * scan->B + b;
     Row row = work->row;
-    real *saved = scan->saved == NULL ? NULL : scan->saved + at * (gates + (R != NULL)) * H;
+    real *saved = scan->saved == NULL ? NULL : scan->saved + at * saved_rows(scan) * H;
     row.eps = raw + gates * padded;
     if (scan->layer_norm)
         normalise(shared, 0, raw, row.tau);
@@ -129,13 +133,15 @@ static void step_forward(const Shared *shared, Work *work, int64_t t, int64_t b,
         put(shared, saved, raw);
     if (saved != NULL && gates == 2)
         put(shared, saved + H, scan->layer_norm ? raw + padded : row.u);
+    if (saved != NULL && scan->features > 0)
+        put(shared, saved + (saved_rows(scan) - 1) * H, row.eps);
     advance(shared, t, b, &row, h);
 }
 
 /* A row past its length keeps its state; what the backward will not read is zero. */
 static void skip_forward(const Scan *scan, int64_t t, int64_t b)
 {
-    const int64_t H = scan->H, at = t * scan->B + b, numbers = (scan->gates + (scan->R_n != NULL)) * H;
+    const int64_t H = scan->H, at = t * scan->B + b, numbers = saved_rows(scan) * H;
     if (scan->saved != NULL)
         memset(scan->saved + at * numbers, 0, numbers * sizeof(real));
     if (scan->kept != NULL)
@@ -203,11 +209,16 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
                 step_forward(shared, work, t, first + i, work->raw + i * (gates + 1) * padded, h, R,
                              pending_of(work->pending + i * 4 * padded, padded));
             put(shared, scan->out + (t * scan->B + first + i) * H, h);
+            if (scan->out_copy != NULL)
+                put(shared, scan->out_copy + (t * scan->B + first + i) * H, h);
         }
     }
-    for (int64_t i = 0; scan->R_n != NULL && i < rows; i++)
-        store_matrix(shared, scan->R_n + (first + i) * H * H, work->R + i * matrix,
-                     pending_of(work->pending + i * 4 * padded, padded));
+    for (int64_t i = 0; scan->R_n != NULL && i < rows; i++) {
+        real *R_n = scan->R_n + (first + i) * H * H;
+        store_matrix(shared, R_n, work->R + i * matrix, pending_of(work->pending + i * 4 * padded, padded));
+        if (scan->R_copy != NULL)
+            memcpy(scan->R_copy + (first + i) * H * H, R_n, H * H * sizeof(real));
+    }
 }
 
 /* Gradients of one step of one row; ``grad_h`` is that of the new state and becomes that of the old one, up to what
@@ -216,7 +227,7 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
 {
     const Scan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, gates = scan->gates, at = t * scan->B + b;
-    const real *saved = scan->saved + at * (gates + (R != NULL)) * H;
+    const real *saved = scan->saved + at * saved_rows(scan) * H;
     Row row = work->row;
     real *raw = work->raw, *grad_xp = scan->grad_xp + at * (gates + 1) * H;
     Angle angle = {0};
@@ -224,7 +235,8 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
     fetch(shared, raw, saved);
     if (gates == 2)
         fetch(shared, scan->layer_norm ? raw + padded : row.u, saved + H);
-    fetch(shared, row.eps, scan->xp + (at * (gates + 1) + gates) * H);
+    fetch(shared, row.eps,
+          scan->features > 0 ? saved + (saved_rows(scan) - 1) * H : scan->xp + (at * (gates + 1) + gates) * H);
     if (scan->layer_norm)
         of_tau = normalise(shared, 0, raw, row.tau);
     else
@@ -270,6 +282,17 @@ static void step_backward(const Shared *shared, Work *work, int64_t t, int64_t b
     put(shared, grad_xp + gates * H, row.to_eps);
 }
 
+/* Gradients of a block's inputs at one step, from those of what they were projected to. */
+static void find_grad_x(const Shared *shared, const Work *work, int64_t at, int64_t rows)
+{
+    const Scan *scan = shared->scan;
+    const int64_t features = scan->features, padded = padded_size(features), numbers = (scan->gates + 1) * scan->H;
+    memset(work->grad_x, 0, rows * padded * sizeof(real));
+    matmul(scan->grad_xp + at * numbers, numbers, &shared->weight_ih, work->grad_x, padded, rows, NULL);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(scan->grad_x + (at + i) * features, work->grad_x + i * padded, features * sizeof(real));
+}
+
 static void walk_backward(const Shared *shared, int64_t block, Work *work)
 {
     const Scan *scan = shared->scan;
@@ -277,6 +300,8 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
     const int64_t first = block * scan->block, remembers = scan->R_n != NULL;
     const int64_t rows = scan->B - first < scan->block ? scan->B - first : scan->block;
     memset(work->grad_h, 0, rows * padded * sizeof(real));
+    for (int64_t i = 0; scan->grad_last != NULL && i < rows; i++)
+        fetch(shared, work->grad_h + i * padded, scan->grad_last + (first + i) * H);
     memset(work->sums, 0, 2 * (gates + 1) * padded * sizeof(real));
     for (int64_t i = 0; remembers && i < rows; i++) {
         load_matrix(shared, work->R + i * matrix, scan->R_n + (first + i) * H * H);
@@ -289,8 +314,9 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         for (int64_t i = 0; i < rows; i++) {
             const int64_t at = t * scan->B + first + i;
             real *grad_h = work->grad_h + i * padded, *R = remembers ? work->R + i * matrix : NULL;
-            fetch(shared, work->row.grad, scan->grad_out + at * H);
-            for (int64_t j = 0; j < padded; j += LANES)
+            if (scan->grad_out != NULL)
+                fetch(shared, work->row.grad, scan->grad_out + at * H);
+            for (int64_t j = 0; scan->grad_out != NULL && j < padded; j += LANES)
                 store(grad_h + j, load(grad_h + j) + load(work->row.grad + j));
             if (is_over(scan, t, first + i)) {
                 memset(grad_xp + i * (gates + 1) * H, 0, (gates + 1) * H * sizeof(real));
@@ -307,8 +333,10 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         expect_rows(scan, &ahead, scan->grad_out, t - 1, first, rows, H);
         expect_rows(scan, &ahead, scan->kept, t - 1, first, rows, 2 * H);
         expect_rows(scan, &ahead, scan->xp, t - 1, first, rows, (gates + 1) * H);
-        expect_rows(scan, &ahead, scan->saved, t - 1, first, rows, (gates + remembers) * H);
+        expect_rows(scan, &ahead, scan->saved, t - 1, first, rows, saved_rows(scan) * H);
         matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows, &ahead);
+        if (scan->grad_x != NULL)
+            find_grad_x(shared, work, t * scan->B + first, rows);
     }
     for (int64_t i = 0; i < rows; i++)
         put(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);

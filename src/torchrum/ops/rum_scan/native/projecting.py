@@ -1,0 +1,88 @@
+"""Scans from the input itself, projection included, for calls that nobody looks at: one call of C each way."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..options import RumOptions
+from ..projection import padded_bias
+from ..types import LayerInputs, Residuals, Results
+from .build import load_library
+from .library import call_scan, plain, plain_memory
+from .pulling import pull_back
+from .watching import DTYPES
+
+NAMES = ("x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
+"""Of the fields of ``LayerInputs`` in C, but for the seed."""
+
+
+def projects(x: Tensor) -> bool:
+    """Whether these functions can run on ``x`` and on parameters of its dtype."""
+    return x.is_cpu and x.dtype in DTYPES and not isinstance(load_library(x.dtype is torch.float64), str)
+
+
+def infer_projecting(inputs: LayerInputs, options: RumOptions) -> tuple[Tensor, Tensor | None]:
+    """All states and the last R; nothing but these grows with T."""
+    x, (B, H) = inputs.x, inputs.h0.shape
+    out, R_n = x.new_empty(x.shape[0], B, H), x.new_empty(B, H, H) if options.lam == 1 else None
+    call_scan({**_as_read(inputs), "out": out, "R_n": R_n}, inputs.seed, options)
+    return out, R_n
+
+
+def forward_projecting(
+    inputs: LayerInputs, options: RumOptions, returned: bool
+) -> tuple[Tensor, Tensor | None, Results]:
+    """All states and the last R for the caller, and the results for the backward.
+
+    Where they are ``returned`` to a user, who may write to them, the backward has its own. Its residuals are those of
+    the operator with eps behind the gates.
+    """
+    x, (B, H), T, memory = inputs.x, inputs.h0.shape, inputs.x.shape[0], options.lam == 1
+    states, saved = x.new_empty(T, B, H), x.new_empty(T, B, (options.num_inputs + memory) * H)
+    R_n, kept = (x.new_empty(B, H, H), x.new_empty(T, B, 2, H)) if memory else (None, None)
+    tensors = _as_read(inputs)
+    tensors.update(out=states, saved=saved, R_n=R_n, kept=kept)
+    out, R = states, R_n
+    if returned:
+        out, R = torch.empty_like(states), None if R_n is None else torch.empty_like(R_n)
+        tensors.update(out_copy=out, R_copy=R)
+    call_scan(tensors, inputs.seed, options)
+    return out, R, Results(states, R_n, Residuals(saved, kept))
+
+
+def backward_projecting(
+    grads: Sequence[Tensor | None], inputs: LayerInputs, results: Results, options: RumOptions, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``inputs`` but for lengths and seed, from those of all states, the last one and the last R.
+
+    The bias's is as long as the weight. ``needs`` says which are asked for; only those of x and R_0 are left out.
+    """
+    x, weight_ih, bias = inputs[:3]
+    filled = {
+        "grad_xp": x.new_empty(*x.shape[:2], weight_ih.shape[0]),
+        "grad_weight": x.new_empty(inputs.weight_hh.shape),
+        "grad_x": x.new_empty(x.shape) if needs[0] else None,
+        "grad_weight_ih": x.new_empty(weight_ih.shape),
+        "grad_bias": None if bias is None else x.new_empty(weight_ih.shape[0]),
+    }
+    R0 = inputs.R0 if needs[4] else None
+    grad_h0, grad_R0, *norms = pull_back(grads, _as_read(inputs), R0, results, filled, options, inputs.seed)
+    projected = (filled["grad_x"], filled["grad_weight_ih"], filled["grad_bias"])
+    return (*projected, grad_h0, grad_R0, filled["grad_weight"], *norms)
+
+
+def operator_results(results: Results) -> Results:
+    """What the operator would have kept of a scan by ``forward_projecting``."""
+    saved, kept = results.residuals
+    assert saved is not None
+    return results._replace(residuals=Residuals(saved[..., : -results.out.shape[-1]], kept))
+
+
+def _as_read(inputs: LayerInputs) -> dict[str, Tensor | None]:
+    """The inputs as C reads them."""
+    dtype, given = inputs.x.dtype, inputs[: len(NAMES)]
+    tensors = {name: plain(part, dtype) for name, part in zip(NAMES, given, strict=True) if name != "R0"}
+    tensors["bias"] = plain(padded_bias(inputs.weight_ih, inputs.bias), dtype)
+    tensors["R0"], tensors["lengths"] = plain_memory(inputs.R0, dtype), plain(inputs.lengths, torch.int64)
+    return tensors

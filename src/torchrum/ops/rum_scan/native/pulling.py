@@ -1,0 +1,52 @@
+"""The backward of a native scan, whether it was given projected inputs or the input itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..options import RumOptions
+from ..types import Results
+from .library import call_scan, plain
+
+
+def pull_back(
+    grads: Sequence[Tensor | None],
+    given: Mapping[str, Tensor | None],
+    R0: Tensor | None,
+    results: Results,
+    gradients: Mapping[str, Tensor | None],
+    options: RumOptions,
+    seed: Tensor | None,
+) -> tuple[Any, ...]:
+    """Fill ``gradients`` from those of the results.
+
+    Args:
+        grads: gradients of all states ``(T, B, H)``, of the last one ``(B, H)`` once more, and of the last R.
+        given: what the scan was given, by C's names, as C reads it.
+        R0: ``(B, H, H)``, only where its gradient is asked for.
+        results: what the scan returned, as C reads it.
+        gradients: tensors to fill, by C's names.
+        options, seed: as those of the scan.
+
+    Returns:
+        Gradients of h0, R0 or None, and layer norm's weight and bias or None.
+    """
+    states, R_n, (saved, kept) = results
+    assert saved is not None
+    (T, B, H), dtype, (grad_out, grad_last, grad_R) = states.shape, states.dtype, grads
+    grad_h0 = saved.new_empty(B, H)
+    grad_z = None if R0 is None else saved.new_empty(T, B, H)
+    outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
+    tensors = {**given, **gradients, "out": states, "saved": saved, "R_n": R_n, "kept": kept, "grad_h0": grad_h0}
+    tensors.update(grad_out=plain(grad_out, dtype), grad_last=plain(grad_last, dtype), grad_z=grad_z)
+    tensors["grad_K"] = None if outer is None else outer - outer.mT
+    sums = call_scan(tensors, seed, options)
+    grad_R0 = None
+    if R0 is not None:
+        z = saved[..., options.num_gates * H :][..., :H]
+        added = torch.einsum("tbi,tbj->bij", grad_z, z)
+        grad_R0 = torch.bmm(added if outer is None else added + outer, R0.to(dtype))
+    norms = (None, None) if sums is None else (part.flatten() for part in sums)
+    return grad_h0, grad_R0, *norms
