@@ -40,19 +40,21 @@ class EmulatedKernel:
         self._emulate = ctypes.CDLL(str(library)).emulate
 
     def launch(self, blocks: int, threads: int, shared_bytes: int, args: Sequence[Argument]) -> None:
-        values, pointers = pack(args)
+        packed = pack(args)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         given = [arg.clone() for arg in tensors]  # some are read and written over
         for backwards in (0, 1):  # both schedules must write the same; the second one's results stay
             for arg, before in zip(tensors, given, strict=True):
                 arg.copy_(before)
-            assert self._emulate(blocks, threads, shared_bytes, pointers, backwards) == 0, "threads wait for ever"
+            assert self._emulate(blocks, threads, shared_bytes, packed.addresses, backwards) == 0, (
+                "threads wait for ever"
+            )
             written = [arg.clone() for arg in tensors]
             if backwards == 0:
                 first = written
         for a, b in zip(first, written, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-        del values
+        packed.give_back()
 
 
 @pytest.fixture(scope="session")
@@ -384,7 +386,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (lam1._source(kind), f"lam1_{kind}", layout.macros, architecture, ()): None  # in order, unlike a set
         for case in SIZE_CASES + OPTION_CASES
         for kind in ("forward", "gates", "backward", "replay")
-        for layout in [lam1._layout(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
+        for layout in [lam1._cut(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
     }
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
         patch.setattr(nvrtc, "compile_source", folder.cubin)

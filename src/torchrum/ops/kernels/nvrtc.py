@@ -5,8 +5,8 @@ import functools
 import glob
 import importlib.util
 import os
+import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,28 +46,67 @@ class Kernel:
             check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
             _check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
             self._shared_bytes = shared_bytes
-        values, pointers = pack(args)
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers)
+        packed = pack(args)
+        # a raw number: torch.cuda.current_stream builds an object on every call
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
+        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, packed.addresses)
         check = driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
-        _check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
-        del values  # the launch has copied them
+        if check != 0:
+            _check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
+        packed.give_back()  # the launch has copied the values
 
 
-def pack(args: Sequence[Argument]) -> tuple[list[Any], ctypes.Array]:
-    """Kernel arguments as C values, and the array of their addresses that a launch takes."""
-    values: list[Any] = []
+class Packed:
+    """Kernel arguments as C values, eight bytes each, and the array of their addresses that a launch takes.
+
+    Made once and used again: no other launch writes to it until it is given back, also of another thread.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.values = (ctypes.c_uint64 * count)()
+        first = ctypes.addressof(self.values)
+        self.addresses = (ctypes.c_void_p * count)(*(first + 8 * i for i in range(count)))
+        self._count = count
+
+    def give_back(self) -> None:
+        _spare.setdefault(self._count, []).append(self)
+
+
+_spare: dict[int, list[Packed]] = {}
+
+
+def pack(args: Sequence[Argument]) -> Packed:
+    """The arguments of a launch; a structure must be the only one."""
+    if isinstance(args[0], bytes):
+        (structure,) = args
+        assert isinstance(structure, bytes) and len(structure) % 8 == 0
+        packed = _take(len(structure) // 8)
+        ctypes.memmove(packed.values, structure, len(structure))  # the launch reads the first address alone
+        return packed
+    packed, kinds = _take(len(args)), ["="]
+    numbers: list[int | float] = []
     for arg in args:
-        if arg is None or isinstance(arg, Tensor):
-            values.append(ctypes.c_void_p(None if arg is None or arg.numel() == 0 else arg.data_ptr()))
-        elif isinstance(arg, bytes):
-            values.append(ctypes.create_string_buffer(arg, len(arg)))
+        if arg is None:
+            kinds.append("Q")
+            numbers.append(0)
+        elif isinstance(arg, Tensor):
+            kinds.append("Q")
+            numbers.append(arg.data_ptr())  # 0 for one without elements
         elif isinstance(arg, float):
-            values.append(ctypes.c_float(arg))
+            kinds.append("f4x")
+            numbers.append(ctypes.c_float(arg).value)  # infinite where float32 cannot hold it
         else:
-            values.append(ctypes.c_uint32(arg & 0xFFFFFFFF))
-    addresses = [ctypes.addressof(value) for value in values]
-    return values, (ctypes.c_void_p * len(addresses))(*addresses)
+            kinds.append("I4x")
+            numbers.append(arg & 0xFFFFFFFF)  # type: ignore[operator]
+    struct.pack_into("".join(kinds), packed.values, 0, *numbers)
+    return packed
+
+
+def _take(count: int) -> Packed:
+    try:
+        return _spare[count].pop()
+    except (KeyError, IndexError):
+        return Packed(count)
 
 
 @functools.cache

@@ -1,10 +1,13 @@
 """The gradient of a recurrent weight, which no step waits for: one matmul over all steps, for every backend."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .precision import without_autocast
+
+WORTH_PADDING = 2**20
+"""Numbers from which rows are copied to aligned ones. At 6784 x 100 float32 on an H200 the copies of both operands take
+7 us and four launches, where such a matmul takes 8 us."""
 
 
 def recurrent_weight_gradient(grad_gates: Tensor, h0: Tensor, out: Tensor) -> Tensor:
@@ -19,13 +22,13 @@ def recurrent_weight_gradient(grad_gates: Tensor, h0: Tensor, out: Tensor) -> Te
     with without_autocast(grad_gates.device.type):  # it would round float32
         if T == 0:
             return grad_gates.new_zeros(rows, H)
-        first = grad_gates[0].t() @ h0.to(grad_gates.dtype)
+        first = grad_gates[0].t().mm(h0 if h0.dtype is grad_gates.dtype else h0.to(grad_gates.dtype))
         if T == 1:
             return first
         left, right = aligned_rows(grad_gates[1:].flatten(0, 1)), aligned_rows(out[:-1].flatten(0, 1))
         if left.shape[1] == rows and right.shape[1] == H:
-            return torch.addmm(first, left.t(), right)
-        return first + (left.t() @ right)[:rows, :H]
+            return first.addmm_(left.t(), right)
+        return first.add_(left.t().mm(right)[:rows, :H])
 
 
 def weight_gradient(grad_gates: Tensor, inputs: Tensor) -> Tensor:
@@ -35,6 +38,11 @@ def weight_gradient(grad_gates: Tensor, inputs: Tensor) -> Tensor:
 
 
 def aligned_rows(x: Tensor) -> Tensor:
-    """Rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is several times slower otherwise."""
+    """Rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is several times slower otherwise.
+
+    A small matmul is over before the padding is.
+    """
+    if not x.is_cuda or x.numel() < WORTH_PADDING:
+        return x
     unit = 16 // x.element_size()
-    return F.pad(x, (0, -x.shape[1] % unit)) if x.is_cuda and x.stride(0) % unit else x
+    return F.pad(x, (0, -x.shape[1] % unit)) if x.stride(0) % unit else x

@@ -1,9 +1,11 @@
 """What a RUM step can vary, in one place that every backend reads."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from ..kernels.masks import zoneout_flags
@@ -38,21 +40,12 @@ class RumOptions:
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
     def with_training(self, training: bool) -> "RumOptions":
-        """The same options in training or in evaluation; written out, since older compilers trace no more than that."""
+        """The same options in training or in evaluation."""
         if training == self.training:
             return self
-        return RumOptions(
-            lam=self.lam,
-            eta=self.eta,
-            activation=self.activation,
-            target_activation=self.target_activation,
-            update_gate=self.update_gate,
-            layer_norm=self.layer_norm,
-            ln_order=self.ln_order,
-            ln_eps=self.ln_eps,
-            zoneout=self.zoneout,
-            training=training,
-        )
+        if torch.compiler.is_compiling():
+            return _change_training(self, training)
+        return _changed_training(self, training)
 
     def kernel_flags(self) -> dict[str, Any]:
         """What the Triton kernels of a step are compiled for."""
@@ -86,3 +79,22 @@ class RumOptions:
     def keeps_rotation(self) -> bool:
         """Whether the state holds the accumulated rotation R beside h."""
         return self.lam != 0  # so for NaN, which stands for a learnable lam
+
+
+def _change_training(options: RumOptions, training: bool) -> RumOptions:
+    """Written out, since older compilers trace no more than that."""
+    return RumOptions(
+        lam=options.lam,
+        eta=options.eta,
+        activation=options.activation,
+        target_activation=options.target_activation,
+        update_gate=options.update_gate,
+        layer_norm=options.layer_norm,
+        ln_order=options.ln_order,
+        ln_eps=options.ln_eps,
+        zoneout=options.zoneout,
+        training=training,
+    )
+
+
+_changed_training = functools.lru_cache(64)(_change_training)  # a training call asks for the same ones each time

@@ -4,6 +4,7 @@ The kernels stand in ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.
 """
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ...kernels.machine import constant_when_traced
 from ...kernels.masks import keep_threshold
-from ...kernels.nvrtc import load_kernel, nvrtc_obstacle
+from ...kernels.nvrtc import Kernel, load_kernel, nvrtc_obstacle
 from ...kernels.weight_gradient import recurrent_weight_gradient
 from ..options import RumOptions
 from ..types import Gradients, Residuals, Results, ScanInputs
@@ -132,8 +133,10 @@ def backward(
         grad_R0 = torch.bmm(grad_turned.permute(1, 2, 0), turned.transpose(0, 1))
         if grad_R_n is not None:
             grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
-    grad_weight = recurrent_weight_gradient(grad_xp[..., : weight_hh.shape[0]], h0, out).to(weight_hh.dtype)
-    grads = Gradients(grad_xp, grad_h0.to(h0.dtype), grad_R0, grad_weight)
+    grad_weight = recurrent_weight_gradient(grad_xp[..., : weight_hh.shape[0]], h0, out)
+    grad_weight = grad_weight if grad_weight.dtype is weight_hh.dtype else grad_weight.to(weight_hh.dtype)
+    grad_h0 = grad_h0 if h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
+    grads = Gradients(grad_xp, grad_h0, grad_R0, grad_weight)
     if ln_weight is None or ln_bias is None:
         return grads
     summed = grad_ln.sum(0)  # (norms, 2, H)
@@ -157,7 +160,9 @@ def _gates(
 
 
 def _plain(x: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
-    return None if x is None else x.to(dtype).contiguous()
+    if x is None or (x.dtype is dtype and x.is_contiguous()):
+        return x
+    return x.to(dtype).contiguous()
 
 
 def _scalars(options: RumOptions) -> tuple[float, float, float, int]:
@@ -175,20 +180,30 @@ def _launch(
 ) -> None:
     """One block per batch row if ``blocks`` is not given."""
     H = xp.shape[-1] // options.num_inputs
-    layout = _layout(kind, H, xp.dtype, options, rows_per_thread(H), CHECKPOINT_EVERY)
-    kernel = load_kernel(_source(kind), f"lam1_{kind}", layout.macros, xp.device.index or 0)
-    kernel.launch(blocks or xp.shape[1], layout.threads, 4 * layout.shared_floats, args)
+    sizes = rows_per_thread(H), CHECKPOINT_EVERY
+    kernel, threads, shared = _prepare(load_kernel, kind, H, xp.dtype, options, sizes, xp.device.index or 0)
+    kernel.launch(blocks or xp.shape[1], threads, shared, args)
+
+
+@functools.lru_cache(maxsize=256)
+def _prepare(
+    load: Callable[..., Kernel],
+    kind: str,
+    H: int,
+    dtype: torch.dtype,
+    options: RumOptions,
+    sizes: tuple[int, int],
+    device: int,
+) -> tuple[Kernel, int, int]:
+    """A kernel as ``load`` loads it, the threads of a block, and its shared memory in bytes."""
+    layout = _cut(kind, H, dtype, options, *sizes)
+    return load(_source(kind), f"lam1_{kind}", layout.macros, device), layout.threads, 4 * layout.shared_floats
 
 
 @functools.cache
 def _source(kind: str) -> str:
     folder = Path(__file__).parent
     return "".join((folder / f"{part}.cu").read_text() for part in ("common", kind))
-
-
-@functools.lru_cache(maxsize=256)
-def _layout(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:
-    return _cut(kind, H, dtype, options, rows, every)
 
 
 def _cut(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, every: int) -> Layout:

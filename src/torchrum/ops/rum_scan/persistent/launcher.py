@@ -235,10 +235,9 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     words = [T * state_words * xp.element_size() // 4, T * board_words, (T + 1) * board_words]
     if plan.wide:
         words.append(T * board_words)
-    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device).split(words)
-    weight, h0 = _aligned(inputs.weight_hh.to(xp.dtype)), inputs.h0.float().contiguous()
-    tensors = (xp, weight, h0, _int64(inputs.lengths), inputs.seed, results.out, *results.residuals, *mail)
-    _run("forward", plan, tensors, (T, B, N), options)
+    weight, h0 = _aligned(_as(inputs.weight_hh, xp.dtype)), _as(inputs.h0, torch.float32).contiguous()
+    tensors = (xp, weight, h0, _int64(inputs.lengths), inputs.seed, results.out, *results.residuals)
+    _run("forward", plan, tensors, words, (T, B, N), options)
     return results
 
 
@@ -252,17 +251,19 @@ def backward(
     h0, weight_hh = inputs.h0, inputs.weight_hh
     T, B, N = out.shape
     plan = find_plan(inputs, options)
-    dxp, dh0 = torch.empty_like(xp), torch.empty(B, N, dtype=torch.float32, device=xp.device)
+    dxp, dh0 = torch.empty_like(xp), xp.new_empty(B, N, dtype=torch.float32)
     grad_bytes = plan.tiles * options.num_gates * plan.padded * plan.rows * xp.element_size()
     words = (T * grad_bytes // 4, T * plan.tiles * plan.board_words)
-    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=xp.device)
-    grads, early = mail.split(words)
-    weight, grad_out = _aligned(weight_hh.to(xp.dtype)), _aligned(grad_out.to(xp.dtype))
-    row_inputs = (h0.float().contiguous(), stats.contiguous(), _int64(inputs.lengths), inputs.seed)
-    tensors = (grad_out, xp, weight, out, gates, *row_inputs, dxp, dh0, grads, early)
-    _run("backward", plan, tensors, (T, B, N), options)
+    weight, grad_out = _aligned(_as(weight_hh, xp.dtype)), _aligned(_as(grad_out, xp.dtype))
+    row_inputs = (_as(h0, torch.float32).contiguous(), stats.contiguous(), _int64(inputs.lengths), inputs.seed)
+    tensors = (grad_out, xp, weight, out, gates, *row_inputs, dxp, dh0)
+    _run("backward", plan, tensors, words, (T, B, N), options)
     dweight = recurrent_weight_gradient(dxp[..., : weight_hh.shape[0]], h0, out)
-    return Gradients(dxp, dh0.to(h0.dtype), None, dweight.to(weight_hh.dtype))
+    return Gradients(dxp, _as(dh0, h0.dtype), None, _as(dweight, weight_hh.dtype))
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype is dtype else x.to(dtype)  # a conversion to the same dtype costs a call
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -276,11 +277,24 @@ def _int64(x: Tensor | None) -> Tensor | None:
 
 
 def _run(
-    name: str, plan: Plan, tensors: Sequence[Tensor | None], sizes: tuple[int, int, int], options: RumOptions
+    name: str,
+    plan: Plan,
+    tensors: Sequence[Tensor | None],
+    words: Sequence[int],
+    sizes: tuple[int, int, int],
+    options: RumOptions,
 ) -> None:
-    """Launch with the kernels' one argument: pointers, six integers and two doubles, eight bytes each."""
-    device = next(x.device for x in tensors if x is not None)
-    pointers = [0 if x is None else x.data_ptr() for x in tensors]
+    """Launch with the kernels' one argument: pointers, six integers and two doubles, eight bytes each.
+
+    The pointers are those of ``tensors``, of which the first is not None, and of mailboxes of so many ``words``.
+    """
+    assert tensors[0] is not None
+    device = tensors[0].device
+    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=device)
+    pointers, box = [0 if x is None else x.data_ptr() for x in tensors], mail.data_ptr()
+    for count in words:  # no views of the one tensor: each would cost as much as a conversion
+        pointers.append(box)
+        box += 4 * count
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout))
     args = struct.pack(f"={len(pointers)}Q6q2d", *pointers, *numbers, options.eta or 0.0, options.zoneout)
     machine.launch(name, plan, args, plan.shared_bytes(name, options.num_gates), device)

@@ -1,0 +1,98 @@
+"""What a launch hands to the driver, without a device: a driver that only looks stands in."""
+
+# ruff: noqa: N802 -- the names are the driver's
+
+import ctypes
+import struct
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from torchrum.ops.kernels import nvrtc
+from torchrum.ops.kernels.nvrtc import Kernel, pack
+
+
+class Driver:
+    """Notes each launch: its numbers, and the first bytes at each argument's address."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes, self.launches, self.asked, self.fails = sizes, [], [], False
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = 1
+        return 0
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
+        self.asked.append(value)
+        return 0
+
+    def cuLaunchKernel(self, *args: Any) -> int:
+        assert args[-1] is None  # no other form of arguments
+        return self.cuLaunchCooperativeKernel(*args[:-1])
+
+    def cuLaunchCooperativeKernel(self, function: Any, *args: Any) -> int:
+        *numbers, stream, addresses = args
+        values = [ctypes.string_at(address, size) for address, size in zip(addresses, self.sizes, strict=False)]
+        self.launches.append((tuple(numbers), stream.value, values))
+        return 1 if self.fails else 0
+
+    def cuGetErrorString(self, code: int, text: Any) -> int:
+        text._obj.value = b"invalid argument"
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver((8, 8, 8, 4, 4, 4))
+    monkeypatch.setattr(nvrtc, "_driver", lambda: found)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    return found
+
+
+def test_a_launch_gets_pointers_integers_and_floats(driver):
+    x, empty = torch.arange(6.0), torch.empty(4, 0)
+    kernel = Kernel(ctypes.c_void_p(5), 0)
+    for number in (3, 2**32 - 1, -1):  # the second launch takes the memory of the first
+        kernel.launch(7, 64, 1024, (x[2:], None, empty[1:], number, 0.5, 1e300))
+    for (numbers, stream, values), number in zip(driver.launches, (3, 2**32 - 1, 2**32 - 1), strict=True):
+        assert numbers == (7, 1, 1, 64, 1, 1, 1024)
+        assert stream == 70
+        expected = [struct.pack("Q", x.data_ptr() + 8), bytes(8), bytes(8), struct.pack("I", number)]
+        assert values == [*expected, struct.pack("f", 0.5), struct.pack("f", float("inf"))]
+    assert driver.asked == []
+
+
+def test_a_structure_is_the_only_argument(driver):
+    driver.sizes, structure = (24,), bytes(range(24))
+    Kernel(ctypes.c_void_p(5), 0).launch(2, 32, 0, [structure], together=True)
+    assert driver.launches[0][2] == [structure]
+
+
+def test_shared_memory_beyond_what_is_granted_is_asked_for_once(driver):
+    kernel = Kernel(ctypes.c_void_p(5), 0)
+    for shared in (48 * 1024, 60_000, 50_000, 60_000):
+        kernel.launch(1, 32, shared, [None])
+    assert driver.asked == [60_000]
+
+
+def test_a_failed_launch_says_so(driver):
+    driver.fails = True
+    with pytest.raises(RuntimeError, match=r"launching 7 blocks of 64 threads .*: invalid argument \(1\)"):
+        Kernel(ctypes.c_void_p(5), 0).launch(7, 64, 0, [None])
+
+
+def test_arguments_that_are_in_use_are_not_written_to():
+    """A launch lets other threads run, so each has memory of its own until it gives it back."""
+    first, second = pack([1, 2]), pack([3, 4])
+    found = []
+    thread = threading.Thread(target=lambda: found.append(pack([5, 6])))
+    thread.start()
+    thread.join()
+    assert [list(packed.values) for packed in (first, second, *found)] == [[1, 2], [3, 4], [5, 6]]
+    first.give_back()
+    again = pack([7, 8])
+    assert again is first
+    assert list(second.values) == [3, 4]
