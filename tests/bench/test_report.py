@@ -2,6 +2,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torchrum.bench.gpu_cases import gpu_cases, target_cases
 from torchrum.bench.measure import Times
 from torchrum.bench.plot import _by_size, draw_report
 from torchrum.bench.records import Report, Row, Target, read_report
-from torchrum.bench.report import markdown, short, write_markdown
+from torchrum.bench.report import markdown, short, typed, write_markdown
 from torchrum.bench.table import text_table
 from torchrum.bench.work import Shape
 from torchrum.cli import main
@@ -44,6 +45,20 @@ def report() -> Report:
         row("lstm graphed", None, failed="OutOfMemoryError: 9"),
     ]
     return Report("gpu", PLACE, rows, [Target("eta-bf16-n1000: share of cuDNN GRU's time", 0.8, 0.25)])
+
+
+@pytest.mark.parametrize(
+    "recorded, shown",
+    [
+        ("python -m torchrum bench --suite cpu --json .../cpu3.json", "torchrum bench --suite cpu --json cpu.json"),
+        ("torchrum bench --commit abc --tests t.log --cases 'lam1-*'", "torchrum bench --cases 'lam1-*'"),
+        ("torchrum bench --cases 'lam1", "torchrum bench --cases 'lam1"),
+    ],
+)
+def test_the_command_is_what_a_user_types(recorded, shown):
+    made = Report("cpu", {**PLACE, "command": recorded}, report().rows, path=Path("results/bench/cpu.json"))
+    assert typed(made) == shown
+    assert f"Command: `{shown}`" in markdown(made)
 
 
 def test_json_round_trip(tmp_path):
@@ -215,9 +230,9 @@ def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
         (["--samples", "0"], "--samples is 0"),
         (["--plot", "a.png"], "need --report"),
         (["--suite", "gpu", "--resume"], "--resume needs --json"),
-        (["--resume"], "--resume is for --suite gpu"),
-        (["--designs"], "--designs is for --suite gpu"),
-        (["--suite", "gpu", "--memory"], "--memory is for --suite cpu"),
+        (["--resume"], "--resume needs --suite gpu"),
+        (["--designs"], "--designs needs --suite gpu"),
+        (["--suite", "gpu", "--memory"], "--memory needs --suite cpu"),
         (["--cases", "nothing*"], "no case of the cpu suite matches"),
     ],
 )

@@ -113,12 +113,12 @@ def test_wrong_arguments_are_refused():
         (
             [lstm, LSTMCell(S + 1, H)],
             LSTMCell(H, S),
-            "fast cell 2 reads 5 numbers; it must read 4",
+            "fast cell 2 has input_size=5; it must be 4",
         ),
         ([lstm, LSTMCell(S, H), LSTMCell(S, H)], LSTMCell(H, S), "fast cell 3"),
-        ([lstm, LSTMCell(S, H + 1)], LSTMCell(H, S), "share one state"),
-        ([lstm, GRUCell(S, H)], LSTMCell(H, S), "share one state"),
-        ([lstm, LSTMCell(S, H)], LSTMCell(H + 1, S), "slow cell reads 6 numbers; it must read 5"),
+        ([lstm, LSTMCell(S, H + 1)], LSTMCell(H, S), "all share the state of the first one"),
+        ([lstm, GRUCell(S, H)], LSTMCell(H, S), "all share the state of the first one"),
+        ([lstm, LSTMCell(S, H)], LSTMCell(H + 1, S), "slow cell has input_size=6; it must be 5"),
     ):
         with pytest.raises(ValueError, match=message):
             FastSlowCell(fast, slow)

@@ -176,7 +176,7 @@ def test_weights_start_orthogonal():
 
 def test_wrong_arguments_are_refused():
     for words, message in (
-        ({"num_levels": 1}, "num_levels=1 has no boundary to find; it needs 2 or more"),
+        ({"num_levels": 1}, "num_levels=1 has no boundary to find; it must be 2 or more"),
         ({"level_size": 0}, "level_size=0"),
         ({"boundary": "hard"}, "boundary='hard' is not known; it must be one of 'step', 'soft'"),
         ({"slope_per_step": -0.1}, r"slope_per_step=-0.1, max_slope=5.0; the slope rises from 1"),

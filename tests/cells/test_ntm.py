@@ -115,7 +115,7 @@ def test_half_types_keep_a_wide_memory():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="max_shift=4 goes round 7 slots; at most 3 fits"):
+    with pytest.raises(ValueError, match="max_shift=4 wraps around 7 slots; it must be at most 3"):
         NTMCell(I, H, num_slots=7, max_shift=4)
     with pytest.raises(ValueError, match="num_read_heads=0"):
         NTMCell(I, H, num_read_heads=0)

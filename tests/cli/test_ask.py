@@ -96,7 +96,7 @@ def test_a_run_of_another_task_has_no_answers(tmp_path, capsys):
     config = tiny()
     Trainer(config, tiny_model(config), quiet=True).fit(tmp_path / "run")
     assert main(["ask", str(tmp_path / "run"), "--question", "Where?"]) == 2
-    assert "learnt First, not to answer questions" in capsys.readouterr().err
+    assert "was trained on First, not on bAbI" in capsys.readouterr().err
     assert main(["ask", str(tmp_path / "nowhere"), "--question", "Where?"]) == 1
 
 

@@ -62,13 +62,13 @@ TINY = ["train", "training.tiny:tiny"]
         ([*TINY, "--seed", "2147483647", "--seeds", "2"], "seed is 2147483648"),
         ([*COPYING, "--model.bidirectional", "true"], "model.bidirectional=True, but only readers of stories"),
         (["train", "char-rum", "--task.shown", "-1"], "CharLM: shown=-1; it must be at least 0"),
-        (["sweep", *TINY[1:], "--resume", "nowhere"], "--resume nowhere is no folder; leave --resume out to begin"),
-        ([*TINY, "--seeds", "2", "--resume", "nowhere"], "--resume nowhere is no folder; leave --resume out to begin"),
-        (["train", "babi-rum", "--resume", "nowhere"], "--resume nowhere is no folder; leave --resume out to begin"),
+        (["sweep", *TINY[1:], "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
+        ([*TINY, "--seeds", "2", "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
+        (["train", "babi-rum", "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
         (["list", ""], "no recipe ''"),
         (["list", "json:dumps"], "the recipe 'json:dumps' cannot be loaded: missing a required argument: 'obj'"),
         (["figure", "copying", "--recipe", ""], "no recipe ''"),
-        (["table", "--results", "nowhere"], "nowhere is no folder; pass --results DIR"),
+        (["table", "--results", "nowhere"], "nowhere is not a folder; pass the folder of a results ledger"),
         (["table", ""], "no task ''; there are: babi, char, copying, recall"),
     ],
 )
@@ -94,14 +94,14 @@ def test_sizes_that_cannot_even_be_counted_are_one_line(tmp_path, capsys, monkey
 @pytest.mark.parametrize(
     "variables, message",
     [
-        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', which is no number of processes; unset it"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', which is no number of processes"),
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', which is not a number of processes; unset it"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', which is not a number of processes"),
         ({"LOCAL_RANK": "1"}, "LOCAL_RANK is 1, but WORLD_SIZE is not set; unset LOCAL_RANK, or start"),
-        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', which is no number of processes"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', which is not a number of processes"),
         ({"LOCAL_RANK": "2", "WORLD_SIZE": "2"}, "LOCAL_RANK is 2, but WORLD_SIZE is 2"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but devices * nodes is 1; pass --devices and --nodes to match"),
         ({"SLURM_NTASKS": "2"}, "SLURM_NTASKS is 2, but devices * nodes is 1; pass --devices and --nodes to match"),
-        ({"SLURM_NTASKS": "two"}, "SLURM_NTASKS is 'two', which is no number of processes"),
+        ({"SLURM_NTASKS": "two"}, "SLURM_NTASKS is 'two', which is not a number of processes"),
     ],
 )
 def test_variables_of_a_launcher_that_is_not_there_are_one_line(tmp_path, capsys, monkeypatch, variables, message):

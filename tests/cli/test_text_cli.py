@@ -63,7 +63,7 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     capsys.readouterr()
     assert main(["table", "char", "--results", str(tmp_path)]) == 0
     table = capsys.readouterr().out
-    assert "| test bpc |" in table and f"| {entry.test['bpc']:.4f} |" in table
+    assert "| test bits per character |" in table and f"| {entry.test['bpc']:.4f} |" in table
     (run / "test.json").unlink()
     assert main(["record", str(run), "--results", str(tmp_path / "anew"), "--commit", "abc1234"]) == 0
     assert len(read_looks(run)) == 1  # recording looks where nobody did
@@ -116,7 +116,7 @@ def test_a_moved_text_is_named_again(run, capsys, tmp_path):
         (tmp_path / "moved.txt").write_bytes(small_text(4000, seed=1))
         capsys.readouterr()
         assert main(["eval", str(run), "--device", "cpu", "--data", str(tmp_path / "moved.txt")]) == 2
-        assert "the data are not those of the run: task.corpus 'book.txt' -> 'moved.txt'" in capsys.readouterr().err
+        assert "the data differ from those of the run: task.corpus 'book.txt' -> 'moved.txt'" in capsys.readouterr().err
         assert main([*resumed, "--steps", "9"]) == 2
         assert "a resumed run cannot change task.corpus" in capsys.readouterr().err
     finally:
@@ -131,7 +131,7 @@ def test_a_moved_text_is_named_again(run, capsys, tmp_path):
         ("train char-rum --data short.txt", 2, "32 lanes of one segment of 100 need 3201; take a longer text"),
         ("train char-rum --data noise.bin", 1, "noise.bin is not text"),
         ("train char-rum --data /dev/zero", 1, "/dev/zero is not a regular file"),
-        ("train copying-rum --data short.txt", 2, "copying-rum-t200 reads no text of your own"),
+        ("train copying-rum --data short.txt", 2, "copying-rum-t200 cannot read your own text"),
         ("train char-rum --batch_size 8", 2, "batch_size is 8, but the text is read in 32 lanes"),
         (
             "train char-rum --task.corpus enwik8",
@@ -155,7 +155,7 @@ def test_wrong_calls_are_one_clear_line(tmp_path, monkeypatch, capsys, words, co
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--prompt Überall", "the prompt has 'Ü', which the text of the run (book.txt) never shows; it knows"),
+        ("--prompt Überall", "the prompt has 'Ü', which the text of the run (book.txt) does not have; allowed are"),
         ("--temperature -1", "temperature=-1.0 and length=500; both must be at least 0"),
         ("--length -5", "length=-5"),
         ("--temperature nan", "temperature=nan"),
@@ -172,7 +172,7 @@ def test_only_language_models_write(tmp_path, capsys):
     words = f"train copying-rum --steps 1 --task.delay 2 --task.validation_size 2 --out {tmp_path} --device cpu --quiet"
     assert main(words.split()) == 0
     assert main(["sample", str(tmp_path / "copying-rum-t2")]) == 2
-    assert "is a run of Copying, which writes no text" in capsys.readouterr().err
+    assert "was trained on Copying, not on text" in capsys.readouterr().err
 
 
 def test_a_terminal_gets_no_control_characters(run, capsys, monkeypatch):

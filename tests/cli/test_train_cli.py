@@ -59,7 +59,7 @@ def test_the_curve_of_each_run_is_drawn(tmp_path, drawn):
 def test_a_run_ends_well_without_matplotlib(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchrum.plots.curve", None)
     assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
-    assert f"{tmp_path / 'tiny'} has no curve" in capsys.readouterr().err
+    assert f"the curve of {tmp_path / 'tiny'} was not drawn" in capsys.readouterr().err
 
 
 def test_a_run_ends_well_on_a_disk_that_is_full_when_its_curve_is_drawn(tmp_path, capsys, monkeypatch):
@@ -131,8 +131,14 @@ def test_seeds_and_grids(tmp_path):
         (["sweep", TINY, "--trials", "2", "--grid", "steps=1,2"], "and no --grid or --seeds"),
         (["figure", "unknown"], "'unknown' is neither a figure (copying, recall, "),
         (["table", "nonsense"], "no task 'nonsense'; there are: "),
-        (["table", "--best", "9", "--within", "9"], "--best and --within make different tables; take one."),
-        (["table", "--write", "f", "--within", "9"], "in a file the markers say it: <!-- torchrum:table recall within"),
+        (
+            ["table", "--best", "9", "--within", "9"],
+            "--best and --within make different tables; pass only one of them.",
+        ),
+        (
+            ["table", "--write", "f", "--within", "9"],
+            "put it into the marker instead: <!-- torchrum:table recall within",
+        ),
     ],
 )
 def test_a_wrong_call_is_answered_with_what_is_right_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, message):
@@ -276,11 +282,14 @@ def listed() -> set[str]:
 
 def test_list_says_where_ours_comes_from(tmp_path, capsys, monkeypatch):
     assert main(["list", "--results", str(ROOT / "results")]) == 0
-    assert f"ours is read from the results ledger in {ROOT / 'results'}" in capsys.readouterr().out.splitlines()[-2]
+    assert (
+        f"The column ours comes from the results ledger in {ROOT / 'results'}"
+        in capsys.readouterr().out.splitlines()[-2]
+    )
     monkeypatch.chdir(tmp_path)  # outside a clone
     assert main(["list"]) == 0
     last = capsys.readouterr().out.splitlines()[-2]
-    assert last.startswith("ours is empty: it is read from the results ledger, and results is no folder.")
+    assert last.startswith("The column ours is empty: it comes from the results ledger, and results is not a folder.")
     assert "pass --results DIR" in last
 
 

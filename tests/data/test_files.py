@@ -185,7 +185,7 @@ def test_a_single_file_from_elsewhere(root, tmp_path):
     "arguments, code, message",
     [
         (["fetch", "toy", "--from", "nowhere.tgz"], 1, "nowhere.tgz does not exist"),
-        (["fetch", "--from", "x"], 2, "--from belongs to one data set"),
+        (["fetch", "--from", "x"], 2, "--from imports one data set"),
         (["verify", "babbi"], 2, "did you mean 'babi'"),
         (["fetch", "toy", "--from", "odd.txt"], 1, "no file of toy has that name"),
         (["fetch", "toy", "--from", "/dev/zero"], 1, "/dev/zero is not a plain file; give a tar, a zip or a folder"),

@@ -428,7 +428,7 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5)(torch.randn(4)), r"input has shape \(4,\); it must be \(T, B, I\)"),
         (lambda: RUM(4, 5, batch_first=True)(torch.randn(1, 2, 3, 4)), r"it must be \(B, T, I\)"),
         (lambda: RUM(4, 5)(torch.randn(0, 2, 4)), "no time step; it needs at least one"),
-        (lambda: RUM(4, 5)(torch.zeros(3, 2, 4, dtype=torch.long)), "it must be floating. Embed or one-hot"),
+        (lambda: RUM(4, 5)(torch.zeros(3, 2, 4, dtype=torch.long)), "it must be floating-point. Embed or one-hot"),
         (lambda: RUM(4, 5)(torch.randn(3, 2, 4).double()), "input is torch.float64, the weights torch.float32"),
         (lambda: RUM(4, 5, device="meta")(torch.randn(3, 2, 4)), "input is on cpu, the weights on meta"),
         (lambda: RUM(4, 5)([1.0]), "input is a list; it must be a Tensor or a PackedSequence"),
@@ -454,7 +454,7 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5)(torch.randn(3, 4), lengths=torch.tensor([3])), "lengths needs batched input"),
         (
             lambda: RUM(4, 5)(pack_padded_sequence(torch.randn(3, 1, 4), [3]), lengths=torch.tensor([3])),
-            "a PackedSequence has its lengths",
+            "a PackedSequence carries its own lengths",
         ),
     ],
 )
@@ -464,7 +464,7 @@ def test_errors_say_what_is_wrong(call, message):
 
 
 def test_warnings():
-    with pytest.warns(UserWarning, match="dropout=0.5 acts between layers and there is one layer"):
+    with pytest.warns(UserWarning, match="dropout=0.5 has no effect: it acts between layers, and num_layers is 1"):
         RUM(4, 5, dropout=0.5)
     for kind in (RUM, RUMCell):
         with pytest.warns(UserWarning, match="expect chaos") as told:

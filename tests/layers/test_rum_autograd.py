@@ -197,7 +197,7 @@ def test_symbolic_trace_with_lengths_and_as_root():
 
     x, lengths = torch.randn(5, 2, 3), torch.tensor([5, 2])
     torch.testing.assert_close(torch.fx.symbolic_trace(Padded())(x, lengths), rum(x, lengths=lengths)[0])
-    with pytest.raises(torch.fx.proxy.TraceError, match=r"cannot be the root\. Trace a model that holds it"):
+    with pytest.raises(torch.fx.proxy.TraceError, match=r"cannot be the root\. Trace a model that contains it"):
         torch.fx.symbolic_trace(rum)
 
 

@@ -65,7 +65,7 @@ def test_lines_of_weights_that_cannot_be_drawn_are_named(run, monkeypatch, chang
     kept = {name: value for name, value in lines[-1].items() if change or not name.endswith("tau_dominance")}
     monkeypatch.setattr("torchrum.ledger.arrays.read_metrics", lambda *_: [*lines[:-1], {**kept, **change}])
     with pytest.raises(
-        LedgerError, match=r"metrics.jsonl: the line of weights at step \d+ has no sound .*tau_dominance"
+        LedgerError, match=r"metrics.jsonl: the line of weights at step \d+ has no valid .*tau_dominance"
     ):
         collect_arrays(run)
 

@@ -84,7 +84,7 @@ def test_a_run_names_no_module(run):
 
 def test_a_note_does_not_name_this_machine(run, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "node7.cluster")
-    with pytest.raises(LedgerError, match="names this machine"):
+    with pytest.raises(LedgerError, match="contains the name of this machine"):
         record(run, tmp_path / "results", commit=COMMIT, note="ran on Node7.")
     assert not (tmp_path / "results").exists()
 

@@ -98,7 +98,7 @@ def test_text_that_is_no_entry_is_refused():
 def test_a_file_in_the_wrong_place_is_refused(data, tmp_path):
     (tmp_path / "copying").mkdir()
     (tmp_path / "copying" / "other.json").write_text(json.dumps(data))
-    with pytest.raises(LedgerError, match="this entry belongs into copying/copying-lstm-t200-seed7-"):
+    with pytest.raises(LedgerError, match="this entry belongs in copying/copying-lstm-t200-seed7-"):
         read_ledger(tmp_path)
 
 

@@ -127,9 +127,9 @@ def test_every_parameter_learns():
         ({"embedding_size": 4, "tied": True}, TASK, "tied=True is for models of text"),
         ({"original_embedding": True}, Copying(delay=3), "original_embedding=True is for readers of stories; Copying"),
         ({"layer": "memn2n"}, TASK, "set task.reading to sentences"),
-        ({"layer": "memn2n"}, Babi(task=1, reading="sentences", question="twice"), "wants the question last"),
-        ({"layer": "memn2n"}, Babi(task=1, reading="sentences", blanks=1), "wants the question last"),
-        ({"layer": "memn2n"}, Copying(delay=3), "memn2n reads stories by the sentence"),
+        ({"layer": "memn2n"}, Babi(task=1, reading="sentences", question="twice"), "needs the question last"),
+        ({"layer": "memn2n"}, Babi(task=1, reading="sentences", blanks=1), "needs the question last"),
+        ({"layer": "memn2n"}, Copying(delay=3), "memn2n reads stories sentence by sentence"),
         ({"layer": "memn2n", "embedding_size": 4}, Babi(task=1, reading="sentences"), "embedding_size=4"),
     ],
 )

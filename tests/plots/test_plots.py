@@ -134,7 +134,7 @@ def test_a_curve_of_a_run_folder(run):
 
 @pytest.mark.parametrize("name", ["x.xyz", "x", "."])
 def test_a_name_that_is_no_pictures_is_refused(name):
-    with pytest.raises(ConfigError, match=r"is no name of a picture; it must end in .png, .svg, .pdf"):
+    with pytest.raises(ConfigError, match=r"is not a picture; its name must end in .png, .svg, .pdf"):
         save(Figure(), Path(name))
 
 

@@ -133,7 +133,7 @@ def test_figures_of_the_ledger_need_no_weights(run, tmp_path):
 
 
 def test_runs_that_cannot_be_drawn_say_why(run, tmp_path):
-    with pytest.raises(ConfigError, match="'copying' is not drawn of one run; there are: kernels"):
+    with pytest.raises(ConfigError, match="'copying' cannot be drawn for one run; choose from: kernels"):
         draw_run("copying", run, tmp_path)
     lstm = train(tmp_path / "lstm", "recall-lstm-t30")
     with pytest.raises(RunError, match="has no RUM to draw: its model is 'lstm'"):

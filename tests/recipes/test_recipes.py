@@ -138,7 +138,7 @@ def not_a_recipe() -> int:
 
 def test_a_recipe_of_ones_own():
     assert load_recipe(f"{__name__}:own") == own()
-    with pytest.raises(ConfigError, match="gives int, but it must return a TrainConfig"):
+    with pytest.raises(ConfigError, match="returned int, but it must return a TrainConfig"):
         load_recipe(f"{__name__}:not_a_recipe")
     with pytest.raises(
         ConfigError, match="No module named 'no_such_module'; the current folder and Python's path were"

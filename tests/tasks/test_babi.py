@@ -201,7 +201,7 @@ def test_a_joint_run_is_scored_by_task():
         ({"question": "middle"}, "question='middle'"),
         ({"reading": "letters"}, "reading='letters'"),
         ({"blanks": -1}, "blanks=-1"),
-        ({"authors_readout": True, "blanks": 3}, "authors_readout has a layout of its own"),
+        ({"authors_readout": True, "blanks": 3}, "authors_readout has its own layout"),
         ({"task": 3, "augment16": True}, "augment16 changes task 16, but task is 3"),
         ({"task": 3, "extra": (3,)}, "must be tasks from 1 to 20, of a joint run"),
         ({"extra": (21,)}, "extra=.* must be tasks from 1 to 20"),

@@ -136,7 +136,7 @@ def test_a_path_is_no_part_of_what_was_run(task, book, tmp_path):
 
 def test_a_text_that_has_changed_is_refused(task, book):
     book.write_bytes(small_text(4000, seed=1))
-    with pytest.raises(DataError, match="has changed: it is not the text of this run any more"):
+    with pytest.raises(DataError, match="has changed: it is no longer the text of this run"):
         task.setup(torch.device("cpu"), 0)
 
 

@@ -106,7 +106,7 @@ def test_states_of_a_wrong_size_are_refused(bidirectional, batch_first):
 
 
 def test_states_on_another_device_are_refused():
-    with pytest.raises(RuntimeError, match=r"h in hx is torch\.float64 on meta; it must be floating, on cpu"):
+    with pytest.raises(RuntimeError, match=r"h in hx is torch\.float64 on meta; it must be floating-point, on cpu"):
         make()(draw(5, 2, 3), torch.zeros(1, 2, 4, dtype=torch.float64, device="meta"))
     with pytest.raises(RuntimeError, match="input is on meta, the weights on cpu"):
         make()(draw(5, 2, 3).to("meta"))

@@ -36,8 +36,8 @@ def test_neither_a_device_nor_a_folder_is_written_over(tmp_path, monkeypatch):
     [
         (b"", "Expecting value"),
         (b"\xff\xfe{}", "codec can't decode"),
-        (b"[" * 100_000, "deep inside each other"),
-        (b"[" * 30 + b"]" * 30, "more than 20 deep inside each other"),
+        (b"[" * 100_000, "nested more than 20 deep"),
+        (b"[" * 30 + b"]" * 30, "nested more than 20 deep"),
         (b"[" + b"9" * 5000 + b"]", "integer string conversion"),
         (b'"' + b"x" * 2**24 + b'"', "more than the 16,777,216 allowed"),
     ],
@@ -69,7 +69,7 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path):
         ('{"kind": "train", "step": 1, "seconds": 1}', "line 2: it needs a step of at least 0 and"),
         ('{"kind": "train", "step": -1, "loss": 1, "seconds": 1}', "line 2: it needs a step of at least 0"),
         ('{"kind": "train", "step": 1, "loss": [], "seconds": 1}', r"line 2: loss is \[\], but it must be a number"),
-        ("[" * 100_000, "line 2, is damaged: objects stand more than 20 deep"),
+        ("[" * 100_000, "line 2, is damaged: objects are nested more than 20 deep"),
         ("\udcff", "line 2, is damaged: .*codec can't decode"),
     ],
 )
@@ -125,7 +125,7 @@ def laughs():
         (deflated(packed(torch.zeros(10**6))), "its archive is compressed"),
         (packed(laughs()), "too deep, or too many times"),
         (packed(torch.zeros(1).expand(10**9)), "more numbers than the file holds"),
-        (packed(torch.zeros(1, device="meta")), "not a plain one"),
+        (packed(torch.zeros(1, device="meta")), "not a plain tensor"),
         (packed({"a": print}), "UnpicklingError: Weights only load failed"),
     ],
 )

@@ -161,7 +161,7 @@ def test_compiled_steps_are_those_of_the_cells_in_layers(monkeypatch):
 
 def test_compiling_a_layer_without_steps_is_refused(tmp_path):
     config = replace(tiny(), device="cpu", compile=True, model=ModelConfig(layer="rum", hidden_size=4))
-    with pytest.raises(ConfigError, match="compile=true, but the layer 'rum' takes no steps"):
+    with pytest.raises(ConfigError, match="compile=true, but the layer 'rum' has no steps to compile"):
         Trainer(config, quiet=True).fit(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

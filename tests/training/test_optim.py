@@ -173,5 +173,7 @@ def test_wrong_groups_are_refused():
         with pytest.raises(ConfigError, match="write parts of names with factors of lr"):
             OptimizerConfig(groups=text)
     config = OptimizerConfig(groups="kernel:0.1")
-    with pytest.raises(ConfigError, match="groups names kernel, but no parameter is called so; there are weight_ih_l0"):
+    with pytest.raises(
+        ConfigError, match="groups names kernel, but no parameter has such a name; there are weight_ih_l0"
+    ):
         build_optimizer(config, torch.nn.GRU(2, 3), False, torch.device("cpu"))

@@ -1,5 +1,6 @@
 """From the JSON of a run to the tables of the docs."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,32 @@ def markdown(report: Report) -> str:
         "",
         "Forward and backward, median microseconds per time step, input projection included; RUM / GRU is the fastest "
         f"of ours over the fastest GRU. Sizes, quartiles and more implementations are in the JSON. {machine}, "
-        f"torch {place['torch']}, commit {commit}. Command: `{place['command']}`",
+        f"torch {place['torch']}, commit {commit}. Command: `{typed(report)}`",
     ]
     if report.tests:
         lines[-1] += f" {describe_tests(report.tests)}"
     if report.targets:
         lines += ["", *_targets(report)]
     return "\n".join(lines) + "\n"
+
+
+def typed(report: Report) -> str:
+    """The command of a report as a user would type it, without what stands beside it and with the file's own name."""
+    command = report.environment["command"].replace("python -m torchrum", "torchrum", 1)
+    try:
+        words = iter(shlex.split(command))
+    except ValueError:  # no command of ours
+        return command
+    kept: list[str] = []
+    for word in words:
+        if word in ("--commit", "--tests"):
+            next(words, None)
+        elif word == "--json":
+            name = next(words, "")
+            kept += [word, Path(name).name if report.path is None else report.path.name]
+        else:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _targets(report: Report) -> list[str]:

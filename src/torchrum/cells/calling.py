@@ -87,7 +87,9 @@ def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | N
 def check_fits(where: str, input: Tensor, weight: Tensor) -> None:
     """Floating, on the device of the weights and, outside of autocast, in their dtype."""
     if not input.is_floating_point():
-        raise MismatchError(f"{where}: input is {input.dtype}; it must be floating. Embed or one-hot encode it first.")
+        raise MismatchError(
+            f"{where}: input is {input.dtype}; it must be floating-point. Embed or one-hot encode it first."
+        )
     if weight.device != input.device:
         raise MismatchError(f"{where}: input is on {input.device}, the weights on {weight.device}; move one of them.")
     if weight.dtype != input.dtype and autocast_dtype(input.device.type) is None:
@@ -98,5 +100,5 @@ def check_state_fits(where: str, name: str, part: Tensor, like: Tensor) -> None:
     """Floating, on the device of the input."""
     if part.device != like.device or not part.is_floating_point():
         raise MismatchError(
-            f"{where}: {name} in hx is {part.dtype} on {part.device}; it must be floating, on {like.device}."
+            f"{where}: {name} in hx is {part.dtype} on {part.device}; it must be floating-point, on {like.device}."
         )

@@ -45,16 +45,16 @@ class FastSlowCell(Cell):
         for number, (cell, size) in enumerate(zip(fast, reads, strict=True), start=1):
             if cell.input_size != size:
                 raise ValueError(
-                    f"FastSlowCell: fast cell {number} reads {cell.input_size} numbers; it must read {size}."
+                    f"FastSlowCell: fast cell {number} has input_size={cell.input_size}; it must be {size}."
                 )
             if (cell.hidden_size, cell.state_names) != (self.hidden_size, fast[0].state_names):
                 raise ValueError(
                     f"FastSlowCell: fast cell {number} has the state {cell.state_names} of size {cell.hidden_size}, "
-                    f"the first {fast[0].state_names} of {self.hidden_size}; they share one state, so make them alike."
+                    f"but all share the state of the first one, {fast[0].state_names} of size {self.hidden_size}."
                 )
         if slow.input_size != self.hidden_size:
             raise ValueError(
-                f"FastSlowCell: the slow cell reads {slow.input_size} numbers; it must read {self.hidden_size}."
+                f"FastSlowCell: the slow cell has input_size={slow.input_size}; it must be {self.hidden_size}."
             )
         self.fast = cast(Sequence[Cell], nn.ModuleList(fast))
         self.slow = slow

@@ -70,7 +70,7 @@ class HMLSTMCell(Cell):
         check_finite("HMLSTMCell", slope_per_step=slope_per_step, max_slope=max_slope)
         check_choice("HMLSTMCell", "boundary", boundary, BOUNDARIES)
         if num_levels < 2:
-            raise ValueError(f"HMLSTMCell: num_levels={num_levels} has no boundary to find; it needs 2 or more.")
+            raise ValueError(f"HMLSTMCell: num_levels={num_levels} has no boundary to find; it must be 2 or more.")
         if slope_per_step < 0 or max_slope < 1:
             raise ValueError(
                 f"HMLSTMCell: slope_per_step={slope_per_step}, max_slope={max_slope}; the slope rises from 1, "

@@ -55,7 +55,8 @@ class NTMCell(Cell):
         check_finite("NTMCell", memory_start=memory_start)
         if 2 * max_shift + 1 > num_slots:
             raise ValueError(
-                f"NTMCell: max_shift={max_shift} goes round {num_slots} slots; at most {(num_slots - 1) // 2} fits."
+                f"NTMCell: max_shift={max_shift} wraps around {num_slots} slots; it must be at most "
+                f"{(num_slots - 1) // 2}."
             )
         self.num_slots = num_slots
         self.slot_size = slot_size

@@ -14,14 +14,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
     "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
     "sample": ("torchrum.cli.sample:main", "draw text from a trained language model"),
-    "list": ("torchrum.cli.list:main", "list the recipes, or the fields of one"),
+    "list": ("torchrum.cli.list:main", "list the recipes, or all fields of one"),
     "sweep": ("torchrum.cli.sweep:main", "train over seeds, a grid, or a search"),
-    "record": ("torchrum.cli.record:main", "enter a run in the results ledger"),
+    "record": ("torchrum.cli.record:main", "add a run to the results ledger"),
     "table": ("torchrum.cli.table:main", "print the results ledger as a table"),
     "figure": ("torchrum.cli.figure:main", "draw a figure from the results ledger"),
-    "report": ("torchrum.cli.report:main", "write the paper beside our results as one HTML page"),
+    "report": ("torchrum.cli.report:main", "write an HTML page that compares results and paper"),
     "bench": ("torchrum.cli.bench:main", "time the layers on this machine"),
-    "ask": ("torchrum.cli.ask:main", "ask a model that was trained on bAbI"),
+    "ask": ("torchrum.cli.ask:main", "ask a model trained on bAbI about a story"),
     "data": ("torchrum.cli.data:main", "show, fetch or verify the data sets"),
     "demo": ("torchrum.cli.demo:main", "watch RUM and an LSTM learn associative recall"),
 }
@@ -33,7 +33,7 @@ def usage() -> str:
     commands = "\n".join(f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items())
     return (
         "usage: torchrum COMMAND [ARGUMENTS]\n\nThe Rotational Unit of Memory: train it, score it, compare it.\n\n"
-        f"commands:\n{commands}\n\ntorchrum COMMAND --help tells more about one."
+        f"commands:\n{commands}\n\nRun torchrum COMMAND --help for the options of a command."
     )
 
 
@@ -127,7 +127,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         complain(f"{error.filename}: {error.strerror}")  # a file that the user named, or the disk
         return 1
     except MemoryError as error:
-        complain(f"there is not enough memory for this: {str(error) or 'none is left'}.")
+        complain(f"not enough memory: {str(error) or 'none is left'}.")
         return 1
     except Exception as error:
         code = getattr(error, "exit_code", None)  # only errors that are meant for the user have one

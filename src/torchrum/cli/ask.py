@@ -14,13 +14,15 @@ def main(arguments: list[str]) -> int:
     """Ask a trained model."""
     parser = Parser(
         "ask",
-        "Tell a story to a model trained on bAbI and ask it; without --question, line by line.",
+        "Ask a model trained on bAbI about a story. Without --question, story and questions are read line by line.",
     )
     parser.add_argument("run", type=Path, help="a run folder of a bAbI recipe")
-    parser.add_argument("--story", default="", help="sentences, each with its full stop")
-    parser.add_argument("--question", help="the question; without it they are read from the terminal")
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="answers to show (default: 3)")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
+    parser.add_argument("--story", default="", help="sentences, each ending with a full stop")
+    parser.add_argument("--question", help="the question (default: read the story and questions from standard input)")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="number of answers to show (default: 3)")
+    parser.add_argument(
+        "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
+    )
     parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
     options = parser.parse_args(arguments)
 
@@ -35,7 +37,9 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(f"--top is {options.top}, but it must be at least 1.")
     task = read_config(options.run).task
     if not isinstance(task, Babi):
-        raise ConfigError(f"{options.run} learnt {type(task).__name__}, not to answer questions; ask a run of babi.")
+        raise ConfigError(
+            f"{options.run} was trained on {type(task).__name__}, not on bAbI; ask needs a run of a babi recipe."
+        )
     model = load_model(options.run, options.checkpoint)
 
     def answer(story: str, question: str) -> str:

@@ -15,19 +15,33 @@ if TYPE_CHECKING:
 def main(arguments: list[str]) -> int:
     """Time the layers, print a table, write the numbers; or turn written numbers into a table and a plot."""
     parser = Parser("bench", "Time RUM beside the original implementation, nn.GRU and nn.LSTM on this machine.")
-    parser.add_argument("--suite", choices=("cpu", "gpu"), default="cpu", help="what to measure (default: cpu)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, after every case")
-    parser.add_argument("--cases", default="*", metavar="PATTERN", help="only the cases whose name matches, as lam1-*")
-    parser.add_argument("--samples", type=int, metavar="COUNT", help="timed calls (default: 21 on a CPU, 30 on a GPU)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
-    parser.add_argument("--memory", action="store_true", help="cpu: also the peak memory at T=1000 (needs about 12 GB)")
-    parser.add_argument("--seconds", type=float, default=150, help="gpu: begin no case after this (default: 150)")
-    parser.add_argument("--designs", action="store_true", help="gpu: the stepwise kernels beside the persistent ones")
-    parser.add_argument("--resume", action="store_true", help="gpu: keep the rows of --json, measure what is missing")
-    parser.add_argument("--commit", metavar="HASH", help="commit of the code, if it is not run from a checkout")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: read this JSON file")
-    parser.add_argument("--write", type=Path, metavar="README", help="with --report: put its table between the markers")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="with --report: draw it")
+    parser.add_argument("--suite", choices=("cpu", "gpu"), default="cpu", help="device to measure (default: cpu)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, after every case")
+    parser.add_argument(
+        "--cases", default="*", metavar="PATTERN", help="only the cases whose name matches, for example 'lam1-*'"
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="COUNT", help="number of timed calls (default: 21 on a CPU, 30 on a GPU)"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that everything runs")
+    parser.add_argument(
+        "--memory", action="store_true", help="cpu: also measure peak memory at T=1000 (needs about 12 GB)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=150, help="gpu: start no new case after this many seconds (default: 150)"
+    )
+    parser.add_argument("--designs", action="store_true", help="gpu: compare the stepwise with the persistent kernels")
+    parser.add_argument(
+        "--resume", action="store_true", help="gpu: keep the rows in the --json file and measure the missing ones"
+    )
+    parser.add_argument("--commit", metavar="HASH", help="commit of the code, if not run from a checkout")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="measure nothing; read the results from this JSON file"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="with --report: update the table between the markers in this file"
+    )
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="with --report: plot the results to this file")
     options = parser.parse_args(arguments)
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples is {options.samples}; it must be 1 or more")
@@ -37,7 +51,7 @@ def main(arguments: list[str]) -> int:
         parser.error("--write and --plot need --report FILE, the JSON that --json wrote")
     for name, suite in (("designs", "gpu"), ("resume", "gpu"), ("memory", "cpu")):
         if getattr(options, name) and options.suite != suite:
-            parser.error(f"--{name} is for --suite {suite}, and this is {options.suite}")
+            parser.error(f"--{name} needs --suite {suite}, but the suite is {options.suite}")
     if options.resume and not options.json:
         parser.error("--resume needs --json FILE, whose rows it keeps")
 
@@ -81,7 +95,7 @@ def main(arguments: list[str]) -> int:
         import torch
 
         if not torch.cuda.is_available():
-            parser.error("--suite gpu needs a CUDA device, and torch sees none; --suite cpu runs here")
+            parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
         from torchrum.bench.gpu import run_gpu
 
         start = time.perf_counter()

@@ -12,14 +12,17 @@ from torchrum.cli.parsing import Parser
 if TYPE_CHECKING:
     from torchrum.training.config import TrainConfig
 
-EPILOG = """The data directory is --data-dir, else TORCHRUM_DATA, else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
-TORCHRUM_OFFLINE=1 forbids downloads. Training fetches what it needs by itself."""
+EPILOG = """The data folder is --data-dir, or else $TORCHRUM_DATA, or else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
+TORCHRUM_OFFLINE=1 forbids downloads. Training downloads what it needs by itself."""
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
     """The option that commands which read data share."""
     return parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="folder of the data sets (default: TORCHRUM_DATA, else the cache)"
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the data sets (default: $TORCHRUM_DATA, or else a cache folder)",
     )
 
 
@@ -34,7 +37,7 @@ def use_data_dir(folder: Path | None) -> None:
 def add_text(parser: argparse.ArgumentParser) -> argparse.Action:
     """The option that commands which may read a text of the user's own share."""
     return parser.add_argument(
-        "--data", type=Path, metavar="PATH", help="a text of your own, a file or a folder, for recipes such as char-rum"
+        "--data", type=Path, metavar="PATH", help="your own text, a file or a folder, for recipes such as char-rum"
     )
 
 
@@ -47,7 +50,7 @@ def with_text(config: "TrainConfig", path: Path | None) -> "TrainConfig":
 
     if not isinstance(config.task, CharLM):
         raise ConfigError(
-            f"--data {path}: {config.name} reads no text of your own; take a recipe that does, such as char-rum."
+            f"--data {path}: {config.name} cannot read your own text; use a recipe that can, such as char-rum."
         )
     try:
         task = config.task.reading(path)
@@ -64,12 +67,18 @@ def main(arguments: list[str]) -> int:
     """Show, fetch or verify data sets."""
     parser = Parser(
         "data",
-        "Data sets: where they live (path), download or import (fetch), check every hash (verify).",
+        "Print where the data sets are (path), download or import them (fetch), or check their hashes (verify).",
         epilog=EPILOG,
     )
     parser.add_argument("action", choices=("path", "fetch", "verify"))
-    parser.add_argument("corpus", nargs="?", help="ptb or babi; all if left out")
-    parser.add_argument("--from", dest="origin", type=Path, metavar="FILE", help="fetch from this tar, zip or folder")
+    parser.add_argument("corpus", nargs="?", help="ptb or babi (default: both)")
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        type=Path,
+        metavar="FILE",
+        help="import from this tar, zip or folder instead of downloading",
+    )
     add_data_dir(parser)
     options = parser.parse_args(arguments)
 
@@ -81,7 +90,7 @@ def main(arguments: list[str]) -> int:
     if options.corpus is not None and options.corpus not in CORPORA:
         raise unknown_name("data set", options.corpus, CORPORA)
     if options.origin is not None and (options.action != "fetch" or options.corpus is None):
-        raise ConfigError("--from belongs to one data set: torchrum data fetch babi --from FILE.")
+        raise ConfigError("--from imports one data set, so name it: torchrum data fetch babi --from FILE.")
     use_data_dir(options.data_dir)
     corpora = [CORPORA[options.corpus]] if options.corpus else list(CORPORA.values())
     code = 0

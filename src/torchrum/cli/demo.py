@@ -38,9 +38,11 @@ def train_one(config: "TrainConfig", folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Train both, then compare them."""
     parser = Parser("demo", "Train RUM and an LSTM side by side on associative recall, and compare them.")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)")
-    parser.add_argument("--seed", type=int, default=1, help="decides the initial weights and the data (default: 1)")
-    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="parent folder of the runs (default: runs)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="random seed of the initial weights and the data (default: 1)"
+    )
+    parser.add_argument("--steps", type=int, help="stop after this many steps")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread when imported, and start_method looks
 
@@ -85,7 +87,7 @@ def train_both(configs: "dict[str, TrainConfig]", folder: Path) -> int:
         painter.shutdown(wait=False)
     failed = [label for label, process in processes.items() if process.exitcode]
     if failed:
-        raise RunError(f"{' and '.join(failed)} did not finish; the reason stands above.")
+        raise RunError(f"{' and '.join(failed)} did not finish; see the message above.")
     compare(console, configs, runs, drawn, folder)
     return 0
 

@@ -9,20 +9,25 @@ from torchrum.cli.parsing import Parser
 
 def main(arguments: list[str]) -> int:
     """Score a run."""
-    parser = Parser("eval", "Score a run on its fixed examples.")
+    parser = Parser("eval", "Score a run on its test or validation set.")
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_recipe()
     parser.add_argument(
-        "--split", choices=("validation", "test"), default="test", help="which examples (default: test)"
+        "--split", choices=("validation", "test"), default="test", help="set to score on (default: test)"
     )
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
+    parser.add_argument(
+        "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to run on (default: auto)"
+    )
     parser.add_argument(
         "--dynamic",
         nargs="?",
         const="",
         metavar="FIELD=VALUE,...",
-        help="let the weights follow the text (dynamic evaluation): segment=50,lr=5e-5,decay=0.05",
+        help="update the weights while reading the text (dynamic evaluation); the defaults of the fields are "
+        "segment=50,lr=5e-5,decay=0.05",
     )
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     add_data_dir(parser)

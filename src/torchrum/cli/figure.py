@@ -11,8 +11,8 @@ def main(arguments: list[str]) -> int:
     """Draw figures from the ledger or from a run."""
     parser = Parser(
         "figure",
-        "Draw the paper's figures from the ledger, or those of one run. Each is written twice, for light "
-        "and for dark pages.",
+        "Draw the paper's figures from the results ledger, or figures of one run. Each figure has a light "
+        "and a dark version.",
     )
     parser.add_argument(
         "what",
@@ -25,9 +25,14 @@ def main(arguments: list[str]) -> int:
         "run", type=Path, nargs="?", help="a run folder, for kernels, rotation, phases and diagonal of that run"
     )
     parser.add_results()
-    parser.add_argument("--out", type=Path, help="a folder (default: docs/figures; for a run, the run folder)")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="with all: put figures and captions between the markers of this page"
+        "--out", type=Path, help="folder to write to (default: docs/figures; for a run, the run folder)"
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="with all: update the figures and captions between the markers in this file",
     )
     parser.add_recipe()
     options = parser.parse_args(arguments)
@@ -41,7 +46,7 @@ def main(arguments: list[str]) -> int:
     if options.recipe is not None:
         load_recipe(options.recipe)  # importing it makes its task known
     if options.write and options.what != "all":
-        raise ConfigError(f"--write goes with all, the figures of a whole page; got {options.what!r}.")
+        raise ConfigError(f"--write needs all, the figures of a whole page; got {options.what!r}.")
     if options.run is not None:
         paths = draw_run(options.what, options.run, options.out or options.run)
     elif holds_run(Path(options.what)):

@@ -100,11 +100,11 @@ def joined(parts: list[str], mark: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """List."""
-    parser = Parser("list", "List the recipes, or every field of one.")
-    parser.add_argument("recipe", nargs="?", help="show the fields of this recipe")
+    parser = Parser("list", "List the recipes, or all fields of one.")
+    parser.add_argument("recipe", nargs="?", help="show all fields of this recipe")
     parser.add_results()
-    parser.add_argument("--all", action="store_true", help="a line for every size of a recipe")
-    parser.add_argument("--plain", action="store_true", help="as --all, tab-separated, for other programs")
+    parser.add_argument("--all", action="store_true", help="show every size of a recipe on its own line")
+    parser.add_argument("--plain", action="store_true", help="like --all, but tab-separated, for scripts")
     options = parser.parse_args(arguments)
 
     if options.recipe is not None:
@@ -128,9 +128,9 @@ def main(arguments: list[str]) -> int:
 
 
 SIZES = (
-    "A recipe of several sizes, T, has its numbers in their order: copying-rum-t500 is one of them, copying-rum the "
-    "smallest. ours is the metric of the task: copying the loss over that of a memoryless baseline, recall the "
-    "accuracy. --all shows every recipe with its range over seeds."
+    "Where a recipe has several sizes T, the numbers stand in their order: copying-rum-t500 is one of them, and "
+    "copying-rum is the smallest. The column ours shows the metric of the task: for copying the loss over that of a "
+    "memoryless baseline, for recall the accuracy. --all shows every recipe with its range over seeds."
 )
 
 
@@ -142,9 +142,11 @@ def fitted(text: str) -> str:
 def where_ours_comes_from(results: Path) -> str:
     """The note below the list of recipes."""
     if results.is_dir():
-        return f"ours is read from the results ledger in {results}; torchrum table shows settings and commands"
+        return (
+            f"The column ours comes from the results ledger in {results}; torchrum table shows settings and commands."
+        )
     return (
-        f"ours is empty: it is read from the results ledger, and {results} is no folder. "
+        f"The column ours is empty: it comes from the results ledger, and {results} is not a folder. "
         "Run this in a clone of the project, or pass --results DIR."
     )
 

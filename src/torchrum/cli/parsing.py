@@ -51,12 +51,14 @@ class Parser(argparse.ArgumentParser):
 
     def add_results(self) -> None:
         """Take ``--results``."""
-        self.add_argument("--results", type=Path, default=Path("results"), help="the ledger (default: results)")
+        self.add_argument(
+            "--results", type=Path, default=Path("results"), help="folder of the results ledger (default: results)"
+        )
 
     def add_recipe(self) -> None:
         """Take ``--recipe``; ``load_recipe`` imports it, which makes its task known."""
         self.add_argument(
-            "--recipe", metavar="MODULE:FUNCTION", help="where the task of a run is defined, if not in torchrum"
+            "--recipe", metavar="MODULE:FUNCTION", help="recipe that defines the task of the run, if torchrum does not"
         )
 
     def error(self, message: str) -> NoReturn:

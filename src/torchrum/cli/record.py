@@ -22,14 +22,16 @@ def runs_below(folders: list[Path]) -> list[Path]:
 
 def main(arguments: list[str]) -> int:
     """Enter runs in the ledger."""
-    parser = Parser("record", "Enter finished runs in the results ledger.")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them")
+    parser = Parser("record", "Add finished runs to the results ledger.")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders that contain them")
     parser.add_results()
-    parser.add_argument("--note", default="", help="what a reader of the numbers should know")
-    parser.add_argument("--commit", metavar="HASH", help="commit of the code, or HEAD, if the run cannot tell")
-    parser.add_argument("--replace", action="store_true", help="write over an entry of the same name")
+    parser.add_argument("--note", default="", help="a remark to show beside the numbers")
+    parser.add_argument("--commit", metavar="HASH", help="commit of the code, or HEAD, if the run did not record it")
+    parser.add_argument("--replace", action="store_true", help="replace an entry of the same name")
     parser.add_argument(
-        "--arrays", action="store_true", help="keep what the figures of a trained RUM need, in a file beside the entry"
+        "--arrays",
+        action="store_true",
+        help="also store the data for the figures of a trained RUM, in a file beside the entry",
     )
     add_data_dir(parser)
     options = parser.parse_args(arguments)

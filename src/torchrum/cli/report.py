@@ -9,14 +9,17 @@ def main(arguments: list[str]) -> int:
     """Write the report of the ledger, or of run folders."""
     parser = Parser(
         "report",
-        "Write one self-contained HTML page: the paper's numbers and figures beside ours, from the ledger; "
-        "or the page of the run folders that are named.",
+        "Write a self-contained HTML page that sets the results ledger beside the paper's numbers and figures, or one "
+        "about the given runs.",
     )
-    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: the whole ledger)")
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: the results ledger)")
     parser.add_results()
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="file to write (default: report.html)")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="write no page: put the headline numbers between the markers of FILE"
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="write no page; update the headline numbers between the markers in this file",
     )
     parser.add_recipe()
     options = parser.parse_args(arguments)
@@ -33,7 +36,7 @@ def main(arguments: list[str]) -> int:
         load_recipe(options.recipe)  # importing it makes its task known
     if options.write:
         if options.runs:
-            raise ConfigError("--write takes the numbers of the ledger; leave the run folders out.")
+            raise ConfigError("--write uses the results ledger; leave the run folders out.")
         changed = write_headlines(options.write, read_ledger(options.results), options.results)
         print(f"{options.write}: {'headlines written' if changed else 'headlines are up to date'}")
         return 0

@@ -9,16 +9,26 @@ from torchrum.cli.parsing import Parser
 
 def main(arguments: list[str]) -> int:
     """Write text."""
-    parser = Parser("sample", "Draw text from a trained language model.")
+    parser = Parser("sample", "Generate text with a trained language model.")
     parser.add_argument("run", type=Path, help="a run folder of a recipe that reads text, such as char-rum")
     parser.add_argument("--prompt", default="", help="text to continue (default: the start of a line)")
-    parser.add_argument("--length", type=int, default=500, metavar="N", help="characters to draw (default: 500)")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest each time (default: 0.8)"
+        "--length", type=int, default=500, metavar="N", help="number of characters to generate (default: 500)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (default: best)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where (default: cpu)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="0 always takes the most likely character (default: 0.8)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument(
+        "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="cpu", help="device to run on (default: cpu)"
+    )
     options = parser.parse_args(arguments)
 
     import torch
@@ -32,7 +42,7 @@ def main(arguments: list[str]) -> int:
     task = read_config(options.run).task
     if not isinstance(task, CharLM):
         raise ConfigError(
-            f"{options.run} is a run of {type(task).__name__}, which writes no text; sample needs a run of CharLM."
+            f"{options.run} was trained on {type(task).__name__}, not on text; sample needs a run such as char-rum's."
         )
     cuda = torch.cuda.is_available()
     if options.device == "cuda" and not cuda:

@@ -9,16 +9,29 @@ def main(arguments: list[str]) -> int:
     """Train over seeds, a grid, or a search."""
     parser = Parser(
         "sweep",
-        "Train a recipe many times. The same command with --resume FOLDER resumes it.",
-        epilog="Other fields are set as for torchrum train: --steps 1000.",
+        "Train a recipe over several seeds, a grid of values, or a search. To resume a sweep, run the same command "
+        "with --resume FOLDER.",
+        epilog="Set the other fields as for torchrum train: --steps 1000.",
     )
     parser.add_argument("recipe", help="a name from torchrum list, or MODULE:FUNCTION")
     add = parser.add_argument
     own = [
         *add_common(parser),
-        add("--grid", action="append", default=[], metavar="FIELD=A,B,...", help="train every combination"),
-        add("--trials", type=int, metavar="N", help="search with Optuna, N trainings"),
-        add("--search", action="append", default=[], metavar="FIELD=LOW:HIGH[:log]", help="a range, or FIELD=A,B,..."),
+        add(
+            "--grid",
+            action="append",
+            default=[],
+            metavar="FIELD=A,B,...",
+            help="values to train with; several --grid are combined",
+        ),
+        add("--trials", type=int, metavar="N", help="search with Optuna, training N times"),
+        add(
+            "--search",
+            action="append",
+            default=[],
+            metavar="FIELD=LOW:HIGH[:log]",
+            help="range to search, or values: FIELD=A,B,...",
+        ),
     ]
     fields, rest = split_fields(arguments, own)
     options = parser.parse_args(rest)

@@ -8,10 +8,13 @@ from torchrum.cli.parsing import Parser
 def main(arguments: list[str]) -> int:
     """Print the results, or write them into a file."""
     parser = Parser("table", "Print the results ledger as Markdown tables.")
-    parser.add_argument("task", nargs="?", help="copying, recall, ...; all if left out")
+    parser.add_argument("task", nargs="?", help="copying, recall, char or babi (default: all)")
     parser.add_results()
     parser.add_argument(
-        "--best", type=int, metavar="STEPS", help="of each model only the best within these steps, and beyond them"
+        "--best",
+        type=int,
+        metavar="STEPS",
+        help="only the best setting of each model: within this many steps, and with more",
     )
     parser.add_argument(
         "--within",
@@ -19,20 +22,18 @@ def main(arguments: list[str]) -> int:
         metavar="WORK",
         help="compare at a matched step budget: WORK / T steps, T being the size of the problem",
     )
-    parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="replace the tables between the markers of this file"
-    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="update the tables between the markers in this file")
     options = parser.parse_args(arguments)
     from torchrum.training.errors import ConfigError
 
     if options.best is not None and options.within is not None:
-        raise ConfigError("--best and --within make different tables; take one.")
+        raise ConfigError("--best and --within make different tables; pass only one of them.")
     for name in ("best", "within"):
         if (count := getattr(options, name)) is not None and count < 1:
             raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
         if options.write and getattr(options, name) is not None:
             marker = f"<!-- torchrum:table recall {name} 20000 -->"
-            raise ConfigError(f"--{name} is for printing; in a file the markers say it: {marker}.")
+            raise ConfigError(f"--{name} does not go with --write; put it into the marker instead: {marker}.")
 
     from torchrum.ledger import read_ledger
     from torchrum.ledger.markers import write_tables
@@ -45,9 +46,7 @@ def main(arguments: list[str]) -> int:
     if options.task is not None and options.task not in known:
         raise unknown_name("task", options.task, known)
     if not options.results.is_dir():
-        raise ConfigError(
-            f"{options.results} is no folder; pass --results DIR, a results ledger such as the project's."
-        )
+        raise ConfigError(f"{options.results} is not a folder; pass the folder of a results ledger with --results DIR.")
     entries = read_ledger(options.results)
     if options.write:
         changed = write_tables(options.write, entries)

@@ -8,11 +8,11 @@ from torchrum.cli import complain, is_first
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser
 
-EPILOG = """Every field of the recipe can be set, as --steps 1000 or --set steps=1000; fields inside others have dotted
-names: --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows them all. A recipe of your own is
-MODULE:FUNCTION. babi-rum and its like are sets, a model per task: --task 7 or --task 1,2,3 takes some of them.
+EPILOG = """Every field of the recipe can be set: --steps 1000, or --set steps=1000. Nested fields have dotted names:
+--task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows all fields. A recipe of your own is
+given as MODULE:FUNCTION. babi-rum and similar recipes train one model per task; --task 7 or --task 1,2,3 selects tasks.
 
-Several processes: --devices 2 starts them. torchrun and SLURM start them themselves; pass the same counts to both:
+To train in several processes, pass --devices 2. With torchrun or SLURM, pass the same counts to both:
   torchrun --nproc-per-node 2 -m torchrum train RECIPE --devices 2
   srun --nodes 2 --ntasks-per-node 8 torchrum train RECIPE --devices 8 --nodes 2"""
 
@@ -49,11 +49,13 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """The options that train and sweep share."""
     add = parser.add_argument
     return [
-        add("--out", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)"),
-        add("--resume", type=Path, metavar="RUN", help="resume this run folder"),
-        add("--seeds", type=int, metavar="N", help="train N times, with seed, seed + 1, ..."),
-        add("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field"),
-        add("--quiet", action="store_true", help="show no progress"),
+        add("--out", type=Path, default=Path("runs"), help="parent folder of the runs (default: runs)"),
+        add("--resume", type=Path, metavar="RUN", help="resume the run in this folder"),
+        add("--seeds", type=int, metavar="N", help="train N times, with the seeds seed, seed + 1, ..."),
+        add(
+            "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field of the recipe"
+        ),
+        add("--quiet", action="store_true", help="do not show progress"),
         add_data_dir(parser),
         add_text(parser),
     ]
@@ -73,7 +75,7 @@ def check_resumed(folder: Path | None) -> None:
     from torchrum.training.errors import ConfigError
 
     if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--resume {folder} is no folder; leave --resume out to begin.")
+        raise ConfigError(f"--resume {folder} is not a folder; leave --resume out to start a new run.")
 
 
 def draw(run: Path) -> None:
@@ -82,14 +84,14 @@ def draw(run: Path) -> None:
         from torchrum.plots.curve import draw_curve
         from torchrum.training.errors import RunError
     except ImportError as error:
-        complain(f"{run} has no curve: {error}")
+        complain(f"the curve of {run} was not drawn: {error}")
         return
     try:
         draw_curve(run)
     except RunError as error:
-        complain(f"{run} has no curve: {error}")
+        complain(f"the curve of {run} was not drawn: {error}")
     except OSError as error:
-        complain(f"{run} has no curve: {error.strerror}; draw it later with: torchrum figure {run}")
+        complain(f"the curve of {run} was not drawn: {error.strerror}; draw it later with: torchrum figure {run}")
 
 
 def main(arguments: list[str]) -> int:

@@ -131,7 +131,7 @@ def fetch_from(corpus: Corpus, origin: Path) -> None:
     if origin.is_file() and not (tarfile.is_tarfile(origin) or zipfile.is_zipfile(origin)):
         wanted = [file for file in wanted if origin.name in file.names]
         if not wanted:
-            raise DataError(f"{origin} is no archive, and no file of {corpus.name} has that name.")
+            raise DataError(f"{origin} is not an archive, and no file of {corpus.name} has that name.")
     contents = _choose(corpus, wanted, _entries(origin), keep_bad=False)
     with _workplace(corpus) as work:
         _install(corpus, contents, work)

@@ -101,7 +101,9 @@ class Graphed(nn.Module):
                 return results
             obstacle = results
         if self.strict:
-            raise ValueError(f"graphed: strict=True cannot be met: {obstacle}. Pass strict=False to run without.")
+            raise ValueError(
+                f"graphed: strict=True cannot be met: {obstacle}. Pass strict=False to run without a CUDA graph."
+            )
         self._choice = Choice("eager", obstacle)
         return self._call_layer(input, hx, lengths, reset)
 

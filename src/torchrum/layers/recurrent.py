@@ -45,7 +45,8 @@ class Recurrent(nn.Module, ABC):
         if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
             raise ValueError(f"{name}: dropout={dropout!r}; it must be a number from 0 to 1.")
         if dropout > 0 and num_layers == 1:
-            warnings.warn(f"{name}: dropout={dropout} acts between layers and there is one layer.", stacklevel=3)
+            why = "it acts between layers, and num_layers is 1"
+            warnings.warn(f"{name}: dropout={dropout} has no effect: {why}.", stacklevel=3)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -131,7 +132,7 @@ class Recurrent(nn.Module, ABC):
         self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None
     ) -> tuple[PackedSequence, Hidden]:
         if lengths is not None:
-            raise ValueError(f"{self._get_name()}: a PackedSequence has its lengths; leave lengths out.")
+            raise ValueError(f"{self._get_name()}: a PackedSequence carries its own lengths; leave lengths out.")
         check_packed(self._get_name(), input, self.input_size, self._any_weight())
         x, sizes = pad_packed_sequence(input)  # (T, B, I), in the order the user packed
         out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
@@ -149,8 +150,8 @@ class Recurrent(nn.Module, ABC):
         path = tracer.path_of_module(self)
         if not path:
             raise TraceError(
-                f"{self._get_name()}: torch.fx.symbolic_trace takes it whole, as nn.GRU; it cannot be the root. "
-                "Trace a model that holds it."
+                f"{self._get_name()}: torch.fx.symbolic_trace keeps it as one node, like nn.GRU, so it cannot be "
+                "the root. Trace a model that contains it."
             )
         return tracer.create_proxy("call_module", path, (input, hx), given)
 

@@ -163,6 +163,6 @@ def _dominance(run: Path) -> Arrays:
     names = [name for name in lines[0] if name.endswith("_dominance")]
     for line in lines:
         if line["step"] >= 2**31 or any(abs(line.get(name, np.inf)) > MOST for name in names):
-            raise LedgerError(f"{run / METRICS}: the line of weights at step {line['step']} has no sound {names}.")
+            raise LedgerError(f"{run / METRICS}: the line of weights at step {line['step']} has no valid {names}.")
     columns: Arrays = {name: np.array([line[name] for line in lines], np.float32) for name in names}
     return {"steps": np.array([line["step"] for line in lines], np.int32), **columns}

@@ -55,7 +55,7 @@ def record(
     if path.exists() and not replace:
         raise LedgerError(f"{path} exists; pass --replace to write over it, or train with another seed.")
     if names_this_machine(entry.note):
-        raise LedgerError(f"the note {entry.note!r} names this machine; say what it is instead.")
+        raise LedgerError(f"the note {entry.note!r} contains the name of this machine; describe the machine instead.")
     text = entry.to_json()
     from_json(text, str(run))  # what is written can be read back
     kept = _arrays(run) if arrays else {}  # before anything is written: a lost checkpoint must leave no entry

@@ -113,7 +113,7 @@ def from_json(text: bytes | str, source: str) -> Entry:
         for problem in problems(entry):
             raise LedgerError(f"{source}: {problem}")
     except ArithmeticError as error:
-        raise LedgerError(f"{source}: its numbers make no sense together: {error}.") from error
+        raise LedgerError(f"{source}: its numbers are inconsistent: {error}.") from error
     return entry
 
 
@@ -129,7 +129,7 @@ def read_ledger(folder: Path, task: str | None = None) -> list[Entry]:
             raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
         entry = from_json(content, str(path))
         if (path.parent.name, path.name) != (entry.task, entry.file_name):
-            raise LedgerError(f"{path}: this entry belongs into {entry.task}/{entry.file_name}.")
+            raise LedgerError(f"{path}: this entry belongs in {entry.task}/{entry.file_name}.")
         entries.append(entry)
     return entries
 

@@ -87,7 +87,9 @@ def build_model(config: LayerChoice, task: Problem) -> nn.Module:
     if isinstance(task, StoryProblem) and config.embedding_size is not None:
         return _story_reader(config, task, config.embedding_size)
     if isinstance(task, StoryProblem) and task.sentence_size is not None:
-        raise ValueError("build_model: a sentence needs an embedding of its words; set model.embedding_size, as to 64.")
+        raise ValueError(
+            "build_model: a sentence needs an embedding of its words; set model.embedding_size, for example to 64."
+        )
     if config.options.get("bidirectional"):
         raise ValueError(
             "build_model: model.bidirectional=True, but only readers of stories (babi with model.embedding_size) read "
@@ -120,9 +122,11 @@ def _refuse(config: LayerChoice, task: object, names: Iterable[str]) -> None:
 
 def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
     if not isinstance(task, StoryProblem) or task.sentence_size is None:
-        raise ValueError(f"build_model: {config.layer} reads stories by the sentence; set task.reading to sentences.")
+        raise ValueError(
+            f"build_model: {config.layer} reads stories sentence by sentence; set task.reading to sentences."
+        )
     if not task.ends_with_question:
-        raise ValueError(f"build_model: {config.layer} wants the question last; set task.question=last, task.blanks=0.")
+        raise ValueError(f"build_model: {config.layer} needs the question last; set task.question=last, task.blanks=0.")
     _refuse(config, task, (*TEXT_ONLY, *STORY_ONLY))
     options = {"memory_size": 50, **config.options}
     options["memory_size"] = min(options["memory_size"], task.memory_size)

@@ -299,7 +299,7 @@ def draw_run(name: str, run: Path, out: Path) -> list[Path]:
         "diagonal": lambda arrays: diagonal_figure({title: arrays}),
     }
     if name not in drawn:
-        raise ConfigError(f"{name!r} is not drawn of one run; there are: {', '.join(drawn)}.")
+        raise ConfigError(f"{name!r} cannot be drawn for one run; choose from: {', '.join(drawn)}.")
     arrays = drawable(collect_arrays(run))
     if not arrays:
         raise RunError(f"{run} has no RUM to draw: its model is {config.model.layer!r}.")

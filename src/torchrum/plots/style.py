@@ -125,7 +125,7 @@ def count_steps(axes: Axes) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure; says where."""
     if path.suffix not in PICTURES:
-        raise ConfigError(f"{path} is no name of a picture; it must end in {', '.join(PICTURES)}.")
+        raise ConfigError(f"{path} is not a picture; its name must end in {', '.join(PICTURES)}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     # no date and no version inside: equal data give equal files
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None}

@@ -84,5 +84,5 @@ def _load_own(name: str) -> TrainConfig:
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
     config = recipe() if callable(recipe) else recipe
     if not isinstance(config, TrainConfig):
-        raise ConfigError(f"the recipe {name!r} gives {type(config).__name__}, but it must return a TrainConfig.")
+        raise ConfigError(f"the recipe {name!r} returned {type(config).__name__}, but it must return a TrainConfig.")
     return config

@@ -62,7 +62,7 @@ class Babi(Task):
         if isinstance(self.blanks, bool) or not isinstance(self.blanks, int) or not 0 <= self.blanks <= 1000:
             raise ValueError(f"Babi: blanks={self.blanks!r}; it must be a whole number from 0 to 1000.")
         if self.authors_readout and (self.reading, self.question, self.blanks) != ("words", "last", 0):
-            raise ValueError("Babi: authors_readout has a layout of its own; leave reading, question and blanks alone.")
+            raise ValueError("Babi: authors_readout has its own layout; leave out reading, question and blanks.")
         if self.extra and (self.task is not None or not set(self.extra) <= set(babi.TASKS)):
             raise ValueError(f"Babi: extra={self.extra} must be tasks from 1 to 20, of a joint run; set task to None.")
         if self.augment16 and self.task not in (None, 16):

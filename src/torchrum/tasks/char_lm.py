@@ -156,11 +156,11 @@ class CharLM(Task):
         if not self.sha256:
             return read_known(self.corpus)
         if not self.path:
-            raise DataError(f"this task reads a text of one's own, {self.corpus}; say where it is with --data PATH.")
+            raise DataError(f"this task reads your own text, {self.corpus}; pass its path with --data PATH.")
         parts = read_own(Path(self.path), self.heldout)
         if describe(parts).sha256 != self.sha256:
             raise DataError(
-                f"{self.path} has changed: it is not the text of this run any more ({self.corpus}, sha256 of its parts "
+                f"{self.path} has changed: it is no longer the text of this run ({self.corpus}, sha256 of its parts "
                 f"{self.sha256[:12]}...). Give the right one with --data PATH."
             )
         return parts
@@ -262,8 +262,8 @@ class CharLM(Task):
         unknown = sorted({letter for letter in prompt if not set(letter.encode()) <= set(symbols)})
         if unknown:
             raise ValueError(
-                f"the prompt has {', '.join(map(repr, unknown))}, which the text of the run ({self.corpus}) "
-                f"never shows; it knows {bytes(sorted(symbols)).decode('utf-8', 'replace')!r}."
+                f"the prompt has {', '.join(map(repr, unknown))}, which the text of the run ({self.corpus}) does not "
+                f"have; allowed are {bytes(sorted(symbols)).decode('utf-8', 'replace')!r}."
             )
         start = prompt.encode() or (b"\n" if b"\n" in symbols else symbols[:1])
         return [symbols.index(byte) for byte in start]

@@ -50,7 +50,7 @@ def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None
         check_model(config, module, engine)
     if config.compile and not compile_steps(module):
         raise ConfigError(
-            f"compile=true, but the layer {config.model.layer!r} takes no steps to compile; leave it out."
+            f"compile=true, but the layer {config.model.layer!r} has no steps to compile; leave compile out."
         )
     optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
     model, prepared = engine.setup(module, optimizer)

@@ -87,12 +87,12 @@ def parse_json(content: bytes | str) -> Any:
     try:
         data = json.loads(content.decode() if isinstance(content, bytes) else content)
     except RecursionError:
-        raise ValueError(f"objects stand more than {MAX_DEPTH} deep inside each other") from None
+        raise ValueError(f"objects are nested more than {MAX_DEPTH} deep") from None
     level, depth = [data], 0
     while level := [item for value in level for item in _inner(value)]:
         depth += 1
         if depth > MAX_DEPTH:
-            raise ValueError(f"objects stand more than {MAX_DEPTH} deep inside each other")
+            raise ValueError(f"objects are nested more than {MAX_DEPTH} deep")
     return data
 
 

@@ -39,5 +39,5 @@ def check_launch(config: TrainConfig) -> int:
 def _count(name: str) -> int:
     text = os.environ[name]
     if not text.isdecimal() or (name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS") and int(text) < 1):
-        raise ConfigError(f"{name} is {text!r}, which is no number of processes; unset it, or start with torchrun.")
+        raise ConfigError(f"{name} is {text!r}, which is not a number of processes; unset it, or start with torchrun.")
     return int(text)

@@ -90,7 +90,7 @@ def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), engine.autocast():
             model.eval()(*inputs)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ConfigError(f"the model cannot read its task: {error}") from error
+        raise ConfigError(f"the model does not fit its task: {error}") from error
     finally:
         model.train(training)
 

@@ -129,7 +129,7 @@ def parameter_groups(model: nn.Module, factors: dict[str, float]) -> list[dict[s
     if lost := [part for part in factors if part not in found]:
         names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name, _ in model.named_parameters()))
         raise ConfigError(
-            f"optimizer: groups names {', '.join(lost)}, but no parameter is called so; there are {names}."
+            f"optimizer: groups names {', '.join(lost)}, but no parameter has such a name; there are {names}."
         )
     return [{"params": params, "rate_factor": factor} for factor, params in groups.items()]
 

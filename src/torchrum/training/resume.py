@@ -68,7 +68,7 @@ def restore(folder: Path, trained: Trained, loaded: Loaded | None) -> Resumed:
     try:
         engine.load_scaler_state(state.scaler)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise RunError(f"the checkpoint in {folder} has no loss scaling that fits: {error}.") from error
+        raise RunError(f"the checkpoint in {folder} has no loss scaling state that fits: {error}.") from error
     step = state.progress.step
     trained.step.position.fill_(step)
     notes = [f"resuming {folder} at step {step}", *_share(folder, trained, state)]
@@ -81,7 +81,7 @@ def _share(folder: Path, trained: Trained, state: SavedState) -> list[str]:
     processes, notes = state.processes, []
     mine = processes[engine.rank] if len(processes) == engine.world_size else None
     if config.task.carries_state and mine is None:
-        raise RunError(f"{folder} carries the state of {len(processes)} processes; resume it with as many.")
+        raise RunError(f"{folder} carries the state of {len(processes)} processes; resume it with the same number.")
     for name in processes[0].sums:
         # sums are means over rows, so the mean over the processes stands for any number of them
         totals = [process.sums[name] for process in ([mine] if mine else processes)]

@@ -61,7 +61,7 @@ class SavedState:
         done = self.progress
         counts = (done.reached, done.waited, done.drops)
         if not (0 <= done.since_log <= done.step and 0 <= done.best_step <= done.step and min(counts) >= 0):
-            raise ValueError(f"progress does not fit itself: {done}.")
+            raise ValueError(f"progress is inconsistent: {done}.")
         if not 0 <= done.seconds < math.inf or (done.best is not None and not math.isfinite(done.best)):
             raise ValueError(f"progress has numbers that are not finite: {done}.")
         if not self.processes or any(one.sums.keys() != self.processes[0].sums.keys() for one in self.processes):

@@ -47,7 +47,7 @@ def same_task(config: TrainConfig, task: Task) -> Task:
     """``task``, which may differ from that of ``config`` in what holds for one machine alone."""
     changed = differences(identity(config), identity(replace(config, task=task)))
     if changed:
-        raise ConfigError(f"the data are not those of the run: {'; '.join(changed)}.")
+        raise ConfigError(f"the data differ from those of the run: {'; '.join(changed)}.")
     return task
 
 

@@ -238,4 +238,4 @@ def _choose(trial: Any, name: str, values: list[str]) -> Any:
             raise ValueError("both ends must be finite.")
         return suggest(name, low, high, log=len(values) == 3)
     except ValueError as error:
-        raise ConfigError(f"the search range {name}={':'.join(values)} cannot be: {error}") from error
+        raise ConfigError(f"the search range {name}={':'.join(values)} is not possible: {error}") from error

@@ -38,14 +38,14 @@ def _check_size(data: Any, size: int) -> None:
     while level:
         budget, depth = budget - len(level), depth + 1
         if budget < 0 or depth > MAX_DEPTH:
-            raise ValueError("its data stand too deep, or too many times, inside each other")
+            raise ValueError("its data is nested too deep, or too many times")
         for value in level:
             if isinstance(value, Tensor):
                 if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
-                    raise ValueError("it has a tensor that is not a plain one")
+                    raise ValueError("it has a tensor that is not a plain tensor")
                 numbers -= value.numel() * value.element_size()
         if numbers < 0:
-            raise ValueError("its tensors stand for more numbers than the file holds")
+            raise ValueError("its tensors claim more numbers than the file holds")
         level = [inner for value in level for inner in _inner(value)]
 
 
