@@ -100,14 +100,27 @@ def test_orthogonal_weights_are_the_same_in_a_default_dtype_of_sixteen_bits(sixt
     torch.testing.assert_close(low.weight_ih_l0, RUM(3, 4).weight_ih_l0.bfloat16())
 
 
+def watched_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of steps of every scan to come."""
+    steps, scan, plain = [], rum_cell.scan_rum, rum_cell.plain_scan
+
+    def watched_plain(inputs, call):
+        results = plain(inputs, call)
+        steps.extend([] if results is None else [len(inputs.x)])
+        return results
+
+    monkeypatch.setattr(rum_cell, "scan_rum", lambda xp, *rest: [steps.append(len(xp)), scan(xp, *rest)][1])
+    monkeypatch.setattr(rum_cell, "plain_scan", watched_plain)
+    return steps
+
+
 @both
 @pytest.mark.parametrize("shape", [dict(), dict(num_layers=2, bidirectional=True)], ids=str)
 def test_parts_of_a_long_sequence_are_the_whole(shape, lam, monkeypatch):
     """Without gradients the layer projects and scans a part at a time; the results are those of one scan."""
     monkeypatch.setattr(rum_cell, "PART_STEPS", 16)
     monkeypatch.setattr(rum_cell, "PART_NUMBERS", 100)
-    steps, scan = [], rum_cell.scan_rum
-    monkeypatch.setattr(rum_cell, "scan_rum", lambda xp, *rest: [steps.append(len(xp)), scan(xp, *rest)][1])
+    steps = watched_steps(monkeypatch)
     rum = RUM(3, 4, lam=lam, dtype=torch.float64, backend="torch", **shape)  # the native scan needs no parts
     x = torch.randn(70, 2, 3, dtype=torch.float64)
     for lengths in (None, torch.tensor([70, 1]), torch.tensor([40, 33])):
@@ -124,8 +137,7 @@ def test_parts_of_a_long_sequence_are_the_whole(shape, lam, monkeypatch):
 def test_what_cannot_run_in_parts_runs_whole(monkeypatch):
     monkeypatch.setattr(rum_cell, "PART_STEPS", 4)
     monkeypatch.setattr(rum_cell, "PART_NUMBERS", 1)
-    steps, scan = [], rum_cell.scan_rum
-    monkeypatch.setattr(rum_cell, "scan_rum", lambda xp, *rest: [steps.append(len(xp)), scan(xp, *rest)][1])
+    steps = watched_steps(monkeypatch)
     x = torch.randn(20, 2, 3)
     with torch.no_grad():
         RUM(3, 4, zoneout=0.1)(x)  # its masks belong to the sequence
