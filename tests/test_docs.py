@@ -53,6 +53,15 @@ def test_code_fits_the_column_of_text(page: Path) -> None:
     assert [line for line in lines if len(line) > WIDTH] == []
 
 
+def test_the_readers_file_of_recipes_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied to a file of its own, without the imports of the blocks before."""
+    (code,) = [code for _, code in blocks(DOCS / "training.md", "python") if "def largest()" in code]
+    (tmp_path / "my_recipes.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_recipes", raising=False)
+    assert load_recipe("my_recipes:largest").name == "largest"
+
+
 def test_the_guides_have_code() -> None:
     assert {page.stem for page in WITH_CODE} >= {
         "index", "tutorial", "training", "beyond-gru", "rotation", "performance", "extending", "errors", "reproducing",
@@ -137,6 +146,25 @@ def test_every_page_loads_and_fits(site: Path, browser: Browser) -> None:
             assert browser.overflowing() == [], page.stem
             sizes = browser.evaluate("Array.from(document.images).map(image => image.naturalWidth)")
             assert all(sizes), page.stem
+
+
+def test_the_theme_button_chooses_the_figures_too(site: Path, browser: Browser) -> None:
+    shown = "document.querySelector('picture img').currentSrc"
+    for dark, theme, ending in (
+        (False, "dark", "-dark.svg"),
+        (True, "light", "headline.svg"),
+        (True, "auto", "-dark.svg"),
+    ):
+        browser.open(site / "index.html", dark=dark)
+        browser.evaluate(f"document.body.dataset.theme = '{theme}'")
+        browser.evaluate("new Promise(done => setTimeout(done, 200))")
+        assert browser.evaluate(shown).endswith(ending), theme
+
+
+def test_tables_of_words_do_not_sort(site: Path, browser: Browser) -> None:
+    browser.open(site / "errors.html")
+    assert browser.evaluate("document.querySelectorAll('table').length")
+    assert not browser.evaluate("document.querySelectorAll('th.sortable').length")
 
 
 def test_tables_sort_and_the_playground_turns(site: Path, browser: Browser) -> None:

@@ -82,9 +82,9 @@ def counts(rows: list[Row], model: str) -> list[str]:
     return [str(standings.count("ahead")), str(standings.count("behind")), lost]
 
 
-def markdown(head: list[str], body: Iterable[list[str]]) -> str:
-    """A Markdown table whose first column is text."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+def markdown(head: list[str], body: Iterable[list[str]], words: int = 1) -> str:
+    """A Markdown table whose first columns are ``words``."""
+    lines = [head, [*["---"] * words, *["---:"] * (len(head) - words)], *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -105,8 +105,8 @@ def by_task(rows: list[Row], models: list[str]) -> str:
         [f"{name}: {task.about}", UNITS[task.measure], *(cell(rows, name, model) for model in models)]
         for name, task in TASKS.items()
     ]
-    last = ["ahead / behind / diverged", "", *(" / ".join(filter(None, counts(rows, model))) for model in models)]
-    return markdown(["task", "measure", *models], [*body, last])
+    last = ["**ahead / behind / diverged**", "", *(" / ".join(filter(None, counts(rows, model))) for model in models)]
+    return markdown(["task", "measure", *models], [*body, last], words=2)
 
 
 def norms(rows: list[Row], models: list[str]) -> str:

@@ -134,6 +134,6 @@ def test_a_page_gets_its_tables():
     filled = fill(page, rows)
     assert "OLD" not in filled and filled.startswith("a\n") and "\nb\n" in filled
     assert "| bits per character | 2.500 | 2.000 + |" in filled
-    assert "| ahead / behind / diverged |  | 0 | 1 / 0 / 0 |" in filled
+    assert "| **ahead / behind / diverged** |  | 0 | 1 / 0 / 0 |" in filled
     assert "| rum-paper | 33 | 33 | 7 |" in filled
     assert fill(filled, rows) == filled

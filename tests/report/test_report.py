@@ -229,6 +229,18 @@ def test_a_table_sorts_by_numbers(browser, report):
     assert down == sorted(before, reverse=True)
 
 
+def test_rows_that_sum_up_stay_last(browser, report):
+    browser.open(report)
+    names = browser.evaluate("""(() => {
+      const tables = Array.from(document.querySelectorAll("#babi table"));
+      const table = tables.find((table) => table.textContent.includes("path finding"));
+      table.tHead.rows[0].cells[1].click();
+      return Array.from(table.tBodies[0].rows, (row) => row.cells[0].textContent);
+    })()""")
+    assert not names[0].startswith("1 ")  # it was sorted
+    assert names[20:] == ["mean", "solved (95 % or more)", "seeds", "minutes of training per seed"]
+
+
 def test_rows_are_filtered(browser, report):
     browser.open(report)
     shown = browser.evaluate("""(() => {

@@ -20,6 +20,7 @@ from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import Row, best_settings, score_names, spread, table_rows
 from torchrum.plots.babi import babi_figure
+from torchrum.plots.cell import cell_figure
 from torchrum.plots.curves import char_figure, copying_figure, headline_figure, recall_figure
 from torchrum.plots.diagonal import diagonal_figure
 from torchrum.plots.geometry import reflections_figure
@@ -176,6 +177,11 @@ def reflections(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
     yield Drawing("reflections", caption, reflections_figure)
 
 
+def cell(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
+    """The RUM cell; needs no run."""
+    yield Drawing("cell", "The RUM cell (Figure 1 (b) of the paper).", cell_figure)
+
+
 def draw_gradients(delay: int = 200, units: int = 100, sequences: int = 32) -> Figure:
     """RUM, LSTM and GRU as their recipes initialise them."""
     title = f"Gradients through time at initialisation, {units} units, copying T = {delay}"
@@ -220,7 +226,7 @@ FIGURES: dict[str, Plan] = {
         copying_figure,
     ),
     "recall": curves("recall", "Associative recall, validation (the figure of Appendix B).", recall_figure),
-    "char": curves("char", "Character language modelling, validation.", char_figure),
+    "char": curves("char", "Character-level Penn Treebank, validation (Table 3 has the test scores).", char_figure),
     "babi": babi,
     "headline": headline,
     "kernels": of_runs(
@@ -242,6 +248,7 @@ FIGURES: dict[str, Plan] = {
     "diagonal": diagonal,
     "gradients": gradients,
     "reflections": reflections,
+    "cell": cell,
 }
 """Name to what can be drawn of it."""
 

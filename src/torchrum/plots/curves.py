@@ -16,6 +16,8 @@ from torchrum.tasks import CharLM, Copying, Recall
 
 T = TypeVar("T", Copying, Recall, CharLM)
 Points = NDArray[np.float64]
+CORPORA = {"ptb": "Penn Treebank"}
+"""What a text is called in a title."""
 
 
 def copying_figure(rows: Sequence[Row]) -> Figure:
@@ -101,7 +103,9 @@ def char_figure(rows: Sequence[Row]) -> Figure:
         for row in here:
             draw_row(axes, row, "curve", task.metric)
         lowest = min(min(entry.curve[task.metric]) for row in here for entry in row)
-        axes.set(ylim=(lowest - 0.02, lowest + 0.6), title=task.corpus)  # the first steps are far above
+        axes.set(
+            ylim=(lowest - 0.02, lowest + 0.6), title=CORPORA.get(task.corpus, task.corpus)
+        )  # the first steps are far above
         count_steps(axes)
     figure.axes[0].set_ylabel("bits per character")
     _finish(figure, "Character language modelling: validation")

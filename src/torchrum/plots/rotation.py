@@ -40,7 +40,7 @@ def rotation_figure(arrays: Arrays, title: str, task: Task, recurrence: str | No
     above.tick_params(labelbottom=False)
     below.plot(steps, arrays[f"{name}/norm"], color=SECOND, linewidth=1, **style)
     below.set(ylabel="norm $|h_t|$")
-    below.set_ylim(bottom=0)
+    below.set_ylim(0, 1.1 * float(arrays[f"{name}/norm"].max()))  # eta holds it constant: not at the very top
     mark_symbols(below, arrays.get("symbols"), task)
     above.grid(below.xaxis.get_gridlines()[0].get_visible(), axis="x")  # none where every step has its symbol
     _planes(planes, arrays[f"{name}/overlap"], arrays["at"])

@@ -65,7 +65,8 @@ LOOKS = {
     "rotation": (
         "Angles, planes and norms over a sequence (Figure 1 at work)",
         "What a trained RUM does with one sequence of the validation set: the angle θ of each rotation, the norm of "
-        "the state, and how far the planes of any two steps agree (1: the same plane, 0: orthogonal).",
+        "the state, and how far the planes of any two steps agree (1: the same plane, 0: orthogonal). With zoneout, as "
+        "on Penn Treebank, a state that is scored mixes two of norm η and is a little shorter.",
     ),
     "phases": (
         "Phases of R for λ = 1",
@@ -89,7 +90,7 @@ def ledger_page(results: Path) -> Page:
         *(Section(title, list(_look(name, about, entries, results))) for name, (title, about) in LOOKS.items()),
         Section(
             "Rotation playground (Figure 1)",
-            [Text(inline(PLAYGROUND)), Playground(), *pictures("reflections", entries, results)],
+            [Text(inline(PLAYGROUND)), Playground(), *_shown(("reflections", "cell"), entries, results)],
             "playground",
         ),
         Section("Benchmarks", list(_benchmarks(results / "bench"))),
@@ -174,6 +175,10 @@ def _look(name: str, about: str, entries: Sequence[Entry], results: Path) -> Ite
     yield from drawn
     if not drawn:
         yield Text(inline("No run with the arrays for this figure is in the ledger (`torchrum record --arrays RUN`)."))
+
+
+def _shown(names: Sequence[str], entries: Sequence[Entry], results: Path) -> list[Block]:
+    return [drawn for name in names for drawn in pictures(name, entries, results)]
 
 
 def _benchmarks(folder: Path) -> Iterator[Block]:

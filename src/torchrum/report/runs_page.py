@@ -44,11 +44,12 @@ def runs_page(
     labels = _labels(configs)
     parts = {run: (drawn or {}).get(run) or run_blocks(run) for run in runs}
     sections = [
-        Section("Side by side", list(_comparison(configs, labels))),
+        Section("Side by side" if len(runs) > 1 else "Scores", list(_comparison(configs, labels)), "scores"),
         *(Section(labels[run], part, f"run-{n}") for n, (run, part) in enumerate(parts.items())),
         Section("Rotation playground", [Text(inline(PLAYGROUND)), Playground()], "playground"),
     ]
-    return Page(title, lead or f"{len(runs)} run{'s' if len(runs) > 1 else ''}, from their folders.", sections)
+    told = f"{len(runs)} runs, from their folders." if len(runs) > 1 else "One run, from its folder."
+    return Page(title, lead or told, sections)
 
 
 def _labels(configs: dict[Path, TrainConfig]) -> dict[Path, str]:

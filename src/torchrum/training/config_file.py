@@ -82,7 +82,7 @@ def _task_class(path: object) -> type[Task]:
     if not isinstance(path, str) or path not in found:
         raise ConfigError(
             f"the task {shown(path)} is not part of torchrum; name its recipe too: "
-            "torchrum train MODULE:FUNCTION --resume RUN"
+            "torchrum train MODULE:FUNCTION --resume RUN, elsewhere --recipe MODULE:FUNCTION"
         )
     return found[path]
 
