@@ -1,12 +1,19 @@
 import json
+import os
 import re
+import signal
 import statistics
+import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from torchrum.training import ConfigError, RunError, read_metrics, run_sweep
-from torchrum.training.sweep import grid, search
+from torchrum.training.search import search
+from torchrum.training.side_by_side import train_side_by_side
+from torchrum.training.sweep import grid
+from training import processes
 from training.tiny import tiny
 
 SHORT = replace(tiny(), steps=4, log_every=2, eval_every=2)
@@ -105,3 +112,69 @@ def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, capsys):
     assert len(re.findall(r"trial-000\d: the loss is (nan|inf) at step", capsys.readouterr().err)) == 2
     assert search(longer, ["optimizer.lr=1e-3:1e-2"], 3, tmp_path, quiet=True) == 0
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["trial"] == 2
+
+
+def test_side_by_side_is_the_same_as_one_after_another(tmp_path, capsys):
+    runs = grid(replace(SHORT, steps=8), ["optimizer.lr=0.01,1e38"], seeds=2)
+    in_turn = run_sweep(runs, tmp_path / "in_turn", quiet=True)
+    together = run_sweep(runs, tmp_path / "together", jobs=3)
+    assert [result.stopped for result in together] == [result.stopped for result in in_turn]
+    assert [result.scores for result in together] == [result.scores for result in in_turn]
+    losses = []
+    for name in ("in_turn", "together"):
+        metrics = read_metrics(tmp_path / name / "optimizer.lr=0.01" / "seed-1")
+        losses.append([line["loss"] for line in metrics if line["kind"] == "train"])
+    assert losses[0] == losses[1] and losses[0]
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("in_turn", "together")]
+    assert summaries[0]["means"] == summaries[1]["means"]
+    error = capsys.readouterr().err
+    assert error.startswith("4 runs, 3 at a time\n")
+    assert "optimizer.lr=1e38/seed-0: the loss is" in error
+    assert re.search(r"optimizer.lr=0.01/seed-1, \d of 4: finished at step 8, accuracy 0\.\d{4}, \d+ s\n", error)
+
+
+def test_jobs_of_several_processes_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="set devices and nodes to 1, or jobs to 1"):
+        run_sweep({"a": replace(SHORT, devices=2)}, tmp_path, jobs=2)
+    assert not any(tmp_path.iterdir())
+
+
+def endless(folder):
+    """Start two runs side by side that only a signal ends."""
+    runs = {f"seed-{seed}": replace(SHORT, steps=10**7, seed=seed) for seed in range(3)}
+    results = run_sweep(runs, folder, jobs=2)
+    (folder / "stopped").write_text(" ".join(result.stopped for result in results))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_saves_the_runs_side_by_side(tmp_path, number):
+    sweep = processes.start(endless, tmp_path)
+    places = [tmp_path / f"seed-{seed}" / "metrics.jsonl" for seed in range(2)]
+    deadline = time.monotonic() + 60
+    while not all(place.exists() and place.stat().st_size > 200 for place in places):
+        assert sweep.is_alive() and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(sweep.pid, number)
+    sweep.join(60)
+    assert sweep.exitcode == 0
+    assert (tmp_path / "stopped").read_text() == " ".join([number.name] * 2)
+    for place in places:
+        assert list(place.parent.glob("checkpoints/step-*/model.safetensors"))
+    assert not (tmp_path / "seed-2").exists()
+
+
+def killer(folder):
+    """A training that is killed from outside, as the kernel does it to one that takes all memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleeper(folder):
+    time.sleep(60)
+
+
+def test_a_training_that_is_killed_ends_the_others(tmp_path):
+    start = time.monotonic()
+    calls = {"first": partial(sleeper, tmp_path), "second": partial(killer, tmp_path)}
+    with pytest.raises(RunError, match=r"second was killed by SIGKILL\. The same command with --resume"):
+        train_side_by_side(calls, 2, lambda label, outcome: None)
+    assert time.monotonic() - start < 50

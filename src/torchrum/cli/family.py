@@ -1,4 +1,4 @@
-"""Train a set of recipes, such as babi-rum: one model per task, one after another, and one table."""
+"""Train a set of recipes, such as babi-rum: one model per task, and one table."""
 
 import argparse
 from dataclasses import replace
@@ -42,7 +42,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
             label = label if options.seeds is None else f"seed-{config.seed}/{label}"
             runs[label], places[label] = config, (config.seed, int(member.rpartition("-qa")[2]))
     new = options.resume is None
-    results = run_sweep(runs, options.resume or options.out / name, options.quiet, rename=new)
+    results = run_sweep(runs, options.resume or options.out / name, options.quiet, rename=new, jobs=options.jobs)
     code = max(result.exit_code for result in results)
     if not is_first() or len(results) < len(runs):
         return code

@@ -41,9 +41,10 @@ def main(arguments: list[str]) -> int:
     from torchrum.training import override, run_sweep
     from torchrum.training.errors import ConfigError
     from torchrum.training.fabric import leave_together
-    from torchrum.training.sweep import grid, search
+    from torchrum.training.search import search
+    from torchrum.training.sweep import grid
 
-    for name in ("seeds", "trials"):
+    for name in ("seeds", "trials", "jobs"):
         check_count(name, getattr(options, name))
     check_resumed(options.resume)
     config = with_text(override(load_recipe(options.recipe), [*options.fields, *fields]), options.data)
@@ -51,9 +52,12 @@ def main(arguments: list[str]) -> int:
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):
             raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
+        if options.jobs > 1:
+            raise ConfigError("a search learns from each training before it begins the next; leave --jobs out.")
         code = search(config, options.search, options.trials, folder, options.quiet, draw, rename=new)
     else:
-        results = run_sweep(grid(config, options.grid, options.seeds or 1), folder, options.quiet, draw, rename=new)
+        runs = grid(config, options.grid, options.seeds or 1)
+        results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
         code = max(result.exit_code for result in results)
     leave_together()
     return code

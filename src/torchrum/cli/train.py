@@ -52,6 +52,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         add("--out", type=Path, default=Path("runs"), help="parent folder of the runs (default: runs)"),
         add("--resume", type=Path, metavar="RUN", help="resume the run in this folder"),
         add("--seeds", type=int, metavar="N", help="train N times, with the seeds seed, seed + 1, ..."),
+        add("--jobs", type=int, default=1, metavar="N", help="of several trainings, N at the same time (default: 1)"),
         add(
             "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field of the recipe"
         ),
@@ -117,6 +118,9 @@ def main(arguments: list[str]) -> int:
     if options.recipe is None and options.resume is None:
         raise ConfigError("train needs a recipe, or --resume RUN; torchrum list shows the recipes.")
     recipe = load_recipe(options.recipe) if options.recipe is not None else None
+    check_count("jobs", options.jobs)
+    if options.jobs > 1 and options.seeds is None and options.recipe not in FAMILIES:
+        raise ConfigError("--jobs is for several trainings: add --seeds N, or name a set such as babi-rum.")
     if options.recipe in FAMILIES:
         code = train_family(options.recipe, fields, options)
     elif options.seeds is not None:
@@ -127,7 +131,7 @@ def main(arguments: list[str]) -> int:
         config = with_text(override(recipe, fields), options.data)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
         folder, new = options.resume or options.out / config.label, options.resume is None
-        results = run_sweep(runs, folder, options.quiet, draw, rename=new)
+        results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
         code = max(result.exit_code for result in results)
     elif options.resume is not None:
         config = with_text(override(read_config(options.resume), fields), options.data)

@@ -1,11 +1,12 @@
-"""Many runs of one recipe, one after another: seeds, grids, and a search by Optuna."""
+"""Many runs of one recipe, one after another or side by side: seeds and grids."""
 
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -20,7 +21,7 @@ from torchrum.training.overrides import override
 from torchrum.training.progress import Lenient
 from torchrum.training.records import holds_run, read_result
 from torchrum.training.run_state import Result
-from torchrum.training.schema import UNFIT
+from torchrum.training.side_by_side import Outcome, train_side_by_side
 from torchrum.training.trainer import Trainer
 
 SUMMARY = "summary.json"
@@ -52,6 +53,7 @@ def run_sweep(
     quiet: bool = False,
     on_end: OnEnd = None,
     rename: bool = False,
+    jobs: int = 1,
 ) -> list[Result]:
     """Train each config in its own folder under ``folder``; what is finished there is kept, what is begun is resumed.
 
@@ -60,49 +62,107 @@ def run_sweep(
         folder: where they go; one process at a time may sweep there.
         quiet, on_end: as for ``Trainer``.
         rename: take the next free name, as ``folder-2``, where ``folder`` is taken.
+        jobs: how many to train at the same time, in processes of their own, which show no progress; a script that
+            asks for more than one needs ``if __name__ == "__main__":``.
 
     Returns:
-        The results, up to the first that a signal ended; ``folder/summary.json`` has them too. A run that diverged is
-        one of them, without scores.
+        The results in the order of ``runs``, without those that a signal kept from beginning; ``folder/summary.json``
+        has them too. A run that diverged is one of them, without scores.
     """
     if not runs:
         raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
+    if jobs > 1 and any(config.devices * config.nodes > 1 for config in runs.values()):
+        raise ConfigError(f"jobs is {jobs}, each of one process; set devices and nodes to 1, or jobs to 1.")
     engine = Engine(next(iter(runs.values())))
     with ExitStack() as held:
-        folder = engine.first(lambda: held.enter_context(_claim(Path(folder), rename)).folder)
-        return _run_all(runs, folder, quiet, on_end, engine)
+        folder = engine.first(lambda: held.enter_context(claim(Path(folder), rename)).folder)
+        return Sweep(runs, folder, quiet, on_end, engine).train(jobs)
 
 
-def _claim(folder: Path, rename: bool) -> FolderLock:
+def claim(folder: Path, rename: bool) -> FolderLock:
+    """Hold the folder of a sweep, or with ``rename`` the next free one."""
     return lock_free_folder(folder) if rename else lock_folder(folder)
 
 
-def _run_all(runs: Mapping[str, TrainConfig], folder: Path, quiet: bool, on_end: OnEnd, engine: Engine) -> list[Result]:
-    results: dict[str, Result] = {}
+@dataclass
+class Sweep:
+    """The runs of one sweep, and what became of them so far."""
 
-    def say(text: str) -> None:
-        if engine.rank == 0 and not quiet:
+    runs: Mapping[str, TrainConfig]
+    folder: Path
+    quiet: bool
+    on_end: OnEnd
+    engine: Engine
+    results: dict[str, Result] = field(default_factory=dict)
+    means: dict[str, Any] = field(default_factory=dict)
+
+    def train(self, jobs: int) -> list[Result]:
+        """Train all of them, ``jobs`` at a time, and sum up."""
+        stopped = self._side_by_side(jobs) if jobs > 1 else self._in_turn()
+        found = [self.results[label] for label in self.runs if label in self.results]
+        if stopped:
+            self._say(f"to resume all {len(self.runs)} runs, give the same command with --resume {self.folder}")
+            return found
+        metric = next(iter(self.runs.values())).task.metric
+        for group, mean in self.means.items():
+            self._say(f"{group}: {metric} {mean['mean']:.4f} +- {mean['spread']:.4f} over {mean['runs']}")
+        self._say(f"all of it: {self.folder / SUMMARY}")
+        return found
+
+    def _in_turn(self) -> bool:
+        for number, (label, config) in enumerate(self.runs.items(), 1):
+            self._say(f"{label}, {number} of {len(self.runs)}")
+            try:
+                result: Outcome = train_or_keep(config, self.folder / label, self.quiet, self.engine, self.on_end)
+            except DivergedError as error:
+                result = error
+            self._note(label, result)
+            if self.results[label].stopped.startswith("SIG"):
+                return True
+        return False
+
+    def _side_by_side(self, jobs: int) -> bool:
+        calls = {}
+        for label, config in self.runs.items():
+            calls[label] = partial(_train_alone, config, self.folder / label, self.on_end)
+        self._say(f"{len(calls)} runs, {min(jobs, len(calls))} at a time")
+        signalled = train_side_by_side(calls, jobs, self._tell)
+        if signalled and not self.results:  # none had begun
+            self.results[next(iter(self.runs))] = _empty(self.folder, signalled)
+        return signalled is not None
+
+    def _tell(self, label: str, outcome: Outcome) -> None:
+        self._note(label, outcome)
+        result = self.results[label]
+        metric = self.runs[label].task.metric
+        score = f", {metric} {result.scores[metric]:.4f}" if metric in result.scores else ""
+        done = f"{len(self.results)} of {len(self.runs)}"
+        self._say(f"{label}, {done}: {result.stopped} at step {result.step}{score}, {result.seconds:.0f} s")
+
+    def _note(self, label: str, outcome: Outcome) -> None:
+        if isinstance(outcome, DivergedError):
+            self._say(f"{label}: {outcome}")
+            outcome = _empty(self.folder / label, "diverged")
+        self.results[label] = outcome
+        if not outcome.stopped.startswith("SIG"):
+            self.means = self.engine.first(lambda: _summarise(self.folder, self.runs, self.results))
+
+    def _say(self, text: str) -> None:
+        if self.engine.rank == 0 and not self.quiet:
             print(text, file=cast(TextIO, Lenient()))
 
-    for number, (label, config) in enumerate(runs.items(), 1):
-        say(f"{label}, {number} of {len(runs)}")
-        try:
-            results[label] = _train(config, folder / label, quiet, engine, on_end)
-        except DivergedError as error:
-            results[label] = Result(folder / label, "diverged", 0, {}, None, 0, 0.0)
-            say(f"{label}: {error}")
-        if results[label].stopped.startswith("SIG"):
-            say(f"to resume all {len(runs)} runs, give the same command with --resume {folder}")
-            return list(results.values())
-        means = engine.first(lambda: _summarise(folder, runs, results))
-    metric = next(iter(runs.values())).task.metric
-    for group, found in means.items():
-        say(f"{group}: {metric} {found['mean']:.4f} +- {found['spread']:.4f} over {found['runs']}")
-    say(f"all of it: {folder / SUMMARY}")
-    return list(results.values())
+
+def _empty(folder: Path, stopped: str) -> Result:
+    return Result(folder, stopped, 0, {}, None, 0, 0.0)
 
 
-def _train(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_end: OnEnd) -> Result:
+def _train_alone(config: TrainConfig, folder: Path, on_end: OnEnd) -> Result:
+    """One of several side by side, in a process of its own."""
+    return train_or_keep(config, folder, quiet=True, engine=Engine(config), on_end=on_end)
+
+
+def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_end: OnEnd) -> Result:
+    """Train a run of a sweep, or resume it; one that is finished is kept."""
     done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
         return Trainer(config, quiet=quiet, on_end=on_end).fit(folder, resume=begun)
@@ -114,6 +174,7 @@ def _train(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_en
 
 def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[str, Result]) -> dict[str, Any]:
     """Write the summary; returns the means of the runs that differ in their seed alone."""
+    results = {label: results[label] for label in runs if label in results}  # whatever the order of their ends
     rows = {
         label: {"scores": result.scores, "best": result.best, "step": result.step, "stopped": result.stopped}
         for label, result in results.items()
@@ -129,113 +190,3 @@ def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[s
     }
     write_json(folder / SUMMARY, {"metric": next(iter(runs.values())).task.metric, "means": means, "runs": rows})
     return means
-
-
-def search(
-    config: TrainConfig,
-    space: Sequence[str],
-    trials: int,
-    folder: Path,
-    quiet: bool = False,
-    on_end: OnEnd = None,
-    rename: bool = False,
-) -> int:
-    """Let Optuna choose fields (``"field=low:high:log"`` or ``"field=a,b"``) for the best value of the task's metric.
-
-    The study is kept in ``folder/optuna.log``, so a search that was stopped resumes where it was. ``rename`` is that of
-    ``run_sweep``.
-
-    Returns:
-        0, or the exit code of a run that a signal ended.
-    """
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # each run tells its story already
-    ranges = [_range(item) for item in space]
-    engine = Engine(config)
-    if engine.world_size > 1:
-        raise ConfigError("a search trains in one process; start it with devices 1, or sweep over a grid.")
-    with _claim(folder, rename) as lock:
-        return _search(config, ranges, trials, lock.folder, quiet, on_end, engine)
-
-
-def _search(
-    config: TrainConfig,
-    ranges: list[tuple[str, list[str]]],
-    trials: int,
-    folder: Path,
-    quiet: bool,
-    on_end: OnEnd,
-    engine: Engine,
-) -> int:
-    from optuna.trial import TrialState
-
-    study = _study(config, folder / "optuna.log")
-    finished = [trial for trial in study.trials if trial.state.is_finished()]
-    for _ in range(len(finished), trials):
-        trial = study.ask()
-        assignments = [f"{name}={_choose(trial, name, values)}" for name, values in ranges]
-        place = folder / f"trial-{trial.number:04d}"
-        try:
-            result = _train(override(config, assignments), place, quiet, engine, on_end)
-        except DivergedError as error:  # which is what a search is there to find out
-            study.tell(trial, state=TrialState.FAIL)
-            print(f"{place.name}: {error}", file=cast(TextIO, Lenient()))
-            continue
-        if result.exit_code or result.best is None:
-            study.tell(trial, state=TrialState.FAIL)
-            if result.exit_code:
-                return result.exit_code
-            continue
-        study.tell(trial, result.best)
-    if not any(trial.state is TrialState.COMPLETE for trial in study.trials):
-        raise RunError(f"none of the {len(study.trials)} trials in {folder} has a score; search in another range.")
-    best = study.best_trial
-    chosen = {"trial": best.number, "value": best.value, "fields": best.params}
-    write_json(folder / SUMMARY, {"metric": config.task.metric, "trials": len(study.trials), "best": chosen})
-    return 0
-
-
-def _study(config: TrainConfig, path: Path) -> Any:
-    """The study that is kept in ``path``, or a new one."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise RunError(f"{path} is not a plain file; remove it, and the search begins anew.")
-    try:
-        return optuna.create_study(
-            study_name=config.name,
-            direction="maximize" if config.task.goal == "max" else "minimize",
-            sampler=optuna.samplers.TPESampler(seed=config.seed),
-            storage=JournalStorage(JournalFileBackend(str(path))),
-            load_if_exists=True,
-        )
-    except (*UNFIT, AssertionError, AttributeError, RecursionError) as error:  # Optuna takes its file as it is
-        raise RunError(f"{path} is damaged ({error!r:.80}); remove it, and the search begins anew.") from error
-
-
-def _range(text: str) -> tuple[str, list[str]]:
-    name, equals, values = text.partition("=")
-    parts = values.split(":")
-    if not equals or not values or (len(parts) == 3 and parts[2] != "log") or len(parts) > 3:
-        raise ConfigError(f"{text!r} is not a search range; write field=low:high, field=low:high:log or field=a,b,c.")
-    return name, parts if len(parts) > 1 else [values]
-
-
-def _choose(trial: Any, name: str, values: list[str]) -> Any:
-    try:
-        if len(values) == 1:
-            return trial.suggest_categorical(name, values[0].split(","))
-        whole = all(part.lstrip("+-").isdigit() for part in values[:2])
-        suggest = trial.suggest_int if whole else trial.suggest_float
-        low, high = (int(part) if whole else float(part) for part in values[:2])
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("both ends must be finite.")
-        return suggest(name, low, high, log=len(values) == 3)
-    except ValueError as error:
-        raise ConfigError(f"the search range {name}={':'.join(values)} is not possible: {error}") from error

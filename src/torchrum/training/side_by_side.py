@@ -1,0 +1,124 @@
+"""Several trainings at the same time, each in a process of its own: small ones leave most of a GPU, or a core, idle."""
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+import torch
+
+from torchrum.training.errors import ConfigError, DivergedError, RunError
+from torchrum.training.run_state import Result
+from torchrum.training.signals import Interrupts
+
+Call = Callable[[], Result]
+Outcome = Result | DivergedError
+WATCH = 0.2
+"""Seconds between two looks for a signal."""
+
+
+class Worker(NamedTuple):
+    """A training under way."""
+
+    process: BaseProcess
+    answer: Connection
+
+
+def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[str, Outcome], None]) -> str | None:
+    """Make the calls, at most ``jobs`` at a time, and say how each one ended as soon as it has.
+
+    A signal is passed on to the trainings, which save and leave, and no other one starts. If one fails, the others are
+    ended in the same way and the failure is raised. Calls and results must be picklable.
+
+    Returns:
+        The name of the signal, or None.
+    """
+    waiting, running = list(calls.items()), dict[str, Worker]()
+    threads = max(1, torch.get_num_threads() // jobs)
+    stopping = False
+    with Interrupts() as interrupts:
+        try:
+            while running or (waiting and not interrupts.received):
+                while waiting and len(running) < jobs and not interrupts.received:
+                    label, call = waiting.pop(0)
+                    running[label] = _start(call, threads)
+                wait([worker.process.sentinel for worker in running.values()], WATCH)
+                if interrupts.received and not stopping:
+                    stopping = True
+                    _end(running)
+                for label in [label for label, worker in running.items() if not worker.process.is_alive()]:
+                    outcome = _outcome(label, running.pop(label), interrupts.received)
+                    if outcome is not None:
+                        ended(label, outcome)
+        finally:
+            _end(running)
+            for worker in running.values():
+                worker.process.join()
+        interrupts.heeded = True
+    return signal.Signals(interrupts.received).name if interrupts.received else None
+
+
+def _start(call: Call, threads: int) -> Worker:
+    """Start a process that ignores Ctrl-C until it trains: a terminal sends it to all of them, and we pass it on."""
+    context = _context()
+    answer, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(call, sender, threads))
+    main = threading.current_thread() is threading.main_thread()  # Python lets no other thread set handlers
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        process.start()
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+    sender.close()
+    return Worker(process, answer)
+
+
+def _context() -> Any:
+    """How processes start: never as forks of this one, which would share its CUDA and miss its threads.
+
+    Where the system can, they are forks of a fresh one that has done nothing but import what takes long.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "lightning_fabric", "safetensors.torch"])
+    return context
+
+
+def _work(call: Call, sender: Connection, threads: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        sender.send(call())
+    except (RunError, ConfigError) as error:
+        sender.send(error)
+
+
+def _end(running: Mapping[str, Worker]) -> None:
+    for worker in running.values():
+        worker.process.terminate()
+
+
+def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
+    """What a training that has ended says; None for one that a signal ended before it began."""
+    worker.process.join()
+    try:
+        said = worker.answer.recv() if worker.answer.poll() else None
+    except EOFError:
+        said = None
+    code = worker.process.exitcode
+    if isinstance(said, Result):
+        caught = received and said.stopped.startswith("SIG")
+        return replace(said, stopped=signal.Signals(received).name) if caught else said
+    if isinstance(said, DivergedError):
+        return said
+    if isinstance(said, Exception):
+        raise said
+    if received:
+        return None
+    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; the reason stands above"
+    raise RunError(f"{label} {how}. The same command with --resume and the folder of the runs resumes it.")
