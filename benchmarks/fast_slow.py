@@ -210,7 +210,7 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
 
 
 def lstm(N: int, T: int, B: int, dtype: torch.dtype) -> None:
-    """Forward + backward of one layer with N inputs, captured whole; microseconds a step."""
+    """Forward + backward of one layer with N inputs, captured whole; microseconds per step."""
     ours = LSTMCell(N, N, layer_norm=True, zoneout=0.1, zoneout_cell=0.5, init="orthogonal", device="cuda", dtype=dtype)
     cudnn = nn.LSTM(N, N, device="cuda", dtype=dtype)
     x = torch.randn(T, B, N, device="cuda").to(dtype).requires_grad_()
@@ -228,7 +228,7 @@ def lstm(N: int, T: int, B: int, dtype: torch.dtype) -> None:
 
     runs = {"LN-LSTM fused": both(ours, lambda: ours.scan(x, state)[0]), "cuDNN LSTM": both(cudnn, lambda: cudnn(x)[0])}
     for name, run in runs.items():
-        print(f"{name:14} {microseconds(captured(run))[0] / T:8.2f} us a step", flush=True)
+        print(f"{name:14} {microseconds(captured(run))[0] / T:8.2f} us per step", flush=True)
 
 
 def sweep(slow: str, T: int, B: int, dtype: torch.dtype) -> None:

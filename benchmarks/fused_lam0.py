@@ -4,7 +4,7 @@
     python benchmarks/fused_lam0.py --options ln                  with layer norm, zoneout and eta
     python benchmarks/fused_lam0.py --sweep --seconds 90 out.json the layer under each tuning, captured, beside the GRU
 
-tests/ops/test_fused_lam0.py must be green first. Times are medians in microseconds a step; the input projection is
+tests/ops/test_fused_lam0.py must be green first. Times are medians in microseconds per step; the input projection is
 included everywhere, with as many inputs as units. "own" is the scan's own graphs, "captured" the whole forward and
 backward inside one outer capture, as cuDNN's GRU is measured.
 """

@@ -107,7 +107,7 @@ def main() -> None:
     tilings = parser.parse_args().tilings
     print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(), f"B={BATCH}")
     print(
-        "us a step: forward and forward+backward, launched one by one and in a CUDA graph; then forward+backward in ms"
+        "us per step: forward, forward+backward, launched one by one and in a CUDA graph; then forward+backward in ms"
     )
     print(
         f"{'case':<28} {'RP':>2} {'fwd':>7} {'f+b':>7} {'fwd gr':>7} {'f+b gr':>7} {'ms':>8} {'ms gr':>8} "

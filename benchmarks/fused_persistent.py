@@ -2,7 +2,7 @@
 
 First green: pytest -m gpu tests/ops/test_fused_persistent.py. Then:
     python benchmarks/fused_persistent.py [--out out.json] [--sizes 256 1000]
-Microseconds a step at B=128, T=150, bfloat16, eta=1: kernels alone, and whole (input projection of width N, its
+Microseconds per step at B=128, T=150, bfloat16, eta=1: kernels alone, and whole (input projection of width N, its
 gradients and the weights' included), median of repeated graph replays. Errors are against float64 over 20 steps.
 """
 

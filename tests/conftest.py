@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core; more threads only wait for each other
+if "PYTEST_XDIST_WORKER" in os.environ:  # one worker per core; more threads only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 import pytest

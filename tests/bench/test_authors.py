@@ -1,4 +1,4 @@
-"""The yardstick computes what RUM computes, so the two are timed on the same work."""
+"""The original implementation in the benchmark computes what RUM computes, so that their times can be compared."""
 
 import pytest
 import torch

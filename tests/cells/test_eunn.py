@@ -22,7 +22,7 @@ def as_complex(matrix):
 
 
 def written_out(rotations):
-    """The product of one N x N matrix a pair, pairs found by the definition in words."""
+    """The product of one N x N matrix per pair, pairs found by the definition in words."""
     N, theta = rotations.size, rotations.theta.detach().numpy()
     phi = rotations.phi.detach().numpy() if rotations.complex_valued else np.zeros_like(theta)
     whole, number = np.eye(N, dtype=complex), 0

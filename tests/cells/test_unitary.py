@@ -1,4 +1,4 @@
-"""modReLU against complex arithmetic, and the matrix that is built once a sequence."""
+"""modReLU against complex arithmetic, and the matrix that is built once for a sequence."""
 
 import pytest
 import torch

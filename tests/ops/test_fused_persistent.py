@@ -165,7 +165,7 @@ def test_emulated_wide_group(precision: str, builds: Path, monkeypatch: pytest.M
 
 
 def test_emulated_single_block(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fewest units: a group of one block, which float32 has and half types pad to two."""
+    """The fewest units: a group of one block, which float32 has and 16-bit dtypes pad to two."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
     options = RumOptions(eta=1.0)
     assert_close(draw(3, 9, 32, options, torch.float32), None, options, most=FP32)

@@ -176,7 +176,7 @@ def test_autocast_leaves_the_memory_exact(backend):
 
 
 def test_memory_of_a_long_sequence_stays_bounded(backend):
-    """lam = 1 keeps no R a step: what the forward saves grows by a few vectors a step, whatever R's size."""
+    """lam = 1 keeps no R per step: what the forward saves grows by a few vectors per step, whatever R's size."""
     H, B = 32, 2
     options = RumOptions(lam=1.0)
 

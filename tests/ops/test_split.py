@@ -1,4 +1,4 @@
-"""Float32 products as three of bfloat16."""
+"""Float32 matmuls as three of bfloat16."""
 
 import pytest
 import torch

@@ -67,9 +67,7 @@ def time_cpu(
             last[name] = (time.perf_counter() - start) * 1e3
     wall: dict[str, list[float]] = {name: [] for name in runs}
     cpu: dict[str, list[float]] = {name: [] for name in runs}
-    gc.collect()
-    gc.disable()
-    try:
+    with _uncollected():
         waiting = list(runs)
         while waiting:
             for name in waiting:
@@ -88,8 +86,6 @@ def time_cpu(
                 for name in waiting
                 if len(wall[name]) < samples and (len(wall[name]) < FEWEST or sum(wall[name]) * calls < seconds * 1e3)
             ]
-    finally:
-        gc.enable()
     return {name: summarise(wall[name], cpu[name]) for name in runs}
 
 
@@ -127,9 +123,7 @@ def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, sec
                     torch.cuda.synchronize()
                     if time.perf_counter() - start > seconds / 2:
                         break
-    gc.collect()
-    gc.disable()
-    try:
+    with _uncollected():
         waiting = list(runs)
         while waiting:
             for name in waiting:
@@ -146,9 +140,18 @@ def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, sec
                     torch.cuda.synchronize()
                     spent[name] += time.perf_counter() - start
             waiting = [name for name in waiting if len(pairs[name]) < samples and spent[name] < seconds]
+    return {name: summarise([begin.elapsed_time(end) for begin, end in pairs[name]]) for name in runs}
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection inside: its time would fall on whoever runs just then."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
-    return {name: summarise([begin.elapsed_time(end) for begin, end in pairs[name]]) for name in runs}
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ class Rotations(UnitaryMap):
         size: N; the matrix is ``(N, N)``, or ``(2N, 2N)`` on ``[re | im]`` if complex.
         capacity: layers; None means 2, or a full butterfly of ceil(log2 N) with ``style="fft"``.
         style: ``"tunable"`` pairs neighbours, from unit 0 in even layers and from unit 1 in odd ones;
-            ``"fft"`` pairs units whose numbers differ in one bit, another bit each layer.
+            ``"fft"`` pairs units whose numbers differ in one bit, another bit in each layer.
         complex_valued: unitary instead of orthogonal.
         angle_bound: angles start uniform in +- this.
         device, dtype: of the parameters.

@@ -107,7 +107,7 @@ class RUM(Recurrent):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """The parameters, one list a layer and direction."""
+        """The parameters, one list per layer and direction."""
         return [
             [part for part in self._weights(index).values() if part is not None]
             for index in range(len(self._suffixes()))
