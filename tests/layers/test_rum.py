@@ -504,3 +504,21 @@ def test_cell_and_layer_share_their_options():
         assert cell[name].default == layer[name].default == getattr(USUAL, name), name
         assert cell[name].annotation == layer[name].annotation, name
     RUM(3, 4, **PAPER_OPTIONS), RUMCell(3, 4, **PAPER_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "words", [{"lam": 1}, {"lam": 0.5}, {"lam": 1, "learn_lam": True}, {"lam": 1, "bidirectional": True}], ids=str
+)
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("with_reset", [False, True])
+def test_no_state_is_zeros_and_the_identity(words, backend, with_reset):
+    if backend == "torch" and (words["lam"] != 1 or "learn_lam" in words):
+        pytest.skip("only the reference runs this lam")
+    rum, T, B, H = RUM(3, 4, backend=backend, **words), 5, 2, 4
+    x, reset = torch.randn(T, B, 3), torch.zeros(T, B, dtype=torch.bool)
+    reset[2, 1] = True
+    h, R = torch.zeros(rum.num_directions, B, H), torch.eye(H).expand(rum.num_directions, B, H, H)
+    found, wanted = (rum(x, hx, reset=reset if with_reset else None) for hx in (None, (h, R)))
+    torch.testing.assert_close(found, wanted)
+    grads = (torch.autograd.grad(output.sin().sum(), list(rum.parameters())) for output, _ in (found, wanted))
+    torch.testing.assert_close(*grads)

@@ -86,6 +86,7 @@ def test_a_failed_launch_says_so(driver):
 
 def test_arguments_that_are_in_use_are_not_written_to():
     """A launch lets other threads run, so each has memory of its own until it gives it back."""
+    pack([0, 0]).give_back()
     first, second = pack([1, 2]), pack([3, 4])
     found = []
     thread = threading.Thread(target=lambda: found.append(pack([5, 6])))

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from ..ops._dispatch import Backend
 from ..ops.kernels.precision import autocast_dtype, working_dtype
-from ..ops.rum_scan import RumOptions, ScanInputs, native, operator_obstacle, rum_scan
+from ..ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
 from ..ops.rum_scan.native.copying import copied
-from ..ops.rum_scan.native.projecting import infer_projecting
+from ..ops.rum_scan.native.projecting import projects
 from ..ops.rum_scan.plain import PlainCall, plain_scan
 from ..ops.rum_scan.projection import project
 from ..ops.rum_scan.types import LayerInputs
@@ -39,27 +39,24 @@ def run_rum(
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
-    Where no gradient is recorded only the outputs grow with T: the native scan projects step by step, and else a long
-    sequence goes through in parts. ``returned`` says that both results go to a user, who may write to them: then they
-    share no memory with each other or with what the backward reads.
+    A state without R starts from the identity. Where no gradient is recorded only the outputs grow with T: the native
+    scan projects step by step, and else a long sequence goes through in parts. ``returned`` says that both results go
+    to a user, who may write to them: then they share no memory with each other or with what the backward reads.
     """
-    known = operator_obstacle(options, weights["lam"] is not None) is None
-    if known and not torch.is_grad_enabled() and backend in ("auto", "native"):
-        found = infer_rum(x, state, weights, options, lengths, training)
-        if found is not None:
-            return _owned(*found) if returned else found
     steps = steps_at_once(x, state[0], options, training)
-    if steps is not None:
-        output, state = _run_parts(steps, x, state, weights, options, lengths, training, backend)
-        return _owned(output, state) if returned else (output, state)
-    if known:
+    if operator_obstacle(options, weights["lam"] is not None) is None and (
+        steps is None or (backend in ("auto", "native") and projects(x))
+    ):
         call = PlainCall(options.with_training(training), backend, returned)
         plain = plain_scan(_layer_inputs(x, state, weights, lengths), call)
         if plain is not None:
             output, h, R = plain
             return output, (h,) if R is None else (h, R)
-    xp = project_rum(x, weights, options, backend)
-    output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
+    if steps is None:
+        xp = project_rum(x, weights, options, backend)
+        output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
+    else:
+        output, state = _run_parts(steps, x, state, weights, options, lengths, training, backend)
     return _owned(output, state) if returned else (output, state)
 
 
@@ -100,23 +97,9 @@ def _run_parts(
     return whole, state
 
 
-def infer_rum(
-    x: Tensor, state: State, weights: Weights, options: RumOptions, lengths: Tensor | None, training: bool
-) -> tuple[Tensor, State] | None:
-    """``run_rum`` by the native scan alone, None where it cannot; zoneout's masks would need a seed from torch.
-
-    The recurrence must have no ``operator_obstacle``.
-    """
-    inputs = _layer_inputs(x, state, weights, lengths)
-    if not native.is_unwatched(x, inputs.weight_ih) or (options.zoneout > 0 and training):
-        return None
-    output, R = infer_projecting(inputs, options)
-    return output, (output[-1],) if R is None else (output[-1], R)
-
-
 def steps_at_once(x: Tensor, h: Tensor, options: RumOptions, training: bool) -> int | None:
     """How many steps a part of a long sequence has; None where it is to run as a whole."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] <= 2 * PART_STEPS:
         return None
     if x.dtype != working_dtype(x.dtype) or autocast_dtype(x.device.type) is not None:
         return None  # a scan carries its state in float32, which would be rounded between parts

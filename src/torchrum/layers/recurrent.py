@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx.proxy import TraceError
+from torch.fx.proxy import Proxy, TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ..cells.base import State
@@ -96,7 +96,7 @@ class Recurrent(nn.Module, ABC):
         Returns:
             ``output`` ``(T, B, num_directions * H)`` in the form of ``input``, and ``h_n`` in the form of ``hx``.
         """
-        if any(isinstance(part, torch.fx.Proxy) for part in (input, hx, lengths, reset)):
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
             if reset is not None:
@@ -146,7 +146,7 @@ class Recurrent(nn.Module, ABC):
     def _leaf(self, input: Any, hx: Any, **words: Any) -> Any:
         """The node that ``torch.fx.symbolic_trace`` makes of a call, as it makes of one of nn.GRU."""
         given = {word: value for word, value in words.items() if value is not None}
-        tracer: Any = next(part.tracer for part in (input, hx, *given.values()) if isinstance(part, torch.fx.Proxy))
+        tracer: Any = next(part.tracer for part in (input, hx, *given.values()) if isinstance(part, Proxy))
         path = tracer.path_of_module(self)
         if not path:
             raise TraceError(
@@ -182,22 +182,33 @@ class Recurrent(nn.Module, ABC):
         def scan(x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
             return self.scan(index, x, state, lengths)
 
+        state = (*state, *self.initial_state(index, x.shape[1], x)[len(state) :])
         return scan_segments(scan, lambda rows: self.initial_state(index, rows, x), x, state, segments, backwards)
 
     def _read_state(self, hx: Hidden | None, x: Tensor, unbatched: bool = False) -> list[State]:
         """Split ``hx`` into one state tuple per recurrence, after checking its form."""
-        where, count = self._get_name(), self.num_layers * self.num_directions
-        parts = (None,) * len(self.state_names) if hx is None else state_parts(where, hx, self.state_names)
-        fresh = [self.initial_state(index, x.shape[1], x) for index in range(count)]
+        where, count, B = self._get_name(), self.num_layers * self.num_directions, x.shape[1]
+        if hx is None:
+            return [self._start(index, B, x) for index in range(count)]
+        parts = state_parts(where, hx, self.state_names)
+        fresh = [self.initial_state(index, B, x) for index in range(count)] if any(p is None for p in parts) else []
         columns = []
-        for name, part, start in zip(self.state_names, parts, zip(*fresh, strict=True), strict=True):
+        for place, (name, part, shape) in enumerate(zip(self.state_names, parts, self._state_shapes(x), strict=True)):
             if part is None:
-                columns.append(start)
+                columns.append(tuple(state[place] for state in fresh))
                 continue
             part = part.unsqueeze(1) if unbatched else part
-            check_part(where, name, part, (count, *start[0].shape), unbatched, x)
+            check_part(where, name, part, (count, *shape), unbatched, x)
             columns.append(tuple(part.unbind(0)))
         return list(zip(*columns, strict=True))
+
+    def _start(self, index: int, batch_size: int, like: Tensor) -> State:
+        """``initial_state``, or as many of its first parts as ``scan`` needs to be given."""
+        return self.initial_state(index, batch_size, like)
+
+    def _state_shapes(self, x: Tensor) -> tuple[tuple[int, ...], ...]:
+        """Of the parts of one recurrence's state for an input ``(T, B, I)``."""
+        return tuple(tuple(part.shape) for part in self.initial_state(0, x.shape[1], x))
 
     def _any_weight(self) -> Tensor:
         """A parameter that tells the layer's device and dtype."""

@@ -119,10 +119,18 @@ class RUM(Recurrent):
             init_rum_weights(self._weights(index), self.settings)
 
     def _any_weight(self) -> Tensor:
-        return self.weight_ih_l0
+        found = self._parameters.get("weight_ih_l0")
+        return self.weight_ih_l0 if found is None else found
 
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
         return rum_initial_state(batch_size, self.hidden_size, self.options, like.device, like.dtype)
+
+    def _start(self, index: int, batch_size: int, like: Tensor) -> State:
+        return (like.new_zeros(batch_size, self.hidden_size),)  # the scan knows the identity without being given it
+
+    def _state_shapes(self, x: Tensor) -> tuple[tuple[int, ...], ...]:
+        B, H = x.shape[1], self.hidden_size
+        return ((B, H), (B, H, H))[: len(self.state_names)]
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         weights = self._weights(index)

@@ -36,7 +36,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions,
         bias: as long as ``weight``, or without the H of eps; None for zeros.
     """
     bias = padded_bias(weight, bias)
-    if backend in ("auto", "native") and linear_applies(x, weight):
+    if x.is_cpu and backend in ("auto", "native") and linear_applies(x, weight):
         return native_linear(x, weight, bias)
     if not rounds_matmuls(x):
         return F.linear(x, weight, bias) if torch.compiler.is_compiling() else explained_linear(x, weight, bias)
