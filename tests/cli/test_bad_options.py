@@ -60,7 +60,7 @@ TINY = ["train", "training.tiny:tiny"]
         (["sweep", *TINY[1:], "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
         (["sweep", *TINY[1:], "--grid", "name=../x,y"], "config: name is '../x', but it must be the name of a folder"),
         ([*TINY, "--seeds", "2", "--jobs", "0"], "--jobs is 0, but it must be at least 1"),
-        ([*TINY, "--jobs", "2"], "--jobs is for several trainings: add --seeds N"),
+        ([*TINY, "--jobs", "2"], "--jobs needs several trainings: add --seeds N"),
         (["sweep", *TINY[1:], "--jobs", "-1"], "--jobs is -1, but it must be at least 1"),
         (["sweep", *TINY[1:], "--trials", "2", "--search", "steps=1:2", "--jobs", "2"], "leave --jobs out"),
         ([*TINY, "--seeds", "2", "--jobs", "2", "--devices", "2"], "set devices and nodes to 1, or jobs to 1"),

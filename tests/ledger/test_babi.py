@@ -9,7 +9,7 @@ import pytest
 from stories import use_made_up_task1
 from torchrum.cli import main
 from torchrum.ledger import headline, read_ledger
-from torchrum.ledger.babi import Column, babi_table, best_columns
+from torchrum.ledger.babi import Column, babi_table, best_columns, signed
 from torchrum.ledger.table import table
 from torchrum.recipes.babi import PAPER
 
@@ -42,7 +42,7 @@ def test_seeds_share_a_column_beside_the_papers():
     assert rows[0] == ["1 single supporting fact", "79.7", "96.0", ""]
     assert rows[1] == ["2 two supporting facts", "39.4", "96.0", "25.0"]
     assert rows[6][2] == "55.0"
-    assert rows[20] == ["**mean**", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 tasks"]
+    assert rows[20] == ["**mean**", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 task"]
     assert rows[21] == ["**solved (95 % or more)**", "5", "5", "0"]
     assert rows[22] == ["**seeds**", "", "2", "1"]
     assert rows[23] == ["**minutes of training per seed**", "", "0.3 (H200)", ""]  # 20 runs of a second
@@ -148,3 +148,14 @@ def test_without_the_files_there_is_one_message(tmp_path, monkeypatch, capsys):
     message = capsys.readouterr().err
     assert "TORCHRUM_OFFLINE is set" in message and "Traceback" not in message
     assert not list(tmp_path.rglob("config.json"))
+
+
+def test_an_average_has_its_sign_beside_the_number():
+    tasks = range(1, 21)
+    one, both = {0: dict.fromkeys(tasks, 0.5)}, {0: dict.fromkeys(tasks, 0.5), 1: dict.fromkeys(tasks, 0.7)}
+    assert [signed(Column("rum", "rum", scores)) for scores in (one, both, {0: {3: 0.25}}, {0: {3: 0.2, 4: 0.4}})] == [
+        "50.0 %",
+        "60.0 % (50.0 to 70.0)",
+        "25.0 % of 1 task",
+        "30.0 % of 2 tasks",
+    ]

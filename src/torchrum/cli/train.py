@@ -52,7 +52,9 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         add("--out", type=Path, default=Path("runs"), help="parent folder of the runs (default: runs)"),
         add("--resume", type=Path, metavar="RUN", help="resume the run in this folder"),
         add("--seeds", type=int, metavar="N", help="train N times, with the seeds seed, seed + 1, ..."),
-        add("--jobs", type=int, default=1, metavar="N", help="of several trainings, N at the same time (default: 1)"),
+        add(
+            "--jobs", type=int, default=1, metavar="N", help="number of trainings to run at the same time (default: 1)"
+        ),
         add(
             "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field of the recipe"
         ),
@@ -120,7 +122,7 @@ def main(arguments: list[str]) -> int:
     recipe = load_recipe(options.recipe) if options.recipe is not None else None
     check_count("jobs", options.jobs)
     if options.jobs > 1 and options.seeds is None and options.recipe not in FAMILIES:
-        raise ConfigError("--jobs is for several trainings: add --seeds N, or name a set such as babi-rum.")
+        raise ConfigError("--jobs needs several trainings: add --seeds N, or name a set such as babi-rum.")
     if options.recipe in FAMILIES:
         code = train_family(options.recipe, fields, options)
     elif options.seeds is not None:

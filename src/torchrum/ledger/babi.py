@@ -56,7 +56,8 @@ class Column:
             mean = f"{fmean(whole):.1%}"
             return percent(mean if mean == ends else f"{mean} ({ends})")
         known = [value for task in TASKS if (value := self.mean(task)) is not None]
-        return percent(f"{sum(known) / len(known):.1%} of {len(known)} tasks") if known else ""
+        count = "1 task" if len(known) == 1 else f"{len(known)} tasks"
+        return percent(f"{sum(known) / len(known):.1%} of {count}") if known else ""
 
     def solved(self) -> str:
         """How many tasks have a mean of at least 95 %."""
@@ -76,6 +77,12 @@ class Column:
 def percent(text: str) -> str:
     """Percentages without their sign: the heading has it."""
     return text.replace("%", "")
+
+
+def signed(column: "Column") -> str:
+    """The average of a column with its sign: ``76.7 % (75.7 to 77.5)``, or ``97.2 % of 2 tasks``."""
+    mean, space, rest = column.average().partition(" ")
+    return f"{mean} %{space}{rest}"
 
 
 def babi_tables(entries: Iterable[Entry]) -> str:
@@ -200,8 +207,8 @@ def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str,
     """Our mean over the tasks for each set of recipes, with its own settings; ``brief`` without range and seeds."""
     single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not entry.overrides]
     if brief:
-        return {column.name: f"{column.average().partition(' (')[0]} %" for column in columns(single)}
-    return {column.name: f"test accuracy {column.average()} %, seeds: {column.seeds()}" for column in columns(single)}
+        return {column.name: signed(column).partition(" (")[0] for column in columns(single)}
+    return {column.name: f"test accuracy {signed(column)}, seeds: {column.seeds()}" for column in columns(single)}
 
 
 def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:

@@ -34,7 +34,7 @@ class Copying(Task):
     symbols: int = 8
     """Alphabet, without blank and cue."""
     validation_size: int = 512
-    """Sequences that judge a run."""
+    """Sequences of the validation set."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "delay", "length", "validation_size")

@@ -36,11 +36,11 @@ class Recall(Task):
     values: int = 10
     """Values to choose from, the classes of the answer."""
     train_size: int | None = 100_000
-    """Examples to train on, made once and walked through in order; None draws fresh ones at every step."""
+    """Examples of the training set, generated once and read in order; None: fresh ones at every step."""
     validation_size: int = 10_000
-    """Examples that judge a run."""
+    """Examples of the validation set."""
     test_size: int = 20_000
-    """Examples of the final score."""
+    """Examples of the test set."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "validation_size", "test_size")

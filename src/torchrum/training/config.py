@@ -44,11 +44,11 @@ class ModelConfig:
     hidden_size: int = 100
     """Width of the hidden state, H."""
     num_layers: int = 1
-    """Layers on top of each other."""
+    """Number of stacked layers."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the layer, such as lam and eta."""
     embedding_size: int | None = None
-    """Width of a trained embedding of the symbols; none feeds one-hot vectors."""
+    """Width of a trained embedding of the symbols; None: one-hot vectors."""
     original_embedding: bool = False
     """Start the embedding of a story reader as the original implementation of RUM does, not from N(0, 1)."""
     input_dropout: float = 0.0
@@ -83,23 +83,23 @@ class OptimizerConfig:
     name: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
     """adam and rmsprop are torch's; rmsprop_tf starts and rounds as TensorFlow's does."""
     lr: float = 1e-3
-    """Learning rate at full height."""
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Averages of adam."""
+    """Decay rates of adam's two moving averages."""
     decay: float = 0.9
-    """Average of rmsprop and rmsprop_tf."""
+    """Decay rate of the moving average of rmsprop and rmsprop_tf."""
     eps: float | None = None
-    """Smallest denominator; None takes 1e-8, or 1e-10 for rmsprop_tf."""
+    """Added to the denominator; None: 1e-8, or 1e-10 for rmsprop_tf."""
     weight_decay: float = 0.0
-    """Decoupled decay of the weights (adam only)."""
+    """Decoupled weight decay (adam only)."""
     clip: float | None = None
-    """Largest norm of the gradient of all parameters together; one that is not finite is dropped. None: no limit."""
+    """Largest norm of the gradient of all parameters; a gradient that is not finite is dropped. None: no limit."""
     groups: str = ""
-    """Rates of some parameters, as factors of lr, by a part of their names: weight_hh:0.1,embedding:0.5."""
+    """Learning rates of some parameters, as factors of lr, by part of their name: weight_hh:0.1,embedding:0.5."""
     warmup: int = 0
     """Steps in which the learning rate rises linearly to lr."""
     schedule: str = "constant"
-    """constant; linear, cosine: to zero at the end; steps:factors, as 1000:0.3,2000:0.1; or plateau/FACTOR/PATIENCE."""
+    """constant; linear or cosine, down to zero; STEP:FACTOR,..., as 1000:0.3,2000:0.1; or plateau/FACTOR/PATIENCE."""
 
     def __post_init__(self) -> None:
         _choice("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
@@ -140,13 +140,13 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """How it learns."""
     batch_size: int = 128
-    """Examples of one step, over all processes together."""
+    """Examples per step, over all processes together."""
     steps: int = 10_000
-    """Steps of the optimizer."""
+    """Number of optimizer steps."""
     seed: int = 0
-    """Decides the initial weights and the data."""
+    """Random seed of the initial weights and the data."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "32-true"
-    """Number format of weights and activations; -mixed keeps the weights in 32 bits."""
+    """Precision of weights and activations; -mixed keeps the weights in 32 bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA if there is one."""
     devices: int = 1
@@ -156,15 +156,15 @@ class TrainConfig:
     graph: bool = True
     """Record the training step as a CUDA graph where one process trains on CUDA."""
     compile: bool = False
-    """Compile the steps of cells that have no kernels of their own: minutes at the start, fewer launches ever after."""
+    """Compile the steps of cells that have no kernels of their own: takes minutes at the start, then fewer launches."""
     log_every: int = 50
     """Steps between two lines of training loss."""
     eval_every: int = 500
     """Steps between two scores on the validation set."""
     checkpoint_every: int = 500
-    """Steps between two checkpoints: the most that a crash can cost."""
+    """Steps between two checkpoints: the most that a crash can lose."""
     average: float | None = None
-    """Decay of a moving average of the weights, as 0.999; it is validated, kept and tested in place of them."""
+    """Decay of a moving average of the weights, such as 0.999; it is validated, saved and tested instead of them."""
     stop_at: float | None = None
     """Stop early once the task's metric on the validation set is this good."""
     stop_after: int = 2
