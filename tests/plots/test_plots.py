@@ -157,6 +157,14 @@ def test_babi_has_a_dot_for_each_task_and_a_range_over_seeds():
     assert [text.get_text() for text in together.get_legend().get_texts()] == ["RUM λ=0 (mean 50.0 %)"]
 
 
+def test_a_set_of_babi_that_is_not_complete_gives_way_to_one_that_is():
+    whole = [replace(entry(f"babi-rum-qa{task}", 0), test={"accuracy": 0.5}) for task in range(1, 21)]
+    part = replace(entry("babi-lstm-qa2", 0), test={"accuracy": 0.4})
+    with drawing():
+        (axes,) = babi_figure([*whole, part]).axes
+    assert [line.get_label() for line in axes.get_lines()][1:-1] == ["RUM λ=0 (mean 50.0 %)"]
+
+
 def test_the_headline_shows_two_models_of_one_size(tmp_path):
     rum, lstm = entry("recall-rum-lam1-t50", 0), entry("recall-lstm-t50", 0)
     (drawn,) = FIGURES["headline"]([rum, lstm, entry("recall-gru-t50", 0)], tmp_path)

@@ -1,5 +1,6 @@
 """The report of the committed ledger: complete, self-contained, escaped; and in a real browser."""
 
+import base64
 import os
 import re
 import subprocess
@@ -209,6 +210,9 @@ def test_a_dark_page_prints_light(browser, report):
     assert shown_figures(browser) == {"light"}
     widths = "Array.from(document.querySelectorAll('td.word'), cell => cell.scrollWidth - cell.clientWidth)"
     assert max(browser.evaluate(widths)) <= 0  # a verdict is not cut
+    pdf = browser.call("Page.printToPDF", printBackground=True)["data"]
+    pages = len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(pdf)))
+    assert 10 < pages < 60  # of several hundred runs, each in a line or two
     browser.call("Emulation.setEmulatedMedia", media="")
 
 

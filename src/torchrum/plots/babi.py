@@ -19,10 +19,12 @@ PLACES = {task: len(NAMES) - task for task in TASKS}
 def babi_figure(entries: Sequence[Entry]) -> Figure:
     """A line of marks for each task: the mean over seeds, with a bar over their range; hollow for the paper's RUM.
 
-    Models of one task each and those of all tasks have a panel of their own, where there are both.
+    Models of one task each and those of all tasks have a panel of their own, where there are both. A set of which only
+    some tasks were run is left out where others are complete.
     """
     found = best_columns(entries)
-    panels = [group for joint in (False, True) if (group := [column for column in found if column.joint is joint])]
+    groups = ([column for column in found if column.joint is joint] for joint in (False, True))
+    panels = [[column for column in group if column.whole()] or group for group in groups if group]
     figure = Figure(figsize=(7.6, 6.8), layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, group in zip(grid, panels, strict=True):
