@@ -18,13 +18,27 @@ class Driver:
     """Notes each launch: its numbers, and the first bytes at each argument's address."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes, self.launches, self.asked, self.fails = sizes, [], [], False
+        self.sizes, self.launches, self.asked, self.fails = sizes, [], [], 0
+        self.context = 1
 
     def cuCtxGetCurrent(self, context: Any) -> int:
-        context._obj.value = 1
+        context._obj.value = self.context
+        return 0
+
+    def cuDeviceGet(self, handle: Any, device: int) -> int:
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, handle: Any) -> int:
+        context._obj.value = 9
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.context = context.value
         return 0
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
+        if not self.context:
+            return 201
         self.asked.append(value)
         return 0
 
@@ -33,10 +47,12 @@ class Driver:
         return self.cuLaunchCooperativeKernel(*args[:-1])
 
     def cuLaunchCooperativeKernel(self, function: Any, *args: Any) -> int:
+        if not self.context:
+            return 201
         *numbers, stream, addresses = args
         values = [ctypes.string_at(address, size) for address, size in zip(addresses, self.sizes, strict=False)]
         self.launches.append((tuple(numbers), stream.value, values))
-        return 1 if self.fails else 0
+        return self.fails
 
     def cuGetErrorString(self, code: int, text: Any) -> int:
         text._obj.value = b"invalid argument"
@@ -78,8 +94,17 @@ def test_shared_memory_beyond_what_is_granted_is_asked_for_once(driver):
     assert driver.asked == [60_000]
 
 
+@pytest.mark.parametrize("shared", [0, 60_000])
+def test_a_thread_without_a_context_enters_torchs(driver, shared):
+    driver.context = 0
+    for _ in range(2):
+        Kernel(ctypes.c_void_p(5), 0).launch(1, 32, shared, [None])
+    assert driver.context == 9
+    assert len(driver.launches) == 2
+
+
 def test_a_failed_launch_says_so(driver):
-    driver.fails = True
+    driver.fails = 1
     with pytest.raises(RuntimeError, match=r"launching 7 blocks of 64 threads .*: invalid argument \(1\)"):
         Kernel(ctypes.c_void_p(5), 0).launch(7, 64, 0, [None])
 

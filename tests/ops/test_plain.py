@@ -107,6 +107,21 @@ def test_wide_inputs_too(lam, backend, by_operator):
     assert agree(backend, results(rum, x, hx, None), by_operator(lambda: results(rum, x, hx, None)))
 
 
+@both
+@backends
+@pytest.mark.parametrize("T", [1, 5])
+def test_no_state_is_as_good_as_zeros(lam, backend, T):
+    rum = RUM(4, 6, lam=lam, backend=backend)
+    x, (h, *_) = draw(rum, T=T)
+    given = (torch.zeros_like(h), None) if lam else torch.zeros_like(h)
+
+    def found(hx: Tensor | tuple[Tensor | None, ...] | None) -> list[Tensor]:
+        output, h_n = rum(x, hx)
+        return [output, *parts_of(h_n), *torch.autograd.grad(output.sum(), list(rum.parameters()))]
+
+    assert same(found(None), found(given))
+
+
 def node_of(output: Tensor) -> str:
     assert output.grad_fn is not None
     return output.grad_fn.name()
@@ -248,7 +263,7 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> type[Counter]:
 
 @pytest.mark.parametrize(
     "lam, training, launches, most",
-    [(0, True, 2, 62), (1, True, 3, 62), (0, False, 1, 20), (1, False, 1, 20)],
+    [(0, True, 2, 35), (1, True, 3, 37), (0, False, 1, 10), (1, False, 1, 10)],
 )
 def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, training, launches, most):
     """At small sizes each costs more than its share of a kernel: the count may fall, and must not rise unnoticed."""
@@ -267,7 +282,7 @@ def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, trai
         call()
     assert gpu_without_kernels.launches == launches
     names = [e.name for e in profiler.events() if e.name.startswith("aten::") and _is_outermost(e)]
-    assert 0 < len(names) <= most, names
+    assert 0 < len(names) <= most, (len(names), names)
 
 
 def _is_outermost(event: torch.autograd.profiler_util.FunctionEvent) -> bool:

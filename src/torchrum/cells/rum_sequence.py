@@ -39,15 +39,20 @@ def run_rum(
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
-    A state without R starts from the identity. Where no gradient is recorded only the outputs grow with T: the native
-    scan projects step by step, and else a long sequence goes through in parts. ``returned`` says that both results go
-    to a user, who may write to them: then they share no memory with each other or with what the backward reads.
+    An empty state starts from zeros, and one without R from the identity. Where no gradient is recorded only the
+    outputs grow with T: the native scan projects step by step, and else a long sequence goes through in parts.
+    ``returned`` says that both results go to a user, who may write to them: then they share no memory with each other
+    or with what the backward reads.
     """
+    from_zero, weight_hh = not state, weights["weight_hh"]
+    if from_zero:
+        assert weight_hh is not None
+        state = (x.new_zeros(x.shape[1], weight_hh.shape[1]),)
     steps = steps_at_once(x, state[0], options, training)
     if operator_obstacle(options, weights["lam"] is not None) is None and (
         steps is None or (backend in ("auto", "native") and projects(x))
     ):
-        call = PlainCall(options.with_training(training), backend, returned)
+        call = PlainCall(options.with_training(training), backend, returned, from_zero)
         plain = plain_scan(_layer_inputs(x, state, weights, lengths), call)
         if plain is not None:
             output, h, R = plain

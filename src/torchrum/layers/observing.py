@@ -132,7 +132,8 @@ def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
     def scan(index: int, x: Tensor, state: tuple[Tensor, ...], *rest: Any, **named: Any) -> Any:
         assert isinstance(module, RUM)
         output, last = original(index, x, state, *rest, **named)
-        before = torch.cat((state[0].unsqueeze(0).to(output.dtype), output[:-1]))
+        start = state[0] if state else torch.zeros_like(output[0])
+        before = torch.cat((start.unsqueeze(0).to(output.dtype), output[:-1]))
         seen[module, index].append((project_rum(x, module._weights(index), module.options), before, output))
         return output, last
 

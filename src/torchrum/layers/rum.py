@@ -126,7 +126,7 @@ class RUM(Recurrent):
         return rum_initial_state(batch_size, self.hidden_size, self.options, like.device, like.dtype)
 
     def _start(self, index: int, batch_size: int, like: Tensor) -> State:
-        return (like.new_zeros(batch_size, self.hidden_size),)  # the scan knows the identity without being given it
+        return ()  # the scan knows zeros and the identity without being given them
 
     def _state_shapes(self, x: Tensor) -> tuple[tuple[int, ...], ...]:
         B, H = x.shape[1], self.hidden_size

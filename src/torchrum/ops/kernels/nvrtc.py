@@ -14,10 +14,12 @@ from torch import Tensor
 from .machine import constant_when_traced
 
 Argument = Tensor | int | float | bytes | None
-"""What a kernel takes: a pointer (None is null), a 32-bit integer, a float or a whole structure."""
+"""What a kernel takes: a pointer (null for None and for a tensor without elements), a 32-bit integer, a float or a
+whole structure."""
 
 Macros = tuple[tuple[str, int], ...]
 
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: none is bound to this thread
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -40,20 +42,28 @@ class Kernel:
             with torch.cuda.device(self._device):
                 self.launch(blocks, threads, shared_bytes, args, together=together)
             return
-        driver = _driver()
-        _enter_context(driver, self._device)
-        if shared_bytes > self._shared_bytes:
-            check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
-            _check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
-            self._shared_bytes = shared_bytes
         packed = pack(args)
         # a raw number: torch.cuda.current_stream builds an object on every call
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
-        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, packed.addresses)
-        check = driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
+        check = self._enqueue(blocks, threads, shared_bytes, stream, packed, together)
+        if check == _NO_CONTEXT:  # autograd runs the backward in a thread that may have none yet
+            _enter_context(_driver(), self._device)
+            check = self._enqueue(blocks, threads, shared_bytes, stream, packed, together)
         if check != 0:
             _check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
         packed.give_back()  # the launch has copied the values
+
+    def _enqueue(
+        self, blocks: int, threads: int, shared_bytes: int, stream: ctypes.c_void_p, packed: "Packed", together: bool
+    ) -> int:
+        driver = _driver()
+        if shared_bytes > self._shared_bytes:
+            check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
+            if check != 0:
+                return check
+            self._shared_bytes = shared_bytes
+        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, packed.addresses)
+        return driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
 
 
 class Packed:
@@ -83,23 +93,25 @@ def pack(args: Sequence[Argument]) -> Packed:
         packed = _take(len(structure) // 8)
         ctypes.memmove(packed.values, structure, len(structure))  # the launch reads the first address alone
         return packed
-    packed, kinds = _take(len(args)), ["="]
-    numbers: list[int | float] = []
-    for arg in args:
-        if arg is None:
-            kinds.append("Q")
-            numbers.append(0)
-        elif isinstance(arg, Tensor):
-            kinds.append("Q")
-            numbers.append(arg.data_ptr())  # 0 for one without elements
-        elif isinstance(arg, float):
-            kinds.append("f4x")
-            numbers.append(ctypes.c_float(arg).value)  # infinite where float32 cannot hold it
-        else:
-            kinds.append("I4x")
-            numbers.append(arg & 0xFFFFFFFF)  # type: ignore[operator]
-    struct.pack_into("".join(kinds), packed.values, 0, *numbers)
+    tensors, form = _form(tuple(map(type, args)))
+    pointers = [0 if x is None else x.data_ptr() for x in args[:tensors]]  # type: ignore[union-attr]
+    packed = _take(len(args))
+    try:
+        form.pack_into(packed.values, 0, *pointers, *args[tensors:])
+    except (struct.error, OverflowError):  # as C has it: integers modulo 2^32, infinity for what float32 cannot hold
+        numbers = [ctypes.c_float(x).value if isinstance(x, float) else x & 0xFFFFFFFF for x in args[tensors:]]  # type: ignore[operator]
+        form.pack_into(packed.values, 0, *pointers, *numbers)
     return packed
+
+
+@functools.cache
+def _form(kinds: tuple[type, ...]) -> tuple[int, struct.Struct]:
+    """How many arguments are pointers, which come first, and the form of all."""
+    tensors = [issubclass(kind, Tensor | type(None)) for kind in kinds]
+    count = sum(tensors)
+    assert all(tensors[:count]), "tensors come before numbers"
+    forms = ["f4x" if issubclass(kind, float) else "I4x" for kind in kinds[count:]]
+    return count, struct.Struct("=" + "Q" * count + "".join(forms))
 
 
 def _take(count: int) -> Packed:
@@ -205,7 +217,7 @@ def _nvrtc() -> ctypes.CDLL | None:
 
 
 def _enter_context(driver: ctypes.CDLL, device: int) -> None:
-    """Make torch's context current: autograd runs the backward in a thread that may have none yet."""
+    """Make torch's context current."""
     context = ctypes.c_void_p()
     _check_driver(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
     if not context.value:

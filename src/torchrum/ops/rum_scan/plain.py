@@ -29,6 +29,8 @@ class PlainCall(NamedTuple):
     backend: Backend = "auto"
     returned: bool = False
     """Whether states and R go to a user, who may write to them: then the backward keeps copies of its own."""
+    from_zero: bool = False
+    """Whether h0 is zero because none was given."""
 
 
 def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Tensor | None] | None:
@@ -109,7 +111,7 @@ def _backward_of_parts(
         results = operator_results(results)
     if xp is None or torch.is_grad_enabled():
         xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # with a graph
-    scanned = inputs.projected(xp)
+    scanned = inputs.projected(xp, call.from_zero)
     if plain:
         grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4])
     else:  # somebody differentiates or batches this backward

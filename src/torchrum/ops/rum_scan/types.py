@@ -36,6 +36,11 @@ class ScanInputs(NamedTuple):
     """int64 scalar that zoneout's masks come from."""
 
     @property
+    def from_zero(self) -> bool:
+        """Whether h0 is known to be zero, so that it adds nothing to the gradient of a weight."""
+        return False
+
+    @property
     def weights(self) -> StepWeights:
         return StepWeights(self.weight_hh, self.ln_weight, self.ln_bias)
 
@@ -45,6 +50,14 @@ class ScanInputs(NamedTuple):
         H = xp.shape[-1] // options.num_inputs
         one = xp.new_empty(1)
         return cls(xp, one.expand(*xp.shape[1:-1], H), None, one.expand(options.num_gates * H, H))
+
+
+class ScanFromZero(ScanInputs):
+    """The tensors of a scan that was given no initial state."""
+
+    @property
+    def from_zero(self) -> bool:
+        return True
 
 
 class LayerInputs(NamedTuple):
@@ -65,9 +78,9 @@ class LayerInputs(NamedTuple):
     seed: Tensor | None = None
     """As in ``ScanInputs``."""
 
-    def projected(self, xp: Tensor) -> ScanInputs:
+    def projected(self, xp: Tensor, from_zero: bool = False) -> ScanInputs:
         """What the scan takes."""
-        return ScanInputs(xp, *self[3:])
+        return (ScanFromZero if from_zero else ScanInputs)(xp, *self[3:])
 
 
 class Residuals(NamedTuple):

@@ -133,7 +133,7 @@ def backward(
         grad_R0 = torch.bmm(grad_turned.permute(1, 2, 0), turned.transpose(0, 1))
         if grad_R_n is not None:
             grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
-    grad_weight = recurrent_weight_gradient(grad_xp[..., : weight_hh.shape[0]], h0, out)
+    grad_weight = recurrent_weight_gradient(grad_xp[..., : weight_hh.shape[0]], None if inputs.from_zero else h0, out)
     grad_weight = grad_weight if grad_weight.dtype is weight_hh.dtype else grad_weight.to(weight_hh.dtype)
     grad_h0 = grad_h0 if h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
     grads = Gradients(grad_xp, grad_h0, grad_R0, grad_weight)
