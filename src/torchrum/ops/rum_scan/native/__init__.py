@@ -8,7 +8,7 @@ from ...kernels.precision import working_dtype
 from ..options import RumOptions
 from ..types import Gradients, Residuals, Results, ScanInputs
 from .build import load_library
-from .library import call_scan, plain, plain_memory
+from .library import as_read, call_scan
 from .pulling import pull_back
 from .watching import is_unwatched
 
@@ -62,18 +62,17 @@ def _run(inputs: ScanInputs, results: Results, options: RumOptions) -> Tensor:
     """Fill the results; returns the states in the dtype of ``out``."""
     out, R_n, (saved, kept) = results
     dtype = working_dtype(out.dtype)
-    tensors = {name: plain(part, dtype) for name, part in _named(inputs).items()}
-    tensors["R0"], tensors["lengths"] = plain_memory(inputs.R0, dtype), plain(inputs.lengths, torch.int64)
     states = out.to(dtype)
-    tensors.update(out=states, saved=saved, R_n=R_n, kept=kept)
-    call_scan(tensors, inputs.seed, options)
+    results_by_name = dict(out=states, saved=saved, R_n=R_n, kept=kept)
+    call_scan({**_named(inputs), "R0": inputs.R0, **results_by_name}, inputs.seed, options)
     return states.to(out.dtype)
 
 
 def _named(inputs: ScanInputs) -> dict[str, Tensor | None]:
     """What both directions hand to C as it is, by C's names."""
     weight, ln_weight, ln_bias = inputs.weights
-    return dict(xp=inputs.xp, h0=inputs.h0, weight=weight, ln_weight=ln_weight, ln_bias=ln_bias)
+    lengths = inputs.lengths
+    return dict(xp=inputs.xp, h0=inputs.h0, weight=weight, ln_weight=ln_weight, ln_bias=ln_bias, lengths=lengths)
 
 
 @torch.autocast("cpu", enabled=False)  # each matmul has its dtype already
@@ -82,16 +81,14 @@ def backward(
 ) -> Gradients:
     """Gradients of the inputs from those of the states and of the last R."""
     xp, h0, R0, weight_hh = inputs[:4]
-    out, R_n, (saved, kept) = results
-    assert saved is not None
     dtype = working_dtype(xp.dtype)
-    given = {name: plain(part, dtype) for name, part in _named(inputs).items()}
-    given["lengths"] = plain(inputs.lengths, torch.int64)
-    gradients = {"grad_xp": xp.new_empty(xp.shape, dtype=dtype), "grad_weight": saved.new_empty(weight_hh.shape)}
-    states = Results(out.to(dtype).contiguous(), plain(R_n, dtype), Residuals(saved.contiguous(), plain(kept, dtype)))
-    asked_R0 = R0 if need_R0 else None
-    grads = (grad_out, None, grad_R)
-    grad_h0, grad_R0, *norms = pull_back(grads, given, asked_R0, states, gradients, options, inputs.seed)
+    results = results._replace(out=as_read(results.out, dtype))
+    gradients = {
+        "grad_xp": xp.new_empty(xp.shape, dtype=dtype),
+        "grad_weight": xp.new_empty(weight_hh.shape, dtype=dtype),
+    }
+    grads, asked_R0 = (grad_out, None, grad_R), R0 if need_R0 else None
+    grad_h0, grad_R0, *norms = pull_back(grads, _named(inputs), asked_R0, results, gradients, options, inputs.seed)
     return Gradients(
         gradients["grad_xp"].to(xp.dtype),
         grad_h0.to(h0.dtype),

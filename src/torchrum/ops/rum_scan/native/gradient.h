@@ -1,4 +1,4 @@
-/* Gradients of a weight and a bias: sums over all rows of outer products.
+/* Gradients of weights and a bias: sums over all rows of outer products.
  *
  * The work is cut into stripes of columns and segments of rows, by the sizes alone: results do not depend on how many
  * threads there are. */
@@ -13,17 +13,25 @@
 #define MANY_UNITS 16    /* stripes times segments, where there are rows enough */
 #define SEGMENT_ROWS 512 /* at least, so that adding up the segments costs little */
 
-/* to_weight (units, features) = sum_k grads[k]^T x[k] and to_bias (units,) = sum_k grads[k]; to_bias may be NULL. */
+/* to_weight (units, features) = sum_k grads[k]^T x[k], of the first ``units`` columns of grads; no to_weight, no source. */
 typedef struct {
-    int64_t rows, features, units;
+    int64_t features, units;
     const real *first; /* x of the first ``ahead`` rows, and of those behind them */
     int64_t ahead;
     const real *x;
+    real *to_weight;
+} Source;
+
+/* The gradients of up to two sources, and to_bias (units,) = sum_k grads[k], or NULL. */
+typedef struct {
+    int64_t rows, units;
     const real *grads; /* rows are ``stride`` apart */
     int64_t stride;
-    real *to_weight, *to_bias;
+    Source sources[2];
+    real *to_bias;
     int64_t vectors, panels, stripes, segments;
-    real *sums; /* (segments, panels, features + 1, PANEL vectors); the last row is the bias's */
+    int64_t depth; /* rows of a panel's sums: features of both sources, and the bias */
+    real *sums;    /* (segments, panels, depth, PANEL vectors) */
 } Gradient;
 
 /* The first vector of columns of a panel. */
@@ -60,25 +68,27 @@ static void pack_panel(const Gradient *it, int64_t row, int64_t count, int64_t p
 /* Rows ``row`` to ``row + count`` of the panels ``from`` to ``to``, packed. */
 typedef struct {
     int64_t row, count, from, to;
-    const real *x;          /* the rows' x */
+    const real *x;          /* the rows of a source, and where its sums begin */
+    int64_t place;
     real *packed, *columns; /* (to - from, PIECE, PANEL vectors), and room for columns of x */
     real *sums;             /* the segment's */
 } Piece;
 
 /* The part of ROWS columns of x, a constant, from the i-th one. While it computes it asks for the next columns of x and
  * for rows of the next piece. */
-INLINE void add_columns(const int ROWS, const Gradient *it, const Piece *piece, int64_t i)
+INLINE void add_columns(const int ROWS, const Gradient *it, const Source *source, const Piece *piece, int64_t i)
 {
-    const int64_t features = it->features, wide = PANEL * LANES, panels = piece->to - piece->from;
+    const int64_t features = source->features, wide = PANEL * LANES, panels = piece->to - piece->from;
     const real *next = it->grads + (piece->row + piece->count) * it->stride + first_vector(it, piece->from) * LANES;
     for (int64_t k = 0; k < piece->count; k++)
         memcpy(piece->columns + k * ROWS, piece->x + k * features + i, ROWS * sizeof(real));
-    for (int64_t p = piece->from; p < piece->to; p++) {
+    for (int64_t p = piece->from; p < piece->to && first_vector(it, p) * LANES < source->units; p++) {
         const int64_t at = p - piece->from, width = first_vector(it, p + 1) - first_vector(it, p);
         const Lines columns = {(const char *)(piece->x + i + ROWS), features * (int64_t)sizeof(real)};
-        const Lines rows = {(const char *)next + (i / TILE_ROWS * panels + at) * LINE, it->stride * (int64_t)sizeof(real)};
+        const Lines rows = {(const char *)next + ((piece->place + i) / TILE_ROWS * panels + at) * LINE,
+                            it->stride * (int64_t)sizeof(real)};
         tile_of_width(ROWS, width, piece->columns, 1, ROWS, piece->packed + at * PIECE * wide, piece->count,
-                      piece->sums + (p * (features + 1) + i) * wide, wide, columns, rows);
+                      piece->sums + (p * it->depth + piece->place + i) * wide, wide, columns, rows);
     }
 }
 
@@ -86,64 +96,76 @@ INLINE void add_columns(const int ROWS, const Gradient *it, const Piece *piece, 
 static void gradient_unit(const void *context, int64_t unit, real *work)
 {
     const Gradient *it = context;
-    const int64_t features = it->features, stripe = unit % it->stripes, segment = unit / it->stripes, wide = PANEL * LANES;
-    const int64_t end = (segment + 1) * it->rows / it->segments;
+    const int64_t stripe = unit % it->stripes, segment = unit / it->stripes, wide = PANEL * LANES;
+    const int64_t ahead = it->sources[0].ahead, end = (segment + 1) * it->rows / it->segments;
     Piece piece = {.row = segment * it->rows / it->segments, .from = stripe * it->panels / it->stripes,
                    .to = (stripe + 1) * it->panels / it->stripes, .packed = work, .columns = work + WIDE * PIECE * wide,
-                   .sums = it->sums + segment * it->panels * (features + 1) * wide};
+                   .sums = it->sums + segment * it->panels * it->depth * wide};
     for (; piece.row < end; piece.row += piece.count) {
-        const int behind = piece.row >= it->ahead;
-        const int64_t stop = !behind && it->ahead < end ? it->ahead : end;
-        piece.x = behind ? it->x + (piece.row - it->ahead) * features : it->first + piece.row * features;
+        const int64_t stop = piece.row < ahead && ahead < end ? ahead : end;
         piece.count = stop - piece.row < PIECE ? stop - piece.row : PIECE;
         for (int64_t p = piece.from; p < piece.to; p++)
             pack_panel(it, piece.row, piece.count, p, work + (p - piece.from) * PIECE * wide,
-                       piece.sums + (p * (features + 1) + features) * wide);
-#define ADD(ROWS, i) add_columns(ROWS, it, &piece, i)
-        WITH_TILES(features, ADD);
+                       piece.sums + ((p + 1) * it->depth - 1) * wide);
+        piece.place = 0;
+        for (int i = 0; i < 2 && it->sources[i].to_weight != NULL; piece.place += it->sources[i++].features) {
+            const Source *source = &it->sources[i];
+            const int behind = piece.row >= source->ahead;
+            piece.x = behind ? source->x + (piece.row - source->ahead) * source->features
+                             : source->first + piece.row * source->features;
+#define ADD(ROWS, i) add_columns(ROWS, it, source, &piece, i)
+            WITH_TILES(source->features, ADD);
 #undef ADD
+        }
     }
 }
 
-/* Add up the segments, transposed. */
-static void collect(const Gradient *it)
+/* Add up the segments of a panel, and put the sums in their places, transposed. */
+static void collect_panel(const void *context, int64_t panel, real *work)
 {
-    const int64_t features = it->features, wide = PANEL * LANES, panel = (features + 1) * wide;
-    for (int64_t p = 0; p < it->panels; p++) {
-        const int64_t start = first_vector(it, p) * LANES, end = first_vector(it, p + 1) * LANES;
-        for (int64_t unit = start; unit < end && unit < it->units; unit++)
-            for (int64_t i = 0; i <= features; i++) {
-                real total = 0;
-                for (int64_t segment = 0; segment < it->segments; segment++)
-                    total += it->sums[(segment * it->panels + p) * panel + i * wide + unit - start];
-                if (i < features)
-                    it->to_weight[unit * features + i] = total;
-                else if (it->to_bias != NULL)
-                    it->to_bias[unit] = total;
-            }
+    const Gradient *it = context;
+    const int64_t wide = PANEL * LANES, numbers = it->depth * wide, start = first_vector(it, panel) * LANES;
+    const int64_t end = first_vector(it, panel + 1) * LANES, stop = end < it->units ? end : it->units;
+    real *sums = it->sums + panel * numbers;
+    (void)work;
+    for (int64_t segment = 1; segment < it->segments; segment++)
+        for (int64_t i = 0; i < numbers; i += LANES)
+            store(sums + i, load(sums + i) + load(sums + segment * it->panels * numbers + i));
+    for (int64_t unit = start; unit < stop; unit++) {
+        const real *sum = sums + unit - start;
+        for (int i = 0; i < 2 && it->sources[i].to_weight != NULL; sum += it->sources[i++].features * wide) {
+            const Source *source = &it->sources[i];
+            for (int64_t k = 0; unit < source->units && k < source->features; k++)
+                source->to_weight[unit * source->features + k] = sum[k * wide];
+        }
+        if (it->to_bias != NULL)
+            it->to_bias[unit] = *sum;
     }
 }
 
-/* Compute a gradient; 1 where memory ran out. */
-static int find_gradient(Gradient it, int64_t threads)
+/* Cut the work, and take memory for it; 1 where there is none. */
+static int prepare_gradients(Gradient *it)
 {
-    it.vectors = padded_size(it.units) / LANES;
-    it.panels = (it.vectors + PANEL - 1) / PANEL;
-    it.stripes = (it.panels + WIDE - 1) / WIDE;
-    it.segments = MANY_UNITS / it.stripes;
-    if (it.segments > it.rows / SEGMENT_ROWS)
-        it.segments = it.rows / SEGMENT_ROWS;
-    if (it.segments < 1)
-        it.segments = 1;
-    it.sums = zeros(it.segments * it.panels * (it.features + 1) * PANEL * LANES);
-    if (it.sums == NULL)
-        return 1;
-    Job job = {gradient_unit, &it, (WIDE * PANEL * LANES + TILE_ROWS) * PIECE, it.segments * it.stripes, 0, 0};
-    int failed = run_threads(&job, threads);
-    if (!failed)
-        collect(&it);
-    free(it.sums);
-    return failed;
+    it->vectors = padded_size(it->units) / LANES;
+    it->panels = (it->vectors + PANEL - 1) / PANEL;
+    it->stripes = (it->panels + WIDE - 1) / WIDE;
+    it->segments = MANY_UNITS / it->stripes;
+    if (it->segments > it->rows / SEGMENT_ROWS)
+        it->segments = it->rows / SEGMENT_ROWS;
+    if (it->segments < 1)
+        it->segments = 1;
+    it->depth = 1;
+    for (int i = 0; i < 2 && it->sources[i].to_weight != NULL; i++)
+        it->depth += it->sources[i].features;
+    it->sums = zeros(it->segments * it->panels * it->depth * PANEL * LANES);
+    return it->sums == NULL;
+}
+
+/* The two jobs that compute prepared gradients. */
+static void plan_gradients(const Gradient *it, Job jobs[2])
+{
+    jobs[0] = (Job){gradient_unit, it, (WIDE * PANEL * LANES + TILE_ROWS) * PIECE, it->segments * it->stripes, 0, 0};
+    jobs[1] = (Job){collect_panel, it, LANES, it->panels, 0, 0};
 }
 
 #endif

@@ -20,6 +20,8 @@ GRADIENTS = (
     *("grad_out", "grad_last", "grad_K", "grad_xp", "grad_h0", "grad_weight"),
     *("grad_x", "grad_weight_ih", "grad_bias", "grad_z", "ln_sums"),
 )
+READ = (frozenset(INPUTS), frozenset((*INPUTS, *RESULTS, "grad_out", "grad_last", "grad_K")))
+"""What a forward and a backward do not write to."""
 
 SMALL = 1_000_000
 """Multiplications below which a second thread costs more than it saves."""
@@ -57,44 +59,49 @@ def settings(options: RumOptions) -> tuple[tuple[int, ...], tuple[float, ...]]:
     return whole, (options.eta or 0.0, options.ln_eps, options.zoneout)
 
 
-def plain(part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A tensor as C reads it."""
-    if part is None or (part.dtype is dtype and part.is_contiguous()):
-        return part
-    return part.to(dtype).contiguous()
+def as_read(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor that C only reads, as it reads it."""
+    return part if part.dtype is dtype and part.is_contiguous() else part.to(dtype).contiguous()
 
 
-def plain_memory(R0: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """R_0 as C reads it; where all rows share one, as at the start of a sequence, it is not copied for each."""
-    if R0 is None or R0.shape[0] == 0 or R0.stride(0) > 0:
-        return plain(R0, dtype)
-    shared = plain(R0[0], dtype)
-    return None if shared is None else shared.expand_as(R0)
+def memory_as_read(R0: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """R_0 as C reads it, and the numbers from one row's to the next: 0 where all rows share one, as at the start."""
+    B, H, _ = R0.shape
+    if B == 0 or R0.stride(0) > 0:
+        return as_read(R0, dtype), H * H
+    return as_read(R0[0], dtype), 0
 
 
 def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: RumOptions) -> Tensor | None:
-    """Run the scan on contiguous ``tensors``, forward, or backward if ``grad_out`` is among them.
+    """Run the scan on ``tensors`` by C's names, forward, or backward if ``grad_out`` is among them.
+
+    Those that it fills must be contiguous and of one dtype; copies are made of others where need be.
 
     Returns:
         In a backward with layer norm, the gradients of its weight and bias, ``(2, gates + 1, H)``.
     """
-    out, x = tensors["out"], tensors.get("x")
+    out, x, R0 = tensors["out"], tensors.get("x"), tensors.pop("R0", None)
     assert out is not None
     (T, B, H), dtype, gates = out.shape, out.dtype, options.num_gates
     (block, threads), (whole, numbers) = plan(T, B, H, options), settings(options)
-    backward, sums = "grad_out" in tensors, None
+    backward, sums, R0_stride = "grad_out" in tensors, None, 0
     if options.layer_norm and backward:
         sums = tensors["ln_sums"] = torch.zeros(-(-B // block), 2, gates + 1, H, dtype=dtype)
+    if R0 is not None:
+        R0, R0_stride = memory_as_read(R0, dtype)
     seed_value = int(seed) if seed is not None and options.training and options.zoneout > 0 else 0
     features = 0 if x is None else x.shape[-1]
-    R0 = tensors.get("R0")
-    R0_stride = 0 if R0 is None else R0.stride(0)
     scan = Scan(backward, T, B, H, gates, features, R0_stride, block, threads, *whole, seed_value, *numbers)
+    scan.R0 = None if R0 is None else R0.data_ptr()
+    copies = []  # that live until the call has ended
     for name, part in tensors.items():
-        if part is not None:
-            assert part.dtype is (torch.int64 if name == "lengths" else dtype), name
-            assert part.is_contiguous() or (name == "R0" and R0_stride == 0), name
-            setattr(scan, name, part.data_ptr())
+        if part is None:
+            continue
+        if part.dtype is not dtype or not part.is_contiguous():
+            assert name in READ[backward], name
+            part = as_read(part, torch.int64 if name == "lengths" else dtype)
+            copies.append(part)
+        setattr(scan, name, part.data_ptr())
     library = load_library(dtype is torch.float64)
     assert isinstance(library, ctypes.CDLL)
     if library.torchrum_scan(ctypes.byref(scan)) != 0:

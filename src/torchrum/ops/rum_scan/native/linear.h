@@ -42,7 +42,7 @@ static int multiply_rows(int64_t rows, int64_t features, int64_t units, const re
     Linear linear = {rows, features, units, x, bias, y, weight};
     expect_writes(y, rows * units);
     Job job = {linear_rows, &linear, STRIPE * weight.vectors * LANES, (rows + LINEAR_ROWS - 1) / LINEAR_ROWS, 0, 0};
-    int failed = run_threads(&job, threads);
+    int failed = run_threads(&job, 1, threads);
     free(weight.data);
     return failed;
 }

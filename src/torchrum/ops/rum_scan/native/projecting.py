@@ -9,12 +9,19 @@ from ..options import RumOptions
 from ..projection import padded_bias
 from ..types import LayerInputs, Residuals, Results
 from .build import load_library
-from .library import call_scan, plain, plain_memory
+from .library import call_scan
 from .pulling import pull_back
 from .watching import DTYPES
 
 NAMES = ("x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
 """Of the fields of ``LayerInputs`` in C, but for the seed."""
+
+
+def named(inputs: LayerInputs) -> dict[str, Tensor | None]:
+    """The inputs by C's names."""
+    tensors: dict[str, Tensor | None] = dict(zip(NAMES, inputs, strict=False))
+    tensors["bias"] = padded_bias(inputs.weight_ih, inputs.bias)
+    return tensors
 
 
 def projects(x: Tensor) -> bool:
@@ -26,7 +33,7 @@ def infer_projecting(inputs: LayerInputs, options: RumOptions) -> tuple[Tensor, 
     """All states and the last R; nothing but these grows with T."""
     x, (B, H) = inputs.x, inputs.h0.shape
     out, R_n = x.new_empty(x.shape[0], B, H), x.new_empty(B, H, H) if options.lam == 1 else None
-    call_scan({**_as_read(inputs), "out": out, "R_n": R_n}, inputs.seed, options)
+    call_scan({**named(inputs), "out": out, "R_n": R_n}, inputs.seed, options)
     return out, R_n
 
 
@@ -41,7 +48,7 @@ def forward_projecting(
     x, (B, H), T, memory = inputs.x, inputs.h0.shape, inputs.x.shape[0], options.lam == 1
     states, saved = x.new_empty(T, B, H), x.new_empty(T, B, (options.num_inputs + memory) * H)
     R_n, kept = (x.new_empty(B, H, H), x.new_empty(T, B, 2, H)) if memory else (None, None)
-    tensors = _as_read(inputs)
+    tensors = named(inputs)
     tensors.update(out=states, saved=saved, R_n=R_n, kept=kept)
     out, R = states, R_n
     if returned:
@@ -67,7 +74,7 @@ def backward_projecting(
         "grad_bias": None if bias is None else x.new_empty(weight_ih.shape[0]),
     }
     R0 = inputs.R0 if needs[4] else None
-    grad_h0, grad_R0, *norms = pull_back(grads, _as_read(inputs), R0, results, filled, options, inputs.seed)
+    grad_h0, grad_R0, *norms = pull_back(grads, named(inputs), R0, results, filled, options, inputs.seed)
     projected = (filled["grad_x"], filled["grad_weight_ih"], filled["grad_bias"])
     return (*projected, grad_h0, grad_R0, filled["grad_weight"], *norms)
 
@@ -77,12 +84,3 @@ def operator_results(results: Results) -> Results:
     saved, kept = results.residuals
     assert saved is not None
     return results._replace(residuals=Residuals(saved[..., : -results.out.shape[-1]], kept))
-
-
-def _as_read(inputs: LayerInputs) -> dict[str, Tensor | None]:
-    """The inputs as C reads them."""
-    dtype, given = inputs.x.dtype, inputs[: len(NAMES)]
-    tensors = {name: plain(part, dtype) for name, part in zip(NAMES, given, strict=True) if name != "R0"}
-    tensors["bias"] = plain(padded_bias(inputs.weight_ih, inputs.bias), dtype)
-    tensors["R0"], tensors["lengths"] = plain_memory(inputs.R0, dtype), plain(inputs.lengths, torch.int64)
-    return tensors

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..options import RumOptions
 from ..types import Results
-from .library import call_scan, plain
+from .library import call_scan
 
 
 def pull_back(
@@ -24,9 +24,9 @@ def pull_back(
 
     Args:
         grads: gradients of all states ``(T, B, H)``, of the last one ``(B, H)`` once more, and of the last R.
-        given: what the scan was given, by C's names, as C reads it.
+        given: what the scan was given, by C's names.
         R0: ``(B, H, H)``, only where its gradient is asked for.
-        results: what the scan returned, as C reads it.
+        results: what the scan returned, the states in the dtype that it runs in.
         gradients: tensors to fill, by C's names.
         options, seed: as those of the scan.
 
@@ -40,7 +40,7 @@ def pull_back(
     grad_z = None if R0 is None else saved.new_empty(T, B, H)
     outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
     tensors = {**given, **gradients, "out": states, "saved": saved, "R_n": R_n, "kept": kept, "grad_h0": grad_h0}
-    tensors.update(grad_out=plain(grad_out, dtype), grad_last=plain(grad_last, dtype), grad_z=grad_z)
+    tensors.update(grad_out=grad_out, grad_last=grad_last, grad_z=grad_z)
     tensors["grad_K"] = None if outer is None else outer - outer.mT
     sums = call_scan(tensors, seed, options)
     grad_R0 = None

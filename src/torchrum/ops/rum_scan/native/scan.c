@@ -86,20 +86,18 @@ EXPORT int torchrum_scan(const Scan *scan)
         expect_writes(scan->saved, steps * saved_rows(scan) * H);
         expect_writes(scan->kept, steps * 2 * H);
     }
-    Job job = {walk, &shared, 0, (scan->B + scan->block - 1) / scan->block, 0, 0};
-    job.work = lay_out(&shared, NULL, &(Work){0});
-    int failed = run_threads(&job, scan->threads);
+    const Source recurrent = {H, gates * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
+    const Source projected = {scan->features, (gates + 1) * H, .x = scan->x, .to_weight = scan->grad_weight_ih};
+    Gradient gradient = {.rows = steps, .units = (gates + (scan->features > 0)) * H, .grads = scan->grad_xp,
+                         .stride = (gates + 1) * H, .sources = {recurrent, projected}, .to_bias = scan->grad_bias};
+    Job jobs[3] = {{walk, &shared, lay_out(&shared, NULL, &(Work){0}), (scan->B + scan->block - 1) / scan->block, 0, 0}};
+    int failed = scan->backward && prepare_gradients(&gradient);
+    if (scan->backward)
+        plan_gradients(&gradient, jobs + 1);
+    failed = failed || run_threads(jobs, scan->backward ? 3 : 1, scan->threads);
+    free(gradient.sums);
     free(memory);
-    if (failed || !scan->backward)
-        return failed;
-    const Gradient recurrent = {.rows = steps, .features = H, .units = gates * H, .first = scan->h0, .ahead = scan->B,
-                                .x = scan->out, .grads = scan->grad_xp, .stride = (gates + 1) * H,
-                                .to_weight = scan->grad_weight};
-    const Gradient projected = {.rows = steps, .features = scan->features, .units = (gates + 1) * H, .x = scan->x,
-                                .grads = scan->grad_xp, .stride = (gates + 1) * H, .to_weight = scan->grad_weight_ih,
-                                .to_bias = scan->grad_bias};
-    failed = find_gradient(recurrent, scan->threads);
-    return failed || scan->features == 0 ? failed : find_gradient(projected, scan->threads);
+    return failed;
 }
 
 /* y (rows, units) = x (rows, features) weight^T + bias; bias may be NULL. */
@@ -129,8 +127,15 @@ EXPORT int torchrum_linear_backward(int64_t rows, int64_t features, int64_t unit
     }
     if (to_weight == NULL)
         return 0;
-    return find_gradient((Gradient){.rows = rows, .features = features, .units = units, .x = x, .grads = grads,
-                                    .stride = units, .to_weight = to_weight, .to_bias = to_bias}, threads);
+    Gradient gradient = {.rows = rows, .units = units, .grads = grads, .stride = units, .to_bias = to_bias,
+                         .sources = {{features, units, .x = x, .to_weight = to_weight}}};
+    Job jobs[2];
+    if (prepare_gradients(&gradient) != 0)
+        return 1;
+    plan_gradients(&gradient, jobs);
+    int failed = run_threads(jobs, 2, threads);
+    free(gradient.sums);
+    return failed;
 }
 
 /* y = x */
@@ -139,5 +144,5 @@ EXPORT int torchrum_copy(int64_t numbers, int64_t threads, const real *x, real *
     Copy copy = {numbers, x, y};
     expect_writes(y, numbers);
     Job job = {copy_numbers, &copy, LANES, (numbers + COPY_NUMBERS - 1) / COPY_NUMBERS, 0, 0};
-    return run_threads(&job, threads);
+    return run_threads(&job, 1, threads);
 }

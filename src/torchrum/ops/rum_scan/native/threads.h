@@ -4,6 +4,7 @@
 #define TORCHRUM_THREADS_H
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 typedef struct {
     void (*run)(const void *context, int64_t block, real *work);
     const void *context;
-    int64_t work; /* numbers of a thread's own memory, zero at first */
+    int64_t work; /* numbers of a thread's own memory */
     int64_t blocks;
     atomic_int_least64_t next; /* block to take: a thread that is held up takes fewer */
     atomic_int_least64_t done;
@@ -41,36 +42,50 @@ static void expect_writes(real *memory, int64_t size)
 #endif
 }
 
+/* Jobs of one call, one after another: each needs all of the one before. */
+typedef struct {
+    Job *jobs;
+    int64_t count;
+} Call;
+
 static void *take_blocks(void *argument)
 {
-    Job *job = argument;
-    real *work = zeros(job->work);
+    const Call *call = argument;
+    int64_t size = 0;
+    for (int64_t i = 0; i < call->count; i++)
+        size = size > call->jobs[i].work ? size : call->jobs[i].work;
+    real *work = zeros(size);
     if (work == NULL)
         return NULL; /* the others do the work */
-    for (int64_t block; (block = atomic_fetch_add(&job->next, 1)) < job->blocks;) {
-        job->run(job->context, block, work);
-        atomic_fetch_add(&job->done, 1);
+    for (Job *job = call->jobs; job < call->jobs + call->count; job++) {
+        for (int64_t block; (block = atomic_fetch_add(&job->next, 1)) < job->blocks;) {
+            job->run(job->context, block, work);
+            atomic_fetch_add(&job->done, 1);
+        }
+        while (job + 1 < call->jobs + call->count && atomic_load(&job->done) < job->blocks)
+            sched_yield(); /* whoever has taken a block has its memory, and will end it */
     }
     free(work);
     return NULL;
 }
 
-/* Do the job with up to ``threads`` threads, this one among them; 0 if all of it was done. */
-static int run_threads(Job *job, int64_t threads)
+/* Do the jobs with up to ``threads`` threads, this one among them; 0 if all of them were done. */
+static int run_threads(Job *jobs, int64_t count, int64_t threads)
 {
     enum { MOST = 256 };
     pthread_t others[MOST];
-    int64_t started = 0, wanted = threads < job->blocks ? threads : job->blocks;
+    Call call = {jobs, count};
+    int64_t started = 0, wanted = threads < jobs->blocks ? threads : jobs->blocks;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads that others made */
-    while (started < MOST && started + 1 < wanted && pthread_create(&others[started], NULL, take_blocks, job) == 0)
+    while (started < MOST && started + 1 < wanted && pthread_create(&others[started], NULL, take_blocks, &call) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    take_blocks(job);
+    take_blocks(&call);
     for (int64_t i = 0; i < started; i++)
         pthread_join(others[i], NULL);
-    return job->done < job->blocks;
+    return jobs[count - 1].done < jobs[count - 1].blocks;
 }
 
 #endif
