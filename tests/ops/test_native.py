@@ -19,17 +19,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
-from torchrum.ops.rum_scan.native import build, library, projecting, watching
-from torchrum.ops.rum_scan.native import linear as linear_module
-from torchrum.ops.rum_scan.native.copying import copied
-from torchrum.ops.rum_scan.native.linear import linear_applies, native_linear
+from torchrum.ops.rum_scan.native import build, library, projecting
 
 from .native_grid import CHOICES
 
@@ -432,7 +427,7 @@ def test_a_compiler_that_fails(cache, tmp_path, monkeypatch, script, words):
 def test_without_a_library_the_torch_backend_runs_and_says_why(cache, tmp_path, monkeypatch):
     """Nothing is lost but speed: the layer runs, and says what was in the way."""
     compiler_that(monkeypatch, tmp_path, "echo 'it is too hot' >&2; exit 1")
-    for module in (native, watching, projecting):
+    for module in (native, projecting):
         monkeypatch.setattr(module, "load_library", lambda double: build_anew())
     rum, x = RUM(4, 6), torch.randn(5, 3, 4)
     backend, reason = rum.explain_backend(x)
@@ -459,80 +454,6 @@ def test_several_processes_build_at_once(tmp_path):
 
 
 @needs_compiler
-@pytest.mark.parametrize("shape", [(1, 1, 1), (17, 3, 10), (70, 2, 33)], ids=str)
-@pytest.mark.parametrize("units", [1, 17, 300])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_linear_is_torchs(shape, units, with_bias, threads, monkeypatch):
-    """Values, gradients and second derivatives of the projection."""
-    monkeypatch.setattr(library, "SMALL", 0)
-    threads(2)
-    x = torch.randn(*shape, dtype=torch.float64).transpose(0, 1).requires_grad_()  # not contiguous
-    weight = torch.randn(units, shape[-1], dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(units, dtype=torch.float64, requires_grad=True) if with_bias else None
-    leaves = [part for part in (x, weight, bias) if part is not None]
-    results = []
-    for linear in (native_linear, torch.nn.functional.linear):
-        y = linear(x, weight, bias)
-        grads = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
-        second = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)
-        results.append([y, *grads, *second])
-    for found, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
-
-
-@needs_compiler
-@pytest.mark.parametrize("rows", [1, 127, 129, 2600])  # around pieces of 128 rows, segments of 512 and more
-@pytest.mark.parametrize("features, units", [(1, 1), (10, 300), (37, 5), (64, 200), (3, 1000)])
-def test_linear_backward_is_torchs(rows, features, units, threads, monkeypatch):
-    """Gradients in C, to the last bit the same for any number of threads."""
-    monkeypatch.setattr(library, "SMALL", 0)
-    x = torch.randn(features, rows, dtype=torch.float64).t().requires_grad_()  # not contiguous
-    weight = torch.randn(units, features, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(units, dtype=torch.float64, requires_grad=True)
-    grad = torch.randn(units, rows, dtype=torch.float64).t()
-    wanted = torch.autograd.grad(torch.nn.functional.linear(x, weight, bias), (x, weight, bias), grad)
-    results = []
-    for number in (1, 3):
-        threads(number)
-        results.append(torch.autograd.grad(native_linear(x, weight, bias), (x, weight, bias), grad))
-    for name, alone, together, want in zip(("x", "weight", "bias"), *results, wanted, strict=True):
-        torch.testing.assert_close(alone, want, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
-        assert torch.equal(alone, together), name
-    only = torch.autograd.grad(native_linear(x, weight, bias), (bias,), grad)  # the weight's comes along, unasked
-    assert torch.equal(only[0], results[0][2])
-
-
-@needs_compiler
-def test_linear_gradients_in_a_batch():
-    """``is_grads_batched`` maps over the backward, which then stands back."""
-    x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
-    grads = torch.randn(2, 4, 5)
-    found = torch.autograd.grad(native_linear(x, weight, None), (x, weight), grads, is_grads_batched=True)
-    wanted = torch.autograd.grad(torch.nn.functional.linear(x, weight), (x, weight), grads, is_grads_batched=True)
-    for got, want in zip(found, wanted, strict=True):
-        torch.testing.assert_close(got, want)
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_copies_are_clones(dtype, threads):
-    threads(2)
-    x = torch.randn(3, 50_000, dtype=dtype, requires_grad=True)
-    for given in (x, x.t(), x[:, :7], x.detach()):
-        y = copied(given)
-        assert torch.equal(y, given)
-        assert y.is_contiguous()
-        assert y.data_ptr() != given.data_ptr()
-        assert y.requires_grad == given.requires_grad
-    y = copied(x)
-    y.mul_(2)  # it may be written to
-    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    torch.testing.assert_close(grad, 8 * x)
-    (second,) = torch.autograd.grad(grad.sum(), x)
-    torch.testing.assert_close(second, torch.full_like(x, 8))
-
-
-@needs_compiler
 def test_training_wakes_none_of_torchs_threads():
     """They would spin for milliseconds on the cores that the next scan needs; a fresh process has none yet."""
     code = """
@@ -553,27 +474,6 @@ print(train(rums[0], 1), train(rums[0], 3), train(rums[1], 3))
     env = {**os.environ, "PYTHONPATH": str(SOURCES.parents[3])}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert len(set(done.stdout.split())) == 1, done.stdout + done.stderr
-
-
-@needs_compiler
-def test_linear_stands_back_from_whoever_watches_torch(monkeypatch):
-    monkeypatch.setattr(linear_module, "SMALL_LINEAR", 0)
-    x, weight = torch.randn(5, 3), torch.randn(4, 3)
-    assert linear_applies(x, weight)
-    assert not linear_applies(x.bfloat16(), weight.bfloat16())
-    assert not linear_applies(x.double(), weight)
-    assert not linear_applies(x.to("meta"), weight.to("meta"))
-    with forward_ad.dual_level():
-        assert not linear_applies(x, weight)
-    with torch.autocast("cpu"):
-        assert not linear_applies(x, weight)
-    with FlopCounterMode(display=False) as counter:
-        assert not linear_applies(x, weight)
-        RUM(3, 4)(x.unsqueeze(1))
-    assert counter.get_total_flops() > 0
-    seen = []
-    torch.func.vmap(lambda row: [seen.append(linear_applies(row, weight)), row][1])(x)
-    assert seen == [False]
 
 
 @pytest.mark.slow

@@ -82,6 +82,20 @@ def test_gradients_match_the_reference(lam, words, T, B, I, H, calls):
 
 
 @needs_compiler
+@pytest.mark.parametrize("T, B", [(1, 127), (1, 129), (26, 100)])  # around pieces of 128 rows, segments of 512 and more
+@pytest.mark.parametrize("I, H", [(1, 1), (10, 100), (37, 5), (3, 340)])
+def test_weight_gradients_of_many_rows(T, B, I, H):
+    """To the last bit the same for any number of threads."""
+    rum, x = RUM(I, H, dtype=torch.float64), torch.randn(T, B, I, dtype=torch.float64)
+    wanted, together = (gradients(rum, x, None, None, backend) for backend in ("torch", "native"))
+    torch.set_num_threads(1)
+    alone = gradients(rum, x, None, None, "native")
+    for name, want in wanted.items():
+        torch.testing.assert_close(alone[name], want, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        assert torch.equal(alone[name], together[name]), name
+
+
+@needs_compiler
 @pytest.mark.parametrize("lam", [0, 1])
 def test_no_rows(lam, calls):
     rum, x = RUM(4, 5, lam=lam, layer_norm=True), torch.randn(3, 0, 4, requires_grad=True)

@@ -253,7 +253,6 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> type[Counter]:
     for design, launcher, lam in ((persistent, persistent_launcher, 0), (lam1, lam1_launcher, 1)):
         monkeypatch.setattr(design, "obstacle", lambda _, options, lam=lam: None if options.lam == lam else "other lam")
         monkeypatch.setattr(launcher, "load_kernel", lambda *_: Counter())
-    monkeypatch.setattr(native, "is_unwatched", lambda *_: False)
     monkeypatch.setattr(plain, "projects", lambda _: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(persistent_launcher, "resident_blocks", lambda _: 132)

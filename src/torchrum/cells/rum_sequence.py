@@ -6,7 +6,6 @@ from torch import Tensor
 from ..ops._dispatch import Backend
 from ..ops.kernels.precision import autocast_dtype, working_dtype
 from ..ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
-from ..ops.rum_scan.native.copying import copied
 from ..ops.rum_scan.native.projecting import projects
 from ..ops.rum_scan.plain import PlainCall, plain_scan
 from ..ops.rum_scan.projection import project
@@ -20,11 +19,11 @@ PART_NUMBERS = 2**18
 """Numbers, about, in the outputs of such a part; what it needs beside them is eight times that."""
 
 
-def project_rum(x: Tensor, weights: Weights, options: RumOptions, backend: Backend = "torch") -> Tensor:
+def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
     """``x W_ih^T + b`` for any leading dimensions; ``project`` of the scan says in which precision."""
     weight = weights["weight_ih"]
     assert weight is not None
-    return project(x, weight, weights["bias_ih"], options, backend)
+    return project(x, weight, weights["bias_ih"], options)
 
 
 def run_rum(
@@ -58,7 +57,7 @@ def run_rum(
             output, h, R = plain
             return output, (h,) if R is None else (h, R)
     if steps is None:
-        xp = project_rum(x, weights, options, backend)
+        xp = project_rum(x, weights, options)
         output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
     else:
         output, state = _run_parts(steps, x, state, weights, options, lengths, training, backend)
@@ -75,8 +74,8 @@ def _layer_inputs(x: Tensor, state: State, weights: Weights, lengths: Tensor | N
 
 def _owned(output: Tensor, state: State) -> tuple[Tensor, State]:
     """Results that may be written to."""
-    state = tuple(copied(part) for part in state)
-    return copied(output) if output.requires_grad else output, state  # the backward reads the states
+    state = tuple(part.clone() for part in state)
+    return output.clone() if output.requires_grad else output, state  # the backward reads the states
 
 
 def _run_parts(
@@ -92,7 +91,7 @@ def _run_parts(
     """``run_rum`` for so many steps at a time."""
     whole: Tensor | None = None
     for start in range(0, x.shape[0], steps):
-        xp = project_rum(x[start : start + steps], weights, options, backend)
+        xp = project_rum(x[start : start + steps], weights, options)
         left = None if lengths is None else (lengths - start).clamp(min=0)
         output, state = scan_rum(xp, state, weights, options, left, training, backend)
         if whole is None:  # parts that wait to be joined would take the outputs' memory twice

@@ -61,7 +61,7 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
 
 
 def _run(inputs: LayerInputs, call: PlainCall, save: bool) -> tuple[Design, Tensor, Results]:
-    xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options, call.backend)
+    xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)
     scanned = inputs.projected(xp)
     design = decide(scanned, call.options, False, call.backend)
     return design, xp, design.module.forward(scanned, call.options, save)
@@ -117,7 +117,7 @@ def _backward_of_parts(
     else:  # somebody differentiates or batches this backward
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
-    projected = project_backward(grads.xp, inputs.x, inputs.weight_ih, needs[:3], native=plain and design is NATIVE)
+    projected = project_backward(grads.xp, inputs.x, inputs.weight_ih, needs[:3])
     return *projected, *grads[1:]
 
 

@@ -4,11 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._dispatch import Backend
 from .._onednn import explained_linear
 from ..kernels.bf16x3 import bf16x3_linear
 from ..kernels.precision import exact_matmuls, rounds_matmuls
-from .native.linear import linear_applies, linear_gradients, native_linear
 from .options import RumOptions
 
 EXACT_UNITS = 512
@@ -23,8 +21,8 @@ def padded_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:
     return F.pad(bias, (0, weight.shape[0] - bias.shape[0]))
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions, backend: Backend = "torch") -> Tensor:
-    """``x W_ih^T + b`` for any leading dimensions; by the native scan's own matmul where ``backend`` allows it.
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
+    """``x W_ih^T + b`` for any leading dimensions.
 
     TF32 would cost more than its ten bits: ReLU units whose sign it flips spoil the gradients far more than the
     rounding itself, and with lam other than 0 R accumulates every step's rotation. So this matmul has at least the
@@ -36,8 +34,6 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions,
         bias: as long as ``weight``, or without the H of eps; None for zeros.
     """
     bias = padded_bias(weight, bias)
-    if x.is_cpu and backend in ("auto", "native") and linear_applies(x, weight):
-        return native_linear(x, weight, bias)
     if not rounds_matmuls(x):
         return F.linear(x, weight, bias) if torch.compiler.is_compiling() else explained_linear(x, weight, bias)
     if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
@@ -47,11 +43,9 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions,
 
 
 def project_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool], native: bool = False
+    grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, the weight and the padded bias, where ``needs`` asks for them; ``native`` where C may run."""
-    if native and linear_applies(x, weight):
-        return linear_gradients(grad, x, weight, needs)
+    """Gradients of x, the weight and the padded bias, where ``needs`` asks for them."""
     rows = grad.reshape(-1, grad.shape[-1])
     return (
         rows.mm(weight).reshape(x.shape) if needs[0] else None,

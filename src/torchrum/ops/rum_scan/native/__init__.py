@@ -10,9 +10,8 @@ from ..types import Gradients, Residuals, Results, ScanInputs
 from .build import load_library
 from .library import as_read, call_scan
 from .pulling import pull_back
-from .watching import is_unwatched
 
-__all__ = ["backward", "empty_results", "forward", "is_unwatched", "obstacle"]
+__all__ = ["backward", "empty_results", "forward", "obstacle"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -11,8 +11,8 @@ from ..types import LayerInputs, Residuals, Results
 from .build import load_library
 from .library import call_scan
 from .pulling import pull_back
-from .watching import DTYPES
 
+DTYPES = (torch.float32, torch.float64)
 NAMES = ("x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
 """Of the fields of ``LayerInputs`` in C, but for the seed."""
 

@@ -1,7 +1,6 @@
-/* Entry points for ctypes. Each returns 0, or 1 where memory ran out. */
+/* The entry point for ctypes. */
 #define _DEFAULT_SOURCE
 #include "gradient.h"
-#include "linear.h"
 #include "walk.h"
 
 #define DIRECT_ROWS 4 /* rows times steps up to which packing the weights costs more than it saves */
@@ -68,7 +67,7 @@ static int64_t prepare(Shared *shared, real *memory)
     return arena.used;
 }
 
-/* One scan, forward or backward. */
+/* One scan, forward or backward; returns 0, or 1 where memory ran out. */
 EXPORT int torchrum_scan(const Scan *scan)
 {
     const int64_t H = scan->H, gates = scan->gates, steps = scan->T * scan->B;
@@ -98,51 +97,4 @@ EXPORT int torchrum_scan(const Scan *scan)
     free(gradient.sums);
     free(memory);
     return failed;
-}
-
-/* y (rows, units) = x (rows, features) weight^T + bias; bias may be NULL. */
-EXPORT int torchrum_linear(int64_t rows, int64_t features, int64_t units, int64_t threads, const real *x,
-                           const real *weight, const real *bias, real *y)
-{
-    Packed packed = packed_shape(features, padded_size(units));
-    packed.data = zeros(features * packed.vectors * LANES);
-    if (packed.data == NULL)
-        return 1;
-    pack_transposed(&packed, weight, units, packed.vectors * LANES);
-    return multiply_rows(rows, features, units, x, packed, bias, y, threads);
-}
-
-/* Gradients of ``torchrum_linear`` from those of y; one that is NULL is not computed, but to_bias comes with to_weight. */
-EXPORT int torchrum_linear_backward(int64_t rows, int64_t features, int64_t units, int64_t threads, const real *x,
-                                    const real *weight, const real *grads, real *to_x, real *to_weight, real *to_bias)
-{
-    if (to_x != NULL) {
-        Packed packed = packed_shape(units, padded_size(features));
-        packed.data = zeros(units * packed.vectors * LANES);
-        if (packed.data == NULL)
-            return 1;
-        pack_straight(&packed, weight, features);
-        if (multiply_rows(rows, units, features, grads, packed, NULL, to_x, threads) != 0)
-            return 1;
-    }
-    if (to_weight == NULL)
-        return 0;
-    Gradient gradient = {.rows = rows, .units = units, .grads = grads, .stride = units, .to_bias = to_bias,
-                         .sources = {{features, units, .x = x, .to_weight = to_weight}}};
-    Job jobs[2];
-    if (prepare_gradients(&gradient) != 0)
-        return 1;
-    plan_gradients(&gradient, jobs);
-    int failed = run_threads(jobs, 2, threads);
-    free(gradient.sums);
-    return failed;
-}
-
-/* y = x */
-EXPORT int torchrum_copy(int64_t numbers, int64_t threads, const real *x, real *y)
-{
-    Copy copy = {numbers, x, y};
-    expect_writes(y, numbers);
-    Job job = {copy_numbers, &copy, LANES, (numbers + COPY_NUMBERS - 1) / COPY_NUMBERS, 0, 0};
-    return run_threads(&job, 1, threads);
 }
