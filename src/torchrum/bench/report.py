@@ -29,7 +29,7 @@ LABELS = {
 }
 
 OURS, BASELINES = ("fused", "fused graphed", "native", "torch"), ("gru", "gru graphed", "lstm", "lstm graphed")
-COLUMNS = (*OURS, *BASELINES, "reference", "authors", "authors graphed")
+COLUMNS = (*OURS[:-1], *BASELINES, "torch", "reference", "authors", "authors graphed")
 """Implementations in the docs' table, plain calls and CUDA graphs apart. The JSON has the others."""
 
 
