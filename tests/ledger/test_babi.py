@@ -43,9 +43,10 @@ def test_seeds_share_a_column_beside_the_papers():
     assert rows[1] == ["2 two supporting facts", "39.4", "96.0", "25.0"]
     assert rows[6][2] == "55.0"
     assert rows[20] == ["**mean**", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 task"]
-    assert rows[21] == ["**solved (95 % or more)**", "5", "5", "0"]
-    assert rows[22] == ["**seeds**", "", "2", "1"]
-    assert rows[23] == ["**minutes of training per seed**", "", "0.3 (H200)", ""]  # 20 runs of a second
+    assert rows[21] == ["**mean, best seed by validation**", "", "61.5", ""]  # equal on validation: the first seed
+    assert rows[22] == ["**solved (95 % or more)**", "5", "5", "0"]
+    assert rows[23] == ["**seeds**", "", "2", "1"]
+    assert rows[24] == ["**minutes of training per seed**", "", "0.3 (H200)", ""]  # 20 runs of a second
 
 
 def test_other_settings_and_joint_models_stand_apart():
@@ -56,7 +57,15 @@ def test_other_settings_and_joint_models_stand_apart():
     header, _, *rows = lines(second)
     assert header[1:] == ["RUM λ=0 `babi-joint-rum`", "RUM λ=0 `babi-joint-rum`, task.question=twice"]
     assert rows[20][1:] == ["93.0 (90.0 to 96.0)", "100.0"]
-    assert rows[21][1:] == ["0", "20"]
+    assert rows[22][1:] == ["0", "20"]
+
+
+def test_validation_chooses_the_seed_of_each_task():
+    lucky = single("rum", 20, 1, 0.3)  # best on validation, worse on the test set
+    lucky = replace(lucky, curve={"step": [50, 100], "loss": [1.0, 1.0], "accuracy": [0.9, 0.1]})
+    runs = [run for run in RUNS if (run.recipe, run.seed) != ("babi-rum-qa20", 1)]
+    rows = lines(table([*runs, lucky], "babi"))[2:]
+    assert rows[21] == ["**mean, best seed by validation**", "", "60.5"]  # 61.5, with 30 instead of 50 % on one of 20
 
 
 def test_notes_name_the_runs_that_they_are_about():
