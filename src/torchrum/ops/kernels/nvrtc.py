@@ -19,7 +19,6 @@ whole structure."""
 
 Macros = tuple[tuple[str, int], ...]
 
-_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: none is bound to this thread
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -42,28 +41,20 @@ class Kernel:
             with torch.cuda.device(self._device):
                 self.launch(blocks, threads, shared_bytes, args, together=together)
             return
+        driver = _driver()
+        _enter_context(driver, self._device)
+        if shared_bytes > self._shared_bytes:
+            check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
+            _check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
+            self._shared_bytes = shared_bytes
         packed = pack(args)
         # a raw number: torch.cuda.current_stream builds an object on every call
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
-        check = self._enqueue(blocks, threads, shared_bytes, stream, packed, together)
-        if check == _NO_CONTEXT:  # autograd runs the backward in a thread that may have none yet
-            _enter_context(_driver(), self._device)
-            check = self._enqueue(blocks, threads, shared_bytes, stream, packed, together)
+        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, packed.addresses)
+        check = driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
         if check != 0:
             _check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
         packed.give_back()  # the launch has copied the values
-
-    def _enqueue(
-        self, blocks: int, threads: int, shared_bytes: int, stream: ctypes.c_void_p, packed: "Packed", together: bool
-    ) -> int:
-        driver = _driver()
-        if shared_bytes > self._shared_bytes:
-            check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
-            if check != 0:
-                return check
-            self._shared_bytes = shared_bytes
-        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, packed.addresses)
-        return driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
 
 
 class Packed:
@@ -217,7 +208,7 @@ def _nvrtc() -> ctypes.CDLL | None:
 
 
 def _enter_context(driver: ctypes.CDLL, device: int) -> None:
-    """Make torch's context current."""
+    """Make torch's context current: autograd runs the backward in a thread that may have none yet."""
     context = ctypes.c_void_p()
     _check_driver(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
     if not context.value:
