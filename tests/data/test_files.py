@@ -145,6 +145,7 @@ def test_no_network_is_one_message_and_exit_code_3(root, monkeypatch, capsys):
     assert "Traceback" not in message
     assert f"wanted: {root / 'toy/one.txt'}, {sha256(ONE)}" in message
     assert "copying and recall need no data" in message
+    assert "with a text of your own: torchrum train char-rum --data FILE" in message
 
 
 def test_a_damaged_file_of_the_users_is_named_and_left_alone(root):

@@ -254,5 +254,6 @@ def _unavailable(corpus: Corpus, wanted: list[DataFile], failures: list[str]) ->
     if len(wanted) > SHOWN:
         lines.append(f"  and {len(wanted) - SHOWN} more; torchrum data verify {corpus.name} lists them")
     lines.append(f"  with a copy from elsewhere (tar, zip or folder): torchrum data fetch {corpus.name} --from FILE")
+    lines.append("  with a text of your own: torchrum train char-rum --data FILE")
     lines.append("  copying and recall need no data: torchrum train copying-rum")
     return DataUnavailableError("\n".join(lines))
