@@ -9,7 +9,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchrum import RUM
+from torchrum import RUM, RUMCell
 from torchrum.cells import rum_sequence
 from torchrum.ops.rum_scan import lam1, native, persistent, plain
 from torchrum.ops.rum_scan.lam1 import launcher as lam1_launcher
@@ -226,6 +226,27 @@ def test_backward_twice_hooks_and_checkpoints(lam):
     output = rum(x)[0]
     output.register_hook(lambda grad: 2 * grad)
     assert same(list(torch.autograd.grad(output.sum(), weights)), [2 * grad for grad in wanted])
+
+
+@both
+@backends
+def test_a_cell_is_a_plain_call_too(lam, backend, by_operator):
+    dtype = torch.float64
+    cell, x = RUMCell(3, 5, lam=lam, backend=backend, dtype=dtype), torch.randn(2, 3, dtype=dtype)
+    rotation = torch.linalg.qr(torch.randn(2, 5, 5, dtype=dtype)).Q
+    hx = (torch.randn(2, 5, dtype=dtype), rotation)[: 1 + lam]
+
+    def found(write: bool = False) -> list[Tensor]:
+        state = parts_of(cell(x, hx if lam else hx[0]))
+        kept = [part.detach().clone() for part in state]
+        if write:
+            for part in state:
+                part.mul_(1)
+        return [*kept, *torch.autograd.grad(sum(part.sin().sum() for part in state), list(cell.parameters()))]
+
+    assert node_of(parts_of(cell(x))[0]) == NODE
+    assert agree(backend, found(), by_operator(found))
+    assert same(found(), found(write=True))
 
 
 def test_the_backward_rounds_nothing_under_autocast():

@@ -1,8 +1,8 @@
 """A cell called as those of torch.nn are, and the checks that a cell's call shares with a layer's."""
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..ops._checks import ArgumentTypeError, MismatchError
@@ -11,17 +11,23 @@ from .base import Cell, State
 
 
 def call_as_nn(
-    cell: Cell, input: Tensor, hx: Any, weight: Tensor, shapes: tuple[tuple[int, ...], ...]
+    cell: Cell,
+    input: Tensor,
+    hx: Any,
+    weight: Tensor,
+    shapes: tuple[tuple[int, ...], ...],
+    advance: Callable[[Tensor, State], State],
 ) -> Tensor | State:
     """One step of a cell whose output is the first part of its state.
 
     Args:
-        cell: takes the step; where no gradient is recorded, as a scan of one, for which a cell may have a shorter way.
+        cell: whose step it is.
         input: ``(B, I)``, or ``(I,)`` without a batch.
         hx: the state, a tensor where it has one part and a tuple where it has several; None, as a whole or as a part,
             means the cell's initial state.
         weight: a parameter that tells the cell's device and dtype.
         shapes: of the parts of the state, without the batch.
+        advance: from a sequence of one step ``(1, B, I)`` and the state before it to a new one that may be written to.
 
     Returns:
         The new state in the form of ``hx``.
@@ -36,13 +42,7 @@ def call_as_nn(
     unbatched = input.dim() == 1
     x = input.unsqueeze(0) if unbatched else input
     state = _read_state(cell, hx, x, unbatched, shapes)
-    if torch.is_grad_enabled():
-        output, state = cell.step(cell.project(x), state)
-        h = output.clone() if output.requires_grad else output  # a backward may read it, and a user may write to it
-    else:
-        output, state = cell.scan(x.unsqueeze(0), state)
-        h = output.squeeze(0)
-    parts = (h, *state[1:])
+    parts = advance(x.unsqueeze(0), state)
     if unbatched:
         parts = tuple(part.squeeze(0) for part in parts)
     return parts if len(parts) > 1 else parts[0]

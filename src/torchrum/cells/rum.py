@@ -124,7 +124,13 @@ class RUMCell(Cell):
             The new h, or ``(h, R)``, in the form of ``hx``.
         """
         H = self.hidden_size
-        return call_as_nn(self, input, hx, self.weight_ih, ((H,), (H, H))[: len(self.state_names)])
+        shapes = ((H,), (H, H))[: len(self.state_names)]
+        return call_as_nn(self, input, hx, self.weight_ih, shapes, self._advance)
+
+    def _advance(self, x: Tensor, state: State) -> State:
+        """The state after the one step of ``x`` ``(1, B, I)``; where gradients are recorded, apart from the scan's."""
+        returned, training = torch.is_grad_enabled(), self.training
+        return run_rum(x, state, self._weights(), self.options, None, training, self.backend, returned)[1]
 
     def project(self, x: Tensor) -> Tensor:
         return project_rum(x, self._weights(), self.options)
