@@ -43,7 +43,7 @@ static void pack_panel(const Gradient *it, int64_t row, int64_t count, int64_t p
     const int64_t start = first_vector(it, panel), width = first_vector(it, panel + 1) - start;
     const int64_t column = start * LANES, left = it->units - column - (width - 1) * LANES;
     const real *source = it->grads + row * it->stride + column, *end = it->grads + it->rows * it->stride;
-    mask within;
+    mask within = {0};
     vec total[PANEL] = {{0}};
     for (int64_t i = 0; i < LANES; i++)
         within[i] = i < left ? -1 : 0;

@@ -45,47 +45,52 @@ static void expect_writes(real *memory, int64_t size)
 /* Jobs of one call, one after another: each needs all of the one before. */
 typedef struct {
     Job *jobs;
-    int64_t count;
+    int64_t count, size;
+    real *work; /* ``size`` numbers for each thread */
+    atomic_int_least64_t threads;
 } Call;
 
 static void *take_blocks(void *argument)
 {
-    const Call *call = argument;
-    int64_t size = 0;
-    for (int64_t i = 0; i < call->count; i++)
-        size = size > call->jobs[i].work ? size : call->jobs[i].work;
-    real *work = zeros(size);
-    if (work == NULL)
-        return NULL; /* the others do the work */
+    Call *call = argument;
+    real *work = call->work + atomic_fetch_add(&call->threads, 1) * call->size;
+    memset(work, 0, call->size * sizeof(real)); /* here: whoever touches memory first has it near */
     for (Job *job = call->jobs; job < call->jobs + call->count; job++) {
         for (int64_t block; (block = atomic_fetch_add(&job->next, 1)) < job->blocks;) {
             job->run(job->context, block, work);
             atomic_fetch_add(&job->done, 1);
         }
         while (job + 1 < call->jobs + call->count && atomic_load(&job->done) < job->blocks)
-            sched_yield(); /* whoever has taken a block has its memory, and will end it */
+            sched_yield();
     }
-    free(work);
     return NULL;
 }
 
-/* Do the jobs with up to ``threads`` threads, this one among them; 0 if all of them were done. */
+/* Do the jobs with up to ``threads`` threads, this one among them; 1 where memory ran out. */
 static int run_threads(Job *jobs, int64_t count, int64_t threads)
 {
     enum { MOST = 256 };
     pthread_t others[MOST];
-    Call call = {jobs, count};
+    Call call = {jobs, count, 0, NULL, 0};
     int64_t started = 0, wanted = threads < jobs->blocks ? threads : jobs->blocks;
+    wanted = wanted < 1 ? 1 : wanted > MOST ? MOST : wanted;
+    for (int64_t i = 0; i < count; i++)
+        call.size = call.size > jobs[i].work ? call.size : jobs[i].work;
+    call.size = (call.size + 63) / 64 * 64; /* threads share no line */
+    /* one piece, of this thread's: those of short-lived threads would come from the system each time */
+    if (posix_memalign((void **)&call.work, 64, wanted * call.size * sizeof(real)) != 0)
+        return 1;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads that others made */
-    while (started < MOST && started + 1 < wanted && pthread_create(&others[started], NULL, take_blocks, &call) == 0)
+    while (started + 1 < wanted && pthread_create(&others[started], NULL, take_blocks, &call) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     take_blocks(&call);
     for (int64_t i = 0; i < started; i++)
         pthread_join(others[i], NULL);
-    return jobs[count - 1].done < jobs[count - 1].blocks;
+    free(call.work);
+    return 0;
 }
 
 #endif
