@@ -131,8 +131,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_docs_build_without_a_warning(site: Path) -> None:
     assert {page.stem for page in PAGES} <= {page.stem for page in site.glob("*.html")}
     api = (site / "api.html").read_text(encoding="utf-8")
-    assert "the most that a crash can cost" in api  # a sentence with a colon is not taken for a type
-    assert "Type<" not in api
+    assert "Type<" not in api  # a sentence with a colon is not taken for a type
     assert "Return type<" not in api
     assert 'class="rum-playground"' in (site / "rotation.html").read_text(encoding="utf-8")
 
