@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from swap.tasks import SwapTask
 from torchrum import RUM
 from torchrum.cells.rum import PAPER_OPTIONS
-
-from .tasks import SwapTask
 
 Layer = Callable[[int, int], nn.Module]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .tasks import TASKS
+from swap.tasks import TASKS
 
 Row = Mapping[str, Any]
 REFERENCE = "gru"

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .digits import draw_digits
+from swap.digits import draw_digits
 
 HELD_OUT = 20_000
 """Characters at the end of the text that are never trained on."""

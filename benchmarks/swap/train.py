@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .models import Layer, SwapModel
-from .tasks import Batch, SwapTask
+from swap.models import Layer, SwapModel
+from swap.tasks import Batch, SwapTask
 
 RATE, CLIP = 1e-3, 1.0
 CHECKS = 4

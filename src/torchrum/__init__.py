@@ -17,11 +17,11 @@ def _is_command() -> bool:
 
 if TYPE_CHECKING or not _is_command():
     # Imported at once, not when first asked for: this registers the operators that a saved torch.export program names.
-    from .cells.rum import RUMCell
-    from .layers.graphed import graphed
-    from .layers.rum import RUM
-    from .ops.orthogonal_power import orthogonal_power
-    from .ops.rotation import rotate, rotation_angle, rotation_matrix
+    from torchrum.cells.rum import RUMCell
+    from torchrum.layers.graphed import graphed
+    from torchrum.layers.rum import RUM
+    from torchrum.ops.orthogonal_power import orthogonal_power
+    from torchrum.ops.rotation import rotate, rotation_angle, rotation_matrix
 else:
 
     def __getattr__(name: str) -> Any:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from .cells.rum_sequence import project_rum
-from .layers.recurrent import Recurrent, State
-from .layers.rum import RUM
-from .ops.rum_scan import ScanInputs
-from .ops.rum_scan.scan_form import rum_scan_form
+from torchrum.cells.rum_sequence import project_rum
+from torchrum.layers.recurrent import Recurrent, State
+from torchrum.layers.rum import RUM
+from torchrum.ops.rum_scan import ScanInputs
+from torchrum.ops.rum_scan.scan_form import rum_scan_form
 
 __all__ = ["exportable", "to_onnx", "to_program"]
 

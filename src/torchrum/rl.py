@@ -13,8 +13,8 @@ try:
 except ImportError as error:
     raise ImportError('torchrum.rl needs TorchRL. Run: pip install "torchrum[rl]"') from error
 
-from .layers.rum import RUM
-from .ops._checks import ArgumentTypeError
+from torchrum.layers.rum import RUM
+from torchrum.ops._checks import ArgumentTypeError
 
 __all__ = ["RUMModule"]
 

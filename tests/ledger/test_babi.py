@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ledger.test_table import entry, lines
 from stories import use_made_up_task1
 from torchrum.cli import main
 from torchrum.ledger import headline, read_ledger
 from torchrum.ledger.babi import Column, babi_table, best_columns, signed
 from torchrum.ledger.table import table
 from torchrum.recipes.babi import PAPER
-
-from .test_table import entry, lines
 
 TINY = ["--steps", "6", "--eval_every", "3", "--log_every", "3", "--model.hidden_size", "4", "--device", "cpu"]
 

@@ -1,10 +1,9 @@
 from dataclasses import replace
 
+from ledger.test_table import entry, lines
 from torchrum.ledger.budget import budget_table, compare
 from torchrum.ledger.markers import fill_tables
 from torchrum.ledger.notes import comparison_section
-
-from .test_table import entry, lines
 
 
 def run(recipe, *points, seed=0, overrides=()):

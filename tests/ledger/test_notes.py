@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
+from ledger.test_budget import run
 from torchrum.ledger.budget import compare
 from torchrum.ledger.curves import best, overfits, reached_goal, seen, still_learning
 from torchrum.ledger.notes import notes
-
-from .test_budget import run
 
 OWN = run("copying-rum-paper-t200", (500, 0.5))
 TUNED = [run("copying-rum-t200", (1000, 0.2), seed=seed) for seed in (0, 1)]

@@ -20,13 +20,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ops.native_grid import CHOICES
 from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
 from torchrum.ops.rum_scan.native import build, library, projecting
-
-from .native_grid import CHOICES
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), reason="there is no C compiler"

@@ -6,11 +6,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from ops.test_native import needs_compiler
 from torchrum import RUM
 from torchrum.ops.rum_scan import plain
 from torchrum.ops.rum_scan.native import library
-
-from .test_native import needs_compiler
 
 WORDS = [
     dict(),

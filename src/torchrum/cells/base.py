@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..ops._checks import MismatchError
-from .unitary import matrices_fixed
+from torchrum.cells.unitary import matrices_fixed
+from torchrum.ops._checks import MismatchError
 
 State = tuple[Tensor, ...]
 

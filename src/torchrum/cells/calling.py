@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops._checks import ArgumentTypeError, MismatchError
-from ..ops.kernels.precision import autocast_dtype
-from .base import Cell, State
+from torchrum.cells.base import Cell, State
+from torchrum.ops._checks import ArgumentTypeError, MismatchError
+from torchrum.ops.kernels.precision import autocast_dtype
 
 
 def call_as_nn(

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_choice, check_finite, check_positive_int
-from .base import Cell, State
-from .lstm import glorot_
-from .unitary import UnitaryMap, check_even, modrelu, modrelu_complex, real_form, widen
+from torchrum.cells.base import Cell, State
+from torchrum.cells.lstm import glorot_
+from torchrum.cells.unitary import UnitaryMap, check_even, modrelu, modrelu_complex, real_form, widen
+from torchrum.ops._checks import check_choice, check_finite, check_positive_int
 
 STYLES = ("tunable", "fft")
 

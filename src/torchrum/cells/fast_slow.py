@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_choice, check_positive_int, check_probability
-from ..ops._dispatch import Backend, Choice, choose_fused
-from ..ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice
-from ..ops.rum_scan.options import LNOrder, RumOptions
-from .base import Cell, State
-from .lstm import LSTMCell, projected_like
-from .rum import PAPER_OPTIONS, RUMCell
+from torchrum.cells.base import Cell, State
+from torchrum.cells.lstm import LSTMCell, projected_like
+from torchrum.cells.rum import PAPER_OPTIONS, RUMCell
+from torchrum.ops._checks import check_choice, check_positive_int, check_probability
+from torchrum.ops._dispatch import Backend, Choice, choose_fused
+from torchrum.ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice
+from torchrum.ops.rum_scan.options import LNOrder, RumOptions
 
 SLOW = ("lstm", "rum")
 

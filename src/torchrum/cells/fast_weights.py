@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_finite, check_positive_int
-from .base import Cell, State
-from .unitary import widen
+from torchrum.cells.base import Cell, State
+from torchrum.cells.unitary import widen
+from torchrum.ops._checks import check_finite, check_positive_int
 
 
 class FastWeightsCell(Cell):

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_finite, check_positive_int
-from .base import Cell, State
-from .eunn import Rotations
-from .unitary import modrelu
+from torchrum.cells.base import Cell, State
+from torchrum.cells.eunn import Rotations
+from torchrum.cells.unitary import modrelu
+from torchrum.ops._checks import check_finite, check_positive_int
 
 
 class GORUCell(Cell):

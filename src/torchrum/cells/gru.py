@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_choice, check_finite, check_positive_int
-from .base import Cell, State
-from .lstm import INITS, glorot_, orthogonal_
+from torchrum.cells.base import Cell, State
+from torchrum.cells.lstm import INITS, glorot_, orthogonal_
+from torchrum.ops._checks import check_choice, check_finite, check_positive_int
 
 
 class GRUCell(Cell):

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_choice, check_finite, check_positive_int
-from ..ops.lstm_scan import norm_gates
-from .base import Cell, State
-from .lstm import orthogonal_
+from torchrum.cells.base import Cell, State
+from torchrum.cells.lstm import orthogonal_
+from torchrum.ops._checks import check_choice, check_finite, check_positive_int
+from torchrum.ops.lstm_scan import norm_gates
 
 BOUNDARIES = ("step", "soft")
 

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_choice, check_finite, check_positive_int, check_probability
-from ..ops._dispatch import Backend, Choice
-from ..ops.kernels.precision import autocast_dtype
-from ..ops.lstm_scan import (
+from torchrum.cells.base import Cell, State
+from torchrum.ops._checks import check_choice, check_finite, check_positive_int, check_probability
+from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.kernels.precision import autocast_dtype
+from torchrum.ops.lstm_scan import (
     CellWeights,
     LstmInputs,
     LstmOptions,
@@ -19,7 +20,6 @@ from ..ops.lstm_scan import (
     lstm_step,
     zoneout_masks,
 )
-from .base import Cell, State
 
 INITS = ("glorot", "orthogonal", "block_orthogonal")
 

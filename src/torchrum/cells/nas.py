@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_positive_int, check_probability
-from .base import Cell, State
-from .lstm import glorot_
-from .variational import sequence_mask
+from torchrum.cells.base import Cell, State
+from torchrum.cells.lstm import glorot_
+from torchrum.cells.variational import sequence_mask
+from torchrum.ops._checks import check_positive_int, check_probability
 
 
 class NASCell(Cell):

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_finite, check_positive_int
-from .base import Cell, State
-from .lstm import LSTMCell, glorot_
-from .unitary import widen
+from torchrum.cells.base import Cell, State
+from torchrum.cells.lstm import LSTMCell, glorot_
+from torchrum.cells.unitary import widen
+from torchrum.ops._checks import check_finite, check_positive_int
 
 
 class NTMCell(Cell):

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from ..ops._checks import check_choice, check_positive_int
-from .base import Cell, State
-from .unitary import modrelu
+from torchrum.cells.base import Cell, State
+from torchrum.cells.unitary import modrelu
+from torchrum.ops._checks import check_choice, check_positive_int
 
 MAPS = ("matrix_exp", "cayley", "householder", "taylor")
 INITS = ("henaff", "cayley", "haar")

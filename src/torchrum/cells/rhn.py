@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._checks import check_finite, check_positive_int, check_probability
-from .base import Cell, State
-from .variational import sequence_mask
+from torchrum.cells.base import Cell, State
+from torchrum.cells.variational import sequence_mask
+from torchrum.ops._checks import check_finite, check_positive_int, check_probability
 
 
 class RHNCell(Cell):

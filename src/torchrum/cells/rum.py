@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from ..ops._checks import check_flags, check_positive_int
-from ..ops._dispatch import Backend
-from ..ops.rum_scan.options import Activation, LNOrder
-from .base import Cell, State
-from .calling import call_as_nn
-from .rum_sequence import project_rum, run_rum, scan_rum
-from .rum_settings import PAPER_OPTIONS, USUAL, Eta, RumSettings
-from .rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
+from torchrum.cells.base import Cell, State
+from torchrum.cells.calling import call_as_nn
+from torchrum.cells.rum_sequence import project_rum, run_rum, scan_rum
+from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, Eta, RumSettings
+from torchrum.cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
+from torchrum.ops._checks import check_flags, check_positive_int
+from torchrum.ops._dispatch import Backend
+from torchrum.ops.rum_scan.options import Activation, LNOrder
 
 __all__ = ["PAPER_OPTIONS", "RUMCell"]
 

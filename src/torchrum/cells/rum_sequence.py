@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from ..ops._dispatch import Backend
-from ..ops.kernels.precision import autocast_dtype, working_dtype
-from ..ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
-from ..ops.rum_scan.native.projecting import projects
-from ..ops.rum_scan.plain import PlainCall, plain_scan
-from ..ops.rum_scan.projection import project
-from ..ops.rum_scan.types import LayerInputs
-from .base import State
-from .rum_weights import Weights
+from torchrum.cells.base import State
+from torchrum.cells.rum_weights import Weights
+from torchrum.ops._dispatch import Backend
+from torchrum.ops.kernels.precision import autocast_dtype, working_dtype
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
+from torchrum.ops.rum_scan.native.projecting import projects
+from torchrum.ops.rum_scan.plain import PlainCall, plain_scan
+from torchrum.ops.rum_scan.projection import project
+from torchrum.ops.rum_scan.types import LayerInputs
 
 PART_STEPS = 1024
 """Steps, at least, of a part of a sequence that runs without gradients: many enough that its calls cost nothing."""

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..ops._checks import check_choice, check_finite, check_flags, check_probability
-from ..ops._dispatch import BACKENDS, Backend
-from ..ops.rum_scan import ACTIVATIONS, RumOptions
-from ..ops.rum_scan.options import Activation, LNOrder
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_probability
+from torchrum.ops._dispatch import BACKENDS, Backend
+from torchrum.ops.rum_scan import ACTIVATIONS, RumOptions
+from torchrum.ops.rum_scan.options import Activation, LNOrder
 
 Eta = float | Literal["sqrt"] | None
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..ops.kernels.precision import working_dtype
-from ..ops.rum_scan.options import RumOptions
-from .base import State
-from .rum_settings import RumSettings
+from torchrum.cells.base import State
+from torchrum.cells.rum_settings import RumSettings
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.rum_scan.options import RumOptions
 
 Weights = Mapping[str, Tensor | None]
 """Of one recurrence, by the names in ``RUM_PARAMETERS``."""

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..cells.base import Cell
-from ..ops.kernels.precision import autocast_dtype
-from .recurrent import Recurrent, State
+from torchrum.cells.base import Cell
+from torchrum.layers.recurrent import Recurrent, State
+from torchrum.ops.kernels.precision import autocast_dtype
 
 
 class CellLayer(Recurrent):

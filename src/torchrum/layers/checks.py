@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells.calling import check_fits, check_state_fits
-from ..ops._checks import ArgumentTypeError, MismatchError
+from torchrum.cells.calling import check_fits, check_state_fits
+from torchrum.ops._checks import ArgumentTypeError, MismatchError
 
 
 def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, weight: Tensor) -> None:

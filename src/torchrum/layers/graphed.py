@@ -8,11 +8,19 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ..ops._checks import check_positive_int
-from ..ops._dispatch import Choice
-from .checks import check_lengths
-from .recording import Lease, Recording, Recordings, UnrecordableError, place_of, put_together, take_apart
-from .recurrent import Hidden, Recurrent
+from torchrum.layers.checks import check_lengths
+from torchrum.layers.recording import (
+    Lease,
+    Recording,
+    Recordings,
+    UnrecordableError,
+    place_of,
+    put_together,
+    take_apart,
+)
+from torchrum.layers.recurrent import Hidden, Recurrent
+from torchrum.ops._checks import check_positive_int
+from torchrum.ops._dispatch import Choice
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

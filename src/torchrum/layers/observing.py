@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells.rum import RUMCell
-from ..cells.rum_sequence import project_rum
-from ..cells.rum_weights import Weights
-from ..ops.kernels.precision import working_dtype
-from ..ops.rotation import rotation_angle
-from ..ops.rum_scan import RumOptions, StepWeights
-from ..ops.rum_scan.reference import accumulate, rotation_vectors
-from .rum import RUM
+from torchrum.cells.rum import RUMCell
+from torchrum.cells.rum_sequence import project_rum
+from torchrum.cells.rum_weights import Weights
+from torchrum.layers.rum import RUM
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.rotation import rotation_angle
+from torchrum.ops.rum_scan import RumOptions, StepWeights
+from torchrum.ops.rum_scan.reference import accumulate, rotation_vectors
 
 Seen = dict[tuple[nn.Module, int], list[tuple[Tensor, Tensor, Tensor]]]
 

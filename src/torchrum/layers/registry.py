@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops._checks import check_choice
-from .cells import CellLayer
+from torchrum.layers.cells import CellLayer
+from torchrum.ops._checks import check_choice
 
 SHARED = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
 

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from ..cells.rum_sequence import run_rum
-from ..cells.rum_settings import USUAL, Eta, RumSettings
-from ..cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
-from ..ops._dispatch import Backend, Choice
-from ..ops.kernels.precision import autocast_dtype
-from ..ops.rum_scan import rum_scan_choice
-from ..ops.rum_scan.options import Activation, LNOrder
-from .recurrent import Hidden, Recurrent, State
+from torchrum.cells.rum_sequence import run_rum
+from torchrum.cells.rum_settings import USUAL, Eta, RumSettings
+from torchrum.cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
+from torchrum.layers.recurrent import Hidden, Recurrent, State
+from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.kernels.precision import autocast_dtype
+from torchrum.ops.rum_scan import rum_scan_choice
+from torchrum.ops.rum_scan.options import Activation, LNOrder
 
 
 class RUM(Recurrent):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..cells.base import State
+from torchrum.cells.base import State
 
 Scan = Callable[[Tensor, State, Tensor | None], tuple[Tensor, State]]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from ._checks import check_choice
+from torchrum.ops._checks import check_choice
 
 Backend = Literal["auto", "fused", "native", "torch", "reference", "persistent", "stepwise", "lam1"]
 """``"auto"``, a backend to insist on or, last, one design of the fused backend."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Choice, choose_fused
-from ..kernels.weights import CellWeights
-from .options import FastSlowOptions
-from .reference import State, fast_slow_scan_reference
+from torchrum.ops._dispatch import Backend, Choice, choose_fused
+from torchrum.ops.fast_slow_scan.options import FastSlowOptions
+from torchrum.ops.fast_slow_scan.reference import State, fast_slow_scan_reference
+from torchrum.ops.kernels.weights import CellWeights
 
 __all__ = ["CellWeights", "FastSlowOptions", "fast_slow_scan", "fast_slow_scan_choice"]
 
@@ -17,7 +17,7 @@ def fused_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str 
     """Why the fused backend cannot run, or None."""
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
-    from . import fused
+    from torchrum.ops.fast_slow_scan import fused
 
     return fused.obstacle(xp, slow_size, options)
 
@@ -65,7 +65,7 @@ def fast_slow_scan(
         cell._replace(weight_ih=lower(cell.weight_ih, xp), weight_hh=cell.weight_hh.to(xp.dtype)) for cell in weights
     ]
     if fast_slow_scan_choice(xp, slow[0].shape[1], options, backend=backend).backend == "fused":
-        from .fused import fast_slow_scan_fused  # triton is absent on machines without CUDA
+        from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused  # triton is absent on machines without CUDA
 
         return fast_slow_scan_fused(xp, fast, slow, cast, seed, options)
     return fast_slow_scan_reference(xp, fast, slow, cast, seed, options)

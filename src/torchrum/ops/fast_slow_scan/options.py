@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..lstm_scan import LstmOptions
-from ..rum_scan import RumOptions
+from torchrum.ops.lstm_scan import LstmOptions
+from torchrum.ops.rum_scan import RumOptions
 
 STREAMS_PER_CELL = 3  # of masks: h, c, dropout behind it; cells count F1, S, F2, F3, ...
 

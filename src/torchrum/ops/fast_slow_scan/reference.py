@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.masks import keep_mask, stream_seeds
-from ..kernels.precision import working_dtype
-from ..kernels.weights import CellWeights
-from ..lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
-from ..rum_scan import RumOptions, StepWeights, rum_step_reference
-from .options import STREAMS_PER_CELL, FastSlowOptions
+from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
+from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
+from torchrum.ops.rum_scan import RumOptions, StepWeights, rum_step_reference
 
 State = tuple[Tensor, ...]
 

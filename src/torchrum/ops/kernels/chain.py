@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import row_launch
-from .masks import keep_threshold
-from .matmul import StepMatmul, splits
-from .row_launch import padded, pdl_runs, row_flags
-from .step_graphs import TABLE_SLOTS, fill_table, rounded
-from .weights import CellWeights
+from torchrum.ops.kernels import row_launch
+from torchrum.ops.kernels.masks import keep_threshold
+from torchrum.ops.kernels.matmul import StepMatmul, splits
+from torchrum.ops.kernels.row_launch import padded, pdl_runs, row_flags
+from torchrum.ops.kernels.step_graphs import TABLE_SLOTS, fill_table, rounded
+from torchrum.ops.kernels.weights import CellWeights
 
 Given = Sequence[Tensor | None]
 

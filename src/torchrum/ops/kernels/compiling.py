@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .rows import INTERPRET
+from torchrum.ops.kernels.rows import INTERPRET
 
 THREADS_PER_CORE = 2  # each waits for Python's lock, for the assembler or for the C compiler half of the time
 MOST_THREADS = 32

@@ -8,8 +8,19 @@ next matmul multiplies (``low``) and a tensor over all steps (``plain``, ``dropp
 import triton
 import triton.language as tl
 
-from .matmul import load_parts
-from .rows import INTERPRET, ln_backward, load_ln, moments, prefetch, sigmoid, sum2, sum4, tanh, zoneout_keep_new
+from torchrum.ops.kernels.matmul import load_parts
+from torchrum.ops.kernels.rows import (
+    INTERPRET,
+    ln_backward,
+    load_ln,
+    moments,
+    prefetch,
+    sigmoid,
+    sum2,
+    sum4,
+    tanh,
+    zoneout_keep_new,
+)
 
 STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, j, f, o, c
 

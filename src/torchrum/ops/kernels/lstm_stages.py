@@ -4,9 +4,9 @@ import torch
 import triton
 from torch import Tensor
 
-from .chain import BackwardStage, ForwardStage, Plan, Shared
-from .compiling import launch
-from .lstm_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
+from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
+from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.lstm_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
 
 
 class LstmForward(ForwardStage):

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .bf16x3 import matmul_16bit
-from .compiling import launch
-from .rows import INTERPRET
+from torchrum.ops.kernels.bf16x3 import matmul_16bit
+from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.rows import INTERPRET
 
 # Tuning, read when a matmul is made. SPLIT_K alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
 SPLIT_K = {
@@ -157,7 +157,7 @@ class StepMatmul:
         if ONE_TILE:
             more_than_half = shared // 2 + 4096 - self.tiling.chunks * self.tiling.block * INNER * 2
             self.places = max(self.places, triton.cdiv(more_than_half, ROWS * INNER * 2))
-        from .matmul_hopper import descriptor
+        from torchrum.ops.kernels.matmul_hopper import descriptor
 
         inner_last = self.right.stride(0) == 1
         weight = self.right.t() if inner_last else self.right
@@ -176,7 +176,7 @@ class StepMatmul:
         (B, K), N, cut = self.left.shape, self.right.shape[1], self.tiling
         dependent = {"launch_pdl": True} if self.pdl else {}
         if self.weight_first:
-            from .matmul_hopper import weight_first_kernel
+            from torchrum.ops.kernels.matmul_hopper import weight_first_kernel
 
             launch(
                 weight_first_kernel, (cut.tiles, cut.parts), *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .machine import constant_when_traced
+from torchrum.ops.kernels.machine import constant_when_traced
 
 Argument = Tensor | int | float | bytes | None
 """What a kernel takes: a pointer (null for None and for a tensor without elements), a 32-bit integer, a float or a

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .compiling import launch
-from .rum_step import load_norms
-from .rum_step_backward import STATS, redo_step, step_norm_grads
+from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.rum_step import load_norms
+from torchrum.ops.kernels.rum_step_backward import STATS, redo_step, step_norm_grads
 
 PROGRAMS = 2048  # each has its rows and columns; what they find is summed over the rows afterwards
 BLOCK = 256  # columns of a program

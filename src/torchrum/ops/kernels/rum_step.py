@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .rows import (
+from torchrum.ops.kernels.rows import (
     activate,
     load_ln,
     moments,

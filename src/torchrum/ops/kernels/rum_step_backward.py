@@ -8,8 +8,19 @@ what a sum would wait for can be subtracted from it afterwards.
 import triton
 import triton.language as tl
 
-from .rows import activate, activation_slope, ln_backward, sigmoid, sum2, sum3, sum4, sum5, sum6, sum7
-from .rum_step import ACCURATE_COS
+from torchrum.ops.kernels.rows import (
+    activate,
+    activation_slope,
+    ln_backward,
+    sigmoid,
+    sum2,
+    sum3,
+    sum4,
+    sum5,
+    sum6,
+    sum7,
+)
+from torchrum.ops.kernels.rum_step import ACCURATE_COS
 
 STATS = tl.constexpr(24)  # float32 numbers kept for each row of each step
 FROM_BACKWARD = tl.constexpr(19)  # from here on the backward's own, for layer norm's gradients

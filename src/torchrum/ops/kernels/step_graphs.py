@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .capture import recording
-from .compiling import compile_together, launch, rehearsing
-from .precision import has_tf32, tf32_allowed
+from torchrum.ops.kernels.capture import recording
+from torchrum.ops.kernels.compiling import compile_together, launch, rehearsing
+from torchrum.ops.kernels.precision import has_tf32, tf32_allowed
 
 LARGEST_CHUNK = 128  # steps in the longest graph
 SHORTEST_GRAPHED = 4  # fewer steps are launched one by one

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from .precision import without_autocast
+from torchrum.ops.kernels.precision import without_autocast
 
 WORTH_PADDING = 2**20
 """Numbers from which rows are copied to aligned ones. At 6784 x 100 float32 on an H200 the copies of both operands take

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Choice, choose_fused
-from ..kernels.weights import CellWeights
-from .options import LstmOptions
-from .reference import lstm_scan_reference, lstm_step, norm_gates, zoneout_masks
-from .types import LstmInputs, LstmStepWeights, step_weights
+from torchrum.ops._dispatch import Backend, Choice, choose_fused
+from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.lstm_scan.options import LstmOptions
+from torchrum.ops.lstm_scan.reference import lstm_scan_reference, lstm_step, norm_gates, zoneout_masks
+from torchrum.ops.lstm_scan.types import LstmInputs, LstmStepWeights, step_weights
 
 __all__ = [
     "CellWeights",
@@ -33,7 +33,7 @@ def fused_obstacle(xp: Tensor) -> str | None:
     """Why the fused backend cannot run, or None."""
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
-    from . import fused
+    from torchrum.ops.lstm_scan import fused
 
     return fused.obstacle(xp)
 
@@ -54,7 +54,7 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
     inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype))
     if lstm_scan_choice(xp, backend=backend).backend != "fused":
         return lstm_scan_reference(inputs, options)
-    from .fused import lstm_scan_fused  # triton is absent on machines without CUDA
+    from torchrum.ops.lstm_scan.fused import lstm_scan_fused  # triton is absent on machines without CUDA
 
     seed = inputs.seed if options.draws else None
     if options.draws and seed is None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..kernels.masks import zoneout_flags
+from torchrum.ops.kernels.masks import zoneout_flags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.masks import keep_mask, stream_seeds
-from ..kernels.precision import working_dtype
-from .options import LstmOptions
-from .types import LstmInputs, LstmStepWeights, step_weights
+from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.lstm_scan.options import LstmOptions
+from torchrum.ops.lstm_scan.types import LstmInputs, LstmStepWeights, step_weights
 
 STREAMS = 2  # of masks: h, c
 Keeps = tuple[Tensor | None, Tensor | None]

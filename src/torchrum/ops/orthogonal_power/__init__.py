@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._checks import check_finite, check_floating, check_square
-
-from .power import integer_power, real_power
+from torchrum.ops.orthogonal_power.power import integer_power, real_power
 
 __all__ = ["orthogonal_power"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, library
 from torch.autograd import forward_ad
 
-from ..kernels.precision import without_autocast
-from ..rotation import saturate
+from torchrum.ops.kernels.precision import without_autocast
+from torchrum.ops.rotation import saturate
 
 # Eigenvectors come from the Hermitian part of e^{-i SHIFT} R. Two different angles with phi + phi' = 2 SHIFT could not
 # be told apart there, so it is a number that no angle of interest hits.

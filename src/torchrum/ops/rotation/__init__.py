@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._checks import check_broadcast, check_floating, check_same_device
-
-from .reference import (
+from torchrum.ops.rotation.reference import (
     dot,
     opposite_of,
     orthogonal_to,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..kernels.precision import working_dtype
+from torchrum.ops.kernels.precision import working_dtype
 
 
 def tiny_of(dtype: torch.dtype) -> float:

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Choice
-from ..kernels.watching import is_unwatched
-from . import native
-from .designs import choose_design, decide, operator_obstacle
-from .flops import register_flops
-from .op import rum_scan_op
-from .options import RumOptions
-from .reference import ACTIVATIONS, rum_scan_reference, rum_step_reference
-from .types import ScanInputs, StepWeights
+from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.kernels.watching import is_unwatched
+from torchrum.ops.rum_scan import native
+from torchrum.ops.rum_scan.designs import choose_design, decide, operator_obstacle
+from torchrum.ops.rum_scan.flops import register_flops
+from torchrum.ops.rum_scan.op import rum_scan_op
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import ACTIVATIONS, rum_scan_reference, rum_step_reference
+from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
 
 __all__ = [
     "ACTIVATIONS",
@@ -56,7 +56,7 @@ def rum_scan(
     # under autocast the projected input comes in the lower precision
     inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
-        from .scan_form import rum_scan_form
+        from torchrum.ops.rum_scan.scan_form import rum_scan_form
 
         return rum_scan_form(inputs, options)
     design = decide(inputs, options, lam is not None, backend)

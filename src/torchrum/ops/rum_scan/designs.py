@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .._dispatch import REFERENCE, Design, choose_backend
-from . import lam1, native, persistent, stepwise, torch_backend
-from .options import RumOptions
-from .types import ScanInputs
+from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
+from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_backend
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import ScanInputs
 
 PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True)
 STEPWISE = Design("stepwise", "fused", stepwise, lam=0.0)

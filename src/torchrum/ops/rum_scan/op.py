@@ -15,11 +15,11 @@ from torch import Tensor, library
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from . import vmap
-from .designs import PERSISTENT, STEPWISE, decide_call, runnable_design
-from .options import RumOptions
-from .reference import rum_scan_reference
-from .types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan import vmap
+from torchrum.ops.rum_scan.designs import PERSISTENT, STEPWISE, decide_call, runnable_design
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import rum_scan_reference
+from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
 _OPTION_SCHEMA = (
     "float lam, float? eta, str activation, bool update_gate, bool layer_norm, str ln_order, float ln_eps, "

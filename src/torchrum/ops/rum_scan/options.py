@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..kernels.masks import zoneout_flags
+from torchrum.ops.kernels.masks import zoneout_flags
 
 Activation = str | Callable[[Tensor], Tensor]
 LNOrder = Literal["before", "authors"]

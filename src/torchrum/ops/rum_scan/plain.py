@@ -11,15 +11,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Design
-from ..kernels.precision import autocast_dtype, without_autocast
-from ..kernels.watching import is_unwatched
-from .designs import NATIVE, decide
-from .native.projecting import backward_projecting, forward_projecting, infer_projecting, operator_results, projects
-from .op import backward_by_operator, make_flags
-from .options import RumOptions
-from .projection import project, project_backward
-from .types import LayerInputs, Residuals, Results
+from torchrum.ops._dispatch import Backend, Design
+from torchrum.ops.kernels.precision import autocast_dtype, without_autocast
+from torchrum.ops.kernels.watching import is_unwatched
+from torchrum.ops.rum_scan.designs import NATIVE, decide
+from torchrum.ops.rum_scan.native.projecting import (
+    backward_projecting,
+    forward_projecting,
+    infer_projecting,
+    operator_results,
+    projects,
+)
+from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.projection import project, project_backward
+from torchrum.ops.rum_scan.types import LayerInputs, Residuals, Results
 
 
 class PlainCall(NamedTuple):

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._onednn import explained_linear
-from ..kernels.bf16x3 import bf16x3_linear
-from ..kernels.precision import exact_matmuls, rounds_matmuls
-from .options import RumOptions
+from torchrum.ops._onednn import explained_linear
+from torchrum.ops.kernels.bf16x3 import bf16x3_linear
+from torchrum.ops.kernels.precision import exact_matmuls, rounds_matmuls
+from torchrum.ops.rum_scan.options import RumOptions
 
 EXACT_UNITS = 512
 """Hidden units up to which the fused scan of lam = 0 goes forward in exact matmuls while torch rounds to TF32; beyond,

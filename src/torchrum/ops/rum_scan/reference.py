@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.masks import keep_mask
-from ..kernels.precision import working_dtype
-from ..orthogonal_power import orthogonal_power
-from ..rotation import reflect, reflectors, rotate, unit
-from .options import Activation, RumOptions
-from .types import ScanInputs, StepWeights
+from torchrum.ops.kernels.masks import keep_mask
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.orthogonal_power import orthogonal_power
+from torchrum.ops.rotation import reflect, reflectors, rotate, unit
+from torchrum.ops.rum_scan.options import Activation, RumOptions
+from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

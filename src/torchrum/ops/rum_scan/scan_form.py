@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan_op  # a prototype of torch: there is no public path to it yet
 
-from ..kernels.precision import working_dtype
-from .options import RumOptions
-from .reference import rum_step_reference
-from .types import ScanInputs, StepWeights
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import rum_step_reference
+from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
 
 
 def rum_scan_form(inputs: ScanInputs, options: RumOptions) -> tuple[Tensor, Tensor | None]:

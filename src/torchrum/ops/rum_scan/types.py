@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .options import RumOptions
+from torchrum.ops.rum_scan.options import RumOptions
 
 
 class StepWeights(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .types import ScanInputs
+from torchrum.ops.rum_scan.types import ScanInputs
 
 Dims = tuple[int | None, ...]
 

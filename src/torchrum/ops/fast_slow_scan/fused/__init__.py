@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
-from ...kernels.masks import stream_seeds
-from ...kernels.second_order import reference_gradients
-from ...kernels.weights import CellWeights
-from ...lstm_scan import LstmOptions
-from ...rum_scan import RumOptions
-from ..options import STREAMS_PER_CELL, FastSlowOptions
-from ..reference import State, fast_slow_scan_reference
+from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
+from torchrum.ops.fast_slow_scan.reference import State, fast_slow_scan_reference
+from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
+from torchrum.ops.kernels.masks import stream_seeds
+from torchrum.ops.kernels.second_order import reference_gradients
+from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.lstm_scan import LstmOptions
+from torchrum.ops.rum_scan import RumOptions
 
 NUM_WEIGHTS = len(CellWeights._fields)
 
@@ -52,7 +52,7 @@ class _FastSlowScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, options: FastSlowOptions, seed: Tensor | None, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        from .scan import fast_slow_forward
+        from torchrum.ops.fast_slow_scan.fused.scan import fast_slow_forward
 
         xp, *others = inputs
         assert xp is not None
@@ -66,7 +66,7 @@ class _FastSlowScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from .scan import Saved, fast_slow_backward
+        from torchrum.ops.fast_slow_scan.fused.scan import Saved, fast_slow_backward
 
         options, tensors = ctx.options, ctx.saved_tensors  # once: checkpointing unpacks them only once
         inputs, (seed, seeds, *kept) = tensors[: ctx.count], tensors[ctx.count :]

@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...kernels.chain import BackwardStage, ForwardStage, Plan, Shared
-from ...kernels.compiling import launch
-from ...kernels.lstm_rows import gather_grad, hand_on, load_gate, zone
-from ...kernels.rows import prefetch
-from ...kernels.rum_norms import NormTensors, norm_grads
-from ...kernels.rum_step import kept_new, load_norms, rum_cell
-from ...kernels.rum_step_backward import STATS, redo_step, store_stats, sums_ahead, undo_step
+from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
+from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.lstm_rows import gather_grad, hand_on, load_gate, zone
+from torchrum.ops.kernels.rows import prefetch
+from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
+from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
+from torchrum.ops.kernels.rum_step_backward import STATS, redo_step, store_stats, sums_ahead, undo_step
 
 
 @triton.jit(do_not_specialize=["t", "B"])

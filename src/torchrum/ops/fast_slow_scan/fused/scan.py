@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.chain import Chain, Given, Plan, Shared, empty_shared, scan_key
-from ...kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
-from ...kernels.rum_step_backward import STATS
-from ...kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
-from ...kernels.weight_gradient import weight_gradient
-from ...kernels.weights import CellWeights
-from ...lstm_scan import LstmOptions
-from ..options import STREAMS_PER_CELL, FastSlowOptions
-from .rum import RumBackward, RumForward
+from torchrum.ops.fast_slow_scan.fused.rum import RumBackward, RumForward
+from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
+from torchrum.ops.kernels.chain import Chain, Given, Plan, Shared, empty_shared, scan_key
+from torchrum.ops.kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
+from torchrum.ops.kernels.rum_step_backward import STATS
+from torchrum.ops.kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
+from torchrum.ops.kernels.weight_gradient import weight_gradient
+from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.lstm_scan import LstmOptions
 
 State = tuple[Tensor, ...]
 

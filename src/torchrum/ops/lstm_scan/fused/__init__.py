@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.machine import row_kernel_obstacle, tracing_obstacle
-from ...kernels.masks import stream_seeds
-from ...kernels.second_order import reference_gradients
-from ..options import LstmOptions
-from ..reference import STREAMS, lstm_scan_reference
-from ..types import LstmInputs
+from torchrum.ops.kernels.machine import row_kernel_obstacle, tracing_obstacle
+from torchrum.ops.kernels.masks import stream_seeds
+from torchrum.ops.kernels.second_order import reference_gradients
+from torchrum.ops.lstm_scan.options import LstmOptions
+from torchrum.ops.lstm_scan.reference import STREAMS, lstm_scan_reference
+from torchrum.ops.lstm_scan.types import LstmInputs
 
 
 def obstacle(xp: Tensor) -> str | None:
@@ -21,7 +21,7 @@ def obstacle(xp: Tensor) -> str | None:
 class _LstmScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: LstmOptions, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        from .scan import lstm_forward
+        from torchrum.ops.lstm_scan.fused.scan import lstm_forward
 
         inputs = LstmInputs(*tensors)  # type: ignore[arg-type]
         seeds = None if inputs.seed is None else stream_seeds(inputs.seed, STREAMS)
@@ -33,7 +33,7 @@ class _LstmScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from .scan import Grads, Saved, lstm_backward
+        from torchrum.ops.lstm_scan.fused.scan import Grads, Saved, lstm_backward
 
         tensors: tuple[Any, ...] = ctx.saved_tensors  # once: checkpointing unpacks them only once
         inputs, (seeds, *kept) = LstmInputs(*tensors[:8]), tensors[8:]

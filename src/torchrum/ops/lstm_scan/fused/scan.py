@@ -5,14 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.chain import Chain, Plan, Shared, empty_shared, scan_key
-from ...kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
-from ...kernels.row_launch import padded
-from ...kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
-from ...kernels.weight_gradient import weight_gradient
-from ...kernels.weights import CellWeights
-from ..options import LstmOptions
-from ..types import LstmInputs
+from torchrum.ops.kernels.chain import Chain, Plan, Shared, empty_shared, scan_key
+from torchrum.ops.kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
+from torchrum.ops.kernels.row_launch import padded
+from torchrum.ops.kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
+from torchrum.ops.kernels.weight_gradient import weight_gradient
+from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.lstm_scan.options import LstmOptions
+from torchrum.ops.lstm_scan.types import LstmInputs
 
 
 class Saved(NamedTuple):

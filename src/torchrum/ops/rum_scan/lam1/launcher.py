@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.machine import constant_when_traced
-from ...kernels.masks import keep_threshold
-from ...kernels.nvrtc import Kernel, load_kernel, nvrtc_obstacle
-from ...kernels.weight_gradient import recurrent_weight_gradient
-from ..options import RumOptions
-from ..types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.kernels.machine import constant_when_traced
+from torchrum.ops.kernels.masks import keep_threshold
+from torchrum.ops.kernels.nvrtc import Kernel, load_kernel, nvrtc_obstacle
+from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
 MAX_HIDDEN = 128
 """Three N x N matrices of float32 in one multiprocessor's registers."""

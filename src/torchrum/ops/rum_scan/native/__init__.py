@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from ...kernels.machine import constant_when_traced
-from ...kernels.precision import working_dtype
-from ..options import RumOptions
-from ..types import Gradients, Residuals, Results, ScanInputs
-from .build import load_library
-from .library import as_read, call_scan
-from .pulling import pull_back
+from torchrum.ops.kernels.machine import constant_when_traced
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.rum_scan.native.build import load_library
+from torchrum.ops.rum_scan.native.library import as_read, call_scan
+from torchrum.ops.rum_scan.native.pulling import pull_back
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
 __all__ = ["backward", "empty_results", "forward", "obstacle"]
 

@@ -6,9 +6,9 @@ import functools
 import torch
 from torch import Tensor
 
-from ...kernels.masks import keep_threshold
-from ..options import RumOptions
-from .build import load_library
+from torchrum.ops.kernels.masks import keep_threshold
+from torchrum.ops.rum_scan.native.build import load_library
+from torchrum.ops.rum_scan.options import RumOptions
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
 SIZES = ("backward", "T", "B", "H", "gates", "features", "R0_stride", "block", "threads")

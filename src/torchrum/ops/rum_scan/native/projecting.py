@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..options import RumOptions
-from ..projection import padded_bias
-from ..types import LayerInputs, Residuals, Results
-from .build import load_library
-from .library import call_scan
-from .pulling import pull_back
+from torchrum.ops.rum_scan.native.build import load_library
+from torchrum.ops.rum_scan.native.library import call_scan
+from torchrum.ops.rum_scan.native.pulling import pull_back
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.projection import padded_bias
+from torchrum.ops.rum_scan.types import LayerInputs, Residuals, Results
 
 DTYPES = (torch.float32, torch.float64)
 NAMES = ("x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..options import RumOptions
-from ..types import Results
-from .library import call_scan
+from torchrum.ops.rum_scan.native.library import call_scan
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import Results
 
 
 def pull_back(

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...kernels.masks import keep_threshold
-from ...kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
-from ...kernels.precision import tf32_allowed
-from ...kernels.weight_gradient import recurrent_weight_gradient
-from ..options import RumOptions
-from ..types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.kernels.masks import keep_threshold
+from torchrum.ops.kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
+from torchrum.ops.kernels.precision import tf32_allowed
+from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
 UNITS = 32  # hidden units a block owns
 THREADS = 512

@@ -5,9 +5,9 @@ Triton is imported on first use: it is absent on machines without a GPU.
 
 from torch import Tensor
 
-from ...kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle
-from ..options import RumOptions
-from ..types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
 __all__ = ["backward", "empty_results", "forward", "obstacle"]
 
@@ -31,7 +31,7 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
     """Run the scan; the residuals come with it in any case."""
-    from .scan import stepwise_forward
+    from torchrum.ops.rum_scan.stepwise.scan import stepwise_forward
 
     return stepwise_forward(inputs, empty_results(inputs, options), options)
 
@@ -40,6 +40,6 @@ def backward(
     grad_out: Tensor, grad_R: None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
 ) -> Gradients:
     """Gradients of the inputs; there is no R with lam 0."""
-    from .scan_backward import stepwise_backward
+    from torchrum.ops.rum_scan.stepwise.scan_backward import stepwise_backward
 
     return stepwise_backward(grad_out, inputs, results, options)

@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...kernels import row_launch
-from ...kernels.bf16x3 import HALF, split_left, split_right
-from ...kernels.compiling import launch
-from ...kernels.matmul import StepMatmul, add_parts, fetch_parts, splits
-from ...kernels.row_launch import padded, row_flags, row_registers, takes_pdl
-from ...kernels.rows import prefetch
-from ...kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs
-from ...kernels.step_graphs import (
+from torchrum.ops.kernels import row_launch
+from torchrum.ops.kernels.bf16x3 import HALF, split_left, split_right
+from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts, splits
+from torchrum.ops.kernels.row_launch import padded, row_flags, row_registers, takes_pdl
+from torchrum.ops.kernels.rows import prefetch
+from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs
+from torchrum.ops.kernels.step_graphs import (
     TABLE_SLOTS,
     aligned,
     can_graph,
@@ -24,8 +24,8 @@ from ...kernels.step_graphs import (
     rounded,
     run_graphed,
 )
-from ..options import RumOptions
-from ..types import Results, ScanInputs
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import Results, ScanInputs
 
 TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
 
@@ -248,7 +248,7 @@ def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) 
             key = scan_key("forward", xp, B, H, options, lengths is not None)
 
             def following() -> None:
-                from .scan_backward import stepwise_backward
+                from torchrum.ops.rum_scan.stepwise.scan_backward import stepwise_backward
 
                 stepwise_backward(out, inputs, results, options)
 

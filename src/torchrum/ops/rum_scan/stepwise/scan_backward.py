@@ -11,18 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...kernels.compiling import launch
-from ...kernels.matmul import StepMatmul, load_parts
-from ...kernels.row_launch import padded
-from ...kernels.rows import prefetch
-from ...kernels.rum_norms import NormTensors, norm_grads
-from ...kernels.rum_step import kept_new, load_norms, rum_cell
-from ...kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
-from ...kernels.step_graphs import aligned, can_graph, fill_table, plain_mode, run_graphed
-from ...kernels.weight_gradient import recurrent_weight_gradient
-from ..options import RumOptions
-from ..types import Gradients, Results, ScanInputs
-from .scan import Buffers, launch_flags, scan_key
+from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.matmul import StepMatmul, load_parts
+from torchrum.ops.kernels.row_launch import padded
+from torchrum.ops.kernels.rows import prefetch
+from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
+from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
+from torchrum.ops.kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
+from torchrum.ops.kernels.step_graphs import aligned, can_graph, fill_table, plain_mode, run_graphed
+from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.stepwise.scan import Buffers, launch_flags, scan_key
+from torchrum.ops.rum_scan.types import Gradients, Results, ScanInputs
 
 
 @triton.jit(do_not_specialize=["B"])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...rotation import dot, opposite_of, orthogonal_to, tiny_of
+from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, tiny_of
 
 NARROW = 0.02
 """s.s under which 2 + 2 e.w has lost too many digits, and the sum is taken anew from the vectors."""

@@ -13,16 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.masks import keep_mask
-from ...kernels.precision import without_autocast, working_dtype
-from ...kernels.weight_gradient import recurrent_weight_gradient
-from ...rotation import tiny_of
-from ..options import RumOptions
-from ..reference import ACTIVATIONS
-from ..types import Gradients, Residuals, Results, ScanInputs
-from .rotate import Angle, Constants, TurnBackward, add_turned, find_angle, half_turns, length_of, safe_inverse
-from .single import single_applies, single_step
-from .turn import WINDOW, Memory, MemoryBackward, find_plane
+from torchrum.ops.kernels.masks import keep_mask
+from torchrum.ops.kernels.precision import without_autocast, working_dtype
+from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.rotation import tiny_of
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import ACTIVATIONS
+from torchrum.ops.rum_scan.torch_backend.rotate import (
+    Angle,
+    Constants,
+    TurnBackward,
+    add_turned,
+    find_angle,
+    half_turns,
+    length_of,
+    safe_inverse,
+)
+from torchrum.ops.rum_scan.torch_backend.single import single_applies, single_step
+from torchrum.ops.rum_scan.torch_backend.turn import WINDOW, Memory, MemoryBackward, find_plane
+from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
 BLOCK = 32
 """Steps of lam = 0 that the backward recomputes at once: enough to hide the cost of a call, few enough to stay in the

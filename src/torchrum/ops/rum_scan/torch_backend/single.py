@@ -8,11 +8,11 @@ import math
 
 import torch
 
-from ...rotation import tiny_of
-from ..options import RumOptions
-from ..reference import ACTIVATIONS
-from ..types import Results, ScanInputs
-from .rotate import NARROW
+from torchrum.ops.rotation import tiny_of
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import ACTIVATIONS
+from torchrum.ops.rum_scan.torch_backend.rotate import NARROW
+from torchrum.ops.rum_scan.types import Results, ScanInputs
 
 
 def single_applies(inputs: ScanInputs, options: RumOptions) -> bool:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...rotation import dot, opposite_of, orthogonal_to, tiny_of
-from .rotate import length_of, safe_inverse
+from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, tiny_of
+from torchrum.ops.rum_scan.torch_backend.rotate import length_of, safe_inverse
 
 WINDOW = 16
 """Steps between two R that are formed: the cost of forming one is shared, that of the x and y since stays small."""
