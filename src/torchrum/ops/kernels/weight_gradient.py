@@ -10,27 +10,32 @@ WORTH_PADDING = 2**20
 7 us and four launches, where such a matmul takes 8 us."""
 
 
-def recurrent_weight_gradient(grad_gates: Tensor, h0: Tensor | None, out: Tensor) -> Tensor:
-    """Sum over steps of (gradient of the raw gates)^T (state before the step), ``(G*H, H)`` in grad_gates' dtype.
+def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: Tensor) -> Tensor:
+    """Sum over steps of (gradient of the raw gates)^T (state before the step), ``(rows, H)`` in the dtype of ``grads``.
 
     Args:
-        grad_gates: ``(T, B, G*H)``, may be a slice of a wider tensor.
+        grads: ``(T, B, ...)``, the raw gates' in the first ``rows`` columns.
+        rows: of the weight, gates times H.
         h0: ``(B, H)``, the state before the first step; None if it was zero.
         out: ``(T, B, H)``, the states after each.
     """
-    (T, H), rows = (out.shape[0], out.shape[2]), grad_gates.shape[2]
-    with without_autocast(grad_gates.device.type):  # it would round float32
+    (T, B, H), width = out.shape, grads.shape[2]
+    grads, out, steps = grads.contiguous(), out.contiguous(), (T - 1) * B
+    with without_autocast(grads.device.type):  # it would round float32
         if T == 0 or (T == 1 and h0 is None):
-            return grad_gates.new_zeros(rows, H)
-        first = None
+            return grads.new_zeros(rows, H)
+        start, first = grads.storage_offset(), None
         if h0 is not None:
-            first = grad_gates[0].t().mm(h0 if h0.dtype is grad_gates.dtype else h0.to(grad_gates.dtype))
+            h0 = h0 if h0.dtype is grads.dtype else h0.to(grads.dtype)
+            first = grads.as_strided((rows, B), (1, width), start).mm(h0)
         if T == 1:
             assert first is not None
             return first
-        left, right = aligned_rows(grad_gates[1:].flatten(0, 1)), aligned_rows(out[:-1].flatten(0, 1))
-        if first is not None and left.shape[1] == rows and right.shape[1] == H:
-            return first.addmm_(left.t(), right)
+        # one view each: a chain of slices costs as much as the matmul at small sizes
+        left = aligned_rows(grads.as_strided((steps, rows), (width, 1), start + B * width))
+        right = aligned_rows(out.as_strided((steps, H), (H, 1), out.storage_offset()))
+        if left.shape[1] == rows and right.shape[1] == H:
+            return left.t().mm(right) if first is None else first.addmm_(left.t(), right)
         rest = left.t().mm(right)[:rows, :H]
         return rest if first is None else first.add_(rest)
 

@@ -82,8 +82,8 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     (T, B, _), H = xp.shape, h0.shape[-1]
     out, R_n = xp.new_empty(T, B, H), xp.new_empty(B, H, H, dtype=torch.float32)
     segments = (max(T, 1) - 1) // CHECKPOINT_EVERY
-    kept = xp.new_empty((segments, B, H, H) if save else 0, dtype=torch.float32)
-    results = Results(out, R_n, Residuals(None, kept if save else None))
+    kept = xp.new_empty(segments, B, H, H, dtype=torch.float32) if save else None
+    results = Results(out, R_n, Residuals(None, kept))
     if out.numel() == 0:
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
         return results
@@ -117,7 +117,7 @@ def backward(
     grad_xp = torch.empty_like(xp)
     gates = _gates(xp, start, weight, out, grad_xp, options)
     grad_h0 = xp.new_empty(B, H, dtype=torch.float32)
-    grad_ln = xp.new_empty((B, options.num_inputs, 2, H) if options.layer_norm else 0, dtype=torch.float32)
+    grad_ln = xp.new_empty(B, options.num_inputs, 2, H, dtype=torch.float32) if options.layer_norm else None
     grad_turned = turned = None
     if need_R0:  # before the backward, which may write over the gates
         # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
@@ -133,11 +133,11 @@ def backward(
         grad_R0 = torch.bmm(grad_turned.permute(1, 2, 0), turned.transpose(0, 1))
         if grad_R_n is not None:
             grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
-    grad_weight = recurrent_weight_gradient(grad_xp[..., : weight_hh.shape[0]], None if inputs.from_zero else h0, out)
+    grad_weight = recurrent_weight_gradient(grad_xp, weight_hh.shape[0], None if inputs.from_zero else h0, out)
     grad_weight = grad_weight if grad_weight.dtype is weight_hh.dtype else grad_weight.to(weight_hh.dtype)
     grad_h0 = grad_h0 if h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
     grads = Gradients(grad_xp, grad_h0, grad_R0, grad_weight)
-    if ln_weight is None or ln_bias is None:
+    if ln_weight is None or ln_bias is None or grad_ln is None:
         return grads
     summed = grad_ln.sum(0)  # (norms, 2, H)
     grad_ln_weight = summed[:, 0].reshape(-1).to(ln_weight.dtype)

@@ -258,7 +258,7 @@ def backward(
     row_inputs = (_as(h0, torch.float32).contiguous(), stats.contiguous(), _int64(inputs.lengths), inputs.seed)
     tensors = (grad_out, xp, weight, out, gates, *row_inputs, dxp, dh0)
     _run("backward", plan, tensors, words, (T, B, N), options)
-    dweight = recurrent_weight_gradient(dxp[..., : weight_hh.shape[0]], None if inputs.from_zero else h0, out)
+    dweight = recurrent_weight_gradient(dxp, weight_hh.shape[0], None if inputs.from_zero else h0, out)
     return Gradients(dxp, _as(dh0, h0.dtype), None, _as(dweight, weight_hh.dtype))
 
 

@@ -205,7 +205,7 @@ def stepwise_backward(grad_out: Tensor, inputs: ScanInputs, results: Results, op
             for t in range(T - 1, -1, -1):
                 steps.step(t)
             dh0, ln_grads = steps.finish()
-        dweight = recurrent_weight_gradient(dxp[..., : weight_hh.shape[0]], None if inputs.from_zero else h0, out).to(
+        dweight = recurrent_weight_gradient(dxp, weight_hh.shape[0], None if inputs.from_zero else h0, out).to(
             weight_hh.dtype
         )
         grads = Gradients(dxp, dh0.to(h0.dtype), None, dweight)

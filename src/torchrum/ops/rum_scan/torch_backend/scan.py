@@ -208,7 +208,7 @@ def backward(
             grad_h = block.step(i, grad_h.add_(given), *buffers)
         block.finish(grad_xp)
 
-    grad_weight = recurrent_weight_gradient(grad_xp[..., :G], None if inputs.from_zero else h0, out).to(weight_hh.dtype)
+    grad_weight = recurrent_weight_gradient(grad_xp, G, None if inputs.from_zero else h0, out).to(weight_hh.dtype)
     grad_R0 = torch.bmm(memory[1], memory[0]) if memory is not None and need_R0 else None
     grad_ln_weight, grad_ln_bias = (total.view(-1) for total in sums) if sums else (None, None)
     grad_h = grad_h.to(h0.dtype).contiguous()
