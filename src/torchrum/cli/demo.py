@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,7 @@ def watch(
                 console.print(line, markup=False, highlight=False)
             if not running:
                 return drawn
-            time.sleep(0.25)
+            wait([process.sentinel for process in processes.values() if process.is_alive()], timeout=0.25)
 
 
 def state(run: Path) -> tuple[int, str]:
