@@ -87,4 +87,4 @@ def test_other_errors_pass_as_they_are(monkeypatch):
 
     monkeypatch.setattr(_onednn.F, "linear", fails)
     with pytest.raises(RuntimeError, match=r"^another one$"):
-        RUM(3, 4)(torch.zeros(2, 1, 3))
+        RUM(3, 4, backend="torch")(torch.zeros(2, 1, 3))
