@@ -97,6 +97,15 @@ def test_one_layer(kind, hidden, monkeypatch):
     assert_near(run(fused, with_state, inputs), run(reference, with_state, inputs))
 
 
+@kinds
+def test_a_plain_call_gives_what_the_operator_gives(kind, monkeypatch):
+    fused, _ = build(kind)
+    inputs = [draw(T, B, I)]
+    plain = run(fused, lambda layer, x: layer(x), inputs)
+    monkeypatch.setattr(rum_cell, "plain_scan", lambda *args: None)
+    assert_near(run(fused, lambda layer, x: layer(x), inputs), plain, 1e-5)  # sums in another order
+
+
 @both
 def test_two_layers_in_two_directions(kind):
     fused, reference = build(kind, num_layers=2, bidirectional=True, eta=1.0)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -226,6 +227,16 @@ def test_backward_twice_hooks_and_checkpoints(lam):
     output = rum(x)[0]
     output.register_hook(lambda grad: 2 * grad)
     assert same(list(torch.autograd.grad(output.sum(), weights)), [2 * grad for grad in wanted])
+
+
+def test_a_backward_that_a_compiler_traces():
+    rum, x = RUM(3, 5, backend="torch"), torch.randn(4, 2, 3)
+    wanted = torch.autograd.grad(rum(x)[0].sin().sum(), list(rum.parameters()))
+    loss = rum(x)[0].sin().sum()
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+    torch.testing.assert_close([parameter.grad for parameter in rum.parameters()], list(wanted))
 
 
 @both
