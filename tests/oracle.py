@@ -108,3 +108,19 @@ def capture(run: Callable[[], Any], warm_up: Callable[[], Any]) -> tuple[torch.c
     with torch.cuda.graph(graph):
         found = run()
     return graph, found
+
+
+def layer_error(layer: Any, reference: Any, x: Tensor, hx: Any = None) -> dict[str, float]:
+    """Relative errors of a layer's results and gradients against a reference of float64 with the same weights."""
+
+    def run(layer: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+        given = x.detach().to(dtype, copy=True).requires_grad_()
+        state = tuple(part.to(dtype) for part in hx) if isinstance(hx, tuple) else None if hx is None else hx.to(dtype)
+        results = layer(given, state)
+        leaves = {"x": given, **dict(layer.named_parameters())}
+        grads = torch.autograd.grad(loss_of(results), list(leaves.values()))
+        named = {f"result {i}": part.detach() for i, part in enumerate(tensors(results))}
+        return named | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+    found, wanted = run(layer, next(layer.parameters()).dtype), run(reference, torch.float64)
+    return {name: relative_error(found[name], wanted[name]) for name in wanted}

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from grids import thinned
-from oracle import exact_scan, relative_error, run_design
+from oracle import exact_scan, layer_error, relative_error, run_design
 from tolerances import NORM_ERROR
+from torchrum import RUM
 from torchrum.ops.kernels import nvrtc
 from torchrum.ops.kernels.nvrtc import Argument, load_kernel, pack
 from torchrum.ops.rotation import rotation_matrix
@@ -252,6 +253,27 @@ def test_forward_keeps_no_gates() -> None:
     assert found.residuals.kept.shape == empty.residuals.kept.shape
     assert found.residuals.gates is empty.residuals.gates is None
     assert design.forward(inputs, options, save=False).residuals.kept is None
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_plain_call_of_a_layer(with_state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
+    monkeypatch.setattr(design, "obstacle", lambda *_: None)
+    words = {"lam": 1, "eta": 1.0, "activation": "tanh"}
+    layer = RUM(3, 9, **words, backend="fused")
+    reference = RUM(3, 9, **words, backend="reference", dtype=torch.float64)
+    reference.load_state_dict(layer.state_dict())
+    x, rotation = torch.randn(5, 2, 3), torch.linalg.qr(torch.randn(1, 2, 9, 9)).Q
+    hx = (torch.randn(1, 2, 9), rotation) if with_state else None
+    errors = layer_error(layer, reference, x, hx)
+    assert all(error <= NORM_ERROR[torch.float32] for error in errors.values()), errors
+    output, h_n = layer(x, hx)
+    assert "PlainScan" in output.grad_fn.name()
+    with torch.no_grad():
+        again, state = layer(x, hx)
+        assert all(map(torch.equal, (again, *state), (output, *h_n)))
 
 
 def rotation_case(device: str) -> None:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from grids import thinned
-from oracle import draw_inputs, exact_scan, relative_error, run_design
+from oracle import draw_inputs, exact_scan, layer_error, relative_error, run_design
 from tolerances import NORM_ERROR, TF32_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
@@ -274,6 +274,23 @@ def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, bu
     grads = design.backward(turned(given["grad_out"]), None, inputs, results, options, False)
     found = {"out": out, "dxp": grads.xp, "dh0": grads.h0, "dweight_hh": grads.weight_hh}
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_plain_call_of_a_layer(with_state: bool, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+    """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    monkeypatch.setattr(design, "obstacle", lambda *_: None)
+    layer = RUM(7, 40, eta=None, backend="fused")
+    reference = RUM(7, 40, eta=None, backend="reference", dtype=torch.float64)
+    reference.load_state_dict(layer.state_dict())
+    x, hx = torch.randn(5, 3, 7), torch.randn(1, 3, 40) if with_state else None
+    errors = layer_error(layer, reference, x, hx)
+    assert all(error <= FP32 for error in errors.values()), errors
+    output, h_n = layer(x, hx)
+    assert "PlainScan" in output.grad_fn.name()
+    with torch.no_grad():
+        assert all(map(torch.equal, layer(x, hx), (output, h_n)))
 
 
 def test_gradients_of_each_sample_through_the_persistent_kernels(monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
