@@ -55,9 +55,8 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
     if torch.is_grad_enabled() and any(part.requires_grad for part in given):
         return _apply(call, *inputs)
     if _is_native(inputs, call):
-        out, R = infer_projecting(inputs, call.options)
-    else:
-        out, R, _ = _run(inputs, call, save=False)[2]
+        return infer_projecting(inputs, call.options)
+    out, R, _ = _run(inputs, call, save=False)[2]
     return out, out[-1].clone() if call.returned else out[-1], R
 
 
@@ -79,16 +78,17 @@ class _PlainScan(torch.autograd.Function):
         inputs, xp = LayerInputs(*args), None
         if _is_native(inputs, call):
             design = NATIVE
-            out, R, results = forward_projecting(inputs, call.options, call.returned)
+            out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:
             design, xp, results = _run(inputs, call, save=True)
             out, R, _ = results
+            last = out[-1].clone()
             if call.returned:
                 out, R = out.clone(), None if R is None else R.clone()
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, xp, *results[:2], *results.residuals)
-        return out, out[-1].clone(), R
+        return out, last, R
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:

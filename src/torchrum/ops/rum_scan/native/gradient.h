@@ -152,6 +152,8 @@ static int prepare_gradients(Gradient *it)
     it->segments = MANY_UNITS / it->stripes;
     if (it->segments > it->rows / SEGMENT_ROWS)
         it->segments = it->rows / SEGMENT_ROWS;
+    if (it->segments > 4)
+        it->segments -= it->segments % 4; /* so that two or four threads get equal shares */
     if (it->segments < 1)
         it->segments = 1;
     it->depth = 1;

@@ -15,7 +15,7 @@ SIZES = ("backward", "T", "B", "H", "gates", "features", "R0_stride", "block", "
 SETTINGS = ("activation", "layer_norm", "norm_after_sigmoid", "zoneout_kind", "keep_below")
 NUMBERS = ("eta", "ln_eps", "zoneout")
 INPUTS = ("xp", "x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
-RESULTS = ("out", "out_copy", "saved", "R_n", "R_copy", "kept")
+RESULTS = ("out", "out_copy", "last", "saved", "R_n", "R_copy", "kept")
 GRADIENTS = (
     *("grad_out", "grad_last", "grad_K", "grad_xp", "grad_h0", "grad_weight"),
     *("grad_x", "grad_weight_ih", "grad_bias", "grad_z", "ln_sums"),

@@ -29,18 +29,19 @@ def projects(x: Tensor) -> bool:
     return x.is_cpu and x.dtype in DTYPES and not isinstance(load_library(x.dtype is torch.float64), str)
 
 
-def infer_projecting(inputs: LayerInputs, options: RumOptions) -> tuple[Tensor, Tensor | None]:
-    """All states and the last R; nothing but these grows with T."""
+def infer_projecting(inputs: LayerInputs, options: RumOptions) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All states, the last one by itself, and the last R; nothing but the first grows with T."""
     x, (B, H) = inputs.x, inputs.h0.shape
-    out, R_n = x.new_empty(x.shape[0], B, H), x.new_empty(B, H, H) if options.lam == 1 else None
-    call_scan({**named(inputs), "out": out, "R_n": R_n}, inputs.seed, options)
-    return out, R_n
+    out, last = x.new_empty(x.shape[0], B, H), x.new_empty(B, H)
+    R_n = x.new_empty(B, H, H) if options.lam == 1 else None
+    call_scan({**named(inputs), "out": out, "last": last, "R_n": R_n}, inputs.seed, options)
+    return out, last, R_n
 
 
 def forward_projecting(
     inputs: LayerInputs, options: RumOptions, returned: bool
-) -> tuple[Tensor, Tensor | None, Results]:
-    """All states and the last R for the caller, and the results for the backward.
+) -> tuple[Tensor, Tensor, Tensor | None, Results]:
+    """All states, the last one and the last R for the caller, and the results for the backward.
 
     Where they are ``returned`` to a user, who may write to them, the backward has its own. Its residuals are those of
     the operator with eps behind the gates.
@@ -48,14 +49,14 @@ def forward_projecting(
     x, (B, H), T, memory = inputs.x, inputs.h0.shape, inputs.x.shape[0], options.lam == 1
     states, saved = x.new_empty(T, B, H), x.new_empty(T, B, (options.num_inputs + memory) * H)
     R_n, kept = (x.new_empty(B, H, H), x.new_empty(T, B, 2, H)) if memory else (None, None)
-    tensors = named(inputs)
-    tensors.update(out=states, saved=saved, R_n=R_n, kept=kept)
+    tensors, last = named(inputs), x.new_empty(B, H)
+    tensors.update(out=states, last=last, saved=saved, R_n=R_n, kept=kept)
     out, R = states, R_n
     if returned:
         out, R = torch.empty_like(states), None if R_n is None else torch.empty_like(R_n)
         tensors.update(out_copy=out, R_copy=R)
     call_scan(tensors, inputs.seed, options)
-    return out, R, Results(states, R_n, Residuals(saved, kept))
+    return out, last, R, Results(states, R_n, Residuals(saved, kept))
 
 
 def backward_projecting(

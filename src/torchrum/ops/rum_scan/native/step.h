@@ -23,6 +23,7 @@ typedef struct {
     const int64_t *lengths;
     real *out;
     real *out_copy;     /* out once more, for the caller to write to, or NULL */
+    real *last;         /* (B, H): the last states once more, or NULL */
     real *saved;        /* (T, B, saved_rows * H): raw tau and the gate, raw with layer norm; with lam = 1 R h; with x eps */
     real *R_n, *R_copy, *kept; /* lam = 1 only; kept: (T, B, 2, H), R e and R n before their reflections */
     const real *grad_out, *grad_last; /* (T, B, H) and, of the last state once more, (B, H); each may be NULL */

@@ -213,6 +213,8 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
                 put(shared, scan->out_copy + (t * scan->B + first + i) * H, h);
         }
     }
+    for (int64_t i = 0; scan->last != NULL && i < rows; i++)
+        put(shared, scan->last + (first + i) * H, work->h + i * padded);
     for (int64_t i = 0; scan->R_n != NULL && i < rows; i++) {
         real *R_n = scan->R_n + (first + i) * H * H;
         store_matrix(shared, R_n, work->R + i * matrix, pending_of(work->pending + i * 4 * padded, padded));
