@@ -152,9 +152,9 @@ def test_babi_has_a_dot_for_each_task_and_a_range_over_seeds():
         figure = babi_figure([*scored, joint, changed])
     alone, together = figure.axes
     dots = {line.get_label(): line.get_xdata() for line in alone.get_lines()}
-    assert "RUM in the paper (mean 73.2 %)" in dots
+    assert "RUM in the paper (mean 73.2%)" in dots
     assert dots["RUM λ=0"].tolist() == pytest.approx([0.45])  # the changed task is not among them
-    assert [text.get_text() for text in together.get_legend().get_texts()] == ["RUM λ=0 (mean 50.0 %)"]
+    assert [text.get_text() for text in together.get_legend().get_texts()] == ["RUM λ=0 (mean 50.0%)"]
 
 
 def test_a_set_of_babi_that_is_not_complete_gives_way_to_one_that_is():
@@ -162,7 +162,7 @@ def test_a_set_of_babi_that_is_not_complete_gives_way_to_one_that_is():
     part = replace(entry("babi-lstm-qa2", 0), test={"accuracy": 0.4})
     with drawing():
         (axes,) = babi_figure([*whole, part]).axes
-    assert [line.get_label() for line in axes.get_lines()][1:-1] == ["RUM λ=0 (mean 50.0 %)"]
+    assert [line.get_label() for line in axes.get_lines()][1:-1] == ["RUM λ=0 (mean 50.0%)"]
 
 
 def test_the_headline_shows_two_models_of_one_size(tmp_path):
@@ -197,3 +197,7 @@ def test_no_words_are_cut_off(name):
                 box = text.get_window_extent(canvas.get_renderer())
                 assert figure.bbox.padded(1).contains(box.x0, box.y0), (plan.name, text.get_text())
                 assert figure.bbox.padded(1).contains(box.x1, box.y1), (plan.name, text.get_text())
+        above = figure._suptitle and figure._suptitle.get_window_extent(canvas.get_renderer())
+        for axes in figure.axes:
+            if above is not None and axes.title.get_text():
+                assert not above.overlaps(axes.title.get_window_extent(canvas.get_renderer())), plan.name

@@ -30,7 +30,7 @@ def babi_figure(entries: Sequence[Entry]) -> Figure:
     for axes, group in zip(grid, panels, strict=True):
         if not group[0].joint:
             paper = [value / 100 for value in PAPER["rum"]]
-            mean = f"RUM in the paper (mean {fmean(PAPER['rum']):.1f} %)"
+            mean = f"RUM in the paper (mean {fmean(PAPER['rum']):.1f}%)"
             axes.plot(paper, list(PLACES.values()), "D", markerfacecolor="none", color=ink(), markersize=6, label=mean)
         for number, column in enumerate(group):
             shift = 0.7 * ((number + 0.5) / len(group) - 0.5)
@@ -48,7 +48,7 @@ def _marks(axes: Axes, column: Column, colour: str, marker: str, shift: float) -
     scores = {task: [found[task] for found in column.scores.values() if task in found] for task in TASKS}
     tasks = [task for task in TASKS if scores[task]]
     heights = [PLACES[task] + shift for task in tasks]
-    mean = f" (mean {100 * fmean(whole):.1f} %)" if (whole := column.whole()) else ""
+    mean = f" (mean {100 * fmean(whole):.1f}%)" if (whole := column.whole()) else ""
     axes.hlines(heights, [min(scores[t]) for t in tasks], [max(scores[t]) for t in tasks], color=colour, linewidth=1.5)
     values = [fmean(scores[task]) for task in tasks]
     axes.plot(values, heights, marker, color=colour, markersize=4.5, label=column.label + mean)

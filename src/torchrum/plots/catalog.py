@@ -77,7 +77,7 @@ def headline(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
 def babi(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
     """Accuracy task by task."""
     if best_columns(entries):
-        caption = "bAbI task by task, the paper's RUM beside our models: mean and range over seeds; solved at 95 %."
+        caption = "bAbI task by task, the paper's RUM beside our models: mean and range over seeds; solved at 95%."
         yield Drawing("babi", caption, lambda: babi_figure(entries))
 
 
@@ -166,7 +166,7 @@ def gradients(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
     """Gradient norm through time at initialisation; needs no run."""
     caption = (
         "How much of a gradient at the last step reaches each earlier state, at initialisation, on sequences of the "
-        "copying task (T = 200, 100 units): median and the middle 90 % of 32 sequences."
+        "copying task (T = 200, 100 units): median and the middle 90% of 32 sequences."
     )
     yield Drawing("gradients", caption, draw_gradients)
 

@@ -45,6 +45,7 @@ def rotation_figure(arrays: Arrays, title: str, task: Task, recurrence: str | No
     above.grid(below.xaxis.get_gridlines()[0].get_visible(), axis="x")  # none where every step has its symbol
     _planes(planes, arrays[f"{name}/overlap"], arrays["at"])
     figure.suptitle(title, fontsize=10)
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 0.96))  # a square of planes grows into the title's room
     return figure
 
 

@@ -36,6 +36,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#e3e3e3",
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
+    "figure.constrained_layout.w_pad": 0.08,  # inches: ticks of neighbouring panels stay apart
     "lines.linewidth": 1.5,
     "legend.frameon": False,
     "legend.fontsize": 8,
