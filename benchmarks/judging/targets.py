@@ -28,7 +28,7 @@ def gpu_targets(report: Report) -> list[Target]:
     found += _against_gru(report, "eta-fp32-n250-t220", 0.8)
     long = [row for row in _ours(report, "lam1-fp32-n100-t1020") if row.us_per_step is not None]
     if long:
-        found.append(Target("lam1-fp32-n100-t1020: time per step", 25, min(_steps(long)), " us"))
+        found.append(Target("lam1-fp32-n100-t1020: time per step", 25, min(_steps(long)), " µs"))
         peak = [row.peak_bytes / 1e9 for row in long if row.peak_bytes and row.implementation == "fused"]
         found.append(Target("lam1-fp32-n100-t1020: peak memory", 0.6, min(peak, default=None), " GB"))
     for case, limit in (("recall-n50", 1.5), ("ptb-fs-rum", 14.0)):
@@ -112,7 +112,7 @@ def cpu_targets(report: Report) -> list[Target]:
     if peaks:
         ours, theirs = peaks.get("torch"), peaks.get("authors")
         share = ours / theirs if ours and theirs else None
-        found.append(Target(f"{LONG[0]}: torch's share of the authors' peak memory", 0.1, share))
+        found.append(Target(f"{LONG[0]}: torch's share of the original implementation's peak memory", 0.1, share))
     return found
 
 

@@ -116,22 +116,22 @@ def norms(rows: list[Row], models: list[str]) -> str:
         own = [row for row in rows if row["model"] == model]
         carried = [row["h_norm_train"] for row in own if row["task"] == "carried"]
         largest = [max(norm for row in own for norm in (*row["h_norms"], row["h_norm_train"]))]
-        return [f"{value:.3g}" for value in (max(carried), *largest, max(row["grad_max"] for row in own))]
+        values = (max(carried), *largest, max(row["grad_max"] for row in own))
+        return [f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in values]
 
     head = ["model", "norm of h after 800 carried chunks", "largest norm of h", "largest gradient before clipping"]
     known = {row["model"] for row in rows}
     return markdown(head, ([model, *found(model)] for model in models if model in known))
 
 
-MARKED = re.compile(r"(<!-- swap:(models|tasks|norms)(?: (\S+))? -->\n)(.*?)(<!-- /swap -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- swap:(tasks|norms) (\S+) -->\n)(.*?)(<!-- /swap -->)", re.DOTALL)
 
 
 def fill(text: str, rows: list[Row]) -> str:
     """``text`` with every table between its markers made anew: ``<!-- swap:tasks gru,rum -->``."""
 
     def filled(match: re.Match[str]) -> str:
-        kind, models = match[2], (match[3] or "").split(",")
-        table = summary(rows) if kind == "models" else {"tasks": by_task, "norms": norms}[kind](rows, models)
+        table = {"tasks": by_task, "norms": norms}[match[2]](rows, match[3].split(","))
         return f"{match[1]}\n{table}\n\n{match[5]}"
 
     return MARKED.sub(filled, text)

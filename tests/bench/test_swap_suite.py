@@ -126,7 +126,7 @@ def test_a_page_gets_its_tables():
     row = {"task": "carried", "seed": 0, "h_norms": [1.0, 2.0], "h_norm_train": 3.0, "grad_max": 7.0}
     rows = [
         {**row, "model": "gru", "score": 2.5},
-        {**row, "model": "rum-paper", "score": 2.0, "h_norm_train": 33.0},
+        {**row, "model": "rum-paper", "score": 2.0, "h_norm_train": 33.0, "grad_max": 1047.3},
     ]
     page = (
         "a\n<!-- swap:tasks gru,rum-paper -->\nOLD\n<!-- /swap -->\nb\n<!-- swap:norms rum-paper -->\n<!-- /swap -->\n"
@@ -135,5 +135,5 @@ def test_a_page_gets_its_tables():
     assert "OLD" not in filled and filled.startswith("a\n") and "\nb\n" in filled
     assert "| bits per character | 2.500 | 2.000 + |" in filled
     assert "| **ahead / behind / diverged** |  | 0 | 1 / 0 / 0 |" in filled
-    assert "| rum-paper | 33 | 33 | 7 |" in filled
+    assert "| rum-paper | 33 | 33 | 1,047 |" in filled
     assert fill(filled, rows) == filled
