@@ -24,12 +24,8 @@ class RUM(Recurrent):
     With any ``lam`` but 0 the state is the pair ``(h, R)``, given and returned as an LSTM's pair is; R is
     ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the identity.
 
-    Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in :class:`torch.nn.GRU`.
-        device, dtype: as in :class:`torch.nn.GRU`.
-        lam, learn_lam, eta, activation, target_activation, update_gate: as in :class:`torchrum.RUMCell`.
-        layer_norm, ln_order, zoneout, embed_bias, target_bias_init, update_bias_init: as in :class:`torchrum.RUMCell`.
-        embed_bias_init, embed_scale, gate_scale, backend: as in :class:`torchrum.RUMCell`.
+    The arguments up to ``dtype`` are those of :class:`torch.nn.GRU`; those from ``lam`` on are keyword-only, and
+    :class:`torchrum.RUMCell` explains each.
 
     Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
     in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
