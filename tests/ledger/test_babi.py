@@ -10,7 +10,7 @@ from ledger.test_table import entry, lines
 from stories import use_made_up_task1
 from torchrum.cli import main
 from torchrum.ledger import headline, read_ledger
-from torchrum.ledger.babi import Column, babi_table, best_columns, signed
+from torchrum.ledger.babi import Column, babi_table, best_columns, setting_words, signed
 from torchrum.ledger.table import table
 from torchrum.recipes.babi import PAPER
 
@@ -43,7 +43,7 @@ def test_seeds_share_a_column_beside_the_papers():
     assert rows[6][2] == "55.0"
     assert rows[20] == ["**mean**", "73.2", "65.2 (61.5 to 69.0)", "25.0 of 1 task"]
     assert rows[21] == ["**mean, best seed by validation**", "", "61.5", ""]  # equal on validation: the first seed
-    assert rows[22] == ["**solved (95 % or more)**", "5", "5", "0"]
+    assert rows[22] == ["**solved (95% or more)**", "5", "5", "0"]
     assert rows[23] == ["**seeds**", "", "2", "1"]
     assert rows[24] == ["**minutes of training per seed**", "", "0.3 (H200)", ""]  # 20 runs of a second
 
@@ -52,9 +52,9 @@ def test_other_settings_and_joint_models_stand_apart():
     other = single("rum", 1, 0, 0.7, overrides=["task.blanks=3"])
     runs = [*RUNS, other, joint(0, 0.96), joint(1, 0.9), joint(0, 1.0, overrides=["task.question=twice"])]
     first, second = table(runs, "babi").split("**bAbI, one model for all tasks**")
-    assert lines(first)[0][2:] == ["RUM λ=0 `babi-rum`", "RUM λ=0 `babi-rum`, task.blanks=3"]
+    assert lines(first)[0][2:] == ["RUM λ=0 `babi-rum`", "RUM λ=0 `babi-rum`, blanks 3"]
     header, _, *rows = lines(second)
-    assert header[1:] == ["RUM λ=0 `babi-joint-rum`", "RUM λ=0 `babi-joint-rum`, task.question=twice"]
+    assert header[1:] == ["RUM λ=0 `babi-joint-rum`", "RUM λ=0 `babi-joint-rum`, question twice"]
     assert rows[20][1:] == ["93.0 (90.0 to 96.0)", "100.0"]
     assert rows[22][1:] == ["0", "20"]
 
@@ -64,7 +64,7 @@ def test_validation_chooses_the_seed_of_each_task():
     lucky = replace(lucky, curve={"step": [50, 100], "loss": [1.0, 1.0], "accuracy": [0.9, 0.1]})
     runs = [run for run in RUNS if (run.recipe, run.seed) != ("babi-rum-qa20", 1)]
     rows = lines(table([*runs, lucky], "babi"))[2:]
-    assert rows[21] == ["**mean, best seed by validation**", "", "60.5"]  # 61.5, with 30 instead of 50 % on one of 20
+    assert rows[21] == ["**mean, best seed by validation**", "", "60.5"]  # 61.5, with 30 instead of 50% on one of 20
 
 
 def test_notes_name_the_runs_that_they_are_about():
@@ -74,9 +74,18 @@ def test_notes_name_the_runs_that_they_are_about():
     assert text.endswith("\n- `babi-rum`: Shared the GPU.\n- Task 3 is partly made up.\n")
 
 
-def test_a_field_that_was_emptied_is_none():
-    header = lines(table([joint(0, 1.0, overrides=["task.extra="])], "babi"))[0]
-    assert header[1] == "RUM λ=0 `babi-joint-rum`, task.extra=none"
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("task.extra=", "no extra"),
+        ("model.original_embedding=true", "original embedding"),
+        ("model.original_embedding=false", "no original embedding"),
+        ("optimizer.clip=1.0", "clip 1.0"),
+        ("steps=56280", "steps 56280"),
+    ],
+)
+def test_a_changed_setting_is_told_in_words(change, words):
+    assert setting_words(change) == words
 
 
 def test_the_papers_column_stands_once_before_whatever_settings_there_are():
@@ -137,7 +146,7 @@ def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):
 def test_the_list_shows_a_set_as_one_line(tmp_path, monkeypatch, capsys):
     assert main(["list", "--plain", "--results", str(tmp_path)]) == 0
     rows = {line.split("\t")[0]: line.split("\t") for line in capsys.readouterr().out.splitlines()}
-    assert rows["babi-rum"][1] == "73.2 % on average" and "babi-rum-qa1" not in rows
+    assert rows["babi-rum"][1] == "73.2% on average" and "babi-rum-qa1" not in rows
     assert rows["babi-gru"][1] == "" and "babi-joint-rum" in rows
     assert main(["list", "babi-rum"]) == 0
     assert "task.question" in capsys.readouterr().out
@@ -162,8 +171,8 @@ def test_an_average_has_its_sign_beside_the_number():
     tasks = range(1, 21)
     one, both = {0: dict.fromkeys(tasks, 0.5)}, {0: dict.fromkeys(tasks, 0.5), 1: dict.fromkeys(tasks, 0.7)}
     assert [signed(Column("rum", "rum", scores)) for scores in (one, both, {0: {3: 0.25}}, {0: {3: 0.2, 4: 0.4}})] == [
-        "50.0 %",
-        "60.0 % (50.0 to 70.0)",
-        "25.0 % of 1 task",
-        "30.0 % of 2 tasks",
+        "50.0%",
+        "60.0% (50.0 to 70.0)",
+        "25.0% of 1 task",
+        "30.0% of 2 tasks",
     ]

@@ -33,12 +33,12 @@ def test_seeds_share_a_row_with_mean_and_range():
     header, _, rum, lstm, weinet = lines(table([LSTM, *RUM], "recall"))
     assert header == ["model", "settings", "parameters", "steps", "seeds", "accuracy", "paper", "command"]
     assert rum == [
-        "RUM λ=1", "H 50, adam 0.001", "11,060", "100", "3", "99.00% (98.00% to 100.00%)", "100 %",
+        "RUM λ=1", "H 50, adam 0.001", "11,060", "100", "3", "99.00% (98.00% to 100.00%)", "100%",
         "`torchrum train recall-rum-lam1-t30 --seeds 3`",
     ]  # fmt: skip
-    assert lstm[5:7] == ["25.00%", "25.6 %"]
+    assert lstm[5:7] == ["25.00%", "25.6%"]
     assert weinet[0].startswith("WeiNet")
-    assert weinet[-2:] == ["100 %", "not run"]
+    assert weinet[-2:] == ["100%", "not run"]
 
 
 def test_overrides_make_a_row_of_their_own():

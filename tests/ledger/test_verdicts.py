@@ -34,7 +34,7 @@ def entry(recipe: str, seed: int, accuracy: float, steps: int = 100, **changes) 
         ("char-ptb-fs-rum-2", 1.21, "not reproduced"),
         ("char-ptb-fs-rum-2", 1.15, "better"),
         ("babi-rum-qa1", 0.9, "better"),
-        ("babi-rum-qa1", 0.788, "reproduced"),  # one point, as everywhere: 79.7 % is printed
+        ("babi-rum-qa1", 0.788, "reproduced"),  # one point, as everywhere: 79.7% is printed
         ("babi-rum-qa1", 0.786, "not reproduced"),
         ("babi-rum-qa4", 0.99, "reproduced"),
         ("babi-lstm-qa1", 0.9, "not comparable"),
@@ -94,7 +94,7 @@ def test_a_set_that_cannot_be_compared_is_one_row():
     rows = verdict_table(verdicts(runs, "babi")).splitlines()
     own = [row for row in rows if "LSTM" in row]
     assert own == [
-        "| `babi-lstm` | LSTM | 49.2 % on average (1k) (bAbI table of the appendix) | 60.00% | test | 1 "
+        "| `babi-lstm` | LSTM | 49.2% on average (1k) (bAbI table of the appendix) | 60.00% | test | 1 "
         "| not comparable |"
     ]
 
@@ -122,7 +122,7 @@ def test_the_table_and_its_marker():
     entries = [entry("recall-lstm-t50", 0, 0.2)]
     text = fill_tables("<!-- torchrum:table recall paper -->\n<!-- /torchrum:table -->\n", entries)
     assert (
-        "| `recall-lstm-t50` | LSTM | 20.5 % (Table 1) | 20.00% | validation | 1 | -0.50 points | reproduced |" in text
+        "| `recall-lstm-t50` | LSTM | 20.5% (Table 1) | 20.00% | validation | 1 | -0.50 points | reproduced |" in text
     )
     assert verdict_table(verdicts(entries, "recall")) in text
 

@@ -242,7 +242,7 @@ def test_rows_that_sum_up_stay_last(browser, report):
       return Array.from(table.tBodies[0].rows, (row) => row.cells[0].textContent);
     })()""")
     assert not names[0].startswith("1 ")  # it was sorted
-    last = ["mean", "mean, best seed by validation", "solved (95 % or more)", "seeds", "minutes of training per seed"]
+    last = ["mean", "mean, best seed by validation", "solved (95% or more)", "seeds", "minutes of training per seed"]
     assert names[20:] == last
 
 

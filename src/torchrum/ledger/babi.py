@@ -68,7 +68,7 @@ class Column:
         return percent(f"{fmean(self.chosen.values()):.1%}")
 
     def solved(self) -> str:
-        """How many tasks have a mean of at least 95 %."""
+        """How many tasks have a mean of at least 95%."""
         return str(sum((value or 0) >= SOLVED for value in map(self.mean, TASKS)))
 
     def seeds(self) -> str:
@@ -88,9 +88,16 @@ def percent(text: str) -> str:
 
 
 def signed(column: "Column") -> str:
-    """The average of a column with its sign: ``76.7 % (75.7 to 77.5)``, or ``97.2 % of 2 tasks``."""
+    """The average of a column with its sign: ``76.7% (75.7 to 77.5)``, or ``97.2% of 2 tasks``."""
     mean, space, rest = column.average().partition(" ")
-    return f"{mean} %{space}{rest}"
+    return f"{mean}%{space}{rest}"
+
+
+def setting_words(change: str) -> str:
+    """A changed setting in words, which break in a narrow heading: ``optimizer.clip=1.0`` is ``clip 1.0``."""
+    name, _, value = change.partition("=")
+    name = name.rpartition(".")[2].replace("_", " ")
+    return name if value == "true" else f"no {name}" if value in ("", "false") else f"{name} {value}"
 
 
 def babi_tables(entries: Iterable[Entry]) -> str:
@@ -163,7 +170,7 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: 
     label = model_label(entries[0].config().model)
     return Column(
         name,
-        ", ".join([f"{label} `{name}`", *(plain(text if text[-1] != "=" else f"{text}none") for text in changed)]),
+        ", ".join([f"{label} `{name}`", *(plain(setting_words(text)) for text in changed)]),
         scores,
         paper=paper,
         label=label,
@@ -212,7 +219,7 @@ def paper_column(name: str) -> tuple[float, ...]:
 def paper_mean(family: str) -> str:
     """The paper's mean over the tasks for a set of recipes; empty if it has none."""
     values = paper_column(family)
-    return f"{fmean(values):.1f} % on average" if values else ""
+    return f"{fmean(values):.1f}% on average" if values else ""
 
 
 def paper_family(family: str) -> Paper:
@@ -232,7 +239,7 @@ def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str,
 def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
     """A Markdown table: a row for each of some tasks, then, in bold, the means, the tasks solved, seeds and cost."""
     header, rows = ["task"], [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks]
-    ends = [["**mean**"], ["**mean, best seed by validation**"], ["**solved (95 % or more)**"], ["**seeds**"]]
+    ends = [["**mean**"], ["**mean, best seed by validation**"], ["**solved (95% or more)**"], ["**seeds**"]]
     costs = ["**minutes of training per seed**"]
     for column in columns:
         if column.paper and paper_column(column.name):

@@ -182,7 +182,7 @@ def _paper(model: str, task: int) -> Paper | None:
     if model not in PAPER:
         return None
     accuracy = PAPER[model][task - 1]
-    text = f"{accuracy:g} %" + (" (1k)" if model in SMALL_DATA else "")
+    text = f"{accuracy:g}%" + (" (1k)" if model in SMALL_DATA else "")
     return Paper(text=text, where=TABLE, value=accuracy / 100)
 
 

@@ -30,7 +30,7 @@ IN_WORDS = {
     ("ntm", 50): Paper(text="fails", where="Section 4.2"),
 }
 
-PAPER_ONLY = {30: {"WeiNet (Zhang and Zhou, 2017)": "100 %"}, 50: {"WeiNet (Zhang and Zhou, 2017)": "100 %"}}
+PAPER_ONLY = {30: {"WeiNet (Zhang and Zhou, 2017)": "100%"}, 50: {"WeiNet (Zhang and Zhou, 2017)": "100%"}}
 """Baseline models whose equations are not publicly available: their printed numbers, with no run of ours."""
 
 
@@ -73,7 +73,7 @@ def recall(model: str, length: int, tuned: bool) -> TrainConfig:
 
 def _paper(model: str, accuracy: float | None, length: int) -> Paper | None:
     if accuracy is not None:
-        return Paper(text=f"{accuracy:g} %", where=TABLE, value=accuracy / 100)
+        return Paper(text=f"{accuracy:g}%", where=TABLE, value=accuracy / 100)
     return IN_WORDS.get((model, length))
 
 

@@ -194,4 +194,4 @@ def _memory(report: Report) -> Headline | None:
     if not ours or not theirs:
         return None
     what = "peak memory of a training pass, λ = 1, 100 units, 1000 steps, CPU"
-    return Headline(what, f"{ours / theirs:.1%}", "100 % (the original implementation)", "benchmarks", "on-a-cpu")
+    return Headline(what, f"{ours / theirs:.1%}", "100% (the original implementation)", "benchmarks", "on-a-cpu")

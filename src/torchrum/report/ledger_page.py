@@ -30,8 +30,8 @@ TASKS: dict[str, tuple[str, str, int | None]] = {
     "recall": (
         "Associative recall (Table 1, Appendix B)",
         "Pairs of a key and a value, then a key; the answer is its value. The paper: RUM with λ = 1 recalls perfectly, "
-        "an LSTM does not. A model that knows which values occurred but not where is right in 24.1 % (T = 30) and "
-        "20.7 % (T = 50): the bag of values.",
+        "an LSTM does not. A model that knows which values occurred but not where is right in 24.1% (T = 30) and "
+        "20.7% (T = 50): the bag of values.",
         600_000,
     ),
     "babi": (
