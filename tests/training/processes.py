@@ -59,6 +59,7 @@ def run_command(arguments: list[str], stderr: str, terminal: bool = False) -> No
     sys.modules["torchrum.plots.curve"] = None  # type: ignore[assignment]  # drawing takes longer than training
     if terminal:
         os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     handle = os.open(stderr, os.O_RDWR if terminal else os.O_WRONLY)
     if terminal:
         fcntl.ioctl(handle, termios.TIOCSCTTY, 0)

@@ -126,6 +126,15 @@ def test_the_loop_is_plain_training(tmp_path):
     assert [line["loss"] for line in read_metrics(tmp_path / "run", "train")] == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.fixture
+def terminal():
+    """Signals as in a terminal, even if the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("at", [3, 16, 20, 37])
 def test_a_signal_saves_and_the_resumed_run_is_bit_identical(whole, tmp_path, at, number):
