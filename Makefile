@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 .PHONY: test demo lint docs pages clean
 
 test: $(READY)
-	$(PY) -m pytest -q -n 2 --dist loadfile
+	$(PY) -m pytest -q -n 2
 
 demo: $(READY)
 	$(PY) -m torchrum demo

@@ -102,7 +102,7 @@ def test_program_without_state_and_lengths():
         assert_near(module(input=x), expected(rum, x))
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_onnx_two_layers_both_directions_with_lengths(lam, tmp_path):
     rum = make(4, 6, 2, bidirectional=True, lam=lam)
     path = to_onnx(rum, tmp_path / "rum.onnx")

@@ -357,7 +357,7 @@ def test_help_lists_every_command_and_imports_no_torch():
     assert "--task.delay 200" in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_saves_and_leaves_with_its_code(tmp_path, number):
     run = tmp_path / "longer"
     process = subprocess.Popen(

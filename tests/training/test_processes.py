@@ -54,6 +54,7 @@ def test_two_processes_give_the_curve_of_one_and_resume(one, tmp_path):
     check_same(tmp_path / "tiny", one)
 
 
+@pytest.mark.slow
 def test_torchrun_gives_the_same_curve(one, tmp_path):
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
     run(*launcher, *TRAIN, "--out", str(tmp_path), "--devices", "2")
