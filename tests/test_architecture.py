@@ -181,7 +181,7 @@ def test_the_way_from_the_layer_to_a_launch_is_short_and_true():
 @pytest.mark.parametrize("design", ["native", "torch"])
 def test_a_call_takes_the_way_that_is_listed(design):
     """Each name is called from within the one before it; the designs of GPUs cannot run here."""
-    if design == "native" and (obstacle := native.library_obstacle(False)) is not None:
+    if design == "native" and (obstacle := native.build_obstacle(False)) is not None:
         pytest.skip(f"the native scan cannot run: {obstacle}")
     layer, x, stacks = torchrum.RUM(4, 5, backend=design), torch.randn(3, 2, 4), []
 

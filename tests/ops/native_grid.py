@@ -9,7 +9,7 @@ import torch
 
 from torchrum import RUM
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
-from torchrum.ops.rum_scan.native import library
+from torchrum.ops.rum_scan.native import call
 
 SIZES = [(1, 1, 1), (2, 1, 5), (3, 9, 16), (4, 17, 33), (2, 3, 100)]  # T, B, H
 NORMS = ({}, {"layer_norm": True}, {"layer_norm": True, "ln_order": "authors"})
@@ -37,10 +37,10 @@ def scan_once(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype, c
 
 def main() -> None:
     torch.set_num_threads(3)
-    library.SMALL = 0
-    assert native.library_obstacle(False) is None, native.library_obstacle(False)
+    call.SMALL = 0
+    assert native.build_obstacle(False) is None, native.build_obstacle(False)
     for case, (lam, eta, gate, norm, zoneout) in enumerate(CHOICES):
-        activation = library.ACTIVATIONS[case % 4]
+        activation = call.ACTIVATIONS[case % 4]
         options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
         scan_once(options, *SIZES[case % len(SIZES)], (torch.float32, torch.float64)[case % 2], case)
     for lam, T, B in itertools.product((0, 1), (1, 6), (1, 5)):

@@ -25,7 +25,7 @@ from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.cells import rum_sequence as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
-from torchrum.ops.rum_scan.native import build, library, projecting
+from torchrum.ops.rum_scan.native import build, call, projecting
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), reason="there is no C compiler"
@@ -68,7 +68,7 @@ def threads():
 @pytest.mark.parametrize("B, H", [(1, 16), (7, 15), (16, 17), (19, 33), (40, 100), (3, 130)])
 def test_blocks_and_threads_match_reference(B, H, lam, threads, monkeypatch):
     """Odd sizes around whole vectors, tiles and blocks; the thread that takes a row does not matter to a bit of it."""
-    monkeypatch.setattr(library, "SMALL", 0)
+    monkeypatch.setattr(call, "SMALL", 0)
     options = RumOptions(lam=lam, eta=0.8, activation="tanh")
     inputs = draw(options, 4, B, H, torch.float64)
     wanted = gradients(inputs, options, "reference")
@@ -105,7 +105,7 @@ def test_options_match_the_reference_in_float64(lam, dtype):
 @needs_compiler
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 def test_layer_norm_gradients_of_many_blocks(lam, threads, monkeypatch):
-    monkeypatch.setattr(library, "SMALL", 0)
+    monkeypatch.setattr(call, "SMALL", 0)
     threads(2)
     options = RumOptions(lam=lam, layer_norm=True, activation="tanh")
     inputs, lengths = draw(options, 3, 37, 12, torch.float64), torch.randint(0, 4, (37,))
@@ -161,7 +161,7 @@ def test_lengths_of_vectors_that_overflow_when_squared():
 
 @needs_compiler
 def test_calls_from_several_threads_at_once(monkeypatch):
-    monkeypatch.setattr(library, "SMALL", 0)
+    monkeypatch.setattr(call, "SMALL", 0)
     options = RumOptions(lam=1.0, eta=1.0)
     cases = [draw(options, 6, 5, 20) for _ in range(6)]
     wanted = [gradients(case, options, "native") for case in cases]
@@ -186,7 +186,7 @@ def test_calls_from_several_threads_at_once(monkeypatch):
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside other threads is the point
 def test_after_a_fork(threads, monkeypatch):
     """A child made after the parent's threads have run starts its own, and waits for no pool of its parent's."""
-    monkeypatch.setattr(library, "SMALL", 0)
+    monkeypatch.setattr(call, "SMALL", 0)
     threads(2)
     options = RumOptions(lam=1.0)
     inputs = draw(options, 5, 8, 24)
@@ -206,7 +206,7 @@ def test_after_a_fork(threads, monkeypatch):
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
 def test_under_signals(threads, monkeypatch):
     """Signals in the middle of a scan reach Python's handler, in Python's thread, and change nothing."""
-    monkeypatch.setattr(library, "SMALL", 0)
+    monkeypatch.setattr(call, "SMALL", 0)
     threads(2)
     options = RumOptions(lam=1.0)
     inputs = draw(options, 40, 16, 40)
@@ -286,9 +286,9 @@ def test_an_exported_program_runs_where_native_cannot(monkeypatch):
         inputs = ScanInputs.shaped_like(torch.randn(3, 2, 12, device=device), RumOptions(lam=lam))
         return designs.runnable_design(backend, inputs, RumOptions(lam=lam)).name
 
-    monkeypatch.setattr(native, "library_obstacle", lambda double: "no C compiler was found")
+    monkeypatch.setattr(native, "build_obstacle", lambda double: "no C compiler was found")
     assert runs("native") == runs("native", "meta") == runs("fused") == runs("stepwise") == "torch"
-    monkeypatch.setattr(native, "library_obstacle", lambda double: None)
+    monkeypatch.setattr(native, "build_obstacle", lambda double: None)
     assert runs("native") == runs("fused") == runs("persistent", lam=1.0) == "native"
     assert runs("torch") == "torch"
 

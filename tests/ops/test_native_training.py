@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ops.test_native import needs_compiler
 from torchrum import RUM
 from torchrum.ops.rum_scan import plain
-from torchrum.ops.rum_scan.native import library
+from torchrum.ops.rum_scan.native import call
 
 WORDS = [
     dict(),
@@ -24,7 +24,7 @@ WORDS = [
 def two_threads(monkeypatch):
     """Two threads, however little there is to do."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(library, "SMALL", 0)
+    monkeypatch.setattr(call, "SMALL", 0)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)

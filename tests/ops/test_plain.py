@@ -35,7 +35,7 @@ CASES: dict[str, dict] = {
 
 @pytest.fixture(autouse=True)
 def _needs_a_compiler(request: pytest.FixtureRequest) -> None:
-    if "native" in request.node.name and (why := native.library_obstacle(False)):
+    if "native" in request.node.name and (why := native.build_obstacle(False)):
         pytest.skip(f"the native scan cannot be compiled: {why}")
 
 

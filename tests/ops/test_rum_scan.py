@@ -17,7 +17,7 @@ NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
 @pytest.fixture(params=["torch", "native"])
 def backend(request):
     """Each backend with a hand-written backward."""
-    why = native.library_obstacle(double=True) if request.param == "native" else None
+    why = native.build_obstacle(double=True) if request.param == "native" else None
     if why is not None:
         pytest.skip(f"native cannot run: {why}")
     return request.param
@@ -224,11 +224,11 @@ def test_zoneout_masks_have_their_rate_and_do_not_repeat():
 
 def test_choice_says_why(monkeypatch):
     xp = torch.randn(2, 2, 9)
-    monkeypatch.setattr(native, "library_obstacle", lambda double: None)
+    monkeypatch.setattr(native, "build_obstacle", lambda double: None)
     assert rum_scan_choice(xp, RumOptions()) == ("native", "fused cannot run: the input is on cpu")
     assert rum_scan_choice(xp.half(), RumOptions(lam=1.0)).backend == "native"
     assert rum_scan_choice(xp.to("meta"), RumOptions()).backend == "torch"
-    monkeypatch.setattr(native, "library_obstacle", lambda double: "no C compiler was found")
+    monkeypatch.setattr(native, "build_obstacle", lambda double: "no C compiler was found")
     why = "fused cannot run: the input is on cpu; native cannot run: no C compiler was found"
     assert rum_scan_choice(xp, RumOptions()) == ("torch", why)
     with pytest.raises(ValueError, match=r"backend='native' cannot run: no C compiler was found\. Pass backend='auto'"):

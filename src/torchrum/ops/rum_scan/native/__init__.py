@@ -6,7 +6,7 @@ from torch import Tensor
 from torchrum.ops.kernels.machine import constant_when_traced
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan.native.build import load_library
-from torchrum.ops.rum_scan.native.library import as_read, call_scan
+from torchrum.ops.rum_scan.native.call import as_read, call_scan
 from torchrum.ops.rum_scan.native.pulling import pull_back
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
@@ -23,11 +23,11 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
         return f"the input is on {xp.device.type}"
     if xp.dtype not in DTYPES:
         return f"the dtype is {xp.dtype}, and it takes float32, float64, bfloat16 and float16"
-    return library_obstacle(xp.dtype == torch.float64)
+    return build_obstacle(xp.dtype == torch.float64)
 
 
 @constant_when_traced
-def library_obstacle(double: bool) -> str | None:
+def build_obstacle(double: bool) -> str | None:
     """Why there is no compiled scan, or None."""
     found = load_library(double)
     return found if isinstance(found, str) else None

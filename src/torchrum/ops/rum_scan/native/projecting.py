@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.rum_scan.native.build import load_library
-from torchrum.ops.rum_scan.native.library import call_scan
+from torchrum.ops.rum_scan.native.call import call_scan
 from torchrum.ops.rum_scan.native.pulling import pull_back
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.projection import padded_bias

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrum.ops.rum_scan.native.library import call_scan
+from torchrum.ops.rum_scan.native.call import call_scan
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import Results
 

@@ -7,7 +7,7 @@
 enum { RELU, TANH, SIGMOID, SOFTSIGN };
 enum { NO_ZONEOUT, MIXED_ZONEOUT, MASKED_ZONEOUT };
 
-/* One scan. Tensors are contiguous; one that a call does not use is NULL. library.py has the same fields in this order. */
+/* One scan. Tensors are contiguous; one that a call does not use is NULL. call.py has the same fields in this order. */
 typedef struct {
     int64_t backward;       /* whether gradients are asked for */
     int64_t T, B, H, gates; /* gates: row blocks of the weight, tau and u or tau alone */
