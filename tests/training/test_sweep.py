@@ -9,9 +9,8 @@ from functools import partial
 
 import pytest
 
-from torchrum.training import ConfigError, RunError, read_metrics, run_sweep
+from torchrum.training import ConfigError, RunError, read_metrics, run_sweep, side_by_side
 from torchrum.training.search import search
-from torchrum.training.side_by_side import train_side_by_side
 from torchrum.training.sweep import grid
 from training import processes
 from training.tiny import tiny
@@ -141,6 +140,7 @@ def test_jobs_of_several_processes_are_refused(tmp_path):
 
 def endless(folder):
     """Start two runs side by side that only a signal ends."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back in all that the fork server starts
     runs = {f"seed-{seed}": replace(SHORT, steps=10**7, seed=seed) for seed in range(3)}
     results = run_sweep(runs, folder, jobs=2)
     (folder / "stopped").write_text(" ".join(result.stopped for result in results))
@@ -163,6 +163,24 @@ def test_a_signal_saves_the_runs_side_by_side(tmp_path, number):
     assert not (tmp_path / "seed-2").exists()
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system cannot hold signals back")
+def test_ctrl_c_while_the_first_training_starts_is_not_lost(tmp_path, monkeypatch, capsys):
+    def interrupt(process):
+        signal.raise_signal(signal.SIGINT)
+        return start(process)
+
+    start = side_by_side.multiprocessing.context.ForkServerProcess.start
+    monkeypatch.setattr(side_by_side.multiprocessing.context.ForkServerProcess, "start", interrupt)
+    runs = {f"seed-{seed}": replace(SHORT, steps=10**7) for seed in range(3)}
+    results = run_sweep(runs, tmp_path / "sweep", jobs=2)
+    last = capsys.readouterr().err.splitlines()[-1]
+    if results:  # it began to train before it was told
+        assert [result.stopped for result in results] == ["SIGINT"] and last.startswith("to resume all 3 runs")
+    else:
+        assert last == "stopped before the first run began; the same command starts over"
+        assert not (tmp_path / "sweep").exists()
+
+
 def killer(folder):
     """A training that is killed from outside, as the kernel does it to one that takes all memory."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -176,5 +194,5 @@ def test_a_training_that_is_killed_ends_the_others(tmp_path):
     start = time.monotonic()
     calls = {"first": partial(sleeper, tmp_path), "second": partial(killer, tmp_path)}
     with pytest.raises(RunError, match=r"second was killed by SIGKILL\. The same command with --resume"):
-        train_side_by_side(calls, 2, lambda label, outcome: None)
+        side_by_side.train_side_by_side(calls, 2, lambda label, outcome: None)
     assert time.monotonic() - start < 50

@@ -2,9 +2,10 @@
 
 import multiprocessing
 import signal
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -63,19 +64,31 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
 
 
 def _start(call: Call, threads: int) -> Worker:
-    """Start a process that ignores Ctrl-C until it trains: a terminal sends it to all of them, and we pass it on."""
     context = _context()
     answer, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(call, sender, threads))
-    main = threading.current_thread() is threading.main_thread()  # Python lets no other thread set handlers
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-    try:
+    with _held_back():
         process.start()
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
     sender.close()
     return Worker(process, answer)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts, which would die of it: a terminal sends it to all, and we pass it on.
+
+    The fork server and what it starts inherit this: a process ignores Ctrl-C until it trains. What came meanwhile
+    reaches us afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # started here, because it lets SIGINT through again when it has started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _context() -> Any:
@@ -91,6 +104,9 @@ def _context() -> Any:
 
 
 def _work(call: Call, sender: Connection, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(threads)
     try:
         sender.send(call())

@@ -100,6 +100,9 @@ class Sweep:
         """Train all of them, ``jobs`` at a time, and sum up."""
         stopped = self._side_by_side(jobs) if jobs > 1 else self._in_turn()
         found = [self.results[label] for label in self.runs if label in self.results]
+        if stopped and not found:
+            self._say("stopped before the first run began; the same command starts over")
+            return found
         if stopped:
             self._say(f"to resume all {len(self.runs)} runs, give the same command with --resume {self.folder}")
             return found
