@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one worker per core; more threads only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # likewise: the threads some tests ask for would spin on busy cores
 
 import pytest
 import torch

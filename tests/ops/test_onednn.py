@@ -65,7 +65,7 @@ def test_the_suite_runs_under_the_limit(tmp_path):
     conftest = Path(__file__).parents[1] / "conftest.py"
     clean = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTEST_XDIST_WORKER")}
     clean["PYTHONPATH"] = os.pathsep.join(sys.path)
-    arguments = ["-q", "-p", "no:cacheprovider", "-n", "2", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    arguments = ["-q", "-p", "no:cacheprovider", "-n", "1", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
     (tmp_path / "conftest.py").write_text(conftest.read_text())
     ran = subprocess.run([sys.executable, "-c", start, *arguments], env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
