@@ -1,14 +1,18 @@
 """What the kernel tests share: a RUM scan in float64, a design's run of it, a loss, how far two results are apart."""
 
-from collections.abc import Callable
+import copy
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from tolerances import NORM_ERROR
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, plain, rum_scan_reference
 
 LEAVES = ScanInputs._fields[:6]
 """The inputs that have gradients."""
@@ -124,3 +128,47 @@ def layer_error(layer: Any, reference: Any, x: Tensor, hx: Any = None) -> dict[s
 
     found, wanted = run(layer, next(layer.parameters()).dtype), run(reference, torch.float64)
     return {name: relative_error(found[name], wanted[name]) for name in wanted}
+
+
+@contextmanager
+def plain_calls_by(design: Any) -> Iterator[None]:
+    """Plain calls on the CPU take a GPU's design, whose kernels are emulated; copies by the driver are made here."""
+    designs.forget_decisions()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(design, "obstacle", lambda *_: None)
+        patch.setattr(plain, "copy_ends", copy_ends_here)
+        patch.setattr(plain, "projects", lambda _: False)
+        yield
+    designs.forget_decisions()
+
+
+def copy_ends_here(*pairs: tuple[Tensor, Tensor]) -> None:
+    for target, source in pairs:
+        assert target.is_contiguous() and source.is_contiguous() and target.dtype == source.dtype
+        ctypes.memmove(target.data_ptr(), source.data_ptr() + source.nbytes - target.nbytes, target.nbytes)
+
+
+def assert_plain_calls_match(layer: Any, x: Tensor, hx: Any, most: float) -> None:
+    """A layer's plain calls, against float64: results and gradients, and results that a user writes to.
+
+    To be run where ``layer`` takes the design that is tested; the reference does not.
+    """
+    reference = copy.deepcopy(layer).double()
+    reference.backend = "reference"
+    errors = layer_error(layer, reference, x, hx)
+    assert all(error <= most for error in errors.values()), errors
+
+    def gradients(write: bool) -> list[Tensor]:
+        results = layer(x, hx)
+        loss = loss_of(results)
+        if write:
+            kept = [part.detach().clone() for part in tensors(results)]
+            for i, part in enumerate(tensors(results)):
+                part.detach().fill_(7.0)  # behind autograd's back
+                assert all(torch.equal(*pair) for pair in zip(tensors(results)[i + 1 :], kept[i + 1 :], strict=True))
+        return list(torch.autograd.grad(loss, list(layer.parameters())))
+
+    assert all(map(torch.equal, gradients(False), gradients(True)))
+    with torch.no_grad():
+        inferred = tensors(layer(x, hx))
+    assert all(map(torch.equal, inferred, tensors(layer(x, hx))))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from grids import thinned
-from oracle import exact_scan, layer_error, relative_error, run_design
+from oracle import assert_plain_calls_match, exact_scan, plain_calls_by, relative_error, run_design
 from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels import nvrtc
@@ -258,22 +258,14 @@ def test_forward_keeps_no_gates() -> None:
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("with_state", [False, True])
-def test_a_plain_call_of_a_layer(with_state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_call_of_a_layer(with_state: bool) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
-    monkeypatch.setattr(design, "obstacle", lambda *_: None)
-    words = {"lam": 1, "eta": 1.0, "activation": "tanh"}
-    layer = RUM(3, 9, **words, backend="fused")
-    reference = RUM(3, 9, **words, backend="reference", dtype=torch.float64)
-    reference.load_state_dict(layer.state_dict())
-    x, rotation = torch.randn(5, 2, 3), torch.linalg.qr(torch.randn(1, 2, 9, 9)).Q
+    layer, x = RUM(3, 9, lam=1, eta=1.0, activation="tanh"), torch.randn(5, 2, 3)
+    rotation = torch.linalg.qr(torch.randn(1, 2, 9, 9)).Q
     hx = (torch.randn(1, 2, 9), rotation) if with_state else None
-    errors = layer_error(layer, reference, x, hx)
-    assert all(error <= NORM_ERROR[torch.float32] for error in errors.values()), errors
-    output, h_n = layer(x, hx)
-    assert "PlainScan" in output.grad_fn.name()
-    with torch.no_grad():
-        again, state = layer(x, hx)
-        assert all(map(torch.equal, (again, *state), (output, *h_n)))
+    with plain_calls_by(design):
+        assert "PlainScan" in layer(x, hx)[0].grad_fn.name()
+        assert_plain_calls_match(layer, x, hx, NORM_ERROR[torch.float32])
 
 
 def rotation_case(device: str) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchrum.ops.kernels import driver as driver_module
 from torchrum.ops.kernels import nvrtc
+from torchrum.ops.kernels.driver import Fill, copy_ends
 from torchrum.ops.kernels.nvrtc import Kernel, pack
 
 
@@ -19,7 +21,7 @@ class Driver:
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes, self.launches, self.asked, self.fails = sizes, [], [], 0
-        self.context = 1
+        self.context, self.streams = 1, []
 
     def cuCtxGetCurrent(self, context: Any) -> int:
         context._obj.value = self.context
@@ -54,6 +56,21 @@ class Driver:
         self.launches.append((tuple(numbers), stream.value, values))
         return self.fails
 
+    def cuMemsetD32Async(self, address: int, word: int, count: int, stream: int) -> int:
+        if not self.context:
+            return 201
+        assert not self.launches, "a kernel reads what was filled before it"
+        ctypes.memmove(address, struct.pack("I", word) * count, 4 * count)
+        self.streams.append(stream)
+        return self.fails
+
+    def cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> int:
+        if not self.context:
+            return 201
+        ctypes.memmove(target, source, size)
+        self.streams.append(stream)
+        return self.fails
+
     def cuGetErrorString(self, code: int, text: Any) -> int:
         text._obj.value = b"invalid argument"
         return 0
@@ -62,7 +79,8 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver((8, 8, 8, 4, 4, 4))
-    monkeypatch.setattr(nvrtc, "_driver", lambda: found)
+    for module in (nvrtc, driver_module):
+        monkeypatch.setattr(module, "load_driver", lambda: found)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
     return found
@@ -122,3 +140,41 @@ def test_arguments_that_are_in_use_are_not_written_to():
     again = pack([7, 8])
     assert again is first
     assert list(second.values) == [3, 4]
+
+
+def test_memory_is_filled_before_the_launch_and_on_its_stream(driver):
+    memory = torch.zeros(8, dtype=torch.int32)
+    fills = [Fill(memory.data_ptr() + 8, 0xFFFFFFFF, 3), Fill(memory.data_ptr(), 0, 0), Fill(memory.data_ptr(), 7, 1)]
+    Kernel(ctypes.c_void_p(5), 0).launch(1, 32, 0, [None], fills=fills)
+    assert memory.tolist() == [7, 0, -1, -1, -1, 0, 0, 0]
+    assert driver.streams == [70, 70]
+    assert len(driver.launches) == 1
+
+
+@pytest.fixture
+def on_the_cpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A driver to which tensors on the CPU are on the current device: theirs is number -1."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    return driver
+
+
+@pytest.mark.parametrize("context", [0, 1])
+def test_copies_are_the_ends_of_their_sources(on_the_cpu, context):
+    on_the_cpu.context = context
+    out, R = torch.randn(4, 2, 3, dtype=torch.bfloat16), torch.randn(2, 3, 3)
+    last, whole, other = torch.empty_like(out[0]), torch.empty_like(out), torch.empty_like(R)
+    copy_ends((last, out), (whole, out), (other, R))
+    assert torch.equal(last, out[-1])
+    assert torch.equal(whole, out)
+    assert torch.equal(other, R)
+    assert on_the_cpu.streams == [69] * 3
+    copy_ends((out.new_empty(0), out[:0]))  # a batch of no rows
+    assert len(on_the_cpu.streams) == 3
+
+
+def test_a_failed_fill_or_copy_says_so(on_the_cpu):
+    on_the_cpu.fails, x, kernel = 1, torch.zeros(4), Kernel(ctypes.c_void_p(5), -1)
+    with pytest.raises(RuntimeError, match=r"CUDA failed at filling 4 words of memory: invalid argument \(1\)"):
+        kernel.launch(1, 32, 0, [None], fills=[Fill(x.data_ptr(), 0, 4)])
+    with pytest.raises(RuntimeError, match=r"CUDA failed at copying 16 bytes: invalid argument \(1\)"):
+        copy_ends((torch.empty_like(x), x))

@@ -43,19 +43,19 @@ def run_rum(
     ``returned`` says that both results go to a user, who may write to them: then they share no memory with each other
     or with what the backward reads.
     """
-    from_zero, weight_hh = not state, weights["weight_hh"]
-    if from_zero:
-        assert weight_hh is not None
-        state = (x.new_zeros(x.shape[1], weight_hh.shape[1]),)
-    steps = steps_at_once(x, state[0], options, training)
+    weight_hh = weights["weight_hh"]
+    assert weight_hh is not None
+    steps = steps_at_once(x, weight_hh.shape[1], options, training)
     if operator_obstacle(options, weights["lam"] is not None) is None and (
         steps is None or (backend in ("auto", "native") and projects(x))
     ):
-        call = PlainCall(options.with_training(training), backend, returned, from_zero)
+        call = PlainCall(options.with_training(training), backend, returned)
         plain = plain_scan(_layer_inputs(x, state, weights, lengths), call)
         if plain is not None:
             output, h, R = plain
             return output, (h,) if R is None else (h, R)
+    if not state:
+        state = (x.new_zeros(x.shape[1], weight_hh.shape[1]),)
     if steps is None:
         xp = project_rum(x, weights, options)
         output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
@@ -69,7 +69,7 @@ def _layer_inputs(x: Tensor, state: State, weights: Weights, lengths: Tensor | N
     assert weight_ih is not None and weight_hh is not None
     R = state[1] if len(state) == 2 else None
     norm = weights["ln_weight"], weights["ln_bias"]
-    return LayerInputs(x, weight_ih, weights["bias_ih"], state[0], R, weight_hh, *norm, lengths)
+    return LayerInputs(x, weight_ih, weights["bias_ih"], state[0] if state else None, R, weight_hh, *norm, lengths)
 
 
 def _owned(output: Tensor, state: State) -> tuple[Tensor, State]:
@@ -101,7 +101,7 @@ def _run_parts(
     return whole, state
 
 
-def steps_at_once(x: Tensor, h: Tensor, options: RumOptions, training: bool) -> int | None:
+def steps_at_once(x: Tensor, hidden: int, options: RumOptions, training: bool) -> int | None:
     """How many steps a part of a long sequence has; None where it is to run as a whole."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] <= 2 * PART_STEPS:
         return None
@@ -109,7 +109,7 @@ def steps_at_once(x: Tensor, h: Tensor, options: RumOptions, training: bool) -> 
         return None  # a scan carries its state in float32, which would be rounded between parts
     if options.zoneout > 0 and training:
         return None  # the masks are one draw for the sequence, which a checkpoint's second run must meet again
-    steps = max(PART_STEPS, PART_NUMBERS // max(h.numel(), 1) // PART_STEPS * PART_STEPS)
+    steps = max(PART_STEPS, PART_NUMBERS // max(x.shape[1] * hidden, 1) // PART_STEPS * PART_STEPS)
     return steps if x.shape[0] > 2 * steps else None
 
 

@@ -29,6 +29,8 @@ class Design(NamedTuple):
     """The one lam that a RUM's design is for; None for any that the operator takes."""
     sized: bool = False
     """Whether its obstacle depends on the batch size, to which a compiler that traces the choice must not be bound."""
+    by_driver: bool = False
+    """Whether it launches by CUDA's driver alone: then it needs no tensor for a state of zeros."""
 
 
 FUSED, TORCH, REFERENCE = (Design(name, name) for name in ("fused", "torch", "reference"))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchrum.ops.kernels.driver import Fill, check_driver, enter_context, fill_memory, load_driver, raw_stream
 from torchrum.ops.kernels.machine import constant_when_traced
 
 Argument = Tensor | int | float | bytes | None
@@ -31,29 +32,37 @@ class Kernel:
         self._shared_bytes = 48 * 1024  # what CUDA grants unasked
 
     def launch(
-        self, blocks: int, threads: int, shared_bytes: int, args: Sequence[Argument], *, together: bool = False
+        self,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        args: Sequence[Argument],
+        *,
+        together: bool = False,
+        fills: Sequence[Fill] = (),
     ) -> None:
-        """Queue the kernel on the current stream of its device; also inside a CUDA graph's capture.
+        """Queue the kernel on the current stream of its device, behind ``fills``; also inside a CUDA graph's capture.
 
         ``together`` launches cooperatively: all blocks are resident at once, or the launch fails.
         """
         if torch.cuda.current_device() != self._device:
             with torch.cuda.device(self._device):
-                self.launch(blocks, threads, shared_bytes, args, together=together)
+                self.launch(blocks, threads, shared_bytes, args, together=together, fills=fills)
             return
-        driver = _driver()
-        _enter_context(driver, self._device)
+        driver = load_driver()
+        enter_context(driver, self._device)
         if shared_bytes > self._shared_bytes:
             check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
-            _check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
+            check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
             self._shared_bytes = shared_bytes
         packed = pack(args)
-        # a raw number: torch.cuda.current_stream builds an object on every call
-        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
-        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, packed.addresses)
+        raw = raw_stream(self._device)
+        if fills:
+            fill_memory(driver, fills, raw)
+        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, ctypes.c_void_p(raw), packed.addresses)
         check = driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
         if check != 0:
-            _check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
+            check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
         packed.give_back()  # the launch has copied the values
 
 
@@ -126,14 +135,14 @@ def load_kernel(
     if architecture is None:
         architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     cubin = compile_source(source, name, macros, architecture, flags)
-    driver = _driver()
+    driver = load_driver()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream(device)  # torch creates the device's context on first use
-        _enter_context(driver, device)
-        _check_driver(driver.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {name}")
+        enter_context(driver, device)
+        check_driver(driver.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {name}")
         check = driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
-    _check_driver(check, f"finding {name}")
+    check_driver(check, f"finding {name}")
     return Kernel(function, device)
 
 
@@ -184,11 +193,6 @@ def _read_out(size_of: Callable[..., int], read: Callable[..., int], program: ct
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-
-
-@functools.cache
 def _nvrtc() -> ctypes.CDLL | None:
     major = (torch.version.cuda or "0").split(".")[0]
     name = f"nvrtc64_{major}*_0.dll" if os.name == "nt" else f"libnvrtc.so.{major}"
@@ -205,22 +209,3 @@ def _nvrtc() -> ctypes.CDLL | None:
         except OSError:
             continue
     return None
-
-
-def _enter_context(driver: ctypes.CDLL, device: int) -> None:
-    """Make torch's context current: autograd runs the backward in a thread that may have none yet."""
-    context = ctypes.c_void_p()
-    _check_driver(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
-    if not context.value:
-        handle = ctypes.c_int()
-        _check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
-        _check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
-        _check_driver(driver.cuCtxSetCurrent(context), "entering the context")
-
-
-def _check_driver(result: int, doing: str) -> None:
-    if result != 0:
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorString(result, ctypes.byref(text))
-        reason = text.value.decode() if text.value else "unknown error"
-        raise RuntimeError(f"CUDA failed at {doing}: {reason} ({result}).")

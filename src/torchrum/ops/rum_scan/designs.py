@@ -18,9 +18,9 @@ from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_back
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import ScanInputs
 
-PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True)
+PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True, by_driver=True)
 STEPWISE = Design("stepwise", "fused", stepwise, lam=0.0)
-LAM1 = Design("lam1", "fused", lam1, lam=1.0)
+LAM1 = Design("lam1", "fused", lam1, lam=1.0, by_driver=True)
 NATIVE = Design("native", "native", native)
 TORCH = Design("torch", "torch", torch_backend)
 

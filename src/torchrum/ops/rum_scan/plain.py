@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
+from torchrum.ops.kernels.driver import copy_ends
 from torchrum.ops.kernels.precision import autocast_dtype, without_autocast
 from torchrum.ops.kernels.watching import is_unwatched
 from torchrum.ops.rum_scan.designs import NATIVE, decide
@@ -35,8 +36,6 @@ class PlainCall(NamedTuple):
     backend: Backend = "auto"
     returned: bool = False
     """Whether states and R go to a user, who may write to them: then the backward keeps copies of its own."""
-    from_zero: bool = False
-    """Whether h0 is zero because none was given."""
 
 
 def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Tensor | None] | None:
@@ -55,9 +54,9 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
     if torch.is_grad_enabled() and any(part.requires_grad for part in given):
         return _apply(call, *inputs)
     if _is_native(inputs, call):
-        return infer_projecting(inputs, call.options)
-    out, R, _ = _run(inputs, call, save=False)[2]
-    return out, out[-1].clone() if call.returned else out[-1], R
+        return infer_projecting(inputs.with_zeros(), call.options)
+    design, _, (out, R, _) = _run(inputs, call, save=False)
+    return out, _copies(design, out)[0] if call.returned else out[-1], R
 
 
 def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
@@ -69,7 +68,18 @@ def _run(inputs: LayerInputs, call: PlainCall, save: bool) -> tuple[Design, Tens
     xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)
     scanned = inputs.projected(xp)
     design = decide(scanned, call.options, False, call.backend)
+    if inputs.h0 is None and not design.by_driver:
+        scanned = inputs.with_zeros().projected(xp, from_zero=True)
     return design, xp, design.module.forward(scanned, call.options, save)
+
+
+def _copies(design: Design, out: Tensor, *others: Tensor) -> list[Tensor]:
+    """The last of the states ``out`` and each of ``others`` in memory of their own."""
+    if not design.by_driver:
+        return [out[-1].clone(), *(part.clone() for part in others)]
+    copies = [out.new_empty(out.shape[1:]), *(part.new_empty(part.shape) for part in others)]
+    copy_ends(*zip(copies, (out, *others), strict=True))
+    return copies
 
 
 class _PlainScan(torch.autograd.Function):
@@ -77,14 +87,17 @@ class _PlainScan(torch.autograd.Function):
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         inputs, xp = LayerInputs(*args), None
         if _is_native(inputs, call):
-            design = NATIVE
+            design, inputs = NATIVE, inputs.with_zeros()
             out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:
             design, xp, results = _run(inputs, call, save=True)
             out, R, _ = results
-            last = out[-1].clone()
-            if call.returned:
-                out, R = out.clone(), None if R is None else R.clone()
+            if not call.returned:
+                (last,) = _copies(design, out)
+            elif R is None:
+                last, out = _copies(design, out, out)
+            else:
+                last, out, R = _copies(design, out, out, R)
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, xp, *results[:2], *results.residuals)
@@ -101,9 +114,10 @@ class _PlainScan(torch.autograd.Function):
                 found = backward_projecting(arriving, inputs, results, ctx.call.options, needs)
             else:
                 found = _backward_of_parts(ctx, arriving, inputs, xp, results, plain)
-        if bias is not None and found[2] is not None and found[2].shape != bias.shape:
-            found = (*found[:2], found[2][: bias.shape[0]], *found[3:])  # eps has none
-        return None, *found, None, None
+        grad_bias, grad_h0 = found[2:4]
+        if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
+            grad_bias = grad_bias[: bias.shape[0]]  # eps has none
+        return None, *found[:2], grad_bias, grad_h0 if needs[3] else None, *found[4:], None, None
 
 
 def _backward_of_parts(
@@ -117,7 +131,8 @@ def _backward_of_parts(
         results = operator_results(results)
     if xp is None or torch.is_grad_enabled():
         xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # with a graph
-    scanned = inputs.projected(xp, call.from_zero)
+    readable = inputs if plain and design.by_driver else inputs.with_zeros()
+    scanned = readable.projected(xp, from_zero=inputs.h0 is None)
     if plain:
         grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4])
     else:  # somebody differentiates or batches this backward

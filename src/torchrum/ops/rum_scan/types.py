@@ -1,7 +1,9 @@
 """What a RUM scan is given, what it returns and what its backward keeps; ``T B H`` are steps, batch, hidden units."""
 
+import functools
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchrum.ops.rum_scan.options import RumOptions
@@ -23,7 +25,7 @@ class ScanInputs(NamedTuple):
     xp: Tensor
     """``(T, B, 3H)``, the projected input in blocks tau, u, eps; ``(T, B, 2H)``, tau and eps, without update gate."""
     h0: Tensor
-    """``(B, H)``"""
+    """``(B, H)``; ``from_zero`` scans may have no numbers here."""
     R0: Tensor | None
     """``(B, H, H)``, the identity if None; only with lam other than 0."""
     weight_hh: Tensor
@@ -37,7 +39,7 @@ class ScanInputs(NamedTuple):
 
     @property
     def from_zero(self) -> bool:
-        """Whether h0 is known to be zero, so that it adds nothing to the gradient of a weight."""
+        """Whether h0 is known to be zero: it adds nothing to the gradient of a weight, and nobody asks for its own."""
         return False
 
     @property
@@ -60,6 +62,12 @@ class ScanFromZero(ScanInputs):
         return True
 
 
+@functools.lru_cache(256)
+def _shape_alone(B: int, H: int, dtype: torch.dtype) -> Tensor:
+    """Zeros that nobody reads: without memory they need no launch, on no stream."""
+    return torch.empty(B, H, dtype=dtype, device="meta")
+
+
 class LayerInputs(NamedTuple):
     """The tensors of one recurrence before its input is projected."""
 
@@ -69,7 +77,8 @@ class LayerInputs(NamedTuple):
     """``(3H, I)``, rows tau, u, eps; ``(2H, I)`` without update gate."""
     bias: Tensor | None
     """``(3H,)``, or shorter by the H of eps."""
-    h0: Tensor
+    h0: Tensor | None
+    """``(B, H)``, zeros if None."""
     R0: Tensor | None
     weight_hh: Tensor
     ln_weight: Tensor | None = None
@@ -79,8 +88,16 @@ class LayerInputs(NamedTuple):
     """As in ``ScanInputs``."""
 
     def projected(self, xp: Tensor, from_zero: bool = False) -> ScanInputs:
-        """What the scan takes."""
-        return (ScanFromZero if from_zero else ScanInputs)(xp, *self[3:])
+        """What the scan takes; without an h0 a tensor on the meta device tells its shape."""
+        if self.h0 is None:
+            return ScanFromZero(xp, _shape_alone(xp.shape[1], self.weight_hh.shape[1], xp.dtype), *self[4:])
+        return (ScanFromZero if from_zero else ScanInputs)(xp, self.h0, *self[4:])
+
+    def with_zeros(self) -> "LayerInputs":
+        """With an h0 in any case."""
+        if self.h0 is not None:
+            return self
+        return self._replace(h0=self.x.new_zeros(self.x.shape[1], self.weight_hh.shape[1]))
 
 
 class Residuals(NamedTuple):
@@ -106,7 +123,7 @@ class Gradients(NamedTuple):
     """Gradients of a scan's inputs, each in the dtype of its tensor; None for those that were not given."""
 
     xp: Tensor
-    h0: Tensor
+    h0: Tensor | None
     R0: Tensor | None
     weight_hh: Tensor
     ln_weight: Tensor | None = None

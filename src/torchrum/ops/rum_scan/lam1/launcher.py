@@ -87,7 +87,8 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     if out.numel() == 0:
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
         return results
-    tensors = (xp.contiguous(), _plain(h0), _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
+    start = None if inputs.from_zero else _plain(h0)
+    tensors = (xp.contiguous(), start, _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
     args = (*tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, T, B)
     _launch("forward", xp, options, (*args, *_scalars(options)))
     return results
@@ -105,6 +106,7 @@ def backward(
     grad_R_n = None if grad_R is None or grad_R.numel() == 0 else grad_R
     if out.numel() == 0:
         zero = [None if x is None else torch.zeros_like(x) for x in inputs[:6]]
+        zero[1] = None if inputs.from_zero else zero[1]
         zero[2] = (zero[2] if grad_R_n is None else grad_R_n) if need_R0 else None
         return Gradients(*zero)  # type: ignore[arg-type]
 
@@ -113,7 +115,8 @@ def backward(
         moved = torch.bmm(R_n.mT, grad_R_n.float())
         K_n = (moved - moved.mT).contiguous()
     xp, out, lengths = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64)
-    start, weight, ln = _plain(h0), _plain(weight_hh), (_plain(ln_weight), _plain(ln_bias))
+    start = None if inputs.from_zero else _plain(h0)
+    weight, ln = _plain(weight_hh), (_plain(ln_weight), _plain(ln_bias))
     grad_xp = torch.empty_like(xp)
     gates = _gates(xp, start, weight, out, grad_xp, options)
     grad_h0 = xp.new_empty(B, H, dtype=torch.float32)
@@ -135,8 +138,8 @@ def backward(
             grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
     grad_weight = recurrent_weight_gradient(grad_xp, weight_hh.shape[0], None if inputs.from_zero else h0, out)
     grad_weight = grad_weight if grad_weight.dtype is weight_hh.dtype else grad_weight.to(weight_hh.dtype)
-    grad_h0 = grad_h0 if h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
-    grads = Gradients(grad_xp, grad_h0, grad_R0, grad_weight)
+    started = None if inputs.from_zero else grad_h0 if h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
+    grads = Gradients(grad_xp, started, grad_R0, grad_weight)
     if ln_weight is None or ln_bias is None or grad_ln is None:
         return grads
     summed = grad_ln.sum(0)  # (norms, 2, H)

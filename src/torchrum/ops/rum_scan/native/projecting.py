@@ -31,7 +31,7 @@ def projects(x: Tensor) -> bool:
 
 def infer_projecting(inputs: LayerInputs, options: RumOptions) -> tuple[Tensor, Tensor, Tensor | None]:
     """All states, the last one by itself, and the last R; nothing but the first grows with T."""
-    x, (B, H) = inputs.x, inputs.h0.shape
+    x, B, H = inputs.x, inputs.x.shape[1], inputs.weight_hh.shape[1]
     out, last = x.new_empty(x.shape[0], B, H), x.new_empty(B, H)
     R_n = x.new_empty(B, H, H) if options.lam == 1 else None
     call_scan({**named(inputs), "out": out, "last": last, "R_n": R_n}, inputs.seed, options)
@@ -46,7 +46,7 @@ def forward_projecting(
     Where they are ``returned`` to a user, who may write to them, the backward has its own. Its residuals are those of
     the operator with eps behind the gates.
     """
-    x, (B, H), T, memory = inputs.x, inputs.h0.shape, inputs.x.shape[0], options.lam == 1
+    x, (T, B), H, memory = inputs.x, inputs.x.shape[:2], inputs.weight_hh.shape[1], options.lam == 1
     states, saved = x.new_empty(T, B, H), x.new_empty(T, B, (options.num_inputs + memory) * H)
     R_n, kept = (x.new_empty(B, H, H), x.new_empty(T, B, 2, H)) if memory else (None, None)
     tensors, last = named(inputs), x.new_empty(B, H)

@@ -4,6 +4,7 @@ A group of blocks shares a tile of batch rows and splits the hidden units. commo
 """
 
 import functools
+import itertools
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchrum.ops.kernels.driver import Fill
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.precision import tf32_allowed
@@ -28,7 +30,7 @@ MIN_HIDDEN = 32
 ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
 ARCHITECTURE = "sm_90a"  # the only target that has the warpgroup instructions
 FLAGS = ("--use_fast_math",)
-EMPTY = -1  # all bits set: a word that nobody has written yet
+EMPTY = 0xFFFFFFFF  # all bits set: a word that nobody has written yet
 STATS = 8  # row scalars that the forward leaves for the backward
 
 RESIDENT = {"forward": 12, "backward": 11}
@@ -166,9 +168,12 @@ class Gpu:
     def blocks(self, device: torch.device) -> int:
         return resident_blocks(device)
 
-    def launch(self, name: str, plan: Plan, args: bytes, shared: int, device: torch.device) -> None:
+    def launch(
+        self, name: str, plan: Plan, args: bytes, shared: int, device: torch.device, fills: Sequence[Fill]
+    ) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
-        _kernel(name, plan, index).launch(plan.group * plan.groups, THREADS, shared, [args], together=True)
+        kernel = _kernel(name, plan, index)
+        kernel.launch(plan.group * plan.groups, THREADS, shared, [args], together=True, fills=fills)
 
 
 @functools.cache
@@ -227,17 +232,22 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
 
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
-    """Run the scan; the residuals come with it in any case."""
-    xp, results = _aligned(inputs.xp), empty_results(inputs, options)
-    T, B, N = results.out.shape
+    """Run the scan; without ``save`` the residuals are written to memory that is given back at once."""
+    xp, (T, B), N = _aligned(inputs.xp), inputs.xp.shape[:2], inputs.h0.shape[-1]
+    results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
+    unsaved = (0, 0) if save else (T * B * options.num_gates * N, T * B * STATS)
     plan = find_plan(inputs, options)
-    state_words, board_words = plan.tiles * plan.padded * plan.rows, plan.tiles * plan.board_words
-    words = [T * state_words * xp.element_size() // 4, T * board_words, (T + 1) * board_words]
+    board = plan.tiles * plan.board_words
+    words = [T * plan.tiles * plan.padded * plan.rows * xp.element_size() // 4, T * board, (T + 1) * board]
     if plan.wide:
-        words.append(T * board_words)
-    weight, h0 = _aligned(_as(inputs.weight_hh, xp.dtype)), _as(inputs.h0, torch.float32).contiguous()
-    tensors = (xp, weight, h0, _int64(inputs.lengths), inputs.seed, results.out, *results.residuals)
-    _run("forward", plan, tensors, words, (T, B, N), options)
+        words.append(T * board)
+    start = B * N if inputs.from_zero else 0
+    _memory, (gates, stats, h0, *boxes) = _carve(xp, (*unsaved, start, *words))  # held until the launch
+    weight = _aligned(_as(inputs.weight_hh, xp.dtype))
+    tensors = (xp, weight, h0 if start else _as(inputs.h0, torch.float32).contiguous(), _int64(inputs.lengths))
+    kept = results.residuals if save else (gates, stats)
+    fills = (Fill(h0, 0, start), Fill(boxes[0], EMPTY, sum(words)))
+    _run("forward", plan, (*tensors, inputs.seed, results.out, *kept, *boxes), (T, B, N), options, fills)
     return results
 
 
@@ -251,15 +261,30 @@ def backward(
     h0, weight_hh = inputs.h0, inputs.weight_hh
     T, B, N = out.shape
     plan = find_plan(inputs, options)
-    dxp, dh0 = torch.empty_like(xp), xp.new_empty(B, N, dtype=torch.float32)
+    dxp, dh0 = xp.new_empty(xp.shape), None if inputs.from_zero else xp.new_empty(B, N, dtype=torch.float32)
     grad_bytes = plan.tiles * options.num_gates * plan.padded * plan.rows * xp.element_size()
     words = (T * grad_bytes // 4, T * plan.tiles * plan.board_words)
+    start = B * N if inputs.from_zero else 0
+    _memory, (zeros, unread, *boxes) = _carve(xp, (start, start, *words))  # held until the launch
     weight, grad_out = _aligned(_as(weight_hh, xp.dtype)), _aligned(_as(grad_out, xp.dtype))
-    row_inputs = (_as(h0, torch.float32).contiguous(), stats.contiguous(), _int64(inputs.lengths), inputs.seed)
-    tensors = (grad_out, xp, weight, out, gates, *row_inputs, dxp, dh0)
-    _run("backward", plan, tensors, words, (T, B, N), options)
+    first = zeros if start else _as(h0, torch.float32).contiguous()
+    row_inputs = (first, stats.contiguous(), _int64(inputs.lengths), inputs.seed)
+    fills = (Fill(zeros, 0, start), Fill(boxes[0], EMPTY, sum(words)))
+    pointers = (grad_out, xp, weight, out, gates, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes)
+    _run("backward", plan, pointers, (T, B, N), options, fills)
     dweight = recurrent_weight_gradient(dxp, weight_hh.shape[0], None if inputs.from_zero else h0, out)
-    return Gradients(dxp, _as(dh0, h0.dtype), None, _as(dweight, weight_hh.dtype))
+    return Gradients(dxp, None if dh0 is None else _as(dh0, h0.dtype), None, _as(dweight, weight_hh.dtype))
+
+
+def _carve(like: Tensor, words: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Memory on the device of ``like``, and where in it so many 32-bit words each begin, on lines of 128 bytes.
+
+    Addresses instead of views of the one tensor: each view would cost as much as a conversion.
+    """
+    ends = list(itertools.accumulate(-(-count // 32) * 32 for count in words))
+    memory = like.new_empty(ends[-1], dtype=torch.int32)
+    first = memory.data_ptr()
+    return memory, [first, *(first + 4 * end for end in ends[:-1])]
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -279,22 +304,17 @@ def _int64(x: Tensor | None) -> Tensor | None:
 def _run(
     name: str,
     plan: Plan,
-    tensors: Sequence[Tensor | None],
-    words: Sequence[int],
+    pointers: Sequence[Tensor | int | None],
     sizes: tuple[int, int, int],
     options: RumOptions,
+    fills: Sequence[Fill],
 ) -> None:
     """Launch with the kernels' one argument: pointers, six integers and two doubles, eight bytes each.
 
-    The pointers are those of ``tensors``, of which the first is not None, and of mailboxes of so many ``words``.
+    The first of the ``pointers`` is a tensor; others may be addresses, or None for a null pointer.
     """
-    assert tensors[0] is not None
-    device = tensors[0].device
-    mail = torch.full((sum(words),), EMPTY, dtype=torch.int32, device=device)
-    pointers, box = [0 if x is None else x.data_ptr() for x in tensors], mail.data_ptr()
-    for count in words:  # no views of the one tensor: each would cost as much as a conversion
-        pointers.append(box)
-        box += 4 * count
+    assert isinstance(pointers[0], Tensor)
+    addresses = [x if isinstance(x, int) else 0 if x is None else x.data_ptr() for x in pointers]
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout))
-    args = struct.pack(f"={len(pointers)}Q6q2d", *pointers, *numbers, options.eta or 0.0, options.zoneout)
-    machine.launch(name, plan, args, plan.shared_bytes(name, options.num_gates), device)
+    args = struct.pack(f"={len(addresses)}Q6q2d", *addresses, *numbers, options.eta or 0.0, options.zoneout)
+    machine.launch(name, plan, args, plan.shared_bytes(name, options.num_gates), pointers[0].device, fills)

@@ -1,0 +1,82 @@
+"""CUDA's driver by ctypes: its context, and memory that it fills and copies on torch's current stream.
+
+A fill or copy is one call of the driver, a third of what torch takes for it; both are recorded in a CUDA graph too.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Fill(NamedTuple):
+    """Memory to fill with one 32-bit word."""
+
+    address: int
+    word: int
+    words: int
+    """How many."""
+
+
+@functools.cache
+def load_driver() -> ctypes.CDLL:
+    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    address, stream = ctypes.c_uint64, ctypes.c_void_p  # an address is no pointer to the driver, but an integer
+    library.cuMemsetD32Async.argtypes = (address, ctypes.c_uint32, ctypes.c_size_t, stream)
+    library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, ctypes.c_size_t, stream)
+    return library
+
+
+def enter_context(driver: ctypes.CDLL, device: int) -> None:
+    """Make torch's context current: autograd runs the backward in a thread that may have none yet."""
+    context = ctypes.c_void_p()
+    check_driver(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
+    if not context.value:
+        handle = ctypes.c_int()
+        check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
+        check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
+        check_driver(driver.cuCtxSetCurrent(context), "entering the context")
+
+
+def raw_stream(device: int) -> int:
+    """Torch's current stream as the driver takes it; torch.cuda.current_stream builds an object on every call."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None:
+    """Fill memory of the device whose context is current."""
+    for address, word, words in fills:
+        if words > 0:
+            done = driver.cuMemsetD32Async(address, word, words, stream)
+            if done != 0:
+                check_driver(done, f"filling {words} words of memory")
+
+
+def copy_ends(*pairs: tuple[Tensor, Tensor]) -> None:
+    """Fill each target with the last numbers of its source; all are contiguous, of one dtype and on one GPU."""
+    device = pairs[0][0].get_device()
+    if torch.cuda.current_device() != device:
+        with torch.cuda.device(device):
+            copy_ends(*pairs)
+        return
+    driver, stream = load_driver(), raw_stream(device)
+    enter_context(driver, device)
+    for target, source in pairs:
+        size, left_out = target.nbytes, source.nbytes - target.nbytes
+        if size > 0:
+            done = driver.cuMemcpyDtoDAsync_v2(target.data_ptr(), source.data_ptr() + left_out, size, stream)
+            if done != 0:
+                check_driver(done, f"copying {size} bytes")
+
+
+def check_driver(result: int, doing: str) -> None:
+    """Raise if the driver has failed at ``doing``."""
+    if result != 0:
+        text = ctypes.c_char_p()
+        load_driver().cuGetErrorString(result, ctypes.byref(text))
+        reason = text.value.decode() if text.value else "unknown error"
+        raise RuntimeError(f"CUDA failed at {doing}: {reason} ({result}).")
