@@ -36,10 +36,7 @@ def test_no_step_gives_zeros():
 
 
 def test_rows_that_were_padded_are_cut_again(monkeypatch):
-    def padded(x: Tensor) -> Tensor:
-        return torch.nn.functional.pad(x, (0, 3))
-
-    monkeypatch.setattr(weight_gradient, "aligned_rows", padded)
+    monkeypatch.setattr(weight_gradient, "_misaligned", lambda *_: True)  # as on a GPU, at sizes that are worth it
     grads, out, h0 = torch.randn(4, 3, 15), torch.randn(4, 3, 5), torch.randn(3, 5)
     for start in (h0, None):
         found = recurrent_weight_gradient(grads, 10, start, out)

@@ -32,11 +32,12 @@ def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: 
             assert first is not None
             return first
         # one view each: a chain of slices costs as much as the matmul at small sizes
+        right = out.as_strided((steps, H), (H, 1), out.storage_offset())
+        if not (_misaligned(grads, steps * rows, width) or _misaligned(out, steps * H, H)):
+            left = grads.as_strided((rows, steps), (1, width), start + B * width)
+            return left.mm(right) if first is None else first.addmm_(left, right)
         left = aligned_rows(grads.as_strided((steps, rows), (width, 1), start + B * width))
-        right = aligned_rows(out.as_strided((steps, H), (H, 1), out.storage_offset()))
-        if left.shape[1] == rows and right.shape[1] == H:
-            return left.t().mm(right) if first is None else first.addmm_(left.t(), right)
-        rest = left.t().mm(right)[:rows, :H]
+        rest = left.t().mm(aligned_rows(right))[:rows, :H]
         return rest if first is None else first.add_(rest)
 
 
@@ -51,7 +52,9 @@ def aligned_rows(x: Tensor) -> Tensor:
 
     A small matmul is over before the padding is.
     """
-    if not x.is_cuda or x.numel() < WORTH_PADDING:
-        return x
-    unit = 16 // x.element_size()
-    return F.pad(x, (0, -x.shape[1] % unit)) if x.stride(0) % unit else x
+    return F.pad(x, (0, -x.shape[1] % (16 // x.element_size()))) if _misaligned(x, x.numel(), x.stride(0)) else x
+
+
+def _misaligned(x: Tensor, count: int, stride: int) -> bool:
+    """Whether so many numbers of ``x`` in rows that ``stride`` parts are worth a copy to aligned rows."""
+    return count >= WORTH_PADDING and x.is_cuda and stride % (16 // x.element_size()) != 0

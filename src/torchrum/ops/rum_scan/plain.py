@@ -77,7 +77,7 @@ def _copies(design: Design, out: Tensor, *others: Tensor) -> list[Tensor]:
     """The last of the states ``out`` and each of ``others`` in memory of their own."""
     if not design.by_driver:
         return [out[-1].clone(), *(part.clone() for part in others)]
-    copies = [out.new_empty(out.shape[1:]), *(part.new_empty(part.shape) for part in others)]
+    copies = [out.new_empty(*out.shape[1:]), *map(torch.empty_like, others)]
     copy_ends(*zip(copies, (out, *others), strict=True))
     return copies
 

@@ -46,9 +46,8 @@ def project_backward(
     grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, the weight and the padded bias, where ``needs`` asks for them."""
-    rows = grad.reshape(-1, grad.shape[-1])
     return (
-        rows.mm(weight).reshape(x.shape) if needs[0] else None,
-        rows.t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None,
-        rows.sum(0) if needs[2] else None,
+        torch.matmul(grad, weight) if needs[0] else None,
+        grad.reshape(-1, grad.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None,
+        grad.sum((0, 1)) if needs[2] else None,
     )

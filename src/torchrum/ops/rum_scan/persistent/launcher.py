@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +56,9 @@ class Plan:
     group: int
     tiles: int
     groups: int
+
+    def __hash__(self) -> int:
+        return hash((self.padded, self.row_blocks, self.tiles, self.groups))  # of few numbers: every launch asks
 
     @property
     def rows(self) -> int:
@@ -231,23 +235,62 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     return Results(xp.new_empty(T, B, N), None, Residuals(gates, stats))
 
 
+class Layout(NamedTuple):
+    """A launch but for its tensors."""
+
+    words: int
+    """32-bit words of memory that it needs beside them."""
+    places: tuple[int, ...]
+    """Where in that memory something begins, in bytes: what the caller does not keep, zeros for h0, mailboxes."""
+    fills: tuple[Fill, ...]
+    """What is filled before the launch, by its place in that memory."""
+    form: struct.Struct
+    """Of the kernels' one argument: pointers, six integers and two doubles, eight bytes each."""
+    numbers: tuple[float, ...]
+    """The last eight."""
+    shared_bytes: int
+
+
+@functools.lru_cache(512)
+def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions, kept: bool, zero: bool) -> Layout:
+    """The launch of kernel ``name`` for ``sizes`` (T, B, N).
+
+    Args:
+        kept: whether the caller keeps what a kernel writes beside its results: gates and row scalars of the forward,
+            the gradient of h0 of the backward.
+        zero: whether h0 is zero and no tensor.
+    """
+    (T, B, N), gates, board = sizes, options.num_gates, plan.tiles * plan.board_words
+    tile_words = plan.tiles * plan.padded * plan.rows * (4 if plan.wide else 2) // 4
+    unkept: tuple[int, ...]
+    if name == "forward":
+        unkept = (-(-T * B * gates * N // (1 if plan.wide else 2)), T * B * STATS)
+        boxes = (T * tile_words, T * board, (T + 1) * board, *((T * board,) if plan.wide else ()))
+    else:
+        unkept, boxes = (B * N,), (T * gates * tile_words, T * board)
+    words = (*((0,) * len(unkept) if kept else unkept), B * N if zero else 0, *boxes)
+    ends = (0, *itertools.accumulate(-(-count // 32) * 32 for count in words))  # on lines of 128 bytes
+    places = tuple(4 * end for end in ends[:-1])
+    *_, h0, mail = places[: len(unkept) + 2]
+    fills = (Fill(mail, EMPTY, sum(boxes)), *((Fill(h0, 0, B * N),) if zero else ()))
+    numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
+    pointers = {"forward": 8, "backward": 11}[name] + len(boxes)
+    return Layout(ends[-1], places, fills, struct.Struct(f"={pointers}Q6q2d"), numbers, plan.shared_bytes(name, gates))
+
+
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
     """Run the scan; without ``save`` the residuals are written to memory that is given back at once."""
-    xp, (T, B), N = _aligned(inputs.xp), inputs.xp.shape[:2], inputs.h0.shape[-1]
-    results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
-    unsaved = (0, 0) if save else (T * B * options.num_gates * N, T * B * STATS)
+    xp, weight, from_zero = _aligned(inputs.xp), inputs.weight_hh, inputs.from_zero
+    T, B = xp.shape[:2]
+    sizes = (T, B, weight.shape[1])
+    results = empty_results(inputs, options) if save else Results(xp.new_empty(*sizes), None)
     plan = find_plan(inputs, options)
-    board = plan.tiles * plan.board_words
-    words = [T * plan.tiles * plan.padded * plan.rows * xp.element_size() // 4, T * board, (T + 1) * board]
-    if plan.wide:
-        words.append(T * board)
-    start = B * N if inputs.from_zero else 0
-    _memory, (gates, stats, h0, *boxes) = _carve(xp, (*unsaved, start, *words))  # held until the launch
-    weight = _aligned(_as(inputs.weight_hh, xp.dtype))
-    tensors = (xp, weight, h0 if start else _as(inputs.h0, torch.float32).contiguous(), _int64(inputs.lengths))
+    layout = lay_out("forward", plan, sizes, options, save, from_zero)
+    memory = xp.new_empty(layout.words, dtype=torch.int32)
+    gates, stats, h0, *boxes = _addresses(memory, layout)
+    tensors = (xp, _aligned(_as(weight, xp.dtype)), h0 if from_zero else _float32(inputs.h0), _int64(inputs.lengths))
     kept = results.residuals if save else (gates, stats)
-    fills = (Fill(h0, 0, start), Fill(boxes[0], EMPTY, sum(words)))
-    _run("forward", plan, (*tensors, inputs.seed, results.out, *kept, *boxes), (T, B, N), options, fills)
+    _run("forward", plan, layout, memory, (*tensors, inputs.seed, results.out, *kept, *boxes))
     return results
 
 
@@ -257,34 +300,29 @@ def backward(
     """Gradients of the inputs; there is neither R nor layer norm here."""
     gates, stats = results.residuals
     assert gates is not None and stats is not None
-    xp, out, gates = _aligned(inputs.xp), _aligned(results.out), _aligned(gates)
-    h0, weight_hh = inputs.h0, inputs.weight_hh
+    xp, out, weight, from_zero = _aligned(inputs.xp), _aligned(results.out), inputs.weight_hh, inputs.from_zero
     T, B, N = out.shape
     plan = find_plan(inputs, options)
-    dxp, dh0 = xp.new_empty(xp.shape), None if inputs.from_zero else xp.new_empty(B, N, dtype=torch.float32)
-    grad_bytes = plan.tiles * options.num_gates * plan.padded * plan.rows * xp.element_size()
-    words = (T * grad_bytes // 4, T * plan.tiles * plan.board_words)
-    start = B * N if inputs.from_zero else 0
-    _memory, (zeros, unread, *boxes) = _carve(xp, (start, start, *words))  # held until the launch
-    weight, grad_out = _aligned(_as(weight_hh, xp.dtype)), _aligned(_as(grad_out, xp.dtype))
-    first = zeros if start else _as(h0, torch.float32).contiguous()
-    row_inputs = (first, stats.contiguous(), _int64(inputs.lengths), inputs.seed)
-    fills = (Fill(zeros, 0, start), Fill(boxes[0], EMPTY, sum(words)))
-    pointers = (grad_out, xp, weight, out, gates, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes)
-    _run("backward", plan, pointers, (T, B, N), options, fills)
-    dweight = recurrent_weight_gradient(dxp, weight_hh.shape[0], None if inputs.from_zero else h0, out)
-    return Gradients(dxp, None if dh0 is None else _as(dh0, h0.dtype), None, _as(dweight, weight_hh.dtype))
+    layout = lay_out("backward", plan, (T, B, N), options, not from_zero, from_zero)
+    memory, dxp = xp.new_empty(layout.words, dtype=torch.int32), torch.empty_like(xp)
+    dh0 = None if from_zero else xp.new_empty(B, N, dtype=torch.float32)
+    unread, zeros, *boxes = _addresses(memory, layout)
+    h0 = zeros if from_zero else _float32(inputs.h0)
+    given = (_aligned(_as(grad_out, xp.dtype)), xp, _aligned(_as(weight, xp.dtype)), out, _aligned(gates), h0)
+    row_inputs = (stats.contiguous(), _int64(inputs.lengths), inputs.seed)
+    _run("backward", plan, layout, memory, (*given, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes))
+    dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
+    return Gradients(dxp, None if dh0 is None else _as(dh0, inputs.h0.dtype), None, _as(dweight, weight.dtype))
 
 
-def _carve(like: Tensor, words: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Memory on the device of ``like``, and where in it so many 32-bit words each begin, on lines of 128 bytes.
-
-    Addresses instead of views of the one tensor: each view would cost as much as a conversion.
-    """
-    ends = list(itertools.accumulate(-(-count // 32) * 32 for count in words))
-    memory = like.new_empty(ends[-1], dtype=torch.int32)
+def _addresses(memory: Tensor, layout: Layout) -> list[int]:
+    """Instead of views of the one tensor: each would cost as much as a conversion."""
     first = memory.data_ptr()
-    return memory, [first, *(first + 4 * end for end in ends[:-1])]
+    return [first + place for place in layout.places]
+
+
+def _float32(x: Tensor) -> Tensor:
+    return _as(x, torch.float32).contiguous()
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -301,20 +339,9 @@ def _int64(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.to(torch.int64).contiguous()
 
 
-def _run(
-    name: str,
-    plan: Plan,
-    pointers: Sequence[Tensor | int | None],
-    sizes: tuple[int, int, int],
-    options: RumOptions,
-    fills: Sequence[Fill],
-) -> None:
-    """Launch with the kernels' one argument: pointers, six integers and two doubles, eight bytes each.
-
-    The first of the ``pointers`` is a tensor; others may be addresses, or None for a null pointer.
-    """
-    assert isinstance(pointers[0], Tensor)
-    addresses = [x if isinstance(x, int) else 0 if x is None else x.data_ptr() for x in pointers]
-    numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout))
-    args = struct.pack(f"={len(addresses)}Q6q2d", *addresses, *numbers, options.eta or 0.0, options.zoneout)
-    machine.launch(name, plan, args, plan.shared_bytes(name, options.num_gates), pointers[0].device, fills)
+def _run(name: str, plan: Plan, layout: Layout, memory: Tensor, pointers: Sequence[Tensor | int | None]) -> None:
+    """Launch with ``pointers``, of which some are addresses in ``memory``, and None is a null pointer."""
+    addresses = [0 if x is None else x if type(x) is int else x.data_ptr() for x in pointers]  # type: ignore[union-attr]
+    args, first = layout.form.pack(*addresses, *layout.numbers), memory.data_ptr()
+    fills = [Fill(first + place, word, words) for place, word, words in layout.fills]
+    machine.launch(name, plan, args, layout.shared_bytes, memory.device, fills)
