@@ -109,14 +109,14 @@ def test_a_moved_text_is_named_again(run, capsys, tmp_path):
     (run.parent / "book.txt").rename(tmp_path / "moved.txt")
     try:
         assert main(["eval", str(run), "--device", "cpu"]) == 1
-        assert "book.txt does not exist" in capsys.readouterr().err
+        assert "book.txt, no longer exists; if it was moved, say where to: --data PATH" in capsys.readouterr().err
         assert main(["eval", str(run), "--device", "cpu", "--data", str(tmp_path / "moved.txt")]) == 0
         resumed = ["train", "--resume", str(run), "--steps", "8", "--quiet", "--data", str(tmp_path / "moved.txt")]
         assert main(resumed) == 0
         (tmp_path / "moved.txt").write_bytes(small_text(4000, seed=1))
         capsys.readouterr()
         assert main(["eval", str(run), "--device", "cpu", "--data", str(tmp_path / "moved.txt")]) == 2
-        assert "the data differ from those of the run: task.corpus 'book.txt' -> 'moved.txt'" in capsys.readouterr().err
+        assert "the run: task.corpus 'book.txt' -> 'moved.txt' and 5 more fields. Score" in capsys.readouterr().err
         assert main([*resumed, "--steps", "9"]) == 2
         assert "a resumed run cannot change task.corpus" in capsys.readouterr().err
     finally:
@@ -156,7 +156,7 @@ def test_wrong_calls_are_one_clear_line(tmp_path, monkeypatch, capsys, words, co
     "words, message",
     [
         ("--prompt Überall", "the prompt has 'Ü', which the text of the run (book.txt) does not have; allowed are"),
-        ("--temperature -1", "temperature=-1.0 and length=500; both must be at least 0"),
+        ("--temperature -1", "temperature=-1.0; it must be at least 0, and finite"),
         ("--length -5", "length=-5"),
         ("--temperature nan", "temperature=nan"),
         ("--seed 99999999999999999999", "seed=99999999999999999999; it must be at least 0 and below 2**63"),

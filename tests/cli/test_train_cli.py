@@ -169,6 +169,15 @@ def test_a_run_is_not_resumed_as_another_recipe(tmp_path, capsys):
     assert main(["train", TINY, *resume]) == 0
 
 
+def test_several_runs_are_not_resumed_as_one(tmp_path, capsys):
+    (tmp_path / "set" / "seed-0" / "task").mkdir(parents=True)
+    (tmp_path / "set" / "seed-0" / "task" / "config.json").touch()
+    assert main(["train", "--resume", str(tmp_path / "set")]) == 2
+    error = capsys.readouterr().err
+    assert f"give the command that started them with --resume {tmp_path / 'set'}; to resume one: " in error
+    assert error.endswith(f"torchrum train --resume {tmp_path / 'set' / 'seed-0' / 'task'}\n")
+
+
 def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
     assert main(["train", "--resume", str(tmp_path)]) == 1
     assert "is not a run folder: it has no config.json" in capsys.readouterr().err
@@ -180,8 +189,15 @@ def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["record", "nonsense"], "nonsense is not a run folder: it has no config.json."),
-        (["eval", "missing-run"], "missing-run is not a run folder: it has no config.json."),
+        (["record", "nonsense"], "nonsense is not a run folder: it does not exist."),
+        (["eval", "missing-run"], "missing-run is not a run folder: it does not exist."),
+        (["eval", "file"], "file is not a run folder: it is a file."),
+        (["eval", "several"], "it has no config.json. It contains runs; name one of them, such as several/seed-0."),
+        (
+            ["train", TINY, "--out", "file", "--quiet"],
+            "file/tiny cannot be written: Not a directory. Choose another --out.",
+        ),
+        (["report", "--results", "nowhere"], "nowhere is not a folder; pass the folder of a results ledger"),
         (["table", "--write", "missing.md"], "missing.md cannot be read: No such file or directory."),
         (["figure", "recall"], "results has nothing to draw recall from; add a run with torchrum record RUN."),
         (["bench", "--report", "missing.json"], "missing.json"),
@@ -190,6 +206,9 @@ def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
 def test_a_failure_is_one_line_with_exit_code_1(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "several" / "seed-0").mkdir(parents=True)
+    (tmp_path / "several" / "seed-0" / "config.json").touch()
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("torchrum: ")
@@ -355,6 +374,27 @@ def test_help_lists_every_command_and_imports_no_torch():
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in COMMANDS)
     assert "--task.delay 200" in done.stdout
+
+
+def test_ctrl_c_during_the_imports_is_not_lost(tmp_path):
+    # as packages do, and Python itself in the callbacks of its import locks
+    (tmp_path / "lightning_fabric.py").write_text(
+        "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: pass\nclass Fabric: pass\n"
+    )
+    (tmp_path / "first.py").write_text(
+        "import os, signal, sys\nfrom torchrum.cli.starting import leaving_at_once\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "with leaving_at_once():\n"
+        "    try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except BaseException: pass\n"
+    )
+    second = ["train", TINY, "--out", str(tmp_path / "runs")]
+    for code in ("import first", f"import sys; from torchrum.cli import main; sys.exit(main({second}))"):
+        held = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"}
+        done = subprocess.run([sys.executable, "-c", held + code], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (130, "torchrum: interrupted\n")
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])

@@ -81,8 +81,11 @@ def test_a_folder_is_its_files_in_order_or_its_three_parts(tmp_path):
     [
         (b"", "empty.txt is empty; it must hold text"),
         (b" \n\n", "empty.txt is empty"),
-        (bytes(torch.randint(256, (4096,), generator=torch.Generator().manual_seed(0)).tolist()), "not text: .* NUL"),
-        ("ein Buch".encode("utf-16"), "not text: .* NUL bytes. Convert it first"),
+        (
+            bytes(torch.randint(256, (4096,), generator=torch.Generator().manual_seed(0)).tolist()),
+            "not text: it has NUL",
+        ),
+        ("ein Buch".encode("utf-16"), "not text: it has a UTF-16 byte order mark. If it is UTF-16, convert it"),
         (b"\x01\x02text" * 100, "not text: 33% of its bytes are control characters; at most 1%"),
         (b"tiny", "has 4 bytes, and 0.05 of it leaves nothing"),
     ],

@@ -39,7 +39,7 @@ def test_the_curve_of_a_run(run, capsys):
     "arguments, message",
     [
         (["record", "nowhere"], "nowhere is not a run folder"),
-        (["figure", "recall", "--results", "nowhere"], "nowhere has nothing to draw recall from"),
+        (["figure", "recall", "--results", "nowhere"], "nowhere is not a folder; pass the folder of a results ledger"),
     ],
 )
 def test_mistakes_have_a_message_and_an_exit_code(arguments, message, tmp_path, monkeypatch, capsys):

@@ -181,7 +181,7 @@ def test_a_run_without_scores_has_no_page(runs, tmp_path):
 
 def test_a_call_that_makes_no_sense_is_refused(tmp_path, capsys):
     assert main(["report", "nowhere"]) == 1
-    assert "nowhere is not a run folder" in capsys.readouterr().err
+    assert "nowhere is not a run folder: it does not exist" in capsys.readouterr().err
     assert main(["report", "runs/x", "--write", "README.md"]) == 2
     assert "leave the run folders out" in capsys.readouterr().err
 

@@ -129,7 +129,7 @@ def test_a_path_is_no_part_of_what_was_run(task, book, tmp_path):
     assert from_json(to_json(config)) == config
     assert task.corpus == "book.txt"
     moved = book.rename(tmp_path / "moved.txt")
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="no longer exists; if it was moved"):
         task.read()
     assert replace(task, path=str(moved)).read()
 

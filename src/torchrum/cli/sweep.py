@@ -2,6 +2,7 @@
 
 from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser
+from torchrum.cli.starting import leaving_at_once
 from torchrum.cli.train import add_common, check_count, check_resumed, draw, split_fields
 
 
@@ -37,12 +38,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(rest)
     use_data_dir(options.data_dir)
 
-    from torchrum.recipes import load_recipe
-    from torchrum.training import override, run_sweep
-    from torchrum.training.errors import ConfigError
-    from torchrum.training.fabric import leave_together
-    from torchrum.training.search import search
-    from torchrum.training.sweep import grid
+    with leaving_at_once():
+        from torchrum.recipes import load_recipe
+        from torchrum.training import override, run_sweep
+        from torchrum.training.errors import ConfigError
+        from torchrum.training.fabric import leave_together
+        from torchrum.training.search import search
+        from torchrum.training.sweep import grid
 
     for name in ("seeds", "trials", "jobs"):
         check_count(name, getattr(options, name))

@@ -7,6 +7,7 @@ from pathlib import Path
 from torchrum.cli import complain, is_first
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser
+from torchrum.cli.starting import leaving_at_once
 
 EPILOG = """Every field of the recipe can be set: --steps 1000, or --set steps=1000. Nested fields have dotted names:
 --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows all fields. A recipe of your own is
@@ -50,7 +51,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     add = parser.add_argument
     return [
         add("--out", type=Path, default=Path("runs"), help="parent folder of the runs (default: runs)"),
-        add("--resume", type=Path, metavar="RUN", help="resume the run in this folder"),
+        add("--resume", type=Path, metavar="FOLDER", help="resume the run, or the runs of a sweep, in this folder"),
         add("--seeds", type=int, metavar="N", help="train N times, with the seeds seed, seed + 1, ..."),
         add(
             "--jobs", type=int, default=1, metavar="N", help="number of trainings to run at the same time (default: 1)"
@@ -79,6 +80,19 @@ def check_resumed(folder: Path | None) -> None:
 
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--resume {folder} is not a folder; leave --resume out to start a new run.")
+
+
+def check_single(folder: Path) -> None:
+    """Refuse a folder of several runs where one is to be resumed; the command that started them resumes them all."""
+    from torchrum.training.errors import ConfigError
+    from torchrum.training.files import first_run_inside
+    from torchrum.training.records import CONFIG
+
+    if not (folder / CONFIG).exists() and (run := first_run_inside(folder, CONFIG)):
+        raise ConfigError(
+            f"{folder} contains several runs. To resume them all, give the command that started them with --resume "
+            f"{folder}; to resume one: torchrum train --resume {run}"
+        )
 
 
 def draw(run: Path) -> None:
@@ -110,11 +124,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(rest)
     use_data_dir(options.data_dir)
 
-    from torchrum.cli.family import train_family
-    from torchrum.recipes import FAMILIES, load_recipe
-    from torchrum.training import Trainer, override, read_config, run_sweep
-    from torchrum.training.errors import ConfigError
-    from torchrum.training.fabric import leave_together
+    with leaving_at_once():
+        from torchrum.cli.family import train_family
+        from torchrum.recipes import FAMILIES, load_recipe
+        from torchrum.training import Trainer, override, read_config, run_sweep
+        from torchrum.training.errors import ConfigError
+        from torchrum.training.fabric import leave_together
 
     fields = [*options.fields, *fields]
     if options.recipe is None and options.resume is None:
@@ -136,6 +151,7 @@ def main(arguments: list[str]) -> int:
         results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
         code = max(result.exit_code for result in results)
     elif options.resume is not None:
+        check_single(options.resume)
         config = with_text(override(read_config(options.resume), fields), options.data)
         if recipe is not None and recipe.name != config.name:
             raise ConfigError(

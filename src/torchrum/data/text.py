@@ -20,6 +20,7 @@ from torchrum.data.files import read_files
 PARTS = ("train", "valid", "test")
 CHUNK = 2**22  # symbols that are counted at once: memory does not grow with the text
 MOST_CONTROLS = 0.01  # share of control bytes beyond which a file is not text
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 ALLOWED_CONTROLS = b"\t\n\x0b\x0c\r\x1b"
 
 
@@ -117,8 +118,9 @@ def _read_file(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     if not text.strip():
         raise DataError(f"{path} is empty; it must hold text.")
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text:
-        raise DataError(f"{path} is not text: it holds NUL bytes. Convert it first: iconv -f UTF-16 -t UTF-8.")
+    if text[:2] in UTF_16_MARKS or b"\0" in text:
+        sign = "a UTF-16 byte order mark" if text[:2] in UTF_16_MARKS else "NUL bytes"
+        raise DataError(f"{path} is not text: it has {sign}. If it is UTF-16, convert it: iconv -f UTF-16 -t UTF-8.")
     controls = sum(text.count(byte) for byte in range(32) if byte not in ALLOWED_CONTROLS) + text.count(127)
     if controls > MOST_CONTROLS * len(text):
         share = f"{controls / len(text):.0%} of its bytes are control characters"

@@ -23,8 +23,10 @@ def sample(
     """
     if not prompt:
         raise ValueError("sample: the prompt is empty; give at least one symbol.")
-    if not 0 <= temperature < math.inf or length < 0:
-        raise ValueError(f"sample: temperature={temperature} and length={length}; both must be at least 0, and finite.")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"sample: temperature={temperature}; it must be at least 0, and finite.")
+    if length < 0:
+        raise ValueError(f"sample: length={length}; it must be at least 0.")
     if not 0 <= seed < 2**63:
         raise ValueError(f"sample: seed={seed}; it must be at least 0 and below 2**63.")
     device = model.readout.weight.device

@@ -267,6 +267,8 @@ def draw_figure(name: str, results: Path, out: Path) -> list[Path]:
     if name not in FIGURES:
         raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
     paths = draw_plan(FIGURES[name], read_ledger(results), results, out)
+    if not paths and not results.is_dir():
+        raise LedgerError(f"{results} is not a folder; pass the folder of a results ledger with --results DIR.")
     if not paths:
         plain = name in ("copying", "recall", "char", "babi", "headline")
         advice = "torchrum record RUN" if plain else "torchrum record --arrays RUN"

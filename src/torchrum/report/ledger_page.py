@@ -79,6 +79,10 @@ LOOKS = {
 
 def ledger_page(results: Path) -> Page:
     """Gather the report of a ledger; an empty one is an error."""
+    if not results.is_dir():
+        raise LedgerError(
+            f"{results} is not a folder; pass the folder of a results ledger with --results DIR, or runs."
+        )
     entries = read_ledger(results)
     if not entries:
         raise LedgerError(f"{results} holds no run yet; add one with torchrum record RUN, or name run folders.")

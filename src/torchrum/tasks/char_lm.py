@@ -157,6 +157,10 @@ class CharLM(Task):
             return read_known(self.corpus)
         if not self.path:
             raise DataError(f"this task reads your own text, {self.corpus}; pass its path with --data PATH.")
+        if not Path(self.path).exists():
+            raise DataError(
+                f"the text of this run, {self.path}, no longer exists; if it was moved, say where to: --data PATH."
+            )
         parts = read_own(Path(self.path), self.heldout)
         if describe(parts).sha256 != self.sha256:
             raise DataError(

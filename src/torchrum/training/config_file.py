@@ -114,6 +114,12 @@ def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool
     return differences(_without_local(saved, config.task), _without_local(now, config.task))
 
 
+def first_of(changed: list[str]) -> str:
+    """The first of ``differences`` and how many more there are: another text, for one, differs in all that it says."""
+    more = len(changed) - 1
+    return changed[0] + (f" and {more} more field{'s' if more > 1 else ''}" if more else "")
+
+
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """Where two plain trees differ, in words."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -55,8 +55,13 @@ class DynamicConfig:
             name, _, value = part.partition("=")
             try:
                 values[name.strip()] = kinds[name.strip()](value)
-            except (KeyError, ValueError):
-                raise ConfigError(f"--dynamic {part!r}: write it as FIELD=VALUE with {', '.join(kinds)}.") from None
+            except KeyError:
+                raise ConfigError(
+                    f"--dynamic {part!r}: write FIELD=VALUE; the fields are {', '.join(kinds)}."
+                ) from None
+            except ValueError:
+                kind = "whole number" if kinds[name.strip()] is int else "number"
+                raise ConfigError(f"--dynamic {part!r}: {name.strip()} must be a {kind}.") from None
         return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.launch import check_launch
+from torchrum.training.signals import Interrupts
 
 T = TypeVar("T")
 
@@ -34,7 +35,8 @@ class Engine:
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        from lightning_fabric import Fabric
+        with Interrupts():  # an import might swallow the exception that Ctrl-C raises
+            from lightning_fabric import Fabric
 
         if config.device == "cuda" and not torch.cuda.is_available():
             raise RunError("device='cuda', but torch sees no CUDA device; pass --device cpu, or auto.")

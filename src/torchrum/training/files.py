@@ -74,12 +74,28 @@ def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder; a missing or damaged one is a RunError."""
     try:
         return parse_json(read_bytes(path, MAX_BYTES))
-    except FileNotFoundError:
-        raise RunError(f"{path.parent} is not a run folder: it has no {path.name}.") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(_why_no_run(path)) from None
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
+
+
+def first_run_inside(folder: Path, config: str) -> Path | None:
+    """A run folder below ``folder``, which may hold the runs of several seeds, settings or tasks."""
+    below = (path for depth in ("*", "*/*") for path in sorted(folder.glob(f"{depth}/{config}")))
+    return next((path.parent for path in below), None)
+
+
+def _why_no_run(path: Path) -> str:
+    """Why the folder of ``path``, a file that every run has, is not a run folder."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"{folder} is not a run folder: it {'is a file' if folder.exists() else 'does not exist'}."
+    inside = first_run_inside(folder, path.name)
+    hint = f" It contains runs; name one of them, such as {inside}." if inside else ""
+    return f"{folder} is not a run folder: it has no {path.name}.{hint}"
 
 
 def parse_json(content: bytes | str) -> Any:

@@ -1,5 +1,6 @@
 """``Trainer``: from a config to a finished run folder."""
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -86,5 +87,7 @@ def advice_on_failure(engine: Engine, folder: Path) -> Iterator[None]:
             f"Earlier checkpoints are intact; free disk space, then: torchrum train --resume {folder}"
             if has_checkpoint(folder)
             else "Free disk space or choose another --out."
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "Choose another --out."
         )
         raise RunError(f"{error.filename or folder} cannot be written: {error.strerror or error}. {further}") from error
