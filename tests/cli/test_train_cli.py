@@ -178,6 +178,20 @@ def test_several_runs_are_not_resumed_as_one(tmp_path, capsys):
     assert error.endswith(f"torchrum train --resume {tmp_path / 'set' / 'seed-0' / 'task'}\n")
 
 
+def test_a_sweep_is_not_resumed_in_a_folder_of_something_else(tmp_path, capsys):
+    out = ["--steps", "2", "--quiet", "--out", str(tmp_path)]
+    assert main(["train", TINY, "--seeds", "1", *out]) == 0
+    several, one = tmp_path / "tiny", tmp_path / "tiny" / "seed-0"
+    for command in (["sweep", "copying-lstm-t200"], ["train", "copying-lstm-t200", "--seeds", "2"]):
+        assert main([*command, "--resume", str(several)]) == 2
+        assert "tiny contains runs of tiny, not of copying-lstm-t200; leave --resume out" in capsys.readouterr().err
+        assert main([*command, "--resume", str(one)]) == 2
+        assert f"seed-0 is a single run; resume it with: torchrum train --resume {one}" in capsys.readouterr().err
+    assert main(["train", "babi-gru", "--task", "1", "--resume", str(several)]) == 2
+    assert "contains runs of tiny, not of babi-gru-qa1 and so on" in capsys.readouterr().err
+    assert [path.name for path in several.iterdir() if path.is_dir()] == ["seed-0"]
+
+
 def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
     assert main(["train", "--resume", str(tmp_path)]) == 1
     assert "is not a run folder: it has no config.json" in capsys.readouterr().err

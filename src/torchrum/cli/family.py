@@ -26,13 +26,13 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     from torchrum.cli import is_first
     from torchrum.cli.train import check_count, check_resumed
     from torchrum.ledger.babi import Column, babi_table
-    from torchrum.recipes import RECIPES
+    from torchrum.recipes import FAMILIES, RECIPES
     from torchrum.training import override, run_sweep
     from torchrum.training.testing import best_look
 
     members, fields = choose(name, fields)
     check_count("seeds", options.seeds)
-    check_resumed(options.resume)
+    check_resumed(options.resume, FAMILIES[name])
     runs, places = {}, {}
     for extra in range(options.seeds or 1):
         for member in members:

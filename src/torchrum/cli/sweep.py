@@ -48,8 +48,9 @@ def main(arguments: list[str]) -> int:
 
     for name in ("seeds", "trials", "jobs"):
         check_count(name, getattr(options, name))
-    check_resumed(options.resume)
-    config = with_text(override(load_recipe(options.recipe), [*options.fields, *fields]), options.data)
+    recipe = load_recipe(options.recipe)
+    check_resumed(options.resume, [recipe.name])
+    config = with_text(override(recipe, [*options.fields, *fields]), options.data)
     folder, new = options.resume or options.out / config.label, options.resume is None
     if options.trials is not None or options.search:
         if options.grid or options.seeds or not (options.trials and options.search):

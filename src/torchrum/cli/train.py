@@ -1,6 +1,7 @@
 """``torchrum train copying-rum --steps 1000 --task.delay 200``"""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,12 +75,23 @@ def check_count(name: str, count: int | None) -> None:
         raise ConfigError(f"--{name} is {count}, but it must be {limit}.")
 
 
-def check_resumed(folder: Path | None) -> None:
-    """Refuse to resume what is not there, before a sweep would begin anew in it."""
+def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
+    """Refuse to resume what is not there, or not several runs of these recipes, before a sweep would begin in it."""
+    from torchrum.training import read_config
     from torchrum.training.errors import ConfigError
+    from torchrum.training.files import first_run_inside
+    from torchrum.training.records import CONFIG
 
-    if folder is not None and not folder.is_dir():
+    if folder is None:
+        return
+    if not folder.is_dir():
         raise ConfigError(f"--resume {folder} is not a folder; leave --resume out to start a new run.")
+    if (folder / CONFIG).exists():
+        raise ConfigError(f"{folder} is a single run; resume it with: torchrum train --resume {folder}")
+    run = first_run_inside(folder, CONFIG)
+    if run is not None and (name := read_config(run).name) not in names:
+        wanted = names[0] if len(names) == 1 else f"{names[0]} and so on"
+        raise ConfigError(f"{folder} contains runs of {name}, not of {wanted}; leave --resume out to start new ones.")
 
 
 def check_single(folder: Path) -> None:
@@ -144,7 +156,7 @@ def main(arguments: list[str]) -> int:
         if recipe is None:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
         check_count("seeds", options.seeds)
-        check_resumed(options.resume)
+        check_resumed(options.resume, [recipe.name])
         config = with_text(override(recipe, fields), options.data)
         runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
         folder, new = options.resume or options.out / config.label, options.resume is None
