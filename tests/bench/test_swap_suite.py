@@ -1,10 +1,12 @@
 """The swap suite: its data are what they say, a job learns, its table tells who is ahead."""
 
 import json
+import multiprocessing.dummy
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +17,12 @@ if not BENCHMARKS.exists():
     pytest.skip("the benchmarks are not installed with the package", allow_module_level=True)
 sys.path.insert(0, str(BENCHMARKS))
 
+import swap_suite  # noqa: E402
 from swap.digits import draw_digits  # noqa: E402
 from swap.models import MODELS, SwapModel  # noqa: E402
 from swap.table import fill, read_results, standing, summary  # noqa: E402
 from swap.tasks import TASKS, read_text  # noqa: E402
 from swap.train import run_job  # noqa: E402
-from swap_suite import planned  # noqa: E402
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -83,33 +85,41 @@ def test_standing_is_by_the_reference_seeds():
 
 
 def test_the_first_seeds_come_first_and_the_reference_before_all():
-    jobs = [(model, seed) for _, model, seed, _ in planned(2, "rows", "gru,lstm,rum-paper", 1.0)]
+    jobs = [(model, seed) for _, model, seed, _ in swap_suite.planned(2, "rows", "gru,lstm,rum-paper", 1.0)]
     assert jobs == [("gru", 0), ("gru", 1), ("lstm", 0), ("rum-paper", 0), ("lstm", 1), ("rum-paper", 1)]
 
 
-def test_suite_adds_what_is_missing(tmp_path):
-    path = tmp_path / "out.jsonl"
+def begin(path: Path) -> list[str]:
+    """A file with one result and half a line, and the arguments that add another."""
     row = {"task": "rows", "model": "gru", "seed": 0, "score": 0.5}
     path.write_text(json.dumps(row) + "\n" + '{"task": "ro')  # the second was cut off
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "swap_suite.py"),
-        "--json",
-        str(path),
-        "--share",
-        "0.01",
-        "--seeds",
-        "1",
-    ]
-    done = subprocess.run(
-        [*command, "--tasks", "rows", "--models", "gru,rum-paper"], capture_output=True, text=True, timeout=300,
-        env={"PYTHONPATH": str(BENCHMARKS.parent / "src"), "PATH": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    return ["--json", str(path), "--share", "0.01", "--seeds", "1", "--tasks", "rows", "--models", "gru,rum-paper"]
+
+
+def check_added(path: Path, printed: str) -> None:
     rows = read_results(path)
     assert [(row["model"], row["seed"]) for row in rows] == [("gru", 0), ("rum-paper", 0)]
     assert rows[1]["updates"] == 15
-    assert "| rum-paper |" in done.stdout and "| 50.0 |" in done.stdout
+    assert "| rum-paper |" in printed and "| 50.0 |" in printed
+
+
+def test_suite_adds_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["swap_suite.py", *begin(tmp_path / "out.jsonl")])
+    threads_for_processes = SimpleNamespace(get_context=lambda method: multiprocessing.dummy, TimeoutError=TimeoutError)
+    monkeypatch.setattr(swap_suite, "multiprocessing", threads_for_processes)
+    threads = torch.get_num_threads()
+    swap_suite.main()
+    torch.set_num_threads(threads)  # a job takes one
+    check_added(tmp_path / "out.jsonl", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_suite_as_a_script_with_processes(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "swap_suite.py"), *begin(tmp_path / "out.jsonl")]
+    environment = {"PYTHONPATH": str(BENCHMARKS.parent / "src"), "PATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    check_added(tmp_path / "out.jsonl", done.stdout)
 
 
 def test_summary_marks_what_is_behind():

@@ -54,8 +54,11 @@ def train_fresh(folder: Path, hidden_size: int, rename: bool, at: float) -> None
         sys.exit(3 if "in use by" in str(error) or "holds a run already" in str(error) else 4)
 
 
-def run_command(arguments: list[str], stderr: str, terminal: bool = False) -> None:
-    """Run the command line, with ``stderr`` for standard error or, if it is a terminal, for all three streams."""
+def run_command(arguments: list[str], stderr: str, terminal: bool = False, largest: int | None = None) -> None:
+    """Run the command line, with ``stderr`` for standard error or, if it is a terminal, for all three streams.
+
+    No file may grow beyond ``largest`` bytes, as on a full disk.
+    """
     sys.modules["torchrum.plots.curve"] = None  # type: ignore[assignment]  # drawing takes longer than training
     if terminal:
         os.setsid()
@@ -66,8 +69,18 @@ def run_command(arguments: list[str], stderr: str, terminal: bool = False) -> No
     for place in (0, 1, 2) if terminal else (2,):
         os.dup2(handle, place)
     sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
+    if largest is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     torch.set_num_threads(1)
     sys.exit(main(arguments))
+
+
+def run_rank(arguments: list[str], stderr: str, rank: int, port: int) -> None:
+    """Run the command line as the process ``rank`` of two that torchrun has started."""
+    counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in counts.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none"}
+    run_command(arguments, stderr)
 
 
 def train_until_call(folder: Path, steps: int, number: int) -> None:
@@ -99,8 +112,3 @@ def train_as_nobody(folder: Path, steps: int) -> None:
         train(folder, steps)
     except RunError as error:
         sys.exit(3 if "cannot be written" in str(error) else 4)
-
-
-def limit_files(size: int) -> Callable[[], None]:
-    """For ``preexec_fn``: no file of the process may grow beyond ``size`` bytes, as on a full disk."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

@@ -3,8 +3,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from torchrum.training import RunError, Trainer
 from torchrum.training import checkpoint as checkpoints
 from torchrum.training.checkpoint import load_checkpoint, pack_checkpoint, write_checkpoint
 from torchrum.training.config_file import identity
-from training.processes import limit_files, start, train_as_nobody
+from training.processes import run_command, start, train_as_nobody
 from training.tiny import tiny, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -157,21 +155,19 @@ def test_a_full_disk_while_saving_keeps_the_earlier_checkpoint(run, monkeypatch)
     assert resume(run).step == 32
 
 
-def test_a_full_disk_on_the_command_line(run):
+def test_a_full_disk_on_the_command_line(run, tmp_path):
     before = files(run / "checkpoints")
     size = (last(run) / "state.pt").stat().st_size
     (run / "curve.png").unlink(missing_ok=True)
     assert max(len(content) for path, content in files(run).items() if path.name != "state.pt") < size // 2
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrum", "train", "training.tiny:tiny", "--resume", str(run), "--steps", "32"],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
-        preexec_fn=limit_files(size // 2),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "cannot be written: File too large" in done.stderr
-    assert "Traceback" not in done.stderr
+    errors = tmp_path / "errors"
+    errors.touch()
+    arguments = ["train", "training.tiny:tiny", "--resume", str(run), "--steps", "32"]
+    process = start(run_command, arguments, str(errors), False, size // 2)
+    process.join(60)
+    assert process.exitcode == 1, errors.read_text()
+    assert "cannot be written: File too large" in errors.read_text()
+    assert "Traceback" not in errors.read_text()
     assert files(run / "checkpoints") == before
 
 

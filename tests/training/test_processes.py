@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,10 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torchrum.cli import main
 from torchrum.training import RunError, read_metrics
 from torchrum.training.checkpoint import pack_checkpoint, write_checkpoint
 from torchrum.training.fabric import leave_together
 from torchrum.training.trainer import advice_on_failure
+from training.processes import run_rank, start
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["-m", "torchrum", "train", "training.tiny:tiny", "--quiet", "--steps", "20", "--log_every", "2"]
@@ -36,7 +39,7 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    run(*TRAIN, "--out", str(folder))
+    assert main([*TRAIN[2:], "--out", str(folder)]) == 0
     return read_metrics(folder / "tiny")
 
 
@@ -49,8 +52,16 @@ def check_same(folder, one):
 
 
 def test_two_processes_give_the_curve_of_one_and_resume(one, tmp_path):
+    """Started by the command itself, and resumed by processes as torchrun starts them."""
     run(*TRAIN, "--out", str(tmp_path), "--devices", "2", "--steps", "10")
-    run("-m", "torchrum", "train", "training.tiny:tiny", "--resume", str(tmp_path / "tiny"), "--steps", "20")
+    (tmp_path / "errors").touch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # free, as far as one can know
+    arguments = ["train", "training.tiny:tiny", "--resume", str(tmp_path / "tiny"), "--steps", "20"]
+    ranks = [start(run_rank, arguments, str(tmp_path / "errors"), rank, port) for rank in (0, 1)]
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0, 0], (tmp_path / "errors").read_text()
     check_same(tmp_path / "tiny", one)
 
 
