@@ -3,6 +3,7 @@
 import copy
 import inspect
 import io
+import itertools
 import pickle
 import warnings
 from dataclasses import fields
@@ -13,6 +14,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
+from grids import thinned
 from torchrum import RUM, RUMCell
 from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, RumSettings
 
@@ -90,11 +92,15 @@ def test_parameter_counts():
     assert count(RUM(10, 20, update_gate=False)) == 20 * (10 + 20 + 1) + 20 * (10 + 1)
 
 
+OPTIONS = list(itertools.product((None, 0.8), (False, True), (True, False)))  # eta, layer norm, update gate
+CHECKED = [  # a power of R takes ten times as long to check
+    *((lam, *options) for lam in (0, 1) for options in OPTIONS),
+    *thinned(((lam, *options) for lam in (2, 0.5) for options in OPTIONS), 5),
+]
+
+
 @pytest.mark.filterwarnings("ignore:.*expect chaos")
-@pytest.mark.parametrize("update_gate", [True, False])
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("eta", [None, 0.8])
-@pytest.mark.parametrize("lam", [0, 1, 2, 0.5])
+@pytest.mark.parametrize("lam, eta, layer_norm, update_gate", CHECKED)
 def test_gradcheck(lam, eta, layer_norm, update_gate):
     rum = RUM(
         2, 3, lam=lam, eta=eta, layer_norm=layer_norm, update_gate=update_gate, activation="tanh", dtype=torch.float64
