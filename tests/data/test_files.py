@@ -140,12 +140,15 @@ def test_offline_opens_no_socket(root, monkeypatch):
 def test_no_network_is_one_message_and_exit_code_3(root, monkeypatch, capsys):
     offer(monkeypatch, "http://127.0.0.1:9/toy.tgz", "http://127.0.0.1:9/{name}")
     assert main(["data", "fetch", "toy"]) == 3
-    message = capsys.readouterr().err
-    assert message.count("tried http://127.0.0.1:9") == 2
-    assert "Traceback" not in message
-    assert f"wanted: {root / 'toy/one.txt'}, {sha256(ONE)}" in message
-    assert "copying and recall need no data" in message
-    assert "with a text of your own: torchrum train char-rum --data FILE" in message
+    first, *details = capsys.readouterr().err.splitlines()
+    assert first == f"torchrum: {CORPORA['toy'].title}: not in {root / 'toy'}, and not downloaded."
+    assert details[:3] == [
+        "  tried http://127.0.0.1:9/toy.tgz: Connection refused",
+        "  tried http://127.0.0.1:9/one.txt: Connection refused",
+        "  To import a copy from elsewhere, a tar, zip or folder: torchrum data fetch toy --from FILE",
+    ]
+    assert f"  wanted: {root / 'toy/one.txt'}, {sha256(ONE)}" in details
+    assert details[-1].endswith("torchrum train copying-rum, or torchrum train char-rum --data FILE on your own text")
 
 
 def test_a_damaged_file_of_the_users_is_named_and_left_alone(root):
@@ -189,6 +192,7 @@ def test_a_single_file_from_elsewhere(root, tmp_path):
         (["fetch", "--from", "x"], 2, "--from imports one data set"),
         (["verify", "babbi"], 2, "did you mean 'babi'"),
         (["fetch", "toy", "--from", "odd.txt"], 1, "no file of toy has that name"),
+        (["fetch", "toy", "--from", "."], 1, ". cannot be imported as toy: one.txt is missing."),
         (["fetch", "toy", "--from", "/dev/zero"], 1, "/dev/zero is not a plain file; give a tar, a zip or a folder"),
     ],
 )

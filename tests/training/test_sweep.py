@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from torchrum.data import DataUnavailableError
 from torchrum.training import ConfigError, RunError, read_metrics, run_sweep, side_by_side
 from torchrum.training.search import search
 from torchrum.training.sweep import grid
@@ -130,6 +131,17 @@ def test_side_by_side_is_the_same_as_one_after_another(tmp_path, capsys):
     assert error.startswith("4 runs, 3 at a time\n")
     assert "optimizer.lr=1e38/seed-0: the loss is" in error
     assert re.search(r"optimizer.lr=0.01/seed-1, \d of 4: finished at step 8, accuracy 0\.\d{4}, \d+ s\n", error)
+
+
+def unavailable():
+    raise DataUnavailableError("no text", ["tried in vain"])
+
+
+def test_an_error_for_the_user_comes_whole_from_another_process(capfd):
+    with pytest.raises(DataUnavailableError, match="no text") as caught:
+        side_by_side.train_side_by_side({"one": unavailable}, 2, lambda label, outcome: None)
+    assert caught.value.lines == ["no text", "tried in vain"]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_jobs_of_several_processes_are_refused(tmp_path):

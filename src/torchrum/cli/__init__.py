@@ -43,14 +43,16 @@ def is_first() -> bool:
     return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
 
 
-def complain(text: str) -> None:
-    """Print an error on one line, once for all processes of a run."""
+def complain(text: str, *details: str) -> None:
+    """Print an error on one line, once for all processes of a run; details follow on lines of their own."""
     if not is_first():
         return
-    words = " ".join(text.split())  # names from files may hold anything, also what a terminal would obey
-    words = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
+    lines = []
+    for line in (text, *details):
+        words = " ".join(line.split())  # names from files may hold anything, also what a terminal would obey
+        lines.append("".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words))
     try:
-        print(f"torchrum: {words}", file=sys.stderr, flush=True)
+        print("torchrum: " + "\n  ".join(lines), file=sys.stderr, flush=True)
     except OSError:  # nobody can be told
         silence(sys.stderr)
 
@@ -138,7 +140,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             return 1
         if code is None:
             raise
-        complain(str(error))
+        complain(*getattr(error, "lines", [str(error)]))
         return code
 
 

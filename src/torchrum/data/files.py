@@ -116,7 +116,8 @@ def fetch(corpus: Corpus, files: Iterable[DataFile] | None = None) -> None:
                 contents = _choose(corpus, wanted, found.items(), keep_bad=True)
             except (OSError, http.client.HTTPException, DataError) as error:
                 reason = getattr(error, "reason", None) or error
-                failures.append(f"{source.url}: {reason}")
+                reason = getattr(reason, "strerror", None) or reason  # without a number
+                failures.append(f"tried {source.url.format(name=wanted[0].names[-1])}: {reason}")
                 continue
             _install(corpus, contents, work)
             return
@@ -132,7 +133,10 @@ def fetch_from(corpus: Corpus, origin: Path) -> None:
         wanted = [file for file in wanted if origin.name in file.names]
         if not wanted:
             raise DataError(f"{origin} is not an archive, and no file of {corpus.name} has that name.")
-    contents = _choose(corpus, wanted, _entries(origin), keep_bad=False)
+    try:
+        contents = _choose(corpus, wanted, _entries(origin), keep_bad=False)
+    except DataError as error:
+        raise DataError(f"{origin} cannot be imported as {corpus.name}: {str(error).rstrip('.')}.") from error
     with _workplace(corpus) as work:
         _install(corpus, contents, work)
 
@@ -217,7 +221,7 @@ def _choose(
 
 def _refusal(corpus: Corpus, file: DataFile, candidates: list[bytes], keep_bad: bool) -> str:
     if not candidates:
-        return f"{file.names[-1]} is not there"
+        return f"{' or '.join(file.names)} is missing"
     bad, kept = candidates[-1], ""
     if keep_bad:
         path = location(corpus, file)
@@ -247,13 +251,15 @@ def _install(corpus: Corpus, contents: dict[str, bytes], work: Path) -> None:
 
 
 def _unavailable(corpus: Corpus, wanted: list[DataFile], failures: list[str]) -> DataUnavailableError:
-    lines = [f"{corpus.title}: not in {data_root() / corpus.name}, and not downloaded."]
-    lines += [f"  tried {failure}" if "://" in failure else f"  {failure}" for failure in failures]
-    lines.append(f"  licence: {corpus.licence}")
-    lines += [f"  wanted: {location(corpus, file)}, {' or '.join(file.accepted)}" for file in wanted[:SHOWN]]
-    if len(wanted) > SHOWN:
-        lines.append(f"  and {len(wanted) - SHOWN} more; torchrum data verify {corpus.name} lists them")
-    lines.append(f"  with a copy from elsewhere (tar, zip or folder): torchrum data fetch {corpus.name} --from FILE")
-    lines.append("  with a text of your own: torchrum train char-rum --data FILE")
-    lines.append("  copying and recall need no data: torchrum train copying-rum")
-    return DataUnavailableError("\n".join(lines))
+    more = len(wanted) - SHOWN
+    return DataUnavailableError(
+        f"{corpus.title}: not in {data_root() / corpus.name}, and not downloaded.",
+        [
+            *failures,
+            f"To import a copy from elsewhere, a tar, zip or folder: torchrum data fetch {corpus.name} --from FILE",
+            *(f"wanted: {location(corpus, file)}, {' or '.join(file.accepted)}" for file in wanted[:SHOWN]),
+            *([f"and {more} more; torchrum data verify {corpus.name} lists them"] if more > 0 else []),
+            f"licence: {corpus.licence}",
+            "To train without it: torchrum train copying-rum, or torchrum train char-rum --data FILE on your own text",
+        ],
+    )

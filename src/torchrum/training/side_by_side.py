@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchrum.training.errors import ConfigError, DivergedError, RunError
+from torchrum.training.errors import DivergedError, RunError
 from torchrum.training.run_state import Result
 from torchrum.training.signals import Interrupts
 
@@ -110,7 +110,9 @@ def _work(call: Call, sender: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         sender.send(call())
-    except (RunError, ConfigError) as error:
+    except Exception as error:
+        if not hasattr(error, "exit_code"):  # only errors that are meant for the user have one
+            raise
         sender.send(error)
 
 
