@@ -5,6 +5,8 @@
 import ctypes
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -81,7 +83,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver((8, 8, 8, 4, 4, 4))
     for module in (nvrtc, driver_module):
         monkeypatch.setattr(module, "load_driver", lambda: found)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
     return found
 
@@ -154,7 +156,7 @@ def test_memory_is_filled_before_the_launch_and_on_its_stream(driver):
 @pytest.fixture
 def on_the_cpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """A driver to which tensors on the CPU are on the current device: theirs is number -1."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1)
     return driver
 
 
@@ -178,3 +180,22 @@ def test_a_failed_fill_or_copy_says_so(on_the_cpu):
         kernel.launch(1, 32, 0, [None], fills=[Fill(x.data_ptr(), 0, 4)])
     with pytest.raises(RuntimeError, match=r"CUDA failed at copying 16 bytes: invalid argument \(1\)"):
         copy_ends((torch.empty_like(x), x))
+
+
+def test_a_kernel_of_another_device_is_launched_there(driver, monkeypatch):
+    current = [0]
+
+    @contextmanager
+    def make_current(device: int) -> Iterator[None]:
+        before, current[0] = current[0], device
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", make_current)
+    memory = torch.zeros(2, dtype=torch.int32)
+    Kernel(ctypes.c_void_p(5), 3).launch(1, 32, 0, [None], fills=[Fill(memory.data_ptr(), 1, 2)])
+    copy_ends((memory[:1].clone(), memory))  # on device number -1
+    assert driver.streams == [73, 69]
+    assert driver.launches[0][1] == 73
+    assert current == [0]

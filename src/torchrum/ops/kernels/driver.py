@@ -31,20 +31,28 @@ def load_driver() -> ctypes.CDLL:
     return library
 
 
-def enter_context(driver: ctypes.CDLL, device: int) -> None:
-    """Make torch's context current: autograd runs the backward in a thread that may have none yet."""
+def current_stream(driver: ctypes.CDLL, device: int) -> int | None:
+    """Torch's current stream of ``device`` as the driver takes it, with torch's context current.
+
+    Autograd runs the backward in a thread that may have no context yet. None where another device is current: its
+    context would be the wrong one.
+    """
+    # what torch.cuda.current_device and current_stream ask for, without what they ask and build on every call
+    if torch._C._cuda_getDevice() != device:
+        return None
     context = ctypes.c_void_p()
-    check_driver(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
-    if not context.value:
-        handle = ctypes.c_int()
-        check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
-        check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
-        check_driver(driver.cuCtxSetCurrent(context), "entering the context")
-
-
-def raw_stream(device: int) -> int:
-    """Torch's current stream as the driver takes it; torch.cuda.current_stream builds an object on every call."""
+    check = driver.cuCtxGetCurrent(ctypes.byref(context))
+    if check != 0 or not context.value:
+        _enter_context(driver, device, context, check)
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def _enter_context(driver: ctypes.CDLL, device: int, context: ctypes.c_void_p, check: int) -> None:
+    check_driver(check, "asking for the current context")
+    handle = ctypes.c_int()
+    check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
+    check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
+    check_driver(driver.cuCtxSetCurrent(context), "entering the context")
 
 
 def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None:
@@ -58,13 +66,12 @@ def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None
 
 def copy_ends(*pairs: tuple[Tensor, Tensor]) -> None:
     """Fill each target with the last numbers of its source; all are contiguous, of one dtype and on one GPU."""
-    device = pairs[0][0].get_device()
-    if torch.cuda.current_device() != device:
+    driver, device = load_driver(), pairs[0][0].get_device()
+    stream = current_stream(driver, device)
+    if stream is None:
         with torch.cuda.device(device):
             copy_ends(*pairs)
         return
-    driver, stream = load_driver(), raw_stream(device)
-    enter_context(driver, device)
     for target, source in pairs:
         size, left_out = target.nbytes, source.nbytes - target.nbytes
         if size > 0:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.driver import Fill, check_driver, enter_context, fill_memory, load_driver, raw_stream
+from torchrum.ops.kernels.driver import Fill, check_driver, current_stream, fill_memory, load_driver
 from torchrum.ops.kernels.machine import constant_when_traced
 
 Argument = Tensor | int | float | bytes | None
@@ -30,6 +30,7 @@ class Kernel:
         self._function = function
         self._device = device
         self._shared_bytes = 48 * 1024  # what CUDA grants unasked
+        self._form: Form | None = None  # of its arguments, which have the same types at every launch
 
     def launch(
         self,
@@ -45,22 +46,26 @@ class Kernel:
 
         ``together`` launches cooperatively: all blocks are resident at once, or the launch fails.
         """
-        if torch.cuda.current_device() != self._device:
+        driver = load_driver()
+        stream = current_stream(driver, self._device)
+        if stream is None:
             with torch.cuda.device(self._device):
                 self.launch(blocks, threads, shared_bytes, args, together=together, fills=fills)
             return
-        driver = load_driver()
-        enter_context(driver, self._device)
         if shared_bytes > self._shared_bytes:
             check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
             check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
             self._shared_bytes = shared_bytes
-        packed = pack(args)
-        raw = raw_stream(self._device)
+        if self._form is None and not isinstance(args[0], bytes):
+            self._form = find_form(args)
+        packed = pack(args, self._form)
         if fills:
-            fill_memory(driver, fills, raw)
-        launched = (self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, ctypes.c_void_p(raw), packed.addresses)
-        check = driver.cuLaunchCooperativeKernel(*launched) if together else driver.cuLaunchKernel(*launched, None)
+            fill_memory(driver, fills, stream)
+        size, on = (blocks, 1, 1, threads, 1, 1, shared_bytes), ctypes.c_void_p(stream)
+        if together:
+            check = driver.cuLaunchCooperativeKernel(self._function, *size, on, packed.addresses)
+        else:
+            check = driver.cuLaunchKernel(self._function, *size, on, packed.addresses, None)
         if check != 0:
             check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
         packed.give_back()  # the launch has copied the values
@@ -85,32 +90,34 @@ class Packed:
 _spare: dict[int, list[Packed]] = {}
 
 
-def pack(args: Sequence[Argument]) -> Packed:
-    """The arguments of a launch; a structure must be the only one."""
+Form = tuple[int, struct.Struct]
+"""How many arguments are pointers, which come first, and the form of all."""
+
+
+def pack(args: Sequence[Argument], form: Form | None = None) -> Packed:
+    """The arguments of a launch, of a known form or not; a structure must be the only one."""
     if isinstance(args[0], bytes):
         (structure,) = args
         assert isinstance(structure, bytes) and len(structure) % 8 == 0
         packed = _take(len(structure) // 8)
         ctypes.memmove(packed.values, structure, len(structure))  # the launch reads the first address alone
         return packed
-    tensors, form = _form(tuple(map(type, args)))
-    pointers = [0 if x is None else x.data_ptr() for x in args[:tensors]]  # type: ignore[union-attr]
+    count, layout = form or find_form(args)
+    pointers = [0 if x is None else x.data_ptr() for x in args[:count]]  # type: ignore[union-attr]
     packed = _take(len(args))
     try:
-        form.pack_into(packed.values, 0, *pointers, *args[tensors:])
+        layout.pack_into(packed.values, 0, *pointers, *args[count:])
     except (struct.error, OverflowError):  # as C has it: integers modulo 2^32, infinity for what float32 cannot hold
-        numbers = [ctypes.c_float(x).value if isinstance(x, float) else x & 0xFFFFFFFF for x in args[tensors:]]  # type: ignore[operator]
-        form.pack_into(packed.values, 0, *pointers, *numbers)
+        numbers = [ctypes.c_float(x).value if isinstance(x, float) else x & 0xFFFFFFFF for x in args[count:]]  # type: ignore[operator]
+        layout.pack_into(packed.values, 0, *pointers, *numbers)
     return packed
 
 
-@functools.cache
-def _form(kinds: tuple[type, ...]) -> tuple[int, struct.Struct]:
-    """How many arguments are pointers, which come first, and the form of all."""
-    tensors = [issubclass(kind, Tensor | type(None)) for kind in kinds]
+def find_form(args: Sequence[Argument]) -> Form:
+    tensors = [isinstance(arg, Tensor | None) for arg in args]
     count = sum(tensors)
     assert all(tensors[:count]), "tensors come before numbers"
-    forms = ["f4x" if issubclass(kind, float) else "I4x" for kind in kinds[count:]]
+    forms = ["f4x" if isinstance(arg, float) else "I4x" for arg in args[count:]]
     return count, struct.Struct("=" + "Q" * count + "".join(forms))
 
 
@@ -139,7 +146,7 @@ def load_kernel(
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream(device)  # torch creates the device's context on first use
-        enter_context(driver, device)
+        current_stream(driver, device)
         check_driver(driver.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {name}")
         check = driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
     check_driver(check, f"finding {name}")

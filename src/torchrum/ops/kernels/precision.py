@@ -16,8 +16,10 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """What autocast rounds the operands of a matmul to on a kind of device; None where it is off."""
-    # a meta device has no autocast, and torch raises where it is asked for it
-    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+    # a meta device has no autocast, and torch raises where it is asked for it; the usual ones need not be asked about
+    if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
+        return None
+    if not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)
 

@@ -51,8 +51,10 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
         return None
     if call.options.draws:
         inputs = inputs._replace(seed=torch.randint(2**31 - 1, (), device=x.device))
-    if torch.is_grad_enabled() and any(part.requires_grad for part in given):
-        return _apply(call, *inputs)
+    if torch.is_grad_enabled():
+        for part in given:  # a loop, as in is_unwatched
+            if part.requires_grad:
+                return _apply(call, *inputs)
     if _is_native(inputs, call):
         return infer_projecting(inputs.with_zeros(), call.options)
     design, _, (out, R, _) = _run(inputs, call, save=False)
