@@ -1,5 +1,6 @@
 """Data of a file against the types that a dataclass declares."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ class Outer:
     inner: Inner
     rate: float = 1.0
     pair: tuple[float, float] = (0.0, 1.0)
+    curve: list[float] = field(default_factory=list)
     kind: Literal["a", "b"] = "a"
     flag: bool = False
     scores: dict[str, float] = field(default_factory=dict)
@@ -36,9 +38,18 @@ SOUND = {"name": "x", "inner": {"size": 3}}
 
 
 def test_sound_data_become_the_dataclass():
-    data = {**SOUND, "pair": [1, 2.5], "scores": {"loss": 1}, "maybe": None, "anything": [1, {}]}
+    data = {
+        **SOUND,
+        "pair": [1, 2.5],
+        "curve": [0, 0.5, math.inf],
+        "scores": {"loss": 1},
+        "maybe": None,
+        "anything": [1, {}],
+    }
     built = Reader("here").build(Outer, data)
-    assert built == Outer(name="x", inner=Inner(size=3), pair=(1, 2.5), scores={"loss": 1}, anything=[1, {}])
+    assert built == Outer(
+        name="x", inner=Inner(size=3), pair=(1, 2.5), curve=[0, 0.5, math.inf], scores={"loss": 1}, anything=[1, {}]
+    )
     assert isinstance(built.pair, tuple)
 
 
@@ -55,6 +66,9 @@ def test_sound_data_become_the_dataclass():
         ({"inner": {"size": 1, "names": ["a", 2]}}, r"here: inner.names[1] is 2, but it must be text."),
         ({"rate": "fast"}, "here: rate is 'fast', but it must be a number."),
         ({"rate": -1.0}, "here: rate is -1.0, but it must not be negative."),
+        ({"curve": [1.0, True]}, "here: curve[1] is True, but it must be a number."),
+        ({"curve": [1.0, 2, "x"]}, "here: curve[2] is 'x', but it must be a number."),
+        ({"curve": [2**63]}, "here: curve[0] is 9223372036854775808, but it must be a number below 2**63."),
         ({"pair": [1.0]}, "here: pair is [1.0], but it must be a list of 2."),
         ({"kind": "c"}, "here: kind is 'c', but it must be one of 'a', 'b'."),
         ({"kind": ["a"]}, "here: kind is ['a'], but it must be one of 'a', 'b'."),

@@ -71,6 +71,9 @@ class Reader:
         if not isinstance(value, list | tuple):
             raise self.wrong(where, value, "a list")
         if origin is list or inner[1:] == (...,):
+            # curves have thousands of numbers: only where one is not plain they are looked at one by one
+            if inner[0] is float and {*map(type, value)} <= {int, float} and all(-(2**63) < x < 2**63 for x in value):
+                return origin(value)
             return origin(self.value(inner[0], item, f"{where}[{place}]") for place, item in enumerate(value))
         if len(value) != len(inner):
             raise self.wrong(where, value, f"a list of {len(inner)}")
