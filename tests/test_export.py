@@ -85,7 +85,7 @@ def test_scan_form_is_a_frozen_copy():
     assert_near(form(x), expected(rum.eval(), x))  # no dropout in the copy
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_program_runs_other_lengths(lam):
     rum = make(5, 3, 2, bidirectional=True, lam=lam)  # sizes that equal the traced T and B
     module = to_program(rum).module()
@@ -102,18 +102,25 @@ def test_program_without_state_and_lengths():
         assert_near(module(input=x), expected(rum, x))
 
 
-@pytest.mark.parametrize("lam", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_onnx_two_layers_both_directions_with_lengths(lam, tmp_path):
-    rum = make(4, 6, 2, bidirectional=True, lam=lam)
+@pytest.mark.parametrize(
+    "layers, options",
+    [
+        (1, {"lam": 1, "eta": 1.5, "activation": "tanh"}),
+        pytest.param(2, {"lam": 0}, marks=pytest.mark.slow),
+        pytest.param(2, {"lam": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_onnx_both_directions_with_lengths(layers, options, tmp_path):
+    """Every scan takes seconds to export; two layers are one program in ``test_program_runs_other_lengths``."""
+    rum = make(4, 6, layers, bidirectional=True, **options)
     path = to_onnx(rum, tmp_path / "rum.onnx")
     assert [entry.name for entry in tmp_path.iterdir()] == ["rum.onnx"]  # one file, weights inside
     assert_onnx_near(rum, path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["eta_tanh_before", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OPTIONS)[4:])],
-)
+@pytest.mark.slow  # by default: eta and tanh above, layer norm below and with zoneout in test_export_models.py
+@pytest.mark.parametrize("name", ["eta_tanh_before", *list(OPTIONS)[4:]])
 def test_onnx_options(name, tmp_path):
     rum = make(4, 8, **OPTIONS[name])
     assert_onnx_near(rum, to_onnx(rum, tmp_path / "rum.onnx"))

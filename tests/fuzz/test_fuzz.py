@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from drawing import draw_less
 from fuzz.mutations import mutate
 from texts import small_text
 from torchrum.cli import main
 from torchrum.ledger import record
-from torchrum.plots import catalog, style
 from torchrum.recipes import load_recipe
 from torchrum.training import Trainer, override
 
@@ -100,21 +100,6 @@ def attempt(arguments: list[str]) -> tuple[int | None, str]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-
-
-def draw_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One theme of two, no search for a tight layout, and a short figure of the one that reads no file."""
-    save, gradients = style.save, catalog.initial_gradients
-
-    def save_light(figure: style.Figure, path: Path) -> Path:
-        if path.stem.endswith("-dark"):  # the same data in other colours
-            path.write_text("<svg/>")
-            return path
-        figure.set_layout_engine("none")
-        return save(figure, path)
-
-    monkeypatch.setattr(style, "save", save_light)
-    monkeypatch.setattr(catalog, "initial_gradients", lambda delay, units, sequences: gradients(5, 4, 2))
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -12,6 +12,7 @@ from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.cli import main
 from torchrum.cli.demo import start_method
 from torchrum.recipes.demo import demo
+from training import processes
 
 
 def test_both_models_have_one_task_and_one_budget():
@@ -22,7 +23,8 @@ def test_both_models_have_one_task_and_one_budget():
     assert rum.model.options == {**PAPER_OPTIONS, "lam": 1}
 
 
-def test_the_demo_trains_both_and_compares_them(tmp_path, capsys):
+def test_the_demo_trains_both_and_compares_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torchrum.cli.demo.start_method", lambda: processes.METHOD)  # torch is imported there
     assert main(["demo", "--steps", "20", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "a3d7b1c0??d -> 7" in printed

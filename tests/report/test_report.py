@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from browser import Browser
+from drawing import draw_less
 from torchrum.cli import main
 from torchrum.ledger import LedgerError, read_ledger
+from torchrum.ledger.schema import Entry
 from torchrum.ledger.verdicts import condensed, verdicts
 from torchrum.plots.catalog import FIGURES
 from torchrum.recipes import load_recipe
@@ -31,10 +33,14 @@ RESULTS = ROOT / "results"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     """The page of the committed ledger."""
-    start = time.process_time()
-    path = write_page(ledger_page(RESULTS), tmp_path_factory.mktemp("report") / "report.html")
-    assert time.process_time() - start < 30, "torchrum report must take less than 30 seconds"
-    return path
+    with pytest.MonkeyPatch.context() as patch:
+        draw_less(patch)
+        return write_page(ledger_page(RESULTS), tmp_path_factory.mktemp("report") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[Entry]:
+    return read_ledger(RESULTS)
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +48,18 @@ def text(report) -> str:
     return report.read_text(encoding="utf-8")
 
 
-def test_every_printed_number_and_every_run_is_on_the_page(text):
-    entries = read_ledger(RESULTS)
+def test_every_printed_number_and_every_run_is_on_the_page(text, entries):
     for item in verdicts(entries):
         assert f"<code>{item.recipe}</code>" in text or f"<code>{item.family}</code>" in text
     assert text.count(">torchrum train ") >= len(entries)  # the command of every run
-    assert all(entry.commit[:10] in text for entry in entries)
+    assert all(commit in text for commit in {entry.commit[:10] for entry in entries})
+
+
+@pytest.mark.slow
+def test_the_page_takes_less_than_30_seconds():
+    start = time.process_time()
+    ledger_page(RESULTS)
+    assert time.process_time() - start < 30
 
 
 def test_tasks_without_a_matched_budget_show_their_tables(text):
@@ -60,8 +72,7 @@ def test_tasks_without_a_matched_budget_show_their_tables(text):
         assert all(f">{cell}<" in section for cell in cells)
 
 
-def test_every_figure_that_can_be_drawn_is_on_the_page(text):
-    entries = read_ledger(RESULTS)
+def test_every_figure_that_can_be_drawn_is_on_the_page(text, entries):
     drawn = {drawing.name for plan in FIGURES.values() for drawing in plan(entries, RESULTS)}
     assert set(re.findall(r'<figure id="figure-([\w-]+)">', text)) == drawn | {"bench"}
 
@@ -74,8 +85,8 @@ def test_the_page_needs_no_network(text):
     assert "url(" not in re.sub(r'"data:[^"]*"', "", text)
 
 
-def test_what_was_not_reproduced_is_said(text):
-    found = condensed(verdicts(read_ledger(RESULTS)))
+def test_what_was_not_reproduced_is_said(text, entries):
+    found = condensed(verdicts(entries))
     start = text.index('<section id="missing">')
     section = text[start : text.index("</section>", start)]
     for item in found:
@@ -113,8 +124,7 @@ def test_an_empty_ledger_is_refused(tmp_path):
         ledger_page(tmp_path)
 
 
-def test_headlines_come_from_the_ledger():
-    entries = read_ledger(RESULTS)
+def test_headlines_come_from_the_ledger(entries):
     rows = {row.what: row for row in headlines(entries, RESULTS)}
     recall = next(row for what, row in rows.items() if "recall" in what)
     assert "RUM λ=1" in recall.ours
@@ -130,10 +140,9 @@ def test_headlines_come_from_the_ledger():
     assert headlines([], RESULTS / "nowhere") == []
 
 
-def test_headlines_are_written_between_their_markers(tmp_path):
+def test_headlines_are_written_between_their_markers(tmp_path, entries):
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- torchrum:headline -->\nold\n<!-- /torchrum:headline -->\nafter\n")
-    entries = read_ledger(RESULTS)
     assert write_headlines(page, entries, RESULTS)
     assert not write_headlines(page, entries, RESULTS)
     table = headline_table(headlines(entries, RESULTS))

@@ -21,7 +21,8 @@ from torchrum.training import RunError, Trainer
 from torchrum.training.records import CONFIG
 from training.tiny import tiny, tiny_model
 
-_context = multiprocessing.get_context("forkserver")
+METHOD = "forkserver"
+_context = multiprocessing.get_context(METHOD)
 _context.set_forkserver_preload(
     ["torch", "torch._dynamo", "lightning_fabric", "safetensors.torch", "training.processes"]
 )
