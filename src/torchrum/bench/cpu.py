@@ -80,7 +80,7 @@ def run_cpu(
     """
     for name, case in (QUICK if quick else CASES).items():
         if fnmatch(name, cases):
-            log(f"{name}: {', '.join(case.implementations)}")
+            log(f"{name}: {', '.join(case.implementations).replace('authors', 'original')}")
             with _threads(case.threads):
                 report.add(*_rows(name, case, samples))
     if memory and not quick and fnmatch(LONG[0], cases):

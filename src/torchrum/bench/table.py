@@ -11,7 +11,7 @@ HEAD = (
     "quartiles",
     "CPU ms",
     "us/step",
-    "vs authors",
+    "vs original",
     "/ GRU",
     "floor",
     "MB",
@@ -59,17 +59,17 @@ def _cells(report: Report, row: Row) -> list[str]:
         return "" if value is None else format(value, form)
 
     times = row.times
-    authors = report.ratio(row.case, "authors", row.implementation, row.mode)
+    original = report.ratio(row.case, "authors", row.implementation, row.mode)
     gru = report.ratio(row.case, row.implementation, baseline_of(row.implementation), row.mode)
     return [
         row.case,
-        row.implementation,
+        row.implementation.replace("authors", "original"),
         MODE_WORDS.get(row.mode, row.mode),
         "failed" if row.failed else number(times.median if times else None, ".3f"),
         f"{times.low:.3f}-{times.high:.3f}" if times else "",
         number(times.cpu if times else None, ".1f"),
         number(row.us_per_step, ".2f"),
-        "" if authors is None else f"{authors:.2f}x",
+        "" if original is None else f"{original:.2f}x",
         number(gru, ".2f"),
         number(share_of_floor(row), ".0%"),
         number(row.peak_bytes and row.peak_bytes / 1e6, ".1f"),
