@@ -129,7 +129,7 @@ class RUMCell(Cell):
 
     def _advance(self, x: Tensor, state: State) -> State:
         """The state after the one step of ``x`` ``(1, B, I)``; where gradients are recorded, apart from the scan's."""
-        returned, training = torch.is_grad_enabled(), self.training
+        returned, training = () if torch.is_grad_enabled() else None, self.training
         return run_rum(x, state, self._weights(), self.options, None, training, self.backend, returned)[1]
 
     def project(self, x: Tensor) -> Tensor:

@@ -34,14 +34,14 @@ def run_rum(
     lengths: Tensor | None,
     training: bool,
     backend: Backend,
-    returned: bool = False,
+    returned: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
     An empty state starts from zeros, and one without R from the identity. Where no gradient is recorded only the
     outputs grow with T: the native scan projects step by step, and else a long sequence goes through in parts.
-    ``returned`` says that both results go to a user, who may write to them: then they share no memory with each other
-    or with what the backward reads.
+    ``returned`` is not None where both results go to a user, who may write to them: then they share no memory with
+    each other or with what the backward reads, and ``returned`` stands before B in the shapes of the last state.
     """
     weight_hh = weights["weight_hh"]
     assert weight_hh is not None
@@ -61,7 +61,7 @@ def run_rum(
         output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
     else:
         output, state = _run_parts(steps, x, state, weights, options, lengths, training, backend)
-    return _owned(output, state) if returned else (output, state)
+    return (output, state) if returned is None else _owned(output, state, returned)
 
 
 def _layer_inputs(x: Tensor, state: State, weights: Weights, lengths: Tensor | None) -> LayerInputs:
@@ -72,9 +72,9 @@ def _layer_inputs(x: Tensor, state: State, weights: Weights, lengths: Tensor | N
     return LayerInputs(x, weight_ih, weights["bias_ih"], state[0] if state else None, R, weight_hh, *norm, lengths)
 
 
-def _owned(output: Tensor, state: State) -> tuple[Tensor, State]:
-    """Results that may be written to."""
-    state = tuple(part.clone() for part in state)
+def _owned(output: Tensor, state: State, lead: tuple[int, ...]) -> tuple[Tensor, State]:
+    """Results that may be written to; ``lead`` stands before B in the shapes of the state."""
+    state = tuple((part.view(*lead, *part.shape) if lead else part).clone() for part in state)
     return output.clone() if output.requires_grad else output, state  # the backward reads the states
 
 

@@ -128,15 +128,26 @@ class RUM(Recurrent):
         B, H = x.shape[1], self.hidden_size
         return ((B, H), (B, H, H))[: len(self.state_names)]
 
-    def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        weights = self._weights(index)
-        last = not self.bidirectional and index == self.num_layers - 1
-        return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, returned=last)
+    def scan(
+        self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
+    ) -> tuple[Tensor, State]:
+        weights, last = self._weights(index), not self.bidirectional and index == self.num_layers - 1
+        given = (x, state, weights, self.options, lengths, self.training, self.backend)
+        return run_rum(*given, returned=lead if last else None)
+
+    def _run(
+        self, x: Tensor, states: list[State], lengths: Tensor | None, reset: Tensor | None = None
+    ) -> tuple[Tensor, list[State]]:
+        if len(states) > 1 or reset is not None:
+            return super()._run(x, states, lengths, reset)
+        out, state = self.scan(0, x, states[0], lengths, (1,))  # in the shape of h_n: a view would cost a call
+        return out, [state]
 
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
             return super()._write_state(states)
-        parts = tuple(part.unsqueeze(0) for part in states[0])  # the scan has made copies for the user
+        # the scan has made copies for the user, in the shape of h_n but for those behind a reset
+        parts = tuple(part if states[0][0].dim() == 3 else part.unsqueeze(0) for part in states[0])
         return parts[0] if len(parts) == 1 else parts
 
     def explain_backend(self, input: Tensor) -> Choice:

@@ -34,14 +34,16 @@ class PlainCall(NamedTuple):
 
     options: RumOptions
     backend: Backend = "auto"
-    returned: bool = False
-    """Whether states and R go to a user, who may write to them: then the backward keeps copies of its own."""
+    returned: tuple[int, ...] | None = None
+    """What stands before B in the shapes of the last state and R where they go to a user, who may write to them and to
+    all states: then the backward keeps copies of its own. None where they do not."""
 
 
 def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """All states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; nothing where the call is not plain.
 
-    ``call.options`` must be such that ``operator_obstacle`` finds nothing in them.
+    ``call.returned`` says whether the last two have another shape. ``call.options`` must be such that
+    ``operator_obstacle`` finds nothing in them.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or call.backend == "reference":
@@ -56,9 +58,13 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
             if part.requires_grad:
                 return _apply(call, *inputs)
     if _is_native(inputs, call):
-        return infer_projecting(inputs.with_zeros(), call.options)
-    design, _, (out, R, _) = _run(inputs, call, save=False)
-    return out, _copies(design, out)[0] if call.returned else out[-1], R
+        return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
+    design, _, results = _run(inputs, call, save=False)
+    out, R, _ = results
+    if call.returned is None:
+        return out, out[-1], R
+    (last,) = _copy_last(design, results, call.returned, whole=False)
+    return out, last, R.view(*call.returned, *R.shape) if R is not None and call.returned else R
 
 
 def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
@@ -75,13 +81,21 @@ def _run(inputs: LayerInputs, call: PlainCall, save: bool) -> tuple[Design, Tens
     return design, xp, design.module.forward(scanned, call.options, save)
 
 
-def _copies(design: Design, out: Tensor, *others: Tensor) -> list[Tensor]:
-    """The last of the states ``out`` and each of ``others`` in memory of their own."""
-    if not design.by_driver:
-        return [out[-1].clone(), *(part.clone() for part in others)]
-    copies = [out.new_empty(*out.shape[1:]), *map(torch.empty_like, others)]
-    copy_ends(*zip(copies, (out, *others), strict=True))
-    return copies
+def _copy_last(design: Design, results: Results, lead: tuple[int, ...], whole: bool) -> list[Tensor]:
+    """The last state in memory of its own, its shape behind ``lead``; if ``whole``, all states and any R as well."""
+    out, R, _ = results
+    pairs = [(out.new_empty(*lead, *out.shape[1:]), out)]
+    if whole:
+        pairs.append((torch.empty_like(out), out))
+    if whole and R is not None:
+        pairs.append((R.new_empty(*lead, *R.shape), R))
+    if design.by_driver:
+        copy_ends(*pairs)
+    else:
+        pairs[0] = (pairs[0][0], out[-1])
+        for target, source in pairs:
+            target.copy_(source)
+    return [target for target, _ in pairs]
 
 
 class _PlainScan(torch.autograd.Function):
@@ -94,12 +108,9 @@ class _PlainScan(torch.autograd.Function):
         else:
             design, xp, results = _run(inputs, call, save=True)
             out, R, _ = results
-            if not call.returned:
-                (last,) = _copies(design, out)
-            elif R is None:
-                last, out = _copies(design, out, out)
-            else:
-                last, out, R = _copies(design, out, out, R)
+            last, *copies = _copy_last(design, results, call.returned or (), whole=call.returned is not None)
+            if copies:
+                out, R = copies[0], None if R is None else copies[1]
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, xp, *results[:2], *results.residuals)
@@ -109,7 +120,9 @@ class _PlainScan(torch.autograd.Function):
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:
         *args, xp, out, R, gates, kept = ctx.saved_tensors
         inputs, results = LayerInputs(*args), Results(out, R, Residuals(gates, kept))
-        needs, bias = ctx.needs_input_grad[1:], inputs.bias
+        needs, bias, (*grads, grad_R) = ctx.needs_input_grad[1:], inputs.bias, arriving
+        if grad_R is not None and ctx.call.returned:
+            arriving = (*grads, grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
         plain = not torch.is_grad_enabled() and is_unwatched(*(part for part in arriving if part is not None))
         with without_autocast(inputs.x.device.type):
             if plain and xp is None:

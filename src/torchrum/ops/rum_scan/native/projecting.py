@@ -29,31 +29,36 @@ def projects(x: Tensor) -> bool:
     return x.is_cpu and x.dtype in DTYPES and not isinstance(load_library(x.dtype is torch.float64), str)
 
 
-def infer_projecting(inputs: LayerInputs, options: RumOptions) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All states, the last one by itself, and the last R; nothing but the first grows with T."""
+def infer_projecting(
+    inputs: LayerInputs, options: RumOptions, lead: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All states, the last one by itself, and the last R; nothing but the first grows with T.
+
+    ``lead`` stands before B in the shapes of the last ones.
+    """
     x, B, H = inputs.x, inputs.x.shape[1], inputs.weight_hh.shape[1]
-    out, last = x.new_empty(x.shape[0], B, H), x.new_empty(B, H)
-    R_n = x.new_empty(B, H, H) if options.lam == 1 else None
+    out, last = x.new_empty(x.shape[0], B, H), x.new_empty(*lead, B, H)
+    R_n = x.new_empty(*lead, B, H, H) if options.lam == 1 else None
     call_scan({**named(inputs), "out": out, "last": last, "R_n": R_n}, inputs.seed, options)
     return out, last, R_n
 
 
 def forward_projecting(
-    inputs: LayerInputs, options: RumOptions, returned: bool
+    inputs: LayerInputs, options: RumOptions, returned: tuple[int, ...] | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Results]:
     """All states, the last one and the last R for the caller, and the results for the backward.
 
-    Where they are ``returned`` to a user, who may write to them, the backward has its own. Its residuals are those of
-    the operator with eps behind the gates.
+    Where they are ``returned`` to a user, who may write to them, the backward has its own, and what ``returned`` says
+    stands before B in the shapes of the last ones. The residuals are those of the operator with eps behind the gates.
     """
     x, (T, B), H, memory = inputs.x, inputs.x.shape[:2], inputs.weight_hh.shape[1], options.lam == 1
     states, saved = x.new_empty(T, B, H), x.new_empty(T, B, (options.num_inputs + memory) * H)
     R_n, kept = (x.new_empty(B, H, H), x.new_empty(T, B, 2, H)) if memory else (None, None)
-    tensors, last = named(inputs), x.new_empty(B, H)
+    tensors, last = named(inputs), x.new_empty(*(returned or ()), B, H)
     tensors.update(out=states, last=last, saved=saved, R_n=R_n, kept=kept)
     out, R = states, R_n
-    if returned:
-        out, R = torch.empty_like(states), None if R_n is None else torch.empty_like(R_n)
+    if returned is not None:
+        out, R = torch.empty_like(states), None if R_n is None else x.new_empty(*returned, B, H, H)
         tensors.update(out_copy=out, R_copy=R)
     call_scan(tensors, inputs.seed, options)
     return out, last, R, Results(states, R_n, Residuals(saved, kept))
