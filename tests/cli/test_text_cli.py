@@ -9,6 +9,7 @@ from torchrum.cli import main
 from torchrum.ledger import read_ledger
 from torchrum.ledger.record import changes
 from torchrum.models import CharModel
+from torchrum.recipes import load_recipe
 from torchrum.tasks import CharLM
 from torchrum.training import load_model, read_config
 from torchrum.training.testing import read_looks
@@ -32,6 +33,25 @@ def run(tmp_path_factory):
     words = f"train char-rum --data {folder / 'book.txt'} --out {folder} {SMALL} {LANES}"
     assert main(words.split()) == 0
     return folder / "char-rum"
+
+
+def test_a_recorded_run_names_the_text_and_not_its_alphabet(run, tmp_path, capsys):
+    assert main(["record", str(run), "--results", str(tmp_path), "--commit", "0123456789abcdef"]) == 0
+    capsys.readouterr()
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    digest = read_config(run).task.sha256
+    assert f"**character language modelling, book.txt (sha256 {digest[:8]})**" in table
+    assert "`torchrum train char-rum --data book.txt " in table
+    assert "task.symbols" not in table and digest not in table
+
+
+def test_a_run_says_which_text_it_reads(tmp_path, capsys):
+    (tmp_path / "book.txt").write_bytes(small_text(4000))
+    words = f"train char-rum --data {tmp_path / 'book.txt'} --out {tmp_path} {SMALL} {LANES}"
+    assert main(words.split()) == 0
+    assert "\nreading book.txt, 3,627 characters to train on; loss in nats per character; " in capsys.readouterr().err
+    assert load_recipe("char-rum").task.source == "Penn Treebank (ptb), 5,101,618 characters to train on"
 
 
 def test_every_character_of_the_test_part_is_scored(run, capsys):

@@ -307,6 +307,11 @@ def test_list_shows_recipes_and_fields(width, capsys, monkeypatch):
     assert fields["optimizer.lr"] == "0.01"
     assert main(["list", TINY]) == 0
     assert "Steps of a sequence." in capsys.readouterr().out
+    assert main(["list", "recall-rum-lam1-t30", "--plain"]) == 0
+    options = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
+    assert options["model.activation"][0] == "relu"
+    assert options["model.lam"][1].startswith("Exponent of the accumulated rotation R. 0 keeps none")
+    assert options["model.update_bias_init"][1] == "Start values of b_tau and b_u."
 
 
 def listed() -> set[str]:

@@ -147,6 +147,7 @@ def test_the_list_shows_a_set_as_one_line(tmp_path, monkeypatch, capsys):
     assert main(["list", "--plain", "--results", str(tmp_path)]) == 0
     rows = {line.split("\t")[0]: line.split("\t") for line in capsys.readouterr().out.splitlines()}
     assert rows["babi-rum"][1] == "73.2% on average" and "babi-rum-qa1" not in rows
+    assert rows["babi-lstm"][1] == "49.2% on average (1k)"
     assert rows["babi-gru"][1] == "" and "babi-joint-rum" in rows
     assert main(["list", "babi-rum"]) == 0
     assert "task.question" in capsys.readouterr().out

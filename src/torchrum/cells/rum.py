@@ -37,7 +37,7 @@ class RUMCell(Cell):
             reals raise R to that power in every step, at a cost of H^3.
         learn_lam: make ``lam`` a parameter that starts at the value given.
         eta: norm given to every new state (time normalisation), "sqrt" for the root of ``hidden_size``, or None.
-        activation: f, by name ("relu", "tanh", "sigmoid", "softsign") or any elementwise callable.
+        activation: the function f, by name ("relu", "tanh", "sigmoid", "softsign") or any elementwise callable.
         target_activation: the same for the target tau; None, as in the paper, leaves it linear.
         update_gate: False takes the candidate h~ as the new state.
         layer_norm: normalise tau, u and the argument of f.

@@ -28,6 +28,22 @@ def field_help(cls: type) -> dict[str, str]:
     return lines
 
 
+def option_help(layer: str) -> dict[str, str]:
+    """What the docstring of a layer says about each of its options; those of RUM are explained at its cell."""
+    from torchrum import RUMCell
+    from torchrum.layers.registry import LAYERS
+
+    if layer not in LAYERS:
+        return {}
+    described = inspect.getdoc(RUMCell if layer == "rum" else LAYERS[layer].load()) or ""
+    arguments = described.partition("Args:\n")[2].partition("\n\n")[0]
+    lines: dict[str, str] = {}
+    for names, text in re.findall(r"^ {4}(\w[\w, ]*): (.*?)(?=^ {4}\w|\Z)", arguments, re.DOTALL | re.MULTILINE):
+        words = re.sub(r"(?::\w+:)?`+(?:~?[\w.]*\.)?([^`]*)`+", r"\1", " ".join(text.split()))
+        lines |= dict.fromkeys(names.split(", "), words[:1].upper() + words[1:])
+    return lines
+
+
 def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Dotted name, value and meaning of every field of a config."""
     from torchrum.training.overrides import field_names
@@ -38,7 +54,9 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
         if is_dataclass(value):
             table += rows(value, f"{prefix}{name}.")
         elif name == "options":
-            table += [(f"{prefix}{option}", repr(chosen), "option of the layer") for option, chosen in value.items()]
+            meanings = option_help(owner.layer)
+            for option, chosen in value.items():
+                table.append((f"{prefix}{option}", str(chosen), meanings.get(option, "An option of the layer.")))
         else:
             table.append((prefix + name, str(value), helps.get(name, "")))
     return table
@@ -47,7 +65,7 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 def recipes(results: Path) -> list[tuple[str, ...]]:
     """Name, the paper's number, ours, what it is, and where the paper has it, of every recipe; a set is one line."""
     from torchrum.ledger import headline
-    from torchrum.ledger.babi import paper_mean
+    from torchrum.ledger.babi import paper_family, paper_mean
     from torchrum.recipes import FAMILIES, RECIPES
 
     ours = headline(results)
@@ -62,7 +80,10 @@ def recipes(results: Path) -> list[tuple[str, ...]]:
         about = config.about
         if name in first:
             name = first[name]
-            text, about = paper_mean(name), f"bAbI, one model per task: {about.partition(': ')[2]}"
+            text, about = (
+                paper_family(name).text if paper_mean(name) else "",
+                f"bAbI, one model per task: {about.partition(': ')[2]}",
+            )
         table.append((name, text, ours.get(name, ""), about, where))
     return table
 
@@ -130,7 +151,9 @@ def main(arguments: list[str]) -> int:
 SIZES = (
     "Where a recipe has several sizes T, the numbers stand in their order: copying-rum-t500 is one of them, and "
     "copying-rum is the smallest. The column ours shows the metric of the task: for copying the loss over that of a "
-    "memoryless baseline, for recall the accuracy. --all shows every recipe with its range over seeds."
+    "memoryless baseline, for recall the accuracy. A number of the paper with (1k) is quoted from "
+    "work on 1,000 training questions; the others have 10,000. --all shows every recipe with its range over "
+    "seeds."
 )
 
 

@@ -1,7 +1,7 @@
 """From a run folder to an entry of the ledger."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +157,15 @@ def _text(value: Any) -> str:
 
 
 def _flags(config: TrainConfig, overrides: Sequence[str]) -> list[str]:
-    pairs = (text.partition("=") for text in (f"seed={config.seed}", *overrides))
-    return [part for name, _, value in pairs for part in (f"--{name}", value)]
+    pairs = (text.partition("=") for text in (f"seed={config.seed}", *without_own_data(config, overrides)))
+    data = ["--data", config.task.own_data] if config.task.own_data else []
+    return [*data, *(part for name, _, value in pairs for part in (f"--{name}", value))]
+
+
+def without_own_data(config: TrainConfig, overrides: Iterable[str]) -> list[str]:
+    """The overrides without the fields that are read from data of the user's own: a name says enough of those."""
+    told = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
+    return [text for text in overrides if text.partition("=")[0] not in told]
 
 
 def _commit(run: Path, environment: Environment, given: str | None) -> str:

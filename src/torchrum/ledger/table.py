@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchrum.ledger.curves import best
 from torchrum.ledger.labels import model_label
-from torchrum.ledger.record import changes
+from torchrum.ledger.record import changes, without_own_data
 from torchrum.ledger.schema import Entry, read_ledger
 from torchrum.ledger.texts import code, plain
 from torchrum.recipes import PAPER_ONLY, RECIPES
@@ -109,6 +109,9 @@ def place(row: Row) -> tuple[int, list[str]]:
     match = re.search(r"-t(\d+)$", entry.recipe)
     same = entry.config().task.baseline() == RECIPES[entry.recipe]().task.baseline()
     changes = [] if same else [text for text in entry.overrides if text.startswith("task.")]
+    if own := entry.config().task.own_data:
+        digest = next((text.partition("=")[2] for text in entry.overrides if text.startswith("task.sha256=")), "")
+        changes = [f"{own} (sha256 {digest[:8]})"]  # how it is cut into lanes is a setting
     return int(match[1]) if match else 0, changes
 
 
@@ -156,7 +159,8 @@ def _cells(row: Row, tested: Sequence[str], tried: int) -> list[str]:
     optimizer = f"{config.optimizer.name} {config.optimizer.lr:g}"
     shown = ("model.hidden_size", "model.lam", "model.eta", "optimizer.name", "optimizer.lr", "steps")
     settings = [f"H {config.model.hidden_size}", optimizer]
-    settings += [plain(text) for text in setting(entry) if text.partition("=")[0] not in shown]
+    changed = without_own_data(config, setting(entry))
+    settings += [plain(text) for text in changed if text.partition("=")[0] not in shown]
     steps = [item.steps for item in row]
     return [
         model_label(config.model),

@@ -10,6 +10,7 @@ from torchrum.bench.records import read_report
 from torchrum.bench.report import markdown as bench_markdown
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.notes import comparison_section
+from torchrum.ledger.record import without_own_data
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.ledger.table import line, score_names, spread, table
 from torchrum.ledger.verdicts import RULE, Verdict, Word, condensed, verdict_table, verdicts
@@ -207,7 +208,7 @@ def runs_table(entries: Sequence[Entry]) -> str:
         cells = (
             entry.recipe,
             model_label(entry.config().model),
-            ", ".join(entry.overrides),
+            ", ".join(without_own_data(entry.config(), entry.overrides)),
             str(entry.seed),
             f"{name} {spread([entry.final[key]], key)}",
             test,

@@ -64,6 +64,8 @@ class Task(ABC):
     """Whether there is a test set that is looked at once a model is chosen; its score then belongs to the result."""
     quotable: ClassVar[bool] = True
     """Whether results may quote its sequences; a text under a licence, or of the user's own, may not be passed on."""
+    from_data: ClassVar[tuple[str, ...]] = ()
+    """Fields that are read from data of the user's own: a command names the data instead, and a table too."""
     local: ClassVar[tuple[str, ...]] = ()
     """Fields that hold for one machine alone, such as a path: kept in the run folder, no part of what was run."""
 
@@ -76,6 +78,16 @@ class Task(ABC):
     @abstractmethod
     def num_classes(self) -> int:
         """Number of answers to choose from, V."""
+
+    @property
+    def source(self) -> str:
+        """What it reads, in words; empty if it makes its own data."""
+        return ""
+
+    @property
+    def own_data(self) -> str:
+        """Name of the user's own data, if it reads any."""
+        return ""
 
     @abstractmethod
     def batch(self, size: int, generator: torch.Generator) -> Batch:

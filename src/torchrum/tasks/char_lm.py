@@ -43,6 +43,7 @@ class CharLM(Task):
     loss_unit: ClassVar = "nats per character"
     baseline_name: ClassVar = "bigram"
     quotable: ClassVar = False
+    from_data: ClassVar = ("corpus", "symbols", "sizes", "words", "memoryless", "sha256")
     local: ClassVar = ("path", "shown")
 
     corpus: str = "ptb"
@@ -88,7 +89,7 @@ class CharLM(Task):
             )
 
     def _check_text(self) -> None:
-        given = {name: getattr(self, name) for name in ("symbols", "sizes", "words", "memoryless", "sha256", "path")}
+        given = {name: getattr(self, name) for name in (*self.from_data[1:], "path")}  # all but the corpus
         if not self.sha256 and (self.corpus not in KNOWN or any(given.values())):
             wrong = next((f"{name}={value!r}" for name, value in given.items() if value), f"corpus={self.corpus!r}")
             raise ValueError(
@@ -127,6 +128,17 @@ class CharLM(Task):
             return KNOWN[self.corpus]
         sizes, words = (self.sizes[0], self.sizes[1], self.sizes[2]), (self.words[0], self.words[1], self.words[2])
         return Facts(bytes.fromhex(self.symbols), sizes, words, self.memoryless, self.sha256)
+
+    @property
+    def source(self) -> str:
+        """The text, and how much of it is for training."""
+        name = self.corpus if self.own_data else f"Penn Treebank ({self.corpus})"
+        return f"{name}, {self.facts.sizes[0]:,} characters to train on"
+
+    @property
+    def own_data(self) -> str:
+        """Name of a text of the user's own."""
+        return self.corpus if self.sha256 else ""
 
     @property
     def input_size(self) -> int:

@@ -14,7 +14,7 @@ from torchrum.training.fabric import Engine
 
 
 def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: Path, own: bool) -> list[str]:
-    """Model and parameters, device and folder, the loss to beat: three lines.
+    """Model and parameters, device and folder, the data and the loss to beat: three lines.
 
     Args:
         config: the run.
@@ -27,10 +27,11 @@ def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: 
     parameters = sum(part.numel() for part in model.parameters() if part.requires_grad)
     processes = f", {engine.world_size} processes" if engine.world_size > 1 else ""
     task = config.task
+    reading = f"reading {task.source}; " if task.source else ""
     return [
         f"{config.label}: {described}, {parameters:,} parameters",
         f"on {describe_device(engine.device)}{processes}, {config.precision}; run folder {folder}",
-        f"loss in {task.loss_unit}; the {task.baseline_name} baseline is {task.baseline():.4g}",
+        f"{reading}loss in {task.loss_unit}; the {task.baseline_name} baseline is {task.baseline():.4g}",
     ]
 
 
