@@ -68,13 +68,14 @@ class Emulator:
         if not library.exists():
             struct_name = f"{name.capitalize()}Args"
             entry = (
+                f"static const {struct_name}* given;\nstatic void kernel() {{ rum_persistent_{name}(*given); }}\n"
                 f'extern "C" int run(int grid, long shared, const {struct_name}* args) {{'
-                f" return emulator::run(grid, shared, [=] {{ rum_persistent_{name}(*args); }}); }}"
+                " given = args; return emulator::run(grid, shared, kernel); }"
             )
             source = stem.with_suffix(".cpp")
             source.write_text(f'#include "{EMULATOR}"\n{persistent.kernel_source(name, plan)}\n{entry}\n')
             defines = [f"-D{key}={value}" for key, value in plan.macros(name)]
-            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *defines, source, "-o", library]
+            command = ["g++", "-std=c++14", "-O1", "-w", "-shared", "-fPIC", *defines, source, "-o", library]
             subprocess.run([str(part) for part in command], check=True)
         buffer = ctypes.create_string_buffer(args, len(args))
         code = ctypes.CDLL(str(library)).run(plan.group * plan.groups, ctypes.c_long(shared), buffer)

@@ -65,7 +65,9 @@ def test_the_suite_runs_under_the_limit(tmp_path):
     conftest = Path(__file__).parents[1] / "conftest.py"
     clean = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTEST_XDIST_WORKER")}
     clean["PYTHONPATH"] = os.pathsep.join(sys.path)
-    arguments = ["-q", "-p", "no:cacheprovider", "-n", "1", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    clean["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those take longer to import than the test
+    plugins = ["-p", "no:cacheprovider", "-p", "xdist"]
+    arguments = ["-q", *plugins, "-n", "1", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
     (tmp_path / "conftest.py").write_text(conftest.read_text())
     ran = subprocess.run([sys.executable, "-c", start, *arguments], env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
