@@ -14,7 +14,7 @@ import torch
 
 from torchrum.ops.kernels import driver as driver_module
 from torchrum.ops.kernels import nvrtc
-from torchrum.ops.kernels.driver import Fill, copy_ends
+from torchrum.ops.kernels.driver import copy_ends
 from torchrum.ops.kernels.nvrtc import Kernel, pack
 
 
@@ -146,7 +146,7 @@ def test_arguments_that_are_in_use_are_not_written_to():
 
 def test_memory_is_filled_before_the_launch_and_on_its_stream(driver):
     memory = torch.zeros(8, dtype=torch.int32)
-    fills = [Fill(memory.data_ptr() + 8, 0xFFFFFFFF, 3), Fill(memory.data_ptr(), 0, 0), Fill(memory.data_ptr(), 7, 1)]
+    fills = [(memory.data_ptr() + 8, 0xFFFFFFFF, 3), (memory.data_ptr(), 0, 0), (memory.data_ptr(), 7, 1)]
     Kernel(ctypes.c_void_p(5), 0).launch(1, 32, 0, [None], fills=fills)
     assert memory.tolist() == [7, 0, -1, -1, -1, 0, 0, 0]
     assert driver.streams == [70, 70]
@@ -177,7 +177,7 @@ def test_copies_are_the_ends_of_their_sources(on_the_cpu, context):
 def test_a_failed_fill_or_copy_says_so(on_the_cpu):
     on_the_cpu.fails, x, kernel = 1, torch.zeros(4), Kernel(ctypes.c_void_p(5), -1)
     with pytest.raises(RuntimeError, match=r"CUDA failed at filling 4 words of memory: invalid argument \(1\)"):
-        kernel.launch(1, 32, 0, [None], fills=[Fill(x.data_ptr(), 0, 4)])
+        kernel.launch(1, 32, 0, [None], fills=[(x.data_ptr(), 0, 4)])
     with pytest.raises(RuntimeError, match=r"CUDA failed at copying 16 bytes: invalid argument \(1\)"):
         copy_ends((torch.empty_like(x), x))
 
@@ -194,7 +194,7 @@ def test_a_kernel_of_another_device_is_launched_there(driver, monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device", make_current)
     memory = torch.zeros(2, dtype=torch.int32)
-    Kernel(ctypes.c_void_p(5), 3).launch(1, 32, 0, [None], fills=[Fill(memory.data_ptr(), 1, 2)])
+    Kernel(ctypes.c_void_p(5), 3).launch(1, 32, 0, [None], fills=[(memory.data_ptr(), 1, 2)])
     copy_ends((memory[:1].clone(), memory))  # on device number -1
     assert driver.streams == [73, 69]
     assert driver.launches[0][1] == 73

@@ -7,19 +7,12 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Fill(NamedTuple):
-    """Memory to fill with one 32-bit word."""
-
-    address: int
-    word: int
-    words: int
-    """How many."""
+Fill = tuple[int, int, int]
+"""Memory to fill with one 32-bit word: its address, the word, and how many."""
 
 
 @functools.cache

@@ -123,7 +123,7 @@ class _PlainScan(torch.autograd.Function):
         needs, bias, (*grads, grad_R) = ctx.needs_input_grad[1:], inputs.bias, arriving
         if grad_R is not None and ctx.call.returned:
             arriving = (*grads, grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
-        plain = not torch.is_grad_enabled() and is_unwatched(*(part for part in arriving if part is not None))
+        plain = not torch.is_grad_enabled() and is_unwatched(*[part for part in arriving if part is not None])
         with without_autocast(inputs.x.device.type):
             if plain and xp is None:
                 found = backward_projecting(arriving, inputs, results, ctx.call.options, needs)

@@ -272,7 +272,7 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     ends = (0, *itertools.accumulate(-(-count // 32) * 32 for count in words))  # on lines of 128 bytes
     places = tuple(4 * end for end in ends[:-1])
     *_, h0, mail = places[: len(unkept) + 2]
-    fills = (Fill(mail, EMPTY, sum(boxes)), *((Fill(h0, 0, B * N),) if zero else ()))
+    fills = ((mail, EMPTY, sum(boxes)), *(((h0, 0, B * N),) if zero else ()))
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
     pointers = {"forward": 8, "backward": 11}[name] + len(boxes)
     return Layout(ends[-1], places, fills, struct.Struct(f"={pointers}Q6q2d"), numbers, plan.shared_bytes(name, gates))
@@ -343,5 +343,5 @@ def _run(name: str, plan: Plan, layout: Layout, memory: Tensor, pointers: Sequen
     """Launch with ``pointers``, of which some are addresses in ``memory``, and None is a null pointer."""
     addresses = [0 if x is None else x if type(x) is int else x.data_ptr() for x in pointers]  # type: ignore[union-attr]
     args, first = layout.form.pack(*addresses, *layout.numbers), memory.data_ptr()
-    fills = [Fill(first + place, word, words) for place, word, words in layout.fills]
+    fills = [(first + place, word, words) for place, word, words in layout.fills]
     machine.launch(name, plan, args, layout.shared_bytes, memory.device, fills)
