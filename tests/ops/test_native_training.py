@@ -1,5 +1,8 @@
 """Training by the native scan from the input itself: one call of C each way, held to the reference."""
 
+import functools
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -122,40 +125,43 @@ def test_a_gradient_that_is_not_asked_for_is_left_out(lam, calls):
     assert len(calls) == 2  # nothing would be kept for
 
 
+def assert_same_by_both(rum: RUM, compute: Callable[[], Sequence[Tensor]], **tolerances: float) -> None:
+    """What ``compute`` finds by the reference and by C."""
+    results = []
+    for backend in ("reference", "native"):
+        rum.backend = backend  # type: ignore[assignment]
+        results.append(compute())
+    for want, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, want, **tolerances)
+
+
 @needs_compiler
 @pytest.mark.parametrize("lam", [0, 1])
 def test_second_derivatives(lam, calls):
     """Where a weight depends on the input, too: the way through it is the caller's graph, not the scan's."""
-    I, H = 3, 7
-    rum, x = RUM(I, H, lam=lam, dtype=torch.float64), torch.randn(4, 2, I, dtype=torch.float64, requires_grad=True)
+    rum, x = RUM(3, 7, lam=lam, dtype=torch.float64), torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
     weight = rum.weight_ih_l0.detach().clone()
     del rum.weight_ih_l0
-    results = []
-    for backend in ("reference", "native"):
-        rum.backend = backend
+
+    def derivatives() -> list[Tensor]:
         rum.weight_ih_l0 = weight * (1 + x.mean())  # type: ignore[assignment]
-        output, _ = rum(x)
         leaves = [x, rum.weight_hh_l0, rum.bias_ih_l0]
-        firsts = torch.autograd.grad(output.pow(3).sum(), leaves, create_graph=True)
-        results.append([*firsts, *torch.autograd.grad(sum(part.square().sum() for part in firsts), leaves)])
+        firsts = torch.autograd.grad(rum(x)[0].pow(3).sum(), leaves, create_graph=True)
+        return [*firsts, *torch.autograd.grad(sum(part.square().sum() for part in firsts), leaves)]
+
+    assert_same_by_both(rum, derivatives, rtol=1e-8, atol=1e-9)
     assert calls
-    for want, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-9)
 
 
 @needs_compiler
 @pytest.mark.parametrize("lam", [0, 1])
 def test_gradients_in_a_batch(lam, calls):
     """``is_grads_batched`` maps over the backward."""
-    results = []
     rum, x = RUM(3, 6, lam=lam, dtype=torch.float64), torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
-    grads = torch.randn(5, 4, 2, 6, dtype=torch.float64)
-    for backend in ("reference", "native"):
-        rum.backend = backend  # type: ignore[assignment]
-        results.append(torch.autograd.grad(rum(x)[0], [x, *rum.parameters()], grads, is_grads_batched=True))
+    leaves, grads = [x, *rum.parameters()], torch.randn(5, 4, 2, 6, dtype=torch.float64)
+    batched = functools.partial(torch.autograd.grad, inputs=leaves, grad_outputs=grads, is_grads_batched=True)
+    assert_same_by_both(rum, lambda: batched(rum(x)[0]), rtol=1e-9, atol=1e-10)
     assert calls
-    for want, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-10)
 
 
 @needs_compiler

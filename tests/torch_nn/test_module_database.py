@@ -6,8 +6,11 @@ The database tells constructor arguments, inputs, a reference and wrong inputs; 
 
 import copy
 import functools
+import importlib
 import pickle
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torchrum import RUM, RUMCell
 
 pytest.importorskip("expecttest", reason="torch's module database needs the package expecttest")
-common = pytest.importorskip("torch.testing._internal.common_modules")
-# the import forbids every test after it to set flags of torch.backends
-torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 SUBSTITUTES = {nn.GRU: RUM, nn.GRUCell: RUMCell}
-INFOS = {info.module_cls: info for info in common.module_db if info.module_cls in SUBSTITUTES}
 DIFFERENCES = {
     (nn.GRUCell, "(10, 20, 'relu')"): "nn.GRUCell takes any bias for a flag; RUMCell refuses what is not a bool",
     (nn.GRUCell, "(10, 20, 'tanh')"): "nn.GRUCell takes any bias for a flag; RUMCell refuses what is not a bool",
@@ -32,9 +31,22 @@ modules = pytest.mark.parametrize("theirs", SUBSTITUTES, ids=lambda kind: kind._
 modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 
 
+@functools.cache
+def database() -> ModuleType:
+    """Torch's module; its import takes seconds, so that only who runs these tests waits for it."""
+    common = importlib.import_module("torch.testing._internal.common_modules")
+    # the import forbids every test after it to set flags of torch.backends
+    torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+    return common
+
+
+def info_of(theirs: type) -> Any:
+    return next(info for info in database().module_db if info.module_cls is theirs)
+
+
 def samples(theirs: type, training: bool = True, dtype=torch.float64, **more) -> Iterator[tuple]:
     """Modules with the arguments of each sample, and its arguments of the call, requiring gradients."""
-    info = INFOS[theirs]
+    info = info_of(theirs)
     packed = {"with_packed_sequence": True} if theirs is nn.GRU else {}
     make = functools.partial(info.module_inputs_func, info, device=more.get("device", "cpu"), dtype=dtype)
     for sample in make(requires_grad=True, training=training, **packed):
@@ -185,7 +197,7 @@ def test_moves_change_every_parameter_and_nothing_else(theirs):
 
 @modules
 def test_wrong_inputs_raise_the_same_classes(theirs):
-    info, met = INFOS[theirs], []
+    info, met = info_of(theirs), []
     errors = info.module_error_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
     for case in errors:
         sample = case.module_error_input
@@ -196,7 +208,7 @@ def test_wrong_inputs_raise_the_same_classes(theirs):
             with pytest.raises(TypeError, match="it must be True or False"):
                 SUBSTITUTES[theirs](*made.args, **made.kwargs)
             continue
-        if case.error_on == common.ModuleErrorEnum.CONSTRUCTION_ERROR:
+        if case.error_on == database().ModuleErrorEnum.CONSTRUCTION_ERROR:
             with pytest.raises(case.error_type):
                 SUBSTITUTES[theirs](*made.args, **made.kwargs)
         else:

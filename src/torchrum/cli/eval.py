@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
-from torchrum.cli.parsing import Parser
+from torchrum.cli.parsing import Parser, use_recipe
 
 
 def main(arguments: list[str]) -> int:
@@ -39,10 +39,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.training.checkpoint import checkpoint_step
     from torchrum.training.testing import write_look
 
-    if options.recipe is not None:
-        from torchrum.recipes import load_recipe
-
-        load_recipe(options.recipe)
+    use_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
     where = options.run, options.split, options.checkpoint, options.device
     how = ""

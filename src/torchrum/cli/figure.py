@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchrum.cli.parsing import Parser
+from torchrum.cli.parsing import Parser, use_recipe
 
 FOLDER = Path("docs/figures")
 
@@ -39,12 +39,10 @@ def main(arguments: list[str]) -> int:
 
     from torchrum.plots.catalog import FIGURES, draw_all, draw_figure, draw_run
     from torchrum.plots.curve import draw_curve
-    from torchrum.recipes import load_recipe
     from torchrum.training.errors import ConfigError
     from torchrum.training.records import holds_run
 
-    if options.recipe is not None:
-        load_recipe(options.recipe)  # importing it makes its task known
+    use_recipe(options.recipe)
     if options.write and options.what != "all":
         raise ConfigError(f"--write needs all, the figures of a whole page; got {options.what!r}.")
     if options.run is not None:

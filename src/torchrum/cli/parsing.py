@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_recipe(self) -> None:
-        """Take ``--recipe``; ``load_recipe`` imports it, which makes its task known."""
+        """Take ``--recipe``, for :func:`use_recipe`."""
         self.add_argument(
             "--recipe", metavar="MODULE:FUNCTION", help="recipe that defines the task of the run, if torchrum does not"
         )
@@ -65,6 +65,14 @@ class Parser(argparse.ArgumentParser):
         """Refuse the call, without the usage that would hide the reason."""
         complain(f"{message.rstrip('.')}; see {self.prog} --help.")
         raise SystemExit(2)
+
+
+def use_recipe(name: str | None) -> None:
+    """Import the recipe that ``--recipe`` names, if it does, which makes its task known."""
+    if name is not None:
+        from torchrum.recipes import load_recipe
+
+        load_recipe(name)
 
 
 def _path(text: str) -> Path:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchrum.cli.parsing import Parser
+from torchrum.cli.parsing import Parser, use_recipe
 
 
 def main(arguments: list[str]) -> int:
@@ -25,15 +25,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     from torchrum.ledger import read_ledger
-    from torchrum.recipes import load_recipe
     from torchrum.report.headline import write_headlines
     from torchrum.report.ledger_page import ledger_page
     from torchrum.report.page import write_page
     from torchrum.report.runs_page import runs_page
     from torchrum.training.errors import ConfigError
 
-    if options.recipe is not None:
-        load_recipe(options.recipe)  # importing it makes its task known
+    use_recipe(options.recipe)
     if options.write:
         if options.runs:
             raise ConfigError("--write uses the results ledger; leave the run folders out.")
