@@ -55,6 +55,10 @@ TINY = ["train", "training.tiny:tiny"]
         (["train", ":"], "the recipe ':' cannot be loaded"),
         (["train", ".x:y"], "the recipe '.x:y' cannot be loaded"),
         (["sweep", ""], "no recipe ''"),
+        (
+            ["train", "own/mine.py:recipe"],
+            "'own/mine.py:recipe' names a file; write MODULE:FUNCTION, as own.mine:recipe.",
+        ),
         (["list", ":"], "the recipe ':' cannot be loaded"),
         ([*TINY, "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
         (["sweep", *TINY[1:], "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import pytest
 from torchrum.data import DataUnavailableError
 from torchrum.training import ConfigError, RunError, read_metrics, run_sweep, side_by_side
 from torchrum.training.search import search
-from torchrum.training.sweep import grid
+from torchrum.training.sweep import _summarise, grid
 from training import processes
 from training.tiny import tiny
 
@@ -131,6 +132,14 @@ def test_side_by_side_is_the_same_as_one_after_another(tmp_path, capsys):
     assert error.startswith("4 runs, 3 at a time\n")
     assert "optimizer.lr=1e38/seed-0: the loss is" in error
     assert re.search(r"optimizer.lr=0.01/seed-1, \d of 4: finished at step 8, accuracy 0\.\d{4}, \d+ s\n", error)
+
+
+def test_a_run_without_scores_is_left_out_of_the_means(tmp_path):
+    runs = {f"seed-{seed}": replace(SHORT, seed=seed) for seed in range(3)}
+    empty = side_by_side.Result(tmp_path, "finished", 4, {}, None, 0, 1.0)
+    scored = [replace(empty, scores={"accuracy": value}) for value in (0.5, math.nan)]
+    means = _summarise(tmp_path, runs, dict(zip(runs, [empty, *scored], strict=True)))
+    assert means == {"all": {"runs": 1, "mean": 0.5, "spread": 0.0}}
 
 
 def unavailable():

@@ -218,6 +218,17 @@ def test_a_longer_resumed_run_goes_on(tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 20
 
 
+def test_a_resumed_run_may_end_where_it_is(tmp_path):
+    for number, steps in enumerate((7, 5)):  # as many steps as are done, and fewer
+        run = tmp_path / str(number)
+        Trainer(tiny(), Interrupted(tiny(), 7, signal.SIGTERM), quiet=True).fit(run)
+        config = replace(tiny(), steps=steps)
+        result = Trainer(config, tiny_model(config), quiet=True).fit(run, resume=True)
+        assert (result.stopped, result.step, result.best_step) == ("finished", 7, 7)
+        assert [line["step"] for line in read_metrics(run, "validation")] == [7]
+        assert evaluate(run, "validation", "best", device="cpu")["loss"] == pytest.approx(result.scores["loss"])
+
+
 def test_a_folder_is_never_overwritten(whole):
     before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
     with pytest.raises(RunError, match="holds a run already"):

@@ -70,6 +70,10 @@ def load_recipe(name: str) -> TrainConfig:
 
 def _load_own(name: str) -> TrainConfig:
     module, _, function = name.partition(":")
+    if module.endswith(".py"):
+        raise ConfigError(
+            f"{name!r} names a file; write MODULE:FUNCTION, as {module[:-3].replace('/', '.')}:{function}."
+        )
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # an installed command does not look into the current folder, where a recipe mostly lies
     try:

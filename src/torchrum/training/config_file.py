@@ -81,8 +81,8 @@ def _task_class(path: object) -> type[Task]:
     found = {task_name(kind): kind for kind in kinds}
     if not isinstance(path, str) or path not in found:
         raise ConfigError(
-            f"the task {shown(path)} is not part of torchrum; name its recipe too: "
-            "torchrum train MODULE:FUNCTION --resume RUN, elsewhere --recipe MODULE:FUNCTION"
+            f"the task {shown(path)} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION "
+            "--resume RUN, or --recipe MODULE:FUNCTION with eval, figure and report. The ledger holds no such run."
         )
     return found[path]
 

@@ -82,10 +82,12 @@ def shared_scores(lines: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in lines[0] if key not in NO_SCORES and all(key in line for line in lines)]
 
 
-def last_scores(folder: Path) -> dict[str, float]:
-    """Loss and metrics of the last validation; empty before the first."""
+def last_validation(folder: Path) -> tuple[int, dict[str, float]]:
+    """Step, loss and metrics of the last validation; 0 and nothing before the first."""
     lines = read_metrics(folder, "validation")
-    return {name: value for name, value in lines[-1].items() if name not in NO_SCORES} if lines else {}
+    if not lines:
+        return 0, {}
+    return lines[-1]["step"], {name: value for name, value in lines[-1].items() if name not in NO_SCORES}
 
 
 def read_result(folder: Path) -> Result | None:

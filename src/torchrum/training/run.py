@@ -23,7 +23,7 @@ from torchrum.training.graph_step import GraphStep, graph_obstacle
 from torchrum.training.keeping import Keeper
 from torchrum.training.optim import learning_rate, set_learning_rate
 from torchrum.training.progress import Baseline, Display, is_early
-from torchrum.training.records import CONFIG, ENVIRONMENT, RESULT, MetricsFile, last_scores
+from torchrum.training.records import CONFIG, ENVIRONMENT, RESULT, MetricsFile, last_validation
 from torchrum.training.resume import Resumed
 from torchrum.training.run_state import Progress, Result, to_device
 from torchrum.training.schedule import plateau
@@ -84,12 +84,15 @@ class Run:
         config, progress, step = self.config, self.progress, self._step
         runner = self._runner()
         validation = [batch.to(self.engine.device) for batch in config.task.validation(config.seed)]
-        scores = self.engine.first(lambda: last_scores(self.folder))
+        validated, scores = self.engine.first(lambda: last_validation(self.folder))
         if self._goal():  # a crash came between the last checkpoint and the result
             return "goal", scores
         rate, first = math.nan, progress.step
         self._started = time.monotonic() - progress.seconds  # what came before the first step does not count
         self._trained.module.train()
+        if progress.step >= config.steps and validated != progress.step:  # a resumed run that is to end where it is
+            scores, improved = self._validate(validation)
+            self._save(improved, due=True)
         while progress.step < config.steps:
             planned = learning_rate(config.optimizer, progress.step, config.steps, progress.drops)
             if planned != rate:

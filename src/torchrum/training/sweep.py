@@ -184,8 +184,8 @@ def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[s
     }
     groups: dict[str, list[float]] = {}
     for label, result in results.items():
-        if result.stopped != "diverged":
-            value = result.scores.get(runs[label].task.metric, math.nan)
+        value = result.scores.get(runs[label].task.metric, math.nan)
+        if math.isfinite(value):  # one that diverged, or was stopped before its first validation, has none
             groups.setdefault(label.rpartition("/")[0], []).append(value)
     means = {
         group or "all": {"runs": len(values), "mean": statistics.fmean(values), "spread": statistics.pstdev(values)}
