@@ -52,17 +52,7 @@ class Emulator:
     def blocks(self, device: torch.device) -> int:
         return self.count
 
-    def launch(
-        self,
-        name: str,
-        plan: persistent.Plan,
-        args: bytes,
-        shared: int,
-        device: torch.device,
-        fills: Sequence[Fill],
-    ) -> None:
-        for address, word, count in fills:
-            ctypes.memmove(address, struct.pack("I", word) * count, 4 * count)
+    def kernel(self, name: str, plan: persistent.Plan, device: torch.device) -> "EmulatedKernel":
         stem = self.folder / "_".join([name, *(str(value) for _, value in plan.macros(name))])
         library = stem.with_suffix(".so")
         if not library.exists():
@@ -77,8 +67,23 @@ class Emulator:
             defines = [f"-D{key}={value}" for key, value in plan.macros(name)]
             command = ["g++", "-std=c++14", "-O1", "-w", "-shared", "-fPIC", *defines, source, "-o", library]
             subprocess.run([str(part) for part in command], check=True)
-        buffer = ctypes.create_string_buffer(args, len(args))
-        code = ctypes.CDLL(str(library)).run(plan.group * plan.groups, ctypes.c_long(shared), buffer)
+        return EmulatedKernel(library)
+
+
+class EmulatedKernel:
+    """Stands in for ``nvrtc.Kernel``."""
+
+    def __init__(self, library: Path) -> None:
+        self._run = ctypes.CDLL(str(library)).run
+
+    def launch(
+        self, blocks: int, threads: int, shared_bytes: int, args: list[bytes], *, together: bool, fills: Sequence[Fill]
+    ) -> None:
+        assert together and threads == persistent.THREADS
+        for address, word, count in fills:
+            ctypes.memmove(address, struct.pack("I", word) * count, 4 * count)
+        (structure,) = args
+        code = self._run(blocks, ctypes.c_long(shared_bytes), ctypes.create_string_buffer(structure, len(structure)))
         assert code == 0, "the blocks wait for each other"
 
 

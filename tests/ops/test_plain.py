@@ -1,6 +1,8 @@
 """Calls that nobody looks at: they pass the registered operator by, and give what it gives."""
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import torchrum
 from torchrum import RUM, RUMCell
 from torchrum.cells import rum_sequence
-from torchrum.ops.rum_scan import lam1, native, persistent, plain
+from torchrum.ops.rum_scan import designs, lam1, native, persistent, plain
 from torchrum.ops.rum_scan.lam1 import launcher as lam1_launcher
 from torchrum.ops.rum_scan.persistent import launcher as persistent_launcher
 
@@ -279,7 +282,7 @@ class Counter:
 
 
 @pytest.fixture
-def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> type[Counter]:
+def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counter]]:
     """Tensors on the CPU take the way of tensors on a GPU up to the launches, which do nothing."""
     monkeypatch.setattr(Counter, "launches", 0)
     for design, launcher, lam in ((persistent, persistent_launcher, 0), (lam1, lam1_launcher, 1)):
@@ -290,7 +293,9 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> type[Counter]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(persistent_launcher, "resident_blocks", lambda _: 132)
     monkeypatch.setattr(persistent_launcher, "_kernel", lambda *_: Counter())
-    return Counter
+    designs.forget_decisions()
+    yield Counter
+    designs.forget_decisions()
 
 
 @pytest.mark.parametrize(
@@ -315,6 +320,24 @@ def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, trai
     assert gpu_without_kernels.launches == launches
     names = [e.name for e in profiler.events() if e.name.startswith("aten::") and _is_outermost(e)]
     assert 0 < len(names) <= most, (len(names), names)
+
+
+@both
+@pytest.mark.parametrize("training", [False, True])
+def test_a_launch_is_at_most_eight_calls_deep(gpu_without_kernels, monkeypatch, lam, training):
+    """The way that the scan's README lists, and nothing between."""
+    package, stacks = str(Path(torchrum.__file__).parent), []
+
+    def launch(*_: object, **words: object) -> None:
+        stacks.append([part for part in traceback.extract_stack() if part.filename.startswith(package)])
+
+    monkeypatch.setattr(gpu_without_kernels, "launch", launch)
+    with torch.set_grad_enabled(training):
+        RUM(64, 64, lam=lam)(torch.randn(3, 2, 64))
+    (stack,) = stacks
+    shown = [(part.filename.removeprefix(package), part.name) for part in stack]
+    assert len(shown) + 1 <= 8, shown  # and Kernel.launch
+    assert len({file for file, _ in shown}) + 1 <= 8
 
 
 def _is_outermost(event: torch.autograd.profiler_util.FunctionEvent) -> bool:

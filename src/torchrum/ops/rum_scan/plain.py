@@ -26,7 +26,7 @@ from torchrum.ops.rum_scan.native.projecting import (
 from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.projection import project, project_backward
-from torchrum.ops.rum_scan.types import LayerInputs, Residuals, Results
+from torchrum.ops.rum_scan.types import LayerInputs, Residuals, Results, ScanInputs
 
 
 class PlainCall(NamedTuple):
@@ -59,7 +59,8 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
                 return _apply(call, *inputs)
     if _is_native(inputs, call):
         return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
-    design, _, results = _run(inputs, call, save=False)
+    design, scanned = _prepare(inputs, call)
+    results = design.module.forward(scanned, call.options, save=False)
     out, R, _ = results
     if call.returned is None:
         return out, out[-1], R
@@ -72,13 +73,14 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
     return call.backend in ("auto", "native") and projects(inputs.x)
 
 
-def _run(inputs: LayerInputs, call: PlainCall, save: bool) -> tuple[Design, Tensor, Results]:
+def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs]:
+    """The design that runs, and what it takes."""
     xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)
     scanned = inputs.projected(xp)
     design = decide(scanned, call.options, False, call.backend)
     if inputs.h0 is None and not design.by_driver:
         scanned = inputs.with_zeros().projected(xp, from_zero=True)
-    return design, xp, design.module.forward(scanned, call.options, save)
+    return design, scanned
 
 
 def _copy_last(design: Design, results: Results, lead: tuple[int, ...], whole: bool) -> list[Tensor]:
@@ -106,8 +108,9 @@ class _PlainScan(torch.autograd.Function):
             design, inputs = NATIVE, inputs.with_zeros()
             out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:
-            design, xp, results = _run(inputs, call, save=True)
-            out, R, _ = results
+            design, scanned = _prepare(inputs, call)
+            results = design.module.forward(scanned, call.options, save=True)
+            xp, (out, R, _) = scanned.xp, results
             last, *copies = _copy_last(design, results, call.returned or (), whole=call.returned is not None)
             if copies:
                 out, R = copies[0], None if R is None else copies[1]

@@ -90,7 +90,8 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     start = None if inputs.from_zero else _plain(h0)
     tensors = (xp.contiguous(), start, _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
     args = (*tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, T, B)
-    _launch("forward", xp, options, (*args, *_scalars(options)))
+    kernel, threads, shared = _find_kernel("forward", xp, options)
+    kernel.launch(B, threads, shared, (*args, *_scalars(options)))  # one block per batch row
     return results
 
 
@@ -125,11 +126,14 @@ def backward(
     if need_R0:  # before the backward, which may write over the gates
         # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
         turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
-        _launch("replay", xp, options, (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, options.ln_eps))
+        kernel, threads, shared = _find_kernel("replay", xp, options)
+        args = (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, options.ln_eps)
+        kernel.launch(B, threads, shared, args)
         grad_turned = torch.zeros_like(turned)
     tensors = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, out, gates, R_n, kept, K_n)
-    args = (*tensors, grad_xp, grad_h0, grad_ln, grad_turned, T, B)
-    _launch("backward", xp, options, (*args, *_scalars(options)))
+    kernel, threads, shared = _find_kernel("backward", xp, options)
+    numbers = (T, B, *_scalars(options))
+    kernel.launch(B, threads, shared, (*tensors, grad_xp, grad_h0, grad_ln, grad_turned, *numbers))
 
     grad_R0 = None
     if turned is not None and grad_turned is not None:
@@ -157,8 +161,8 @@ def _gates(
     T, B, H = out.shape
     gates = grad_xp if xp.dtype == torch.float32 else xp.new_empty(T, B, options.num_gates * H, dtype=torch.float32)
     share = -(-T * B // GATE_BLOCKS)
-    args = (xp, h0, weight, out, gates, T, B, share)
-    _launch("gates", xp, options, args, blocks=-(-T * B // share))
+    kernel, threads, shared = _find_kernel("gates", xp, options)
+    kernel.launch(-(-T * B // share), threads, shared, (xp, h0, weight, out, gates, T, B, share))
     return gates
 
 
@@ -173,19 +177,11 @@ def _scalars(options: RumOptions) -> tuple[float, float, float, int]:
     return float(options.eta or 0.0), float(options.ln_eps), float(options.zoneout), keep_below
 
 
-def _launch(
-    kind: str,
-    xp: Tensor,
-    options: RumOptions,
-    args: tuple[Tensor | int | float | None, ...],
-    *,
-    blocks: int | None = None,
-) -> None:
-    """One block per batch row if ``blocks`` is not given."""
+def _find_kernel(kind: str, xp: Tensor, options: RumOptions) -> tuple[Kernel, int, int]:
+    """The kernel for such an ``xp``, the threads of a block, and its shared memory in bytes."""
     H = xp.shape[-1] // options.num_inputs
     sizes = rows_per_thread(H), CHECKPOINT_EVERY
-    kernel, threads, shared = _prepare(load_kernel, kind, H, xp.dtype, options, sizes, xp.device.index or 0)
-    kernel.launch(blocks or xp.shape[1], threads, shared, args)
+    return _prepare(load_kernel, kind, H, xp.dtype, options, sizes, xp.device.index or 0)
 
 
 @functools.lru_cache(maxsize=256)
@@ -198,7 +194,7 @@ def _prepare(
     sizes: tuple[int, int],
     device: int,
 ) -> tuple[Kernel, int, int]:
-    """A kernel as ``load`` loads it, the threads of a block, and its shared memory in bytes."""
+    """``_find_kernel``, as ``load`` loads it."""
     layout = _cut(kind, H, dtype, options, *sizes)
     return load(_source(kind), f"lam1_{kind}", layout.macros, device), layout.threads, 4 * layout.shared_floats
 

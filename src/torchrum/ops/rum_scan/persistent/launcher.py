@@ -167,17 +167,13 @@ def _kernel(name: str, plan: Plan, device: int) -> Kernel:
 
 
 class Gpu:
-    """Compiles with the NVRTC that torch ships and launches so that all blocks are resident, or none."""
+    """Compiles with the NVRTC that torch ships."""
 
     def blocks(self, device: torch.device) -> int:
         return resident_blocks(device)
 
-    def launch(
-        self, name: str, plan: Plan, args: bytes, shared: int, device: torch.device, fills: Sequence[Fill]
-    ) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        kernel = _kernel(name, plan, index)
-        kernel.launch(plan.group * plan.groups, THREADS, shared, [args], together=True, fills=fills)
+    def kernel(self, name: str, plan: Plan, device: torch.device) -> Kernel:
+        return _kernel(name, plan, torch.cuda.current_device() if device.index is None else device.index)
 
 
 @functools.cache
@@ -290,7 +286,9 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     gates, stats, h0, *boxes = _addresses(memory, layout)
     tensors = (xp, _aligned(_as(weight, xp.dtype)), h0 if from_zero else _float32(inputs.h0), _int64(inputs.lengths))
     kept = results.residuals if save else (gates, stats)
-    _run("forward", plan, layout, memory, (*tensors, inputs.seed, results.out, *kept, *boxes))
+    args, fills = _fill_in(layout, memory, (*tensors, inputs.seed, results.out, *kept, *boxes))
+    kernel, grid = machine.kernel("forward", plan, xp.device), plan.group * plan.groups
+    kernel.launch(grid, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
 
 
@@ -310,7 +308,10 @@ def backward(
     h0 = zeros if from_zero else _float32(inputs.h0)
     given = (_aligned(_as(grad_out, xp.dtype)), xp, _aligned(_as(weight, xp.dtype)), out, _aligned(gates), h0)
     row_inputs = (stats.contiguous(), _int64(inputs.lengths), inputs.seed)
-    _run("backward", plan, layout, memory, (*given, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes))
+    pointers = (*given, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes)
+    args, fills = _fill_in(layout, memory, pointers)
+    kernel, grid = machine.kernel("backward", plan, xp.device), plan.group * plan.groups
+    kernel.launch(grid, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     return Gradients(dxp, None if dh0 is None else _as(dh0, inputs.h0.dtype), None, _as(dweight, weight.dtype))
 
@@ -339,9 +340,8 @@ def _int64(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.to(torch.int64).contiguous()
 
 
-def _run(name: str, plan: Plan, layout: Layout, memory: Tensor, pointers: Sequence[Tensor | int | None]) -> None:
-    """Launch with ``pointers``, of which some are addresses in ``memory``, and None is a null pointer."""
+def _fill_in(layout: Layout, memory: Tensor, pointers: Sequence[Tensor | int | None]) -> tuple[bytes, list[Fill]]:
+    """The kernels' argument, and what is filled in ``memory``; None is a null pointer."""
     addresses = [0 if x is None else x if type(x) is int else x.data_ptr() for x in pointers]  # type: ignore[union-attr]
     args, first = layout.form.pack(*addresses, *layout.numbers), memory.data_ptr()
-    fills = [(first + place, word, words) for place, word, words in layout.fills]
-    machine.launch(name, plan, args, layout.shared_bytes, memory.device, fills)
+    return args, [(first + place, word, words) for place, word, words in layout.fills]
