@@ -12,6 +12,7 @@ from torchrum.training.config import ModelConfig
     [
         ("rum", 1, {}, "RUM λ=0"),
         ("rum", 2, {"lam": 1, "eta": 0.3}, "2 × RUM λ=1, η=0.3"),
+        ("rum", 1, {"eta": "sqrt"}, "RUM λ=0, η=√H"),
         ("fs", 1, {}, "FS-LSTM-2"),
         ("fs", 1, {"slow": "rum", "num_fast": 4}, "FS-RUM-4"),
         ("ln_lstm", 1, {}, "LN-LSTM"),

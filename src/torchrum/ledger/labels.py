@@ -32,7 +32,7 @@ def _layer_label(model: ModelConfig) -> str:
     options = model.options
     if model.layer == "rum":
         norm = options.get("eta")
-        eta = [] if norm is None else [f"η={norm if isinstance(norm, str) else f'{norm:g}'}"]
+        eta = [] if norm is None else ["η=√H" if norm == "sqrt" else f"η={norm:g}"]
         return ", ".join([f"RUM λ={options.get('lam', 0):g}", *eta])
     if model.layer == "fs":
         return f"FS-{options.get('slow', 'lstm').upper()}-{options.get('num_fast', 2)}"
