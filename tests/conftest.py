@@ -1,6 +1,7 @@
 """Fixtures for every test: fresh memory is NaN, so that what a kernel forgets to write is seen."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one worker per core; more threads only wait for each other
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from browser import Browser, find_browser
+from interpreting import prepare_once
 from torchrum.ops._onednn import limit_isa
 from torchrum.ops.rum_scan.designs import forget_decisions
 
@@ -22,6 +24,12 @@ if torch.cuda.is_available() and "PYTEST_XDIST_WORKER" in os.environ:
     compiling.MOST_THREADS = 2
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read where the kernels are declared, so before Triton is imported
+
+
+def pytest_collection_finish() -> None:
+    """Interpret Triton's kernels faster, if a test has imported it."""
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        prepare_once(interpreter)
 
 
 @pytest.fixture(autouse=True)
