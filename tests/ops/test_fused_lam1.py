@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from grids import thinned
-from oracle import assert_plain_calls_match, exact_scan, plain_calls_by, relative_error, run_design
+from oracle import assert_plain_calls_match, draw_inputs, exact_scan, plain_calls_by, relative_error, run_design
 from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels import nvrtc
@@ -29,6 +29,7 @@ from torchrum.ops.rotation import rotation_matrix
 from torchrum.ops.rum_scan import RumOptions, ScanInputs
 from torchrum.ops.rum_scan import lam1 as design
 from torchrum.ops.rum_scan.lam1 import launcher as lam1
+from torchrum.ops.rum_scan.op import make_flags
 
 EMULATOR = Path(__file__).parent / "lam1_emulator.cpp"
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is built with g++")
@@ -253,6 +254,22 @@ def test_forward_keeps_no_gates() -> None:
     assert found.residuals.kept.shape == empty.residuals.kept.shape
     assert found.residuals.gates is empty.residuals.gates is None
     assert design.forward(inputs, options, save=False).residuals.kept is None
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("T", [2, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operator_returns_what_a_compiler_is_told_of(T: int, dtype: torch.dtype) -> None:
+    """With two steps there is no checkpoint of R, and the design leaves it out."""
+    options = RumOptions(lam=1.0)
+    inputs = draw_inputs(T, 2, 5, options, dtype)
+    with plain_calls_by(design):
+        found = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, "lam1"), True)
+    out, R, (_, kept) = design.empty_results(inputs, options)
+    told = (out, R, inputs.xp.new_empty(0), kept)
+    assert [(part.shape, part.dtype) for part in found] == [(part.shape, part.dtype) for part in told]
+    assert (design.forward(inputs, options).residuals.kept is None) == (T == 2)
 
 
 @needs_compiler

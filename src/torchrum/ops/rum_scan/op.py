@@ -75,7 +75,12 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options, _ = _options(flags)
     results = decide_call(flags, inputs, options).module.forward(inputs, options, save)
-    return _flatten(results if save else results._replace(residuals=Residuals()), inputs.xp)
+    if not save:
+        return _flatten(results._replace(residuals=Residuals()), inputs.xp)
+    (gates, kept), R = results.residuals, results.R
+    if R is not None and kept is None:  # no checkpoint, in the shape that a compiler is told of
+        results = results._replace(residuals=Residuals(gates, R.new_empty(0, *R.shape)))
+    return _flatten(results, inputs.xp)
 
 
 @library.impl("torchrum::rum_scan_backward", "default")

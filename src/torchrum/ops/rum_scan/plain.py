@@ -144,7 +144,7 @@ def _backward_of_parts(
     """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own."""
     call, design, needs = ctx.call, ctx.design, ctx.needs_input_grad[1:]
     grad_out, grad_last, grad_R = arriving
-    grad_out = _joined(grad_out, grad_last, results.out)
+    grad_out = _joined(grad_out, grad_last, results.out, plain)
     if xp is None:
         results = operator_results(results)
     if xp is None or torch.is_grad_enabled():
@@ -164,10 +164,13 @@ def _backward_of_parts(
 _apply = super(torch.autograd.Function, _PlainScan).apply
 
 
-def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor) -> Tensor:
-    """The gradient of all states, that of the last one among them."""
-    if grad_out is None:
-        grad_out = torch.zeros_like(out)
+def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor, plain: bool) -> Tensor:
+    """The gradient of all states, that of the last one among them; if ``plain``, nobody differentiates the sum."""
     if grad_last is None:
-        return grad_out
+        return torch.zeros_like(out) if grad_out is None else grad_out
+    if plain:
+        joined = torch.zeros_like(out) if grad_out is None else grad_out.clone()
+        joined[-1:].add_(grad_last)
+        return joined
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     return torch.cat((grad_out[:-1], grad_out[-1:] + grad_last))

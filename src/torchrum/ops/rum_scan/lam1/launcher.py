@@ -77,12 +77,12 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
 
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
-    """Run the scan; without ``save`` there are no checkpoints."""
+    """Run the scan; there are no checkpoints without ``save``, or where the sequence is too short for one."""
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     (T, B, _), H = xp.shape, h0.shape[-1]
     out, R_n = xp.new_empty(T, B, H), xp.new_empty(B, H, H, dtype=torch.float32)
     segments = (max(T, 1) - 1) // CHECKPOINT_EVERY
-    kept = xp.new_empty(segments, B, H, H, dtype=torch.float32) if save else None
+    kept = xp.new_empty(segments, B, H, H, dtype=torch.float32) if save and segments > 0 else None
     results = Results(out, R_n, Residuals(None, kept))
     if out.numel() == 0:
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
