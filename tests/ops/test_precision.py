@@ -93,6 +93,35 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, produc
     assert not exact
 
 
+@pytest.mark.parametrize(
+    ("x", "apart"),
+    [
+        (torch.empty(53, 128, 50, device="meta"), True),
+        (torch.empty(530, 128, 50, device="meta"), False),
+        (torch.empty(53, 128, 50, device="meta", dtype=torch.bfloat16), False),
+    ],
+)
+def test_small_projections_on_a_gpu_add_the_bias_apart(x, apart, monkeypatch):
+    weight = torch.empty(150, 50, device="meta", dtype=x.dtype)
+    assert not projection._adds_apart(x, weight)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert projection._adds_apart(x, weight) is apart
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    assert not projection._adds_apart(x, weight)
+
+
+def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
+    layer, x = RUM(5, 8, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
+    together = project_rum(x, layer._weights(0), layer.options)
+    monkeypatch.setattr(projection, "_adds_apart", lambda x, weight: True)
+    apart = project_rum(x, layer._weights(0), layer.options)
+    torch.testing.assert_close(apart, together)
+    torch.testing.assert_close(
+        torch.autograd.grad(apart.square().sum(), layer.bias_ih_l0),
+        torch.autograd.grad(together.square().sum(), layer.bias_ih_l0),
+    )
+
+
 def test_the_units_of_exact_matmuls_are_those_of_the_persistent_kernels():
     persistent = importlib.import_module("torchrum.ops.rum_scan.persistent.launcher")
     assert persistent.MAX_HIDDEN[torch.float32] == projection.EXACT_UNITS
