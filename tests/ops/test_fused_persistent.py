@@ -301,11 +301,13 @@ def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, bu
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("with_state", [False, True])
-def test_a_plain_call_of_a_layer(with_state: bool, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+@pytest.mark.parametrize("start", ["given", "kept zeros", "filled"])
+def test_a_plain_call_of_a_layer(start: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
-    layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if with_state else None
+    if start == "filled":
+        monkeypatch.setattr(persistent, "kept_zeros", lambda *_: None)
+    layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
     with plain_calls_by(design):
         output = layer(x, hx)[0]
         assert output.grad_fn is not None and "PlainScan" in output.grad_fn.name()

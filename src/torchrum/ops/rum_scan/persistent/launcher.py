@@ -20,6 +20,7 @@ from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.precision import tf32_allowed
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.kernels.zeros import kept_zeros
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
@@ -254,7 +255,7 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     Args:
         kept: whether the caller keeps what a kernel writes beside its results: gates and row scalars of the forward,
             the gradient of h0 of the backward.
-        zero: whether h0 is zero and no tensor.
+        zero: whether the memory holds zeros for h0.
     """
     (T, B, N), gates, board = sizes, options.num_gates, plan.tiles * plan.board_words
     tile_words = plan.tiles * plan.padded * plan.rows * (4 if plan.wide else 2) // 4
@@ -276,15 +277,16 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
     """Run the scan; without ``save`` the residuals are written to memory that is given back at once."""
-    xp, weight, from_zero = _aligned(inputs.xp), inputs.weight_hh, inputs.from_zero
+    xp, weight = _aligned(inputs.xp), inputs.weight_hh
     T, B = xp.shape[:2]
     sizes = (T, B, weight.shape[1])
     results = empty_results(inputs, options) if save else Results(xp.new_empty(*sizes), None)
     plan = find_plan(inputs, options)
-    layout = lay_out("forward", plan, sizes, options, save, from_zero)
+    start = _start(inputs, B * weight.shape[1])
+    layout = lay_out("forward", plan, sizes, options, save, start is None)
     memory = xp.new_empty(layout.words, dtype=torch.int32)
     gates, stats, h0, *boxes = _addresses(memory, layout)
-    tensors = (xp, _aligned(_as(weight, xp.dtype)), h0 if from_zero else _float32(inputs.h0), _int64(inputs.lengths))
+    tensors = (xp, _aligned(_as(weight, xp.dtype)), h0 if start is None else start, _int64(inputs.lengths))
     kept = results.residuals if save else (gates, stats)
     args, fills = _fill_in(layout, memory, (*tensors, inputs.seed, results.out, *kept, *boxes))
     kernel, grid = machine.kernel("forward", plan, xp.device), plan.group * plan.groups
@@ -301,11 +303,12 @@ def backward(
     xp, out, weight, from_zero = _aligned(inputs.xp), _aligned(results.out), inputs.weight_hh, inputs.from_zero
     T, B, N = out.shape
     plan = find_plan(inputs, options)
-    layout = lay_out("backward", plan, (T, B, N), options, not from_zero, from_zero)
+    start = _start(inputs, B * N)
+    layout = lay_out("backward", plan, (T, B, N), options, not from_zero, start is None)
     memory, dxp = xp.new_empty(layout.words, dtype=torch.int32), torch.empty_like(xp)
     dh0 = None if from_zero else xp.new_empty(B, N, dtype=torch.float32)
     unread, zeros, *boxes = _addresses(memory, layout)
-    h0 = zeros if from_zero else _float32(inputs.h0)
+    h0 = zeros if start is None else start
     given = (_aligned(_as(grad_out, xp.dtype)), xp, _aligned(_as(weight, xp.dtype)), out, _aligned(gates), h0)
     row_inputs = (stats.contiguous(), _int64(inputs.lengths), inputs.seed)
     pointers = (*given, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes)
@@ -322,8 +325,9 @@ def _addresses(memory: Tensor, layout: Layout) -> list[int]:
     return [first + place for place in layout.places]
 
 
-def _float32(x: Tensor) -> Tensor:
-    return _as(x, torch.float32).contiguous()
+def _start(inputs: ScanInputs, count: int) -> Tensor | None:
+    """h0 as the kernels read it; None for zeros that are filled before the launch."""
+    return kept_zeros(inputs.xp.device, count) if inputs.from_zero else _as(inputs.h0, torch.float32).contiguous()
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
