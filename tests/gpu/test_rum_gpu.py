@@ -279,6 +279,29 @@ def test_inference(kind):
 
 
 @both
+def test_results_of_a_plain_call_are_the_users_own(kind):
+    """They may be written to before the backward, share no memory, and are the same without gradients."""
+    fused, _ = build(kind)
+    x = draw(T, B, I).float().to(CUDA)
+
+    def gradients(write):
+        results = fused(x)
+        loss, kept = loss_of(results), [part.detach().clone() for part in tensors(results)]
+        for i, part in enumerate(tensors(results) if write else ()):
+            part.detach().fill_(7.0)  # behind autograd's back
+            assert all(map(torch.equal, tensors(results)[i + 1 :], kept[i + 1 :]))
+        grads = dict(zip(dict(fused.named_parameters()), torch.autograd.grad(loss, fused.parameters()), strict=True))
+        return grads | {str(i): part for i, part in enumerate(kept)}
+
+    assert_near(gradients(True), gradients(False), 1e-5)
+    trained = [part.detach() for part in tensors(fused(x))]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            inferred = tensors(fused(x))
+        assert_near(*({str(i): part for i, part in enumerate(parts)} for parts in (inferred, trained)), 1e-6)
+
+
+@both
 def test_two_streams(kind):
     fused, reference = build(kind)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]

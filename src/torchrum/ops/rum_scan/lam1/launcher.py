@@ -127,7 +127,7 @@ def backward(
         # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
         turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
         kernel, threads, shared = _find_kernel("replay", xp, options)
-        args = (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, options.ln_eps)
+        args = (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, float(options.ln_eps))
         kernel.launch(B, threads, shared, args)
         grad_turned = torch.zeros_like(turned)
     tensors = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, out, gates, R_n, kept, K_n)
