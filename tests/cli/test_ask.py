@@ -77,6 +77,12 @@ def test_a_dialogue(run, monkeypatch, capsys):
     assert second.startswith("garden") and third.startswith("office")
 
 
+def test_input_without_a_question(run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Mary went to the garden.\nWhere is Mary\n"))
+    assert main(["ask", str(run)]) == 2
+    assert "no question was read: a question ends with ?; or pass it with --question." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -203,10 +203,11 @@ def test_mistakes_have_a_message(arguments, code, message, root, tmp_path, monke
     assert message in capsys.readouterr().err
 
 
-def test_a_file_in_the_way_of_the_data_directory(root, capsys):
+def test_a_file_in_the_way_of_the_data_directory(root, monkeypatch, capsys):
+    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz")
     root.write_text("a file")
     assert main(["data", "fetch", "toy"]) == 3
-    assert capsys.readouterr().err
+    assert f"{root} cannot hold the data: it is a file. Pass another folder with --data-dir" in capsys.readouterr().err
 
 
 def test_verify_tells_every_file(root, capsys):

@@ -213,7 +213,7 @@ def test_complex_and_shared_weights_are_kept(tmp_path):
     assert torch.equal(weights["a"], weight)
     assert torch.equal(weights["b"], weight)
     assert weights["t"].shape == (3, 2)
-    with pytest.raises(RunError, match="has no best checkpoint"):
+    with pytest.raises(RunError, match=r"has no best checkpoint yet.* torchrum train --resume"):
         load_checkpoint(tmp_path, "best")
 
 

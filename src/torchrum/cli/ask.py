@@ -62,8 +62,12 @@ def main(arguments: list[str]) -> int:
     if options.question is not None:
         print(answer(options.story, options.question))
         return 0
+    asked = False
     for text in _dialogue(options.story, answer):
+        asked = True
         print(text)
+    if not asked and not sys.stdin.isatty():
+        raise ConfigError("no question was read: a question ends with ?; or pass it with --question.")
     return 0
 
 

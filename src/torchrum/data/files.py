@@ -149,8 +149,9 @@ def _workplace(corpus: Corpus) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         place = tempfile.TemporaryDirectory(dir=parent, prefix=f".{corpus.name}-", ignore_cleanup_errors=True)
     except OSError as error:
+        reason = "it is a file" if parent.is_file() else error.strerror
         raise DataUnavailableError(
-            f"{parent} cannot be written: {error.strerror}. Set {ROOT_VARIABLE} to a folder for data."
+            f"{parent} cannot hold the data: {reason}. Pass another folder with --data-dir, or set {ROOT_VARIABLE}."
         ) from error
     with place as name:
         yield Path(name)

@@ -246,7 +246,8 @@ def _chosen(run: Path, which: Literal["last", "best"]) -> str:
     index = _index(run)
     name = index.last if which == "last" else index.best
     if name is None:
-        raise RunError(f"{run} has no {which} checkpoint yet.")
+        first = "; the first validation writes one" if which == "best" and has_checkpoint(run) else ""
+        raise RunError(f"{run} has no {which} checkpoint yet{first}. Train it further: torchrum train --resume {run}")
     return name
 
 

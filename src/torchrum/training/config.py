@@ -18,7 +18,8 @@ MOST_LAYERS, MOST_STEPS, MOST = 1000, 10**15, 10**9
 def _positive(owner: str, most: float = math.inf, **values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
-            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0, and finite.")
+            finite = "" if math.isfinite(value) else ", and finite"
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0{finite}.")
         if value > most:
             raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at most {most:,}.")
 
