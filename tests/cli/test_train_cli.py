@@ -396,6 +396,13 @@ def test_help_lists_every_command_and_imports_no_torch():
     assert "--task.delay 200" in done.stdout
 
 
+def test_without_torch_a_command_says_so():
+    start = "import sys; sys.argv, sys.modules['torch'] = ['torchrum'], None\n"
+    code = start + "from torchrum.cli import main; sys.exit(main(['eval', 'run']))"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "torchrum: torchrum needs torch; install it with: pip install torch\n")
+
+
 def test_ctrl_c_during_the_imports_is_not_lost(tmp_path):
     # as packages do, and Python itself in the callbacks of its import locks
     (tmp_path / "lightning_fabric.py").write_text(

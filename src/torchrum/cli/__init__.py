@@ -114,6 +114,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         return command(name)(rest)
     except ModuleNotFoundError as error:
+        if error.name == "torch":
+            complain("torchrum needs torch; install it with: pip install torch")
+            return 2
         from torchrum.training import EXTRA
 
         if (error.name or "").partition(".")[0] not in EXTRA:
