@@ -69,7 +69,7 @@ def test_kills_at_random_moments(whole, tmp_path, count):
         assert finish(train, folder, STEPS) in (0, 1)  # 1: there was nothing left to do
         assert numbers(folder) == whole
         assert (folder / "result.json").exists()
-    assert len(places) > 2  # the kills came early and late, not all before the first checkpoint
+    assert len(places) > count // 6  # the kills came early and late, not all before the first checkpoint
 
 
 # the writes and renames of the config, of the first checkpoint and of the second, which removes the first
