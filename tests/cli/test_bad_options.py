@@ -59,6 +59,7 @@ TINY = ["train", "training.tiny:tiny"]
             ["train", "own/mine.py:recipe"],
             "'own/mine.py:recipe' names a file; write MODULE:FUNCTION, as own.mine:recipe.",
         ),
+        (["figure", "all", "--write", "nowhere.md"], "--write nowhere.md is not a file; name a page with markers"),
         (["list", ":"], "the recipe ':' cannot be loaded"),
         ([*TINY, "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
         (["sweep", *TINY[1:], "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),

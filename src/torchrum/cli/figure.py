@@ -45,6 +45,9 @@ def main(arguments: list[str]) -> int:
     use_recipe(options.recipe)
     if options.write and options.what != "all":
         raise ConfigError(f"--write needs all, the figures of a whole page; got {options.what!r}.")
+    if options.write and not options.write.is_file():  # before all is drawn
+        marker = "<!-- torchrum:figure recall -->"
+        raise ConfigError(f"--write {options.write} is not a file; name a page with markers such as {marker}.")
     if options.run is not None:
         paths = draw_run(options.what, options.run, options.out or options.run)
     elif holds_run(Path(options.what)):
