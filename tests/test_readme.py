@@ -78,7 +78,7 @@ def test_generated_parts_have_their_places() -> None:
             "table copying best 10000",
             "table recall within 600000",
             "table recall best 20000",
-            "table babi",
+            "table babi best",
             "table char",
         ),
         "docs/findings.md": ("table copying paper", "table recall paper", "table babi paper", "table char paper"),

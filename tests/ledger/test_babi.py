@@ -11,6 +11,7 @@ from stories import use_made_up_task1
 from torchrum.cli import main
 from torchrum.ledger import headline, read_ledger
 from torchrum.ledger.babi import Column, babi_table, best_columns, setting_words, signed
+from torchrum.ledger.markers import marked_table
 from torchrum.ledger.table import table
 from torchrum.recipes.babi import PAPER
 
@@ -45,7 +46,10 @@ def test_seeds_share_a_column_beside_the_papers():
     assert rows[21] == ["**mean, best seed by validation**", "", "61.5", ""]  # equal on validation: the first seed
     assert rows[22] == ["**solved (95% or more)**", "5", "5", "0"]
     assert rows[23] == ["**seeds**", "", "2", "1"]
-    assert rows[24] == ["**minutes of training per seed**", "", "0.3 (H200)", ""]  # 20 runs of a second
+    assert rows[24] == ["**minutes of training per seed (H200)**", "", "0.3", ""]  # 20 runs of a second
+    elsewhere = [replace(single("gru", task, 0, 0.25), hardware="CPU") for task in range(1, 21)]
+    *_, last = lines(table([*RUNS, *elsewhere], "babi"))
+    assert last == ["**minutes of training per seed**", "", "0.3 (H200)", "0.3 (CPU)"]
 
 
 def test_other_settings_and_joint_models_stand_apart():
@@ -94,6 +98,23 @@ def test_the_papers_column_stands_once_before_whatever_settings_there_are():
     assert [title for title in header if title == "paper"] == ["paper"]
     assert first[:3] == ["1 single supporting fact", "79.7", "70.0"]
     assert "paper" not in lines(table([single("rum", 1, 0, 0.1, overrides=["task.blanks=3"])], "babi"))[0]
+
+
+def test_the_best_setting_says_of_how_many():
+    changed = [single("rum", 1, seed, 0.7, overrides=["optimizer.clip=1.0"]) for seed in (0, 1)]
+    other = single("rum", 1, 0, 0.1, overrides=["task.blanks=3"])
+    entries = [*changed, single("rum", 1, 0, 0.8), other, single("goru", 1, 0, 0.6, overrides=["compile=true"])]
+    header, _, first, *_ = lines(table(entries, "babi", 1))
+    assert header[1:] == ["paper", "RUM λ=0 `babi-rum`, clip 1.0 (best of 2 settings)", "paper", "GORU `babi-goru`"]
+    assert first[1:] == ["79.7", "70.0", "46", "60.0"]
+    assert marked_table("babi best", entries) == f"\n{table(entries, 'babi', 1)}\n"
+
+
+def test_how_a_run_is_computed_is_no_setting():
+    entries = [single("goru", 1, 0, 0.6, overrides=["compile=true"]), single("goru", 1, 1, 0.8)]
+    header, _, first, *rest = lines(table(entries, "babi"))
+    assert header[1:] == ["paper", "GORU `babi-goru`"] and first[2] == "70.0"
+    assert ["**seeds**", "", "2"] in rest
 
 
 def test_columns_of_others_data_are_marked():

@@ -8,7 +8,7 @@ from statistics import fmean
 from torchrum.data.babi import NAMES, TASKS
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import line, span
+from torchrum.ledger.table import SAME, line, span
 from torchrum.ledger.texts import plain
 from torchrum.recipes import RECIPES
 from torchrum.recipes.babi import PAPER, SMALL_DATA, TABLE
@@ -77,9 +77,9 @@ class Column:
         return span([count for count in counts if count] or [0], "{}")
 
     def minutes(self) -> str:
-        """Mean training time of the seeds that have all tasks, and where."""
+        """Mean training time of the seeds that have all tasks."""
         times = [time / 60 for seed, time in self.seconds.items() if len(self.scores[seed]) == len(TASKS)]
-        return f"{fmean(times):.1f} ({self.hardware})" if times else ""
+        return f"{fmean(times):.1f}" if times else ""
 
 
 def percent(text: str) -> str:
@@ -100,17 +100,36 @@ def setting_words(change: str) -> str:
     return name if value == "true" else f"no {name}" if value in ("", "false") else f"{name} {value}"
 
 
-def babi_tables(entries: Iterable[Entry]) -> str:
-    """The Markdown tables of the ledger: one model per task, then one model for all."""
+def babi_tables(entries: Iterable[Entry], best: bool = False) -> str:
+    """The Markdown tables of the ledger: one model per task, then one model for all.
+
+    With ``best`` each recipe, or set of them, has one column, which says of how many settings it is the best.
+    """
     own = [entry for entry in entries if entry.task == "babi" and entry.test]
     single = [entry for entry in own if _task(entry).task is not None]
     joint = [entry for entry in own if _task(entry).task is None]
     parts = []
     for title, group in (("one model per task", single), ("one model for all tasks", joint)):
         if group:
-            parts.append(f"**bAbI, {title}** (test accuracy in %)\n\n{babi_table(columns(group))}")
+            shown = _chosen(group) if best else columns(group)
+            parts.append(f"**bAbI, {title}** (test accuracy in %)\n\n{babi_table(shown)}")
             parts += _notes(group)
     return "\n".join(parts) or "No run of babi is in the ledger yet.\n"
+
+
+def _chosen(entries: Sequence[Entry]) -> list[Column]:
+    tried = Counter(column.name for column in columns(_unchanged_tasks(entries)))
+    return [
+        replace(column, title=f"{column.title} (best of {tried[column.name]} settings)", paper=True)
+        if tried[column.name] > 1
+        else column
+        for column in best_columns(entries)
+    ]
+
+
+def _settings(entry: Entry) -> tuple[str, ...]:
+    """What a run has changed of its recipe, without what changes nothing of what it learns."""
+    return tuple(text for text in entry.overrides if text.partition("=")[0] not in SAME or text.startswith("steps="))
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
@@ -143,8 +162,8 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
     """A column for each setting, in the order of the recipes; seeds of one setting share it, each counted once."""
     order = {name: number for number, name in enumerate(RECIPES)}
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: (order[entry.recipe], entry.overrides, entry.seed)):
-        groups[_name(entry), *entry.overrides].append(entry)
+    for entry in sorted(entries, key=lambda entry: (order[entry.recipe], _settings(entry), entry.seed)):
+        groups[_name(entry), *_settings(entry)].append(entry)
     found: list[Column] = []
     for (name, *changed), group in groups.items():
         own = not any(text.startswith("task.") for text in changed)
@@ -191,10 +210,8 @@ def best_columns(entries: Iterable[Entry]) -> list[Column]:
 
     Only tested runs of the recipes' own problem count. Labels that would be the same are told apart by the recipe.
     """
-    own = [entry for entry in entries if entry.task == "babi" and entry.test]
-    own = [entry for entry in own if not any(text.startswith("task.") for text in entry.overrides)]
     best: dict[str, Column] = {}
-    for column in columns(own):
+    for column in columns(_unchanged_tasks(entries)):
         kept = best.get(column.name)
         if kept is None or _rank(column) < _rank(kept):
             best[column.name] = column
@@ -205,6 +222,11 @@ def best_columns(entries: Iterable[Entry]) -> list[Column]:
         else column
         for column in best.values()
     ]
+
+
+def _unchanged_tasks(entries: Iterable[Entry]) -> list[Entry]:
+    own = [entry for entry in entries if entry.task == "babi" and entry.test]
+    return [entry for entry in own if not any(text.startswith("task.") for text in entry.overrides)]
 
 
 def _rank(column: Column) -> tuple[int, int, float]:
@@ -230,7 +252,7 @@ def paper_family(family: str) -> Paper:
 
 def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str, str]:
     """Our mean over the tasks for each set of recipes, with its own settings; ``brief`` without range and seeds."""
-    single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not entry.overrides]
+    single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not _settings(entry)]
     if brief:
         return {column.name: signed(column).partition(" (")[0] for column in columns(single)}
     return {column.name: f"test accuracy {signed(column)}, seeds: {column.seeds()}" for column in columns(single)}
@@ -240,7 +262,8 @@ def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
     """A Markdown table: a row for each of some tasks, then, in bold, the means, the tasks solved, seeds and cost."""
     header, rows = ["task"], [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks]
     ends = [["**mean**"], ["**mean, best seed by validation**"], ["**solved (95% or more)**"], ["**seeds**"]]
-    costs = ["**minutes of training per seed**"]
+    places = sorted({column.hardware for column in columns if column.minutes()})
+    costs = [f"**minutes of training per seed{f' ({places[0]})' if len(places) == 1 else ''}**"]
     for column in columns:
         if column.paper and paper_column(column.name):
             values = [paper_column(column.name)[task - 1] for task in tasks]
@@ -252,7 +275,10 @@ def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
         header.append(column.title)
         means = [column.mean(task) for task in tasks]
         ours = [percent(f"{value:.1%}") if value is not None else "" for value in means]
-        totals = [column.average(), column.best(), column.solved(), column.seeds(), column.minutes()]
+        totals = [column.average(), column.best(), column.solved(), column.seeds()]
+        totals.append(
+            f"{column.minutes()} ({column.hardware})" if column.minutes() and len(places) > 1 else column.minutes()
+        )
         for row, cell in zip((*rows, *ends, costs), (*ours, *totals), strict=True):
             row.append(cell)
     ends = [cells for cells in (*ends, costs) if any(cells[1:])]

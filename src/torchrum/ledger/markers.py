@@ -1,12 +1,14 @@
 """Generated parts of a Markdown file: each between two comments, the first of which says what to show.
 
 <!-- torchrum:table copying -->                  every run
+<!-- torchrum:table babi best -->                of each model the best setting
 <!-- torchrum:table copying best 10000 -->       of each model the best setting within these steps, and beyond
 <!-- torchrum:table copying within 2000000 -->   every model after 2,000,000 / T steps, and notes
 <!-- torchrum:table copying paper -->            the paper's numbers beside ours, with verdicts
 """
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -71,13 +73,15 @@ def marked_table(words: str, entries: Sequence[Entry]) -> str:
             text = table(entries, task)
         case [task, "paper"]:
             text = verdict_table(verdicts(entries, task))
+        case [task, "best"]:
+            text = table(entries, task, sys.maxsize)
         case [task, "best", number] if number.isdecimal():
             text = table(entries, task, int(number))
         case [task, "within", number] if number.isdecimal():
             text = comparison_section(entries, task, int(number))
         case _:
             raise LedgerError(
-                f"there is no table {words!r}; write <!-- torchrum:table TASK -->, or after TASK one of: best STEPS, "
-                "within WORK, paper."
+                f"there is no table {words!r}; write <!-- torchrum:table TASK -->, or after TASK one of: best, best "
+                "STEPS, within WORK, paper."
             )
     return f"\n{text}\n"

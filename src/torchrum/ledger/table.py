@@ -39,7 +39,7 @@ def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str
     if task == "babi":
         from torchrum.ledger.babi import babi_tables  # it uses what stands below
 
-        return babi_tables(entries)
+        return babi_tables(entries, best=budget is not None)
     rows = table_rows(entries, task)
     tried = settings_tried(rows) if budget is not None else {}
     if budget is not None:
