@@ -39,8 +39,8 @@ class Column:
     """By task, the score of the seed that was best on validation."""
     seconds: Mapping[int, float] = field(default_factory=dict)
     """Training time of all tasks together, by seed."""
-    hardware: str = ""
-    """What its runs were trained on."""
+    hardware: Mapping[int, str] = field(default_factory=dict)
+    """What its runs were trained on, by seed."""
 
     def whole(self) -> list[float]:
         """The mean over the 20 tasks, of each seed that has them all."""
@@ -76,10 +76,13 @@ class Column:
         counts = [sum(task in found for found in self.scores.values()) for task in TASKS]
         return span([count for count in counts if count] or [0], "{}")
 
-    def minutes(self) -> str:
-        """Mean training time of the seeds that have all tasks."""
-        times = [time / 60 for seed, time in self.seconds.items() if len(self.scores[seed]) == len(TASKS)]
-        return f"{fmean(times):.1f}" if times else ""
+    def minutes(self) -> dict[str, str]:
+        """Mean training time of the seeds that have all tasks, by hardware."""
+        times: dict[str, list[float]] = defaultdict(list)
+        for seed, seconds in self.seconds.items():
+            if len(self.scores[seed]) == len(TASKS):
+                times[self.hardware[seed]].append(seconds / 60)
+        return {place: f"{fmean(found):.1f}" for place, found in times.items()}
 
 
 def percent(text: str) -> str:
@@ -175,6 +178,7 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
 def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: bool) -> Column:
     scores: dict[int, dict[int, float]] = defaultdict(dict)
     seconds: dict[int, float] = defaultdict(float)
+    places: dict[int, set[str]] = defaultdict(set)
     joint = _task(entries[0]).task is None
     highest: dict[int, float] = {}
     chosen: dict[int, float] = {}
@@ -186,6 +190,7 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: 
             if _validation(entry) > highest.get(number, -1.0):  # of equal ones the first
                 highest[number], chosen[number] = _validation(entry), score
         seconds[entry.seed] += entry.wall_seconds
+        places[entry.seed].add(entry.hardware)
     label = model_label(entries[0].config().model)
     return Column(
         name,
@@ -197,7 +202,7 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: 
         validation=fmean(map(_validation, entries)),
         chosen=chosen,
         seconds=seconds,
-        hardware=" and ".join(sorted({entry.hardware for entry in entries})),
+        hardware={seed: " and ".join(sorted(found)) for seed, found in places.items()},
     )
 
 
@@ -262,8 +267,9 @@ def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
     """A Markdown table: a row for each of some tasks, then, in bold, the means, the tasks solved, seeds and cost."""
     header, rows = ["task"], [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks]
     ends = [["**mean**"], ["**mean, best seed by validation**"], ["**solved (95% or more)**"], ["**seeds**"]]
-    places = sorted({column.hardware for column in columns if column.minutes()})
-    costs = [f"**minutes of training per seed{f' ({places[0]})' if len(places) == 1 else ''}**"]
+    places = Counter(place for column in columns for place in column.minutes())
+    usual = max(places, key=places.__getitem__, default="")
+    costs = [f"**minutes of training per seed{usual and f' ({usual})'}**"]
     for column in columns:
         if column.paper and paper_column(column.name):
             values = [paper_column(column.name)[task - 1] for task in tasks]
@@ -276,9 +282,8 @@ def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
         means = [column.mean(task) for task in tasks]
         ours = [percent(f"{value:.1%}") if value is not None else "" for value in means]
         totals = [column.average(), column.best(), column.solved(), column.seeds()]
-        totals.append(
-            f"{column.minutes()} ({column.hardware})" if column.minutes() and len(places) > 1 else column.minutes()
-        )
+        times = sorted(column.minutes().items(), key=lambda item: item[0] != usual)
+        totals.append(", ".join(time if place == usual else f"{time} ({place})" for place, time in times))
         for row, cell in zip((*rows, *ends, costs), (*ours, *totals), strict=True):
             row.append(cell)
     ends = [cells for cells in (*ends, costs) if any(cells[1:])]
