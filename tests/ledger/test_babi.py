@@ -157,6 +157,8 @@ def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["table", "babi", "--results", str(results)]) == 0
     shown = capsys.readouterr().out
+    assert main(["table", "babi", "--best", "--results", str(results)]) == 0
+    assert capsys.readouterr().out == shown  # there is one setting
     assert "- Tried.\n- Task 1's training text is made up.\n" in shown and first[2] in shown
     assert "babi-rum-qa1" not in headline(results)  # the settings are not the recipe's
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.export import Dim
 from torch.func import functional_call, grad, jacrev, vmap
 
@@ -104,7 +104,7 @@ def test_opcheck_with_gradients(lam, backend, T):
     xp, h0, R0, weight_hh = (part.requires_grad_() for part in tensors)
     flags = (float(lam), 1.0, "tanh", True, False, "before", 1e-3, 0.0, False, backend, False)
     args = (xp, h0, R0 if lam else None, weight_hh, None, None, None, None, *flags)
-    torch.library.opcheck(torch.ops.torchrum.rum_scan.default, args)
+    library.opcheck(torch.ops.torchrum.rum_scan.default, args)
 
 
 def test_the_operator_itself_is_differentiable():

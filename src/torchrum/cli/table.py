@@ -1,5 +1,6 @@
 """``torchrum table copying`` and ``torchrum table --write README.md``"""
 
+import sys
 from pathlib import Path
 
 from torchrum.cli.parsing import Parser
@@ -13,8 +14,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--best",
         type=int,
+        nargs="?",
+        const=sys.maxsize,
         metavar="STEPS",
-        help="only the best setting of each model: within this many steps, and with more",
+        help="only the best setting of each model; with STEPS, the best within that many steps and the best beyond "
+        "(no difference for bAbI)",
     )
     parser.add_argument(
         "--within",

@@ -1,7 +1,7 @@
 """The scan as two opaque operators: it compiles whole, exports with its gradients, and composes with torch.func.
 
 The derivative is the operator's own kernel for the Autograd key, as that of torch's operators is; a rule from
-``torch.library.register_autograd`` fails under ``torch.func.grad``, and a Function around the operator is lost by
+``register_autograd`` fails under ``torch.func.grad``, and a Function around the operator is lost by
 ``torch.export``. The backward is an operator too, and where it is differentiated a Function by way of the reference.
 """
 
