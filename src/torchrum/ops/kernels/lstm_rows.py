@@ -21,6 +21,7 @@ from torchrum.ops.kernels.rows import (
     tanh,
     zoneout_keep_new,
 )
+from torchrum.ops.kernels.step_graphs import tensor_at
 
 STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, j, f, o, c
 
@@ -179,13 +180,13 @@ def lstm_forward_kernel(
         t = tl.load(table) + t
         T = tl.load(slots + 7)
         if READS_XP:
-            xp = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
-        gates = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(dtype)), 16)
-        cells = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(tl.float32)), 16)
-        stats = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(tl.float32)), 16)
-        plain = tl.multiple_of(tl.load(slots + 5).to(tl.pointer_type(dtype)), 16)
+            xp = tensor_at(slots, 1, dtype)
+        gates = tensor_at(slots, 2, dtype)
+        cells = tensor_at(slots, 3, tl.float32)
+        stats = tensor_at(slots, 4, tl.float32)
+        plain = tensor_at(slots, 5, dtype)
         if DROPPED_WIDTH is not None:
-            dropped = tl.multiple_of(tl.load(slots + 6).to(tl.pointer_type(dtype)), 16)
+            dropped = tensor_at(slots, 6, dtype)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     j = tl.arange(0, BLOCK)
@@ -261,13 +262,13 @@ def lstm_backward_kernel(
         tl.extra.cuda.gdc_wait()
     if table is not None:
         t = tl.load(table) - t
-        gates = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
-        cells = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(tl.float32)), 16)
-        stats = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(tl.float32)), 16)
+        gates = tensor_at(slots, 1, dtype)
+        cells = tensor_at(slots, 2, tl.float32)
+        stats = tensor_at(slots, 3, tl.float32)
         if FROM_OUT:
-            grad_out = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
-        dgates = tl.multiple_of(tl.load(slots + 5).to(tl.pointer_type(dtype)), 16)
-        dnormed = tl.multiple_of(tl.load(slots + 6).to(tl.pointer_type(dtype)), 16)
+            grad_out = tensor_at(slots, 4, dtype)
+        dgates = tensor_at(slots, 5, dtype)
+        dnormed = tensor_at(slots, 6, dtype)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     j = tl.arange(0, BLOCK)

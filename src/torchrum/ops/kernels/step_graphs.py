@@ -52,6 +52,12 @@ def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor | None) -> Non
     launch(fill_table_kernel, (1,), table, step, *addresses[:6], T, addresses[6], num_warps=1)
 
 
+@triton.jit
+def tensor_at(table, slot: tl.constexpr, dtype: tl.constexpr):
+    """The tensor whose address ``fill_table`` wrote into ``slot``, see ``aligned``."""
+    return tl.multiple_of(tl.load(table + slot).to(tl.pointer_type(dtype)), 16)
+
+
 @functools.cache
 def _prefer_shared(function: int) -> None:
     CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent

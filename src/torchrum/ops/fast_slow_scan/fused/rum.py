@@ -14,6 +14,7 @@ from torchrum.ops.kernels.rows import prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
 from torchrum.ops.kernels.rum_step_backward import STATS, redo_step, store_stats, sums_ahead, undo_step
+from torchrum.ops.kernels.step_graphs import tensor_at
 
 
 @triton.jit(do_not_specialize=["t", "B"])
@@ -32,10 +33,10 @@ def slow_rum_forward_kernel(
         tl.extra.cuda.gdc_wait()
     if table is not None:
         t = tl.load(table) + t
-        raw = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
-        stats = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(tl.float32)), 16)
-        plain = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(dtype)), 16)
-        dropped = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
+        raw = tensor_at(slots, 1, dtype)
+        stats = tensor_at(slots, 2, tl.float32)
+        plain = tensor_at(slots, 3, dtype)
+        dropped = tensor_at(slots, 4, dtype)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     BLOCKS: tl.constexpr = 3 if GATE else 2
@@ -85,12 +86,12 @@ def slow_rum_backward_kernel(
         tl.extra.cuda.gdc_wait()
     if table is not None:
         t = tl.load(table) - t
-        raw = tl.multiple_of(tl.load(slots + 1).to(tl.pointer_type(dtype)), 16)
-        stats = tl.multiple_of(tl.load(slots + 2).to(tl.pointer_type(tl.float32)), 16)
-        before = tl.multiple_of(tl.load(slots + 3).to(tl.pointer_type(dtype)), 16)
-        draw = tl.multiple_of(tl.load(slots + 4).to(tl.pointer_type(dtype)), 16)
+        raw = tensor_at(slots, 1, dtype)
+        stats = tensor_at(slots, 2, tl.float32)
+        before = tensor_at(slots, 3, dtype)
+        draw = tensor_at(slots, 4, dtype)
         if LN != "none":
-            dseen = tl.multiple_of(tl.load(slots + 5).to(tl.pointer_type(dtype)), 16)
+            dseen = tensor_at(slots, 5, dtype)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     BLOCKS: tl.constexpr = 3 if GATE else 2

@@ -23,6 +23,7 @@ from torchrum.ops.kernels.step_graphs import (
     prefer_shared,
     rounded,
     run_graphed,
+    tensor_at,
 )
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import Results, ScanInputs
@@ -48,9 +49,9 @@ def stepwise_forward_kernel(
     if table is not None:
         t = tl.load(table) + t
         T = tl.load(table + 7)
-        xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
-        out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
-        gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
+        xp = tensor_at(table, 1, dtype)
+        out = tensor_at(table, 2, dtype)
+        gates = tensor_at(table, 3, dtype)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     G: tl.constexpr = 2 if GATE else 1

@@ -18,7 +18,7 @@ from torchrum.ops.kernels.rows import prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
 from torchrum.ops.kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
-from torchrum.ops.kernels.step_graphs import aligned, can_graph, fill_table, plain_mode, run_graphed
+from torchrum.ops.kernels.step_graphs import aligned, can_graph, fill_table, plain_mode, run_graphed, tensor_at
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.stepwise.scan import Buffers, launch_flags, scan_key
@@ -63,14 +63,14 @@ def stepwise_backward_kernel(
     if table is not None:
         t = tl.load(table) - t
         T = tl.load(table + 7)
-        xp = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(dtype)), 16)
-        out = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(dtype)), 16)
-        gates = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(dtype)), 16)
-        stats = tl.multiple_of(tl.load(table + 4).to(tl.pointer_type(tl.float32)), 16)
-        grad_out = tl.multiple_of(tl.load(table + 5).to(tl.pointer_type(dtype)), 16)
-        dxp = tl.multiple_of(tl.load(table + 6).to(tl.pointer_type(dtype)), 16)
+        xp = tensor_at(table, 1, dtype)
+        out = tensor_at(table, 2, dtype)
+        gates = tensor_at(table, 3, dtype)
+        stats = tensor_at(table, 4, tl.float32)
+        grad_out = tensor_at(table, 5, dtype)
+        dxp = tensor_at(table, 6, dtype)
         if LN != "none":
-            dseen = tl.multiple_of(tl.load(table + 8).to(tl.pointer_type(dtype)), 16)
+            dseen = tensor_at(table, 8, dtype)
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     G: tl.constexpr = 2 if GATE else 1
