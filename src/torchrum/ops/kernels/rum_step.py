@@ -114,7 +114,8 @@ def rum_cell(
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr,
     inputs=None,
 ):  # fmt: skip
-    """The state before eta and zoneout, and every scalar that the backward needs to redo it without a sum.
+    """The state before eta and zoneout, and every scalar that the backward needs to redo it without a sum: those of
+    ``rotation_scalars``, and layer norm's mean and 1/std of tau, the gate and the candidate.
 
     ``inputs`` is what ``sums_of_inputs`` returns, where that is known already.
     """
@@ -158,9 +159,8 @@ def rum_cell(
         else:
             tt, et, th, total_t = sum4(tau * tau, eps * tau, tau * h, tau)
 
-    inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f = rotation_scalars(
-        eps, tau, h, j, mask, ee, eh, tt, et, th, H
-    )
+    turn = rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H)
+    inv_eps, inv_tau, c, _, p, q, al, be, ga, i, _, _ = turn
     new = eps + h + (al * inv_eps) * eps + (be * inv_tau) * tau + tl.where(j == i, ga, 0.0)
     if LN != "none":
         # Moments of eps + z without another sum: z is as long as h, and eps.z = |eps| (2 p c - q).
@@ -177,6 +177,4 @@ def rum_cell(
     if GATE:
         new = u * h + (1.0 - u) * new
     new = tl.where(mask, new, 0.0)
-    return (
-        new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c
-    )  # fmt: skip
+    return new, turn, (mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c)

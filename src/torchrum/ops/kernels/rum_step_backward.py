@@ -41,11 +41,11 @@ def load_step(xp, out, gates, h0, row, t, b, B, j, mask, H: tl.constexpr, GATE: 
 
 
 @triton.jit
-def store_stats(
-    stats, new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c,
-    GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr,
-):  # fmt: skip
-    """Keep what ``rum_cell`` returns; ``redo_step`` reads it."""
+def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
+    """Keep the scalars that ``rum_cell`` returns in ``cell``; ``redo_step`` reads them."""
+    new, turn, norm_moments = cell
+    inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f = turn
+    mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = norm_moments
     tl.store(stats + 0, inv_eps)
     tl.store(stats + 1, inv_tau)
     tl.store(stats + 2, c)
@@ -80,9 +80,10 @@ def tau_grad(dz, dz_v, dz_w, e, w, h, inv_tau, c, k, q, al, be):
 
 
 @triton.jit
-def rotation_backward(dz, dz_e, dz_w, e, w, h, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, j):
+def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
     """Gradients of ``Rot(eps, tau) h`` to h, eps and tau from ``dz`` and its inner products with the directions e and
-    w, and with e + w."""
+    w; and the inner product of ``dz`` with e + w. ``turn`` is what ``rotation_scalars`` returns."""
+    inv_eps, inv_tau, c, k, p, q, al, be, _, i, e_i, inv_f = turn
     dz_v = dz_e + dz_w
     if c < ACCURATE_COS:  # e and w nearly cancel, and so would the two inner products
         dz_v = tl.sum(dz * (e + w), 0)
@@ -209,7 +210,6 @@ def undo_step(
     Where there is layer norm, ``dseen`` and the scalars at FROM_BACKWARD get what ``step_norm_grads`` needs.
     """
     turn, parts, layers = again
-    inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f = turn
     e, w, gate, slope, slope_gate, mixed, inv_norm = parts
     normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c = layers
     mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_e, sum_w, n_e, n_w = ahead
@@ -275,9 +275,7 @@ def undo_step(
         dz = ln_backward(dz, normed_c, 1.0, rstd_c, total, projection, H)
         dz_e = ln_backward(dz_e, n_e, 1.0, rstd_c, total * sum_e, projection, H)
         dz_w = ln_backward(dz_w, n_w, 1.0, rstd_c, total * sum_w, projection, H)
-    dh_turn, deps, dtau, dz_v = rotation_backward(
-        dz, dz_e, dz_w, e, w, h, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, j
-    )
+    dh_turn, deps, dtau, dz_v = rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j)
     if LN != "none":
         stats += FROM_BACKWARD
         tl.store(stats + 0, along)

@@ -51,13 +51,9 @@ def slow_rum_forward_kernel(
     if GATE:
         u_raw = load_gate(product, None, bias, raw, 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
     eps = load_gate(product, None, bias, raw, BLOCKS - 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
-    new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = (
-        rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
-    )
-    store_stats(
-        stats + row * STATS, new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f,
-        mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c, GATE, LN, ETA,
-    )  # fmt: skip
+    cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
+    store_stats(stats + row * STATS, cell, GATE, LN, ETA)
+    new = cell[0]
     if ETA is not None:
         norm = tl.sqrt(tl.sum(new * new, 0))
         new = new * tl.where(norm <= 1e-12, 0.0, ETA / norm)

@@ -39,13 +39,8 @@ def stepwise_stats_kernel(
     mask = j < H
     tau_raw, u_raw, eps, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
-    new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f, mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = (
-        rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
-    )
-    store_stats(
-        stats + row * STATS, new, inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f,
-        mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c, GATE, LN, ETA,
-    )  # fmt: skip
+    cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
+    store_stats(stats + row * STATS, cell, GATE, LN, ETA)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
