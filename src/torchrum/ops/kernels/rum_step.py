@@ -19,7 +19,7 @@ from torchrum.ops.kernels.rows import (
     zoneout_keep_new,
 )
 
-NORM_TINY = tl.constexpr(1e-12)  # |eps| or |tau| at or under this: no rotation
+NORM_TINY = tl.constexpr(1e-12)  # |eps| or |tau| at or under this: no rotation; a state: eta leaves zero of it
 BISECTOR_TINY = tl.constexpr(1e-4)  # |e + w| at or under this: half turn
 ACCURATE_COS = tl.constexpr(-0.9)  # below this cosine 1 + cos cancels and the sums are taken over e + w itself
 
@@ -96,6 +96,15 @@ def kept_new(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEE
     elif lengths is not None:
         keep = t < tl.load(lengths + b)
     return keep
+
+
+@triton.jit
+def with_norm(new, ETA: tl.constexpr):
+    """A new state scaled to the norm ETA, or as it is where there is none."""
+    if ETA is not None:
+        norm = tl.sqrt(tl.sum(new * new, 0))
+        new = new * tl.where(norm <= NORM_TINY, 0.0, ETA / norm)
+    return new
 
 
 @triton.jit

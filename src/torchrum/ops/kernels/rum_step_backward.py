@@ -20,7 +20,7 @@ from torchrum.ops.kernels.rows import (
     sum6,
     sum7,
 )
-from torchrum.ops.kernels.rum_step import ACCURATE_COS
+from torchrum.ops.kernels.rum_step import ACCURATE_COS, NORM_TINY
 
 STATS = tl.constexpr(24)  # float32 numbers kept for each row of each step
 FROM_BACKWARD = tl.constexpr(19)  # from here on the backward's own, for layer norm's gradients
@@ -60,7 +60,7 @@ def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.const
     tl.store(stats + 11, inv_f)
     if ETA is not None:
         norm = tl.sqrt(tl.sum(new * new, 0))
-        tl.store(stats + 12, tl.where(norm <= 1e-12, 0.0, 1.0 / norm))
+        tl.store(stats + 12, tl.where(norm <= NORM_TINY, 0.0, 1.0 / norm))
     if LN != "none":
         tl.store(stats + 13, mean_t)
         tl.store(stats + 14, rstd_t)

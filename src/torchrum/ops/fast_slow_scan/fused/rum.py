@@ -12,7 +12,7 @@ from torchrum.ops.kernels.compiling import launch
 from torchrum.ops.kernels.lstm_rows import gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.rows import prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
-from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
+from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
 from torchrum.ops.kernels.rum_step_backward import STATS, redo_step, store_stats, sums_ahead, undo_step
 from torchrum.ops.kernels.step_graphs import tensor_at
 
@@ -53,10 +53,7 @@ def slow_rum_forward_kernel(
     eps = load_gate(product, None, bias, raw, BLOCKS - 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
     cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
     store_stats(stats + row * STATS, cell, GATE, LN, ETA)
-    new = cell[0]
-    if ETA is not None:
-        norm = tl.sqrt(tl.sum(new * new, 0))
-        new = new * tl.where(norm <= 1e-12, 0.0, ETA / norm)
+    new = with_norm(cell[0], ETA)
     new = zone(new, h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
     tl.store(state + index, new, mask=mask)
     hand_on(

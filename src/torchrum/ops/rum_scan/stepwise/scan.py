@@ -13,7 +13,7 @@ from torchrum.ops.kernels.compiling import launch
 from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts, splits
 from torchrum.ops.kernels.row_launch import padded, row_flags, row_registers, takes_pdl
 from torchrum.ops.kernels.rows import prefetch
-from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs
+from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.step_graphs import (
     TABLE_SLOTS,
     aligned,
@@ -84,10 +84,7 @@ def stepwise_forward_kernel(
     tl.store(gates + j, tau_raw.to(dtype), mask=mask)
 
     cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, inputs)
-    new = cell[0]
-    if ETA is not None:
-        norm = tl.sqrt(tl.sum(new * new, 0))
-        new = new * tl.where(norm <= 1e-12, 0.0, ETA / norm)
+    new = with_norm(cell[0], ETA)
     if ZONEOUT is not None and ZONEOUT != "train":
         new = (1.0 - ZONEOUT) * new + ZONEOUT * h
     if keep is not None:
