@@ -7,5 +7,5 @@ and copied by CUDA's driver), ``capture`` (CUDA graphs) and ``weights``.
 In Triton: ``rows`` (arithmetic on one batch row), ``matmul`` and ``matmul_hopper`` (the matmul of a step),
 ``row_launch`` (how row kernels are launched), ``step_graphs`` (CUDA graphs of time steps), ``compiling`` (kernels side
 by side), ``rum_step``, ``rum_step_backward`` and ``rum_norms`` (a RUM's step), ``lstm_rows`` and ``lstm_stages`` (an
-LSTM's) and ``chain`` (a scan of several cells).
+LSTM's), ``chain`` and ``chain_rows`` (a scan of several cells, and what their row kernels share).
 """

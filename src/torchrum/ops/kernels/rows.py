@@ -40,6 +40,11 @@ def _add7(a0, a1, a2, a3, a4, a5, a6, b0, b1, b2, b3, b4, b5, b6):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
+@triton.jit
+def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
+
+
 # Several sums in one reduction share its shuffles' latency and its barrier. The interpreter walks a joint reduction
 # element by element in Python, so there the sums are taken one by one.
 
@@ -90,6 +95,17 @@ def sum7(a, b, c, d, e, f, g):
         return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0), tl.sum(e, 0), tl.sum(f, 0), tl.sum(g, 0)
     else:
         return tl.reduce((a, b, c, d, e, f, g), 0, _add7)
+
+
+@triton.jit
+def sum8(a, b, c, d, e, f, g, h):
+    if INTERPRET:
+        return (
+            tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0),
+            tl.sum(e, 0), tl.sum(f, 0), tl.sum(g, 0), tl.sum(h, 0),
+        )  # fmt: skip
+    else:
+        return tl.reduce((a, b, c, d, e, f, g, h), 0, _add8)
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
+from torchrum.ops.kernels.chain_rows import gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.compiling import launch
-from torchrum.ops.kernels.lstm_rows import gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.rows import prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
