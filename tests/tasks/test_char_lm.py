@@ -122,6 +122,24 @@ def test_a_text_of_ones_own_has_one_convention(task):
     assert totals["bits"] == 2 * task.facts.sizes[2]
 
 
+def test_a_part_without_words_has_no_perplexity_per_word(tmp_path):
+    """Nor has one of a single word that is a whole book long: 2 to the power of its bits is no number."""
+    for end in (b"\n" * 400, b"x" * 4000):
+        (tmp_path / "book.txt").write_bytes(small_text(2000) + end)
+        totals = CharLM(lanes=2, segment=10, heldout=0.07).reading(tmp_path / "book.txt").summary("test", {"bpc": 6.0})
+        assert set(totals) == {"bits", "symbols"}
+        assert totals["bits"] == 6 * totals["symbols"] > 0
+
+
+def test_a_prompt_is_bytes_that_the_text_has(tmp_path):
+    """A byte of a command line that is no UTF-8 comes as a surrogate; it is a symbol like any other."""
+    (tmp_path / "book.txt").write_bytes("caf\xe9 na\xefve\n".encode("latin-1") * 100)
+    task = CharLM(lanes=2, segment=10).reading(tmp_path / "book.txt")
+    assert bytes(task.facts.symbols[number] for number in task.ids("caf\udce9")) == b"caf\xe9"
+    with pytest.raises(ValueError, match=r"the prompt has '\\udce8', which .* are '.*' and letters made of other"):
+        task.ids("caf\udce8")
+
+
 def test_a_path_is_no_part_of_what_was_run(task, book, tmp_path):
     config = TrainConfig(name="own", task=task, batch_size=5)
     assert str(tmp_path) in str(to_json(config))  # the run folder knows where the text was

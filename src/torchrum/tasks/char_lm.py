@@ -3,6 +3,7 @@
 import codecs
 import math
 import re
+import sys
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -274,27 +275,33 @@ class CharLM(Task):
 
     def ids(self, prompt: str) -> list[int]:
         """The symbols of a prompt; an empty one is the end of a line, where the text has lines."""
-        symbols = self.facts.symbols
-        unknown = sorted({letter for letter in prompt if not set(letter.encode()) <= set(symbols)})
+        symbols, codes = self.facts.symbols, {letter: letter.encode("utf-8", "surrogateescape") for letter in prompt}
+        unknown = sorted(letter for letter, code in codes.items() if not set(code) <= set(symbols))
         if unknown:
+            ascii_only = bytes(sorted(byte for byte in symbols if byte < 128)).decode()
+            others = " and letters made of other bytes" if max(symbols) >= 128 else ""
             raise ValueError(
                 f"the prompt has {', '.join(map(repr, unknown))}, which the text of the run ({self.corpus}) does not "
-                f"have; allowed are {bytes(sorted(symbols)).decode('utf-8', 'replace')!r}."
+                f"have; allowed are {ascii_only!r}{others}."
             )
-        start = prompt.encode() or (b"\n" if b"\n" in symbols else symbols[:1])
+        start = b"".join(codes[letter] for letter in prompt) or (b"\n" if b"\n" in symbols else symbols[:1])
         return [symbols.index(byte) for byte in start]
 
     def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
         """Totals of a part, and bits per character in both conventions where the text has two.
 
-        The same bits count for both: the two spaces of each line that ``ptb.char`` lacks cost it nothing.
+        The same bits count for both: the two spaces of each line that ``ptb.char`` lacks cost it nothing. A part
+        without words, or with words so long that the number would overflow, has no perplexity per word.
         """
         place = SPLITS.index(split)
         bits = scores["bpc"] * self.facts.sizes[place]
         totals = {"bits": bits, "symbols": float(self.facts.sizes[place])}
         if not self.sha256:
             totals |= {f"bpc_{name}": bits / facts.sizes[place] for name, facts in KNOWN.items()}
-        return totals | {"word_perplexity": 2 ** (bits / self.facts.words[place])}
+        words = self.facts.words[place]
+        if words and bits / words < sys.float_info.max_exp:
+            totals["word_perplexity"] = 2 ** (bits / words)
+        return totals
 
     def baseline(self) -> float:
         """Nats per symbol of the best model that sees only the symbol before: the bigrams of the training part."""
