@@ -69,18 +69,33 @@ def test_unknown_words_are_named_and_case_is_forgiven(run, capsys):
 
 
 def test_a_dialogue(run, monkeypatch, capsys):
-    lines = "Where is Mary?\nMary went to the garden.\nWhere is Mary?\n\nJohn moved to the office.\nWhere is John?\n"
+    lines = "Where is Mary?\nMary went to the garden.\nWhere is Mary?\n\nJohn moved to the office. Where is John?\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     assert main(["ask", str(run), "--top", "1"]) == 0
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert "a story of at least one sentence" in first
-    assert second.startswith("garden") and third.startswith("office")
+    answers = capsys.readouterr()
+    first, second = answers.out.splitlines()
+    assert first.startswith("garden") and second.startswith("office")
+    assert "a story of at least one sentence" in answers.err  # the first question has none
 
 
-def test_input_without_a_question(run, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("Mary went to the garden.\nWhere is Mary\n"))
+def test_what_is_asked_by_a_program_is_answered_in_json_alone(run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Where is Mary?\nMary went to the garden.\nWhere is Mary?\n"))
+    assert main(["ask", str(run), "--json"]) == 0
+    assert [next(iter(json.loads(line)["answers"])) for line in capsys.readouterr().out.splitlines()] == ["garden"]
+
+
+def test_a_byte_that_is_no_text_is_an_unknown_word(run, monkeypatch, capsys):
+    lines = b"Mary went to the garden.\nWhere is \xff Mary?\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8", errors="strict"))
+    assert main(["ask", str(run)]) == 0
+    assert "not known to the model, read as blanks: \N{REPLACEMENT CHARACTER}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lines", ["", "Mary went to the garden.\nWhere is Mary\n", "Where is Mary?\n"])
+def test_input_without_a_question(run, lines, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     assert main(["ask", str(run)]) == 2
-    assert "no question was read: a question ends with ?; or pass it with --question." in capsys.readouterr().err
+    assert "no question was answered: a question ends with ?; or pass it with --question." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,3 +130,5 @@ def test_every_layout_can_be_asked():
         told = ["Mary", "went", "to", "the", "garden", "."]
         assert words == (question if fields.get("question") else []) + told + question
         assert not unknown
+    with pytest.raises(ValueError, match="the question has 8 words, but the model reads 4 of them at most"):
+        Babi(task=1, authors_readout=True).ask("Mary went to the garden.", "Where is Mary " * 2 + "now?")

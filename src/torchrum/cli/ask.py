@@ -1,10 +1,12 @@
 """``torchrum ask runs/babi-joint-rum --story "Mary went to the garden." --question "Where is Mary?"``"""
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from torchrum.cli import complain
 from torchrum.cli.parsing import Parser
 
 HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
@@ -62,17 +64,19 @@ def main(arguments: list[str]) -> int:
     if options.question is not None:
         print(answer(options.story, options.question))
         return 0
-    asked = False
+    answered = False
     for text in _dialogue(options.story, answer):
-        asked = True
-        print(text)
-    if not asked and not sys.stdin.isatty():
-        raise ConfigError("no question was read: a question ends with ?; or pass it with --question.")
+        answered = True
+        print(text, flush=True)  # another program may wait for it
+    if not answered and not sys.stdin.isatty():
+        raise ConfigError("no question was answered: a question ends with ?; or pass it with --question.")
     return 0
 
 
 def _lines() -> Iterator[str]:
     """The lines of the standard input; a person is prompted for them."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 makes an unknown word, no failure
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
@@ -86,6 +90,7 @@ def _lines() -> Iterator[str]:
 
 def _dialogue(story: str, answer: Callable[[str, str], str]) -> Iterator[str]:
     """Answers to the questions among the lines of the standard input."""
+    from torchrum.tasks.babi import split_sentences
     from torchrum.training.errors import ConfigError
 
     sentences = [story] if story else []
@@ -94,9 +99,11 @@ def _dialogue(story: str, answer: Callable[[str, str], str]) -> Iterator[str]:
         if not text:
             sentences.clear()
         elif text.endswith("?"):
+            *told, question = split_sentences(text)
+            sentences += told
             try:
-                yield answer("\n".join(sentences), text)
+                yield answer("\n".join(sentences), question)
             except ConfigError as error:  # the next line may be better
-                yield str(error)
+                complain(str(error))
         else:
             sentences.append(text)

@@ -20,6 +20,11 @@ SOLVED = 0.95
 NUM_TRAIN, NUM_TRAIN_SMALL = 9000, 900  # questions to learn from, of each task
 
 
+def split_sentences(line: str) -> list[str]:
+    """The sentences of a line, each with the sign that it ends with."""
+    return re.split(r"(?<=[.!?])\s+", line.strip())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Babi(Task):
     """Answer questions about short stories (Weston et al., 2015), v1.2 in English.
@@ -139,7 +144,7 @@ class Babi(Task):
             story: sentences, each with its full stop or on a line of its own.
             question: one sentence.
         """
-        sentences = [sentence for line in story.splitlines() for sentence in re.split(r"(?<=[.!?])\s+", line.strip())]
+        sentences = [sentence for line in story.splitlines() for sentence in split_sentences(line)]
         statements = [babi.tokens(sentence.rstrip(" .") + ".") for sentence in sentences if sentence.strip(" .")]
         asked = babi.tokens(question.rstrip(" .?") + "?")
         if not statements or len(asked) < 2:
@@ -148,6 +153,10 @@ class Babi(Task):
         if self.sentence_size is not None and longest > self.sentence_size:
             raise ValueError(
                 f"a sentence has {longest} words, but the model reads {self.sentence_size} of them at most."
+            )
+        if self.authors_readout and len(asked) > self.sizes.question_words:
+            raise ValueError(
+                f"the question has {len(asked)} words, but the model reads {self.sizes.question_words} of them at most."
             )
         known = {word: word for word in self.words()}
         folded = {word.casefold(): word for word in known}
