@@ -13,6 +13,14 @@ from torchrum.ops.kernels.rows import zoneout_keep_new
 
 
 @triton.jit
+def dependent_start(PDL: tl.constexpr):
+    """Under dependent launch: let the next kernel start, and wait for all that the one before has written."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def zone(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
     """Zoneout: the old value where the mask says so; in evaluation the two mixed in that proportion."""
     if ZONEOUT == "train":

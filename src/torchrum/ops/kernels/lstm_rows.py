@@ -6,8 +6,19 @@ They serve a plain LSTM and each LSTM of a Fast-Slow RNN.
 import triton
 import triton.language as tl
 
-from torchrum.ops.kernels.chain_rows import gather_grad, hand_on, load_gate, zone, zone_backward
-from torchrum.ops.kernels.rows import ln_backward, load_ln, moments, prefetch, sigmoid, sum2, sum4, sum8, tanh
+from torchrum.ops.kernels.chain_rows import dependent_start, gather_grad, hand_on, load_gate, zone, zone_backward
+from torchrum.ops.kernels.rows import (
+    ln_backward,
+    load_ln,
+    moments,
+    own_row,
+    prefetch,
+    sigmoid,
+    sum2,
+    sum4,
+    sum8,
+    tanh,
+)
 from torchrum.ops.kernels.step_graphs import tensor_at
 
 STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, j, f, o, c
@@ -64,9 +75,7 @@ def lstm_forward_kernel(
     Streams of masks: STREAM for h, STREAM + 1 for c, STREAM + 2 for dropout.
     """
     dtype = low_plain.dtype.element_ty
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    dependent_start(PDL)
     if table is not None:
         t = tl.load(table) + t
         T = tl.load(slots + 7)
@@ -78,10 +87,7 @@ def lstm_forward_kernel(
         plain = tensor_at(slots, 5, dtype)
         if DROPPED_WIDTH is not None:
             dropped = tensor_at(slots, 6, dtype)
-    b = tl.program_id(0)
-    row = t.to(tl.int64) * B + b
-    j = tl.arange(0, BLOCK)
-    mask = j < H
+    b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
     gates += row * (4 * H)
     if READS_XP:
@@ -148,9 +154,7 @@ def lstm_backward_kernel(
 ):  # fmt: skip
     """One step back for row b. ``dnormed`` gets the gradients behind layer norm, for those of its gains and shifts."""
     dtype = low.dtype.element_ty
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    dependent_start(PDL)
     if table is not None:
         t = tl.load(table) - t
         gates = tensor_at(slots, 1, dtype)
@@ -160,10 +164,7 @@ def lstm_backward_kernel(
             grad_out = tensor_at(slots, 4, dtype)
         dgates = tensor_at(slots, 5, dtype)
         dnormed = tensor_at(slots, 6, dtype)
-    b = tl.program_id(0)
-    row = t.to(tl.int64) * B + b
-    j = tl.arange(0, BLOCK)
-    mask = j < H
+    b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
     gates += row * (4 * H)
     dgates += row * (4 * H)

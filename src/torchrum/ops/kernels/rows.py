@@ -45,6 +45,15 @@ def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
 
 
+@triton.jit
+def own_row(t, B, H: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's batch row, its number among the rows of all steps, its lanes and which of them are real."""
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    j = tl.arange(0, BLOCK)
+    return b, row, j, j < H
+
+
 # Several sums in one reduction share its shuffles' latency and its barrier. The interpreter walks a joint reduction
 # element by element in Python, so there the sums are taken one by one.
 

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
-from torchrum.ops.kernels.chain_rows import gather_grad, hand_on, load_gate, zone
+from torchrum.ops.kernels.chain_rows import dependent_start, gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.compiling import launch
-from torchrum.ops.kernels.rows import prefetch
+from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
 from torchrum.ops.kernels.rum_step_backward import STATS, redo_step, store_stats, sums_ahead, undo_step
@@ -28,21 +28,16 @@ def slow_rum_forward_kernel(
 ):  # fmt: skip
     """One step for row b; ``raw`` keeps tau, u and eps before layer norm."""
     dtype = low_plain.dtype.element_ty
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    dependent_start(PDL)
     if table is not None:
         t = tl.load(table) + t
         raw = tensor_at(slots, 1, dtype)
         stats = tensor_at(slots, 2, tl.float32)
         plain = tensor_at(slots, 3, dtype)
         dropped = tensor_at(slots, 4, dtype)
-    b = tl.program_id(0)
-    row = t.to(tl.int64) * B + b
-    BLOCKS: tl.constexpr = 3 if GATE else 2
-    j = tl.arange(0, BLOCK)
-    mask = j < H
+    b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
+    BLOCKS: tl.constexpr = 3 if GATE else 2
     raw += row * (BLOCKS * H)
     h = tl.load(state + index, mask=mask, other=0.0)
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
@@ -74,9 +69,7 @@ def slow_rum_backward_kernel(
 ):  # fmt: skip
     """One step back for row b; ``before`` holds the states before each step, PLAIN_WIDTH apart: it reads itself."""
     dtype = low.dtype.element_ty
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    dependent_start(PDL)
     if table is not None:
         t = tl.load(table) - t
         raw = tensor_at(slots, 1, dtype)
@@ -85,12 +78,9 @@ def slow_rum_backward_kernel(
         draw = tensor_at(slots, 4, dtype)
         if LN != "none":
             dseen = tensor_at(slots, 5, dtype)
-    b = tl.program_id(0)
-    row = t.to(tl.int64) * B + b
-    BLOCKS: tl.constexpr = 3 if GATE else 2
-    j = tl.arange(0, BLOCK)
-    mask = j < H
+    b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
+    BLOCKS: tl.constexpr = 3 if GATE else 2
     raw += row * (BLOCKS * H)
     draw += row * (BLOCKS * H)
     low += b * (BLOCKS * HP)

@@ -12,7 +12,7 @@ from torchrum.ops.kernels.bf16x3 import HALF, split_left, split_right
 from torchrum.ops.kernels.compiling import launch
 from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts, splits
 from torchrum.ops.kernels.row_launch import padded, row_flags, row_registers, takes_pdl
-from torchrum.ops.kernels.rows import prefetch
+from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.step_graphs import (
     TABLE_SLOTS,
@@ -52,11 +52,8 @@ def stepwise_forward_kernel(
         xp = tensor_at(table, 1, dtype)
         out = tensor_at(table, 2, dtype)
         gates = tensor_at(table, 3, dtype)
-    b = tl.program_id(0)
-    row = t.to(tl.int64) * B + b
+    b, row, j, mask = own_row(t, B, H, BLOCK)
     G: tl.constexpr = 2 if GATE else 1
-    j = tl.arange(0, BLOCK)
-    mask = j < H
     xp += row * ((G + 1) * H)
     gates += row * (G * H)
     eps = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)

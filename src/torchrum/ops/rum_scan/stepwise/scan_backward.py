@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrum.ops.kernels.compiling import launch
 from torchrum.ops.kernels.matmul import StepMatmul, load_parts
 from torchrum.ops.kernels.row_launch import padded
-from torchrum.ops.kernels.rows import prefetch
+from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
 from torchrum.ops.kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
@@ -66,11 +66,8 @@ def stepwise_backward_kernel(
         dxp = tensor_at(table, 6, dtype)
         if LN != "none":
             dseen = tensor_at(table, 8, dtype)
-    b = tl.program_id(0)
-    row = t.to(tl.int64) * B + b
+    b, row, j, mask = own_row(t, B, H, BLOCK)
     G: tl.constexpr = 2 if GATE else 1
-    j = tl.arange(0, BLOCK)
-    mask = j < H
     dxp += row * ((G + 1) * H)
     low += b * (G * HP)
     if LN != "none":
