@@ -12,6 +12,7 @@ from torch import nn
 from torchrum.layers.cells import CellLayer
 from torchrum.ops._checks import check_choice
 
+# The arguments that every layer takes.
 SHARED = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
 
 
@@ -36,7 +37,7 @@ class Entry:
         options = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=self.defaults.get(name, parameter.default))
             for name, parameter in own.items()
-            if name not in SHARED
+            if name not in SHARED and parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         shared = inspect.signature(build_layer).parameters
         return inspect.Signature([*(shared[name] for name in SHARED), *options])
@@ -105,44 +106,36 @@ def build_layer(
 
 
 def torch_lstm(
-    input_size: int,
-    hidden_size: int,
-    num_layers: int = 1,
-    bias: bool = True,
-    batch_first: bool = False,
-    dropout: float = 0.0,
-    bidirectional: bool = False,
     *,
+    bias: bool = True,
     forget_bias: float = 1.0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    **shared: Any,
 ) -> nn.LSTM:
-    """:class:`torch.nn.LSTM` whose forget gate starts ``forget_bias`` higher; 0 leaves it as torch has it."""
-    layer = nn.LSTM(
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
-    )
-    _raise_bias(layer, slice(hidden_size, 2 * hidden_size), forget_bias)  # rows: i, f, g, o
+    """:class:`torch.nn.LSTM` whose forget gate starts ``forget_bias`` higher; 0 leaves it as torch has it.
+
+    ``shared`` are the arguments that every layer takes.
+    """
+    layer = nn.LSTM(**shared, bias=bias, device=device, dtype=dtype)
+    _raise_bias(layer, slice(layer.hidden_size, 2 * layer.hidden_size), forget_bias)  # rows: i, f, g, o
     return layer
 
 
 def torch_gru(
-    input_size: int,
-    hidden_size: int,
-    num_layers: int = 1,
-    bias: bool = True,
-    batch_first: bool = False,
-    dropout: float = 0.0,
-    bidirectional: bool = False,
     *,
+    bias: bool = True,
     gate_bias: float = 1.0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    **shared: Any,
 ) -> nn.GRU:
-    """:class:`torch.nn.GRU` whose gates start ``gate_bias`` higher; 0 leaves it as torch has it."""
-    layer = nn.GRU(
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
-    )
-    _raise_bias(layer, slice(0, 2 * hidden_size), gate_bias)  # rows: r, z, n
+    """:class:`torch.nn.GRU` whose gates start ``gate_bias`` higher; 0 leaves it as torch has it.
+
+    ``shared`` are the arguments that every layer takes.
+    """
+    layer = nn.GRU(**shared, bias=bias, device=device, dtype=dtype)
+    _raise_bias(layer, slice(0, 2 * layer.hidden_size), gate_bias)  # rows: r, z, n
     return layer
 
 
