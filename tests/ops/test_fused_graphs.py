@@ -85,17 +85,37 @@ def _fake_cuda(monkeypatch):
     monkeypatch.setattr(graphs, "_scans", type(graphs._scans)())
 
 
+def one_pass(key: str, stride: int, begin, finish, following=None) -> graphs.Pass:
+    return graphs.Pass(lambda: key, lambda graphed: FakeSteps(stride), begin, finish, following)
+
+
 def run(key: str, stride: int, T: int) -> FakeSteps:
     def begin(steps: FakeSteps) -> None:
         steps.visited, steps.table.step = [], 0 if stride == 1 else T - 1
 
-    return graphs.run_graphed(key, lambda: FakeSteps(stride), begin, T, lambda steps: steps)
+    return graphs.run_graphed(one_pass(key, stride, begin, lambda steps: steps), T)
 
 
 @pytest.mark.parametrize("T", [1, 5, 127, 128, 150, 385])
 def test_every_step_is_replayed_once_and_in_order(T):
     assert run("forward", 1, T).visited == list(range(T))
     assert run("backward", -1, T).visited == list(range(T - 1, -1, -1))
+
+
+@pytest.mark.parametrize("stride", [1, -1])
+def test_off_the_gpu_steps_are_taken_one_by_one(stride):
+    taken, told = [], []
+
+    def build(graphed: bool) -> FakeSteps:
+        told.append(graphed)
+        steps = FakeSteps(stride)
+        steps.step = taken.append
+        return steps
+
+    scan_pass = graphs.Pass(lambda: "key", build, lambda steps: told.append("begin"), lambda steps: list(taken))
+    assert graphs.run_pass(scan_pass, torch.zeros(7), 7) == list(range(7))[::stride]
+    assert told == [False, "begin"]
+    assert not graphs._scans
 
 
 def test_another_length_reuses_the_graphs():
@@ -137,13 +157,13 @@ def test_a_first_call_rehearses_itself_and_the_scan_to_come_without_a_trace(monk
 
     def following() -> None:
         told.append("following")
-        graphs.run_graphed("next", lambda: FakeSteps(-1), begin, 4, finish)
+        graphs.run_graphed(one_pass("next", -1, begin, finish), 4)
 
     monkeypatch.setattr(graphs, "compile_together", compile_together)
-    make = lambda: FakeSteps(1)  # noqa: E731
-    assert graphs.run_graphed("first", make, begin, 5, finish, following) == [0, 1, 2, 3, 4]
+    first = one_pass("first", 1, begin, finish, following)
+    assert graphs.run_graphed(first, 5) == [0, 1, 2, 3, 4]
     rehearsed, real = ["begin", "finish", "following", "begin", "finish"], ["begin", "begin", "finish"]
     assert told == ["rehearsal", *rehearsed, *real]
     assert not graphs._scans["next"].graphs
-    assert graphs.run_graphed("first", make, begin, 5, finish, following) == [0, 1, 2, 3, 4]
+    assert graphs.run_graphed(first, 5) == [0, 1, 2, 3, 4]
     assert told[9:] == ["begin", "finish"]

@@ -214,11 +214,6 @@ class Chain:
         for stage in self.stages:
             stage.given = ()
 
-    def run(self) -> None:
-        """All steps, launched one by one."""
-        for t in range(self.T) if self.stride == 1 else range(self.T - 1, -1, -1):
-            self.step(t)
-
 
 def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> tuple[Any, ...]:
     """All that a scan's graphs bake in."""

@@ -11,7 +11,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import triton
@@ -102,6 +103,22 @@ S = TypeVar("S", bound=Steps)
 R = TypeVar("R")
 
 
+@dataclass(frozen=True)
+class Pass(Generic[S, R]):
+    """One direction of a scan in one call."""
+
+    key: Callable[[], Hashable]
+    """Everything that the graphs bake in, device included."""
+    build: Callable[[bool], S]
+    """Makes the buffers of a scan not seen before; True if graphs are to capture its steps."""
+    begin: Callable[[S], None]
+    """Loads this call's data into the buffers and the table."""
+    finish: Callable[[S], R]
+    """Takes the results out of the buffers, which the next call writes to."""
+    following: Callable[[], object] | None = None
+    """Runs the scan that will come after this one, whose kernels are compiled beside this one's."""
+
+
 class _Graphed:
     """A scan's buffers and its graphs, one for each chunk length used so far."""
 
@@ -155,24 +172,20 @@ def chunk_lengths(T: int) -> list[int]:
     return lengths + [1 << bit for bit in range(LARGEST_CHUNK.bit_length() - 2, -1, -1) if T >> bit & 1]
 
 
-def run_graphed(
-    key: Hashable,
-    build: Callable[[], S],
-    begin: Callable[[S], None],
-    T: int,
-    finish: Callable[[S], R],
-    following: Callable[[], object] | None = None,
-) -> R:
-    """Replay ``T`` steps of the scan ``key`` on the current stream of the current device.
+def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
+    """Take the ``T`` steps on the current stream of ``x``'s device: as graphs where it can, else one by one."""
+    if can_graph(x, T):
+        return run_graphed(scan_pass, T)
+    steps = scan_pass.build(False)
+    scan_pass.begin(steps)
+    for t in range(T) if steps.stride == 1 else range(T - 1, -1, -1):
+        steps.step(t)
+    return scan_pass.finish(steps)
 
-    Args:
-        key: everything that the graphs bake in, device included.
-        build: makes the buffers of a scan not seen before.
-        begin: loads this call's data into the buffers and the table.
-        finish: takes the results out of the buffers.
-        following: runs the scan that will come after this one, whose kernels are compiled beside this one's.
-    """
-    device = torch.device("cuda", torch.cuda.current_device())
+
+def run_graphed(scan_pass: Pass[S, R], T: int) -> R:
+    """Replay ``T`` steps on the current stream of the current device."""
+    device, key = torch.device("cuda", torch.cuda.current_device()), scan_pass.key()
     with _lock:
         if device not in _places:
             _places[device] = _Place()
@@ -181,39 +194,34 @@ def run_graphed(
         scan = _scans.get(key)
         if scan is None:
             with torch.inference_mode(False), torch.no_grad():  # buffers outlive the mode of the first call
-                scan = _scans[key] = _Graphed(build())
+                scan = _scans[key] = _Graphed(scan_pass.build(True))
             _evict()
         _scans.move_to_end(key)
         if rehearsing():
-            return _rehearse(scan, begin, finish)
+            return _rehearse(scan, scan_pass)
         if not scan.warm:  # compile and load the kernels: neither may happen while capturing
-            compile_together(lambda: _rehearse(scan, begin, finish, following))
-            begin(scan.steps)
+            compile_together(lambda: _rehearse(scan, scan_pass, onwards=True))
+            scan_pass.begin(scan.steps)
             scan.steps.warm_up()
             scan.warm = True
-        begin(scan.steps)
+        scan_pass.begin(scan.steps)
         graphs = [scan.graph(length, place) for length in chunk_lengths(T)]
         for graph in graphs:
             graph.replay()
-        result = finish(scan.steps)
+        result = scan_pass.finish(scan.steps)
         scan.steps.forget()
         place.done.record()
         return result
 
 
-def _rehearse(
-    scan: _Graphed,
-    begin: Callable[[Any], None],
-    finish: Callable[[Any], R],
-    following: Callable[[], object] | None = None,
-) -> R:
-    """Come by every launch of a call. The results mean nothing."""
-    begin(scan.steps)
+def _rehearse(scan: _Graphed, scan_pass: Pass[S, R], onwards: bool = False) -> R:
+    """Come by every launch of a call, and ``onwards`` by those of the scan that follows. The results mean nothing."""
+    scan_pass.begin(scan.steps)
     scan.steps.warm_up()
-    result = finish(scan.steps)
+    result = scan_pass.finish(scan.steps)
     scan.steps.forget()
-    if following is not None:
-        following()
+    if onwards and scan_pass.following is not None:
+        scan_pass.following()
     return result
 
 

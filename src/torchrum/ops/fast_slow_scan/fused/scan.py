@@ -1,6 +1,6 @@
 """A whole Fast-Slow sequence: each step is one matmul and one row kernel for each of its cells."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOption
 from torchrum.ops.kernels.chain import Chain, Given, Plan, Shared, empty_shared, scan_key
 from torchrum.ops.kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
 from torchrum.ops.kernels.rum_step_backward import STATS
-from torchrum.ops.kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
+from torchrum.ops.kernels.step_graphs import Pass, aligned, plain_mode, run_pass
 from torchrum.ops.kernels.weight_gradient import weight_gradient
 from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.lstm_scan import LstmOptions
@@ -141,29 +141,6 @@ def zip_cells(options: FastSlowOptions, sizes: Sizes, fast: State, slow: State) 
     return list(zip(make_plans(options, sizes), options.cells, states, strict=True))
 
 
-class Pass(NamedTuple):
-    """What one direction of a scan does with its buffers."""
-
-    build: Callable[..., Any]
-    begin: Callable[[Any], None]
-    finish: Callable[[Any], Any]
-    following: Callable[[], object] | None = None
-    """The scan that will come after this one, whose kernels are compiled beside this one's."""
-
-
-def run(direction: str, like: Tensor, options: FastSlowOptions, sizes: Sizes, scan_pass: Pass) -> Any:
-    """Build or find the scan, load it, take all its steps and return what ``finish`` makes of it."""
-    T = len(like)
-    if can_graph(like, T):
-        key = scan_key("fast_slow", direction, like, options, sizes)
-        build, begin, finish, following = scan_pass
-        return run_graphed(key, build, begin, T, finish, following)
-    scan = scan_pass.build(graphed=False)
-    scan_pass.begin(scan)
-    scan.run()
-    return scan_pass.finish(scan)
-
-
 def fast_slow_forward(
     xp: Tensor,
     fast: State,
@@ -185,7 +162,10 @@ def fast_slow_forward(
         xp = aligned(xp)
         given = forward_tensors(xp, out, plans, saved)
 
-        def build(graphed: bool = True) -> ForwardScan:
+        def key() -> Hashable:
+            return scan_key("fast_slow", "forward", xp, options, sizes)
+
+        def build(graphed: bool) -> ForwardScan:
             return ForwardScan(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed)
 
         def begin(scan: ForwardScan) -> None:
@@ -196,7 +176,7 @@ def fast_slow_forward(
             fast_slow_backward(None, [None] * len((*fast, *slow)), fast, slow, weights, seeds, saved, options)
 
         then = following if options.training else None
-        c = run("forward", xp, options, sizes, Pass(build, begin, lambda scan: scan.cells(), then))
+        c = run_pass(Pass(key, build, begin, ForwardScan.cells, then), xp, T)
         fast_h = inputs[0][-1, :, : sizes.fast].to(fast[0].dtype)
         begin_slow = plans[1].offset(1)
         slow_h = inputs[1][-1, :, begin_slow : begin_slow + sizes.slow].to(slow[0].dtype)
@@ -254,14 +234,17 @@ def fast_slow_backward(
         grad_out = like.new_zeros((T, B, sizes.fast)) if grad_out is None else aligned(grad_out.to(like.dtype))
         given = backward_tensors(grad_out, dgates, make_plans(options, sizes), saved, options)
 
-        def build(graphed: bool = True) -> BackwardScan:
+        def key() -> Hashable:
+            return scan_key("fast_slow", "backward", like, options, sizes)
+
+        def build(graphed: bool) -> BackwardScan:
             return BackwardScan(like, B, options, sizes, empty_shared(like, seeds, None), graphed)
 
         def begin(scan: BackwardScan) -> None:
             scan.begin(T, weights[::-1], given[::-1], seeds, None)
             scan.start(grad_states)
 
-        carries, norms = run("backward", like, options, sizes, Pass(build, begin, lambda scan: scan.finish()))
+        carries, norms = run_pass(Pass(key, build, begin, BackwardScan.finish), like, T)
         grads = [
             cell_grads(cell, plan, dgate, inputs[:T], norm)
             for cell, plan, dgate, inputs, norm in zip(

@@ -1,5 +1,6 @@
 """A whole LSTM sequence, forward and backward, on the row kernels and CUDA graphs."""
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torchrum.ops.kernels.chain import Chain, Plan, Shared, empty_shared, scan_key
 from torchrum.ops.kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
 from torchrum.ops.kernels.row_launch import padded
-from torchrum.ops.kernels.step_graphs import aligned, can_graph, plain_mode, run_graphed
+from torchrum.ops.kernels.step_graphs import Pass, aligned, plain_mode, run_pass
 from torchrum.ops.kernels.weight_gradient import weight_gradient
 from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.lstm_scan.options import LstmOptions
@@ -96,22 +97,24 @@ def lstm_forward(
         weights = [CellWeights(None, weight_hh, None, ln_weight, ln_bias)]
         given = [(xp, gates, cells, stats, states[1:], out)]
 
-        def build(graphed: bool = True) -> ForwardScan:
+        def key() -> Hashable:
+            return scan_key("lstm", "forward", xp, H, options, lengths is not None)
+
+        def build(graphed: bool) -> ForwardScan:
             return ForwardScan(xp, B, H, options, empty_shared(xp, seeds, lengths), graphed)
 
         def begin(scan: ForwardScan) -> None:
             scan.begin(T, weights, given, seeds, lengths)
             scan.start(h0, c0, states)
 
-        if can_graph(xp, T):
-            key = scan_key("lstm", "forward", xp, H, options, lengths is not None)
-            following = (lambda: lstm_backward(Grads(), inputs, seeds, saved, options)) if options.training else None
-            c_n = run_graphed(key, build, begin, T, lambda scan: scan.c.to(c0.dtype, copy=True), following)
-        else:
-            scan = build(graphed=False)
-            begin(scan)
-            scan.run()
-            c_n = scan.c.to(c0.dtype)
+        def last_cell(scan: ForwardScan) -> Tensor:
+            return scan.c.to(c0.dtype, copy=True)
+
+        def following() -> None:
+            lstm_backward(Grads(), inputs, seeds, saved, options)
+
+        then = following if options.training else None
+        c_n = run_pass(Pass(key, build, begin, last_cell, then), xp, T)
         return out, states[-1, :, :H].to(h0.dtype), c_n, saved
 
 
@@ -133,21 +136,17 @@ def lstm_backward(
         weights = [CellWeights(None, weight_hh, None, ln_weight, ln_bias)]
         given = [(gates, saved.cells, saved.stats, grad_out, dgates, dnormed)]
 
-        def build(graphed: bool = True) -> BackwardScan:
+        def key() -> Hashable:
+            return scan_key("lstm", "backward", gates, H, options, lengths is not None)
+
+        def build(graphed: bool) -> BackwardScan:
             return BackwardScan(gates, B, H, options, empty_shared(gates, seeds, lengths), graphed)
 
         def begin(scan: BackwardScan) -> None:
             scan.begin(T, weights, given, seeds, lengths)
             scan.start(grads.h, grads.c)
 
-        if can_graph(gates, T):
-            key = scan_key("lstm", "backward", gates, H, options, lengths is not None)
-            dh0, dc0, norms = run_graphed(key, build, begin, T, lambda scan: scan.finish())
-        else:
-            scan = build(graphed=False)
-            begin(scan)
-            scan.run()
-            dh0, dc0, norms = scan.finish()
+        dh0, dc0, norms = run_pass(Pass(key, build, begin, BackwardScan.finish), gates, T)
         dweight = weight_gradient(dgates, saved.states[:-1])[:, :H].to(weight_hh.dtype)
         if norms is None or ln_weight is None or ln_bias is None:
             return dgates, dh0.to(h0.dtype), dc0.to(c0.dtype), dweight, None, None

@@ -1,5 +1,6 @@
 """Forward of the lam = 0 scan: each step is one matmul and one kernel that does the rest, one program per row."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -16,13 +17,13 @@ from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.step_graphs import (
     TABLE_SLOTS,
+    Pass,
     aligned,
-    can_graph,
     fill_table,
     plain_mode,
     prefer_shared,
     rounded,
-    run_graphed,
+    run_pass,
     tensor_at,
 )
 from torchrum.ops.rum_scan.options import RumOptions
@@ -233,25 +234,22 @@ def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) 
     if xp.numel() == 0:
         return results
     with plain_mode(xp):
-        xp = aligned(xp)
-        given = (xp, out, gates, h0, weight_hh.contiguous(), ln_weight, ln_bias, lengths, seed)
+        xp, weight_hh = aligned(xp), weight_hh.contiguous()
 
-        def build(graphed: bool = True) -> ForwardSteps:
+        def key() -> Hashable:
+            return scan_key("forward", xp, B, H, options, lengths is not None)
+
+        def build(graphed: bool) -> ForwardSteps:
             return ForwardSteps(xp, B, H, options, lengths is not None, graphed)
 
-        if can_graph(xp, T):
-            key = scan_key("forward", xp, B, H, options, lengths is not None)
+        def begin(steps: ForwardSteps) -> None:
+            steps.begin(xp, out, gates, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
 
-            def following() -> None:
-                from torchrum.ops.rum_scan.stepwise.scan_backward import stepwise_backward
+        def following() -> None:
+            from torchrum.ops.rum_scan.stepwise.scan_backward import stepwise_backward
 
-                stepwise_backward(out, inputs, results, options)
+            stepwise_backward(out, inputs, results, options)
 
-            then = following if options.training else None
-            run_graphed(key, build, lambda steps: steps.begin(*given), T, lambda steps: None, then)
-        else:
-            steps = build(graphed=False)
-            steps.begin(*given)
-            for t in range(T):
-                steps.step(t)
+        then = following if options.training else None
+        run_pass(Pass(key, build, begin, lambda steps: None, then), xp, T)
     return results

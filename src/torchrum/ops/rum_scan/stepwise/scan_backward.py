@@ -4,6 +4,7 @@ The forward saved the raw gates. The parallel pass redoes the forward's sums fro
 sequential kernel rebuilds its step pointwise and waits only for the sums that hold the incoming gradient.
 """
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
 from torchrum.ops.kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
-from torchrum.ops.kernels.step_graphs import aligned, can_graph, fill_table, plain_mode, run_graphed, tensor_at
+from torchrum.ops.kernels.step_graphs import Pass, aligned, fill_table, plain_mode, run_pass, tensor_at
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.stepwise.scan import Buffers, launch_flags, scan_key
@@ -182,21 +183,19 @@ def stepwise_backward(grad_out: Tensor, inputs: ScanInputs, results: Results, op
             dh0, dweight, *dln = (None if x is None else torch.zeros_like(x) for x in (h0, *inputs.weights))
             return Gradients(dxp, dh0, None, dweight, *dln)  # type: ignore[arg-type]
         xp, out, gates, grad_out = aligned(xp), aligned(out), aligned(gates), aligned(grad_out.to(xp.dtype))
-        stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
-        given = (xp, out, gates, stats, grad_out, dxp, h0, weight_hh.contiguous(), ln_weight, ln_bias, lengths, seed)
+        weight_hh, stats = weight_hh.contiguous(), xp.new_empty((T, B, STATS.value), dtype=torch.float32)
 
-        def build(graphed: bool = True) -> BackwardSteps:
+        def key() -> Hashable:
+            return scan_key("backward", xp, B, H, options, lengths is not None)
+
+        def build(graphed: bool) -> BackwardSteps:
             return BackwardSteps(xp, B, H, options, lengths is not None, graphed)
 
-        if can_graph(xp, T):
-            key = scan_key("backward", xp, B, H, options, lengths is not None)
-            dh0, ln_grads = run_graphed(key, build, lambda s: s.begin(*given), T, lambda s: s.finish())
-        else:
-            steps = build(graphed=False)
-            steps.begin(*given)
-            for t in range(T - 1, -1, -1):
-                steps.step(t)
-            dh0, ln_grads = steps.finish()
+        def begin(steps: BackwardSteps) -> None:
+            loaded = (h0, weight_hh, ln_weight, ln_bias, lengths, seed)
+            steps.begin(xp, out, gates, stats, grad_out, dxp, *loaded)
+
+        dh0, ln_grads = run_pass(Pass(key, build, begin, BackwardSteps.finish), xp, T)
         dweight = recurrent_weight_gradient(dxp, weight_hh.shape[0], None if inputs.from_zero else h0, out).to(
             weight_hh.dtype
         )
