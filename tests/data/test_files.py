@@ -1,12 +1,18 @@
 """Data sets on disk: where they are looked for, what is fetched, what is refused, and what is left behind."""
 
+import concurrent.futures
 import functools
 import hashlib
 import http.server
 import io
+import os
 import socket
+import subprocess
+import sys
 import tarfile
+import textwrap
 import threading
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +23,7 @@ from torchrum.cli import main
 from torchrum.data import CORPORA, Corpus, DataError, DataFile, DataUnavailableError, Source, data_root, read_files
 from torchrum.data.corpora import BABI, COMPOSITE, PTB, digest
 
+ROOT = Path(__file__).parents[2]
 ONE, TWO = b"the first file\n", b"the second file\n"
 
 
@@ -90,6 +97,11 @@ def test_the_data_directory(monkeypatch):
     assert data_root() == Path("/cache/torchrum")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert data_root() == Path.home() / ".cache" / "torchrum"
+    monkeypatch.setenv("TORCHRUM_DATA", "~/data")
+    assert data_root() == Path.home() / "data"
+    monkeypatch.setenv("TORCHRUM_DATA", "~nobody-has-this-name/data")
+    with pytest.raises(DataUnavailableError, match="~nobody-has-this-name/data has no home folder"):
+        data_root()
 
 
 def test_an_archive_and_its_cache(root, server, monkeypatch):
@@ -151,13 +163,75 @@ def test_no_network_is_one_message_and_exit_code_3(root, monkeypatch, capsys):
     assert details[-1].endswith("torchrum train copying-rum, or torchrum train char-rum --data FILE on your own text")
 
 
-def test_a_damaged_file_of_the_users_is_named_and_left_alone(root):
+def test_a_damaged_file_of_the_users_is_named_and_left_alone(root, capsys):
     (root / "toy/deep").mkdir(parents=True)
     (root / "toy/one.txt").write_bytes(b"mine")
     (root / "toy/deep/two.txt").write_bytes(TWO)
     with pytest.raises(DataError, match=r"one\.txt has sha256:\w+, but it must have sha256:\w+"):
         read()
+    assert main(["data", "fetch", "toy"]) == 1  # it would not be fetched, and must not pass for it
+    assert f"one.txt has {sha256(b'mine')}, but it must have {sha256(ONE)}" in capsys.readouterr().err
     assert (root / "toy/one.txt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused(make, root):
+    (root / "toy/deep").mkdir(parents=True)
+    (root / "toy/deep/two.txt").write_bytes(TWO)
+    make(root / "toy/one.txt")
+    with pytest.raises(DataError, match=r"one\.txt is not a plain file. Move it away, then: torchrum data fetch toy"):
+        read()
+
+
+def test_a_folder_in_the_way_of_a_file_is_named(root, tmp_path, capsys):
+    (root / "toy/one.txt").mkdir(parents=True)
+    tar(tmp_path / "copy", one=ONE, two=TWO)
+    assert main(["data", "fetch", "toy", "--from", str(tmp_path / "copy")]) == 3
+    assert f"{root / 'toy/one.txt'} cannot be written: Is a directory" in capsys.readouterr().err
+
+
+def test_downloads_at_the_same_time_do_not_meet(root, server, monkeypatch):
+    folder, address = server
+    tar(folder / "toy.tgz", one=ONE, two=TWO)
+    offer(monkeypatch, f"{address}/toy.tgz")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: read(), range(24)))
+    assert found == [{"one.txt": ONE, "deep/two.txt": TWO}] * 24
+    assert left(root) == {"toy/one.txt", "toy/deep/two.txt"}
+
+
+def test_a_killed_download_leaves_no_file_and_is_cleared_away(root, monkeypatch):
+    """The child is killed when half of the archive has come; a day later nothing is left of it."""
+    program = """
+        import sys
+        sys.path[:0] = [{tests!r}, {source!r}]
+        from data.test_files import TOY, CORPORA, Source, replace, read
+        CORPORA["toy"] = replace(TOY, sources=(Source({url!r}),))
+        read()
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/toy.tgz"
+        code = textwrap.dedent(program).format(tests=str(ROOT / "tests"), source=str(ROOT / "src"), url=url)
+        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as child:
+            listener.settimeout(60)
+            connection = listener.accept()[0]
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 100_000)
+            while not any(root.glob(".toy-*/*")):
+                assert child.poll() is None
+                time.sleep(0.01)
+            child.kill()
+        connection.close()
+    (work,) = root.glob(".toy-*")
+    assert not (root / "toy").exists()
+    with pytest.raises(DataUnavailableError):
+        read()
+    assert work.exists()  # it may be another process's
+    os.utime(work, (0, 0))
+    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz")
+    with pytest.raises(DataUnavailableError, match="Connection refused"):
+        read()
+    assert not left(root) and not work.exists()
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip", "folder"])
@@ -167,6 +241,8 @@ def test_a_copy_from_elsewhere(kind, root, tmp_path, capsys):
         (origin / "inner").mkdir(parents=True)
         (origin / "inner/one.txt").write_bytes(ONE)
         (origin / "toy.two.txt").write_bytes(TWO)
+        os.mkfifo(origin / "pipe.txt")
+        (origin / "broken.txt").symlink_to("nowhere.txt")
     elif kind == "tar":
         tar(origin, a__one=ONE, b__two=TWO)
     else:

@@ -82,8 +82,8 @@ def main(arguments: list[str]) -> int:
     add_data_dir(parser)
     options = parser.parse_args(arguments)
 
-    from torchrum.data import CORPORA, data_root
-    from torchrum.data.files import fetch, fetch_from, location, verify
+    from torchrum.data import CORPORA, data_root, read_files
+    from torchrum.data.files import fetch_from, verify
     from torchrum.training.errors import ConfigError
     from torchrum.training.overrides import unknown_name
 
@@ -100,8 +100,8 @@ def main(arguments: list[str]) -> int:
         elif options.action == "fetch":
             if options.origin is not None:
                 fetch_from(corpus, options.origin)
-            elif missing := [file for file in corpus.files if not location(corpus, file).exists()]:
-                fetch(corpus, missing)
+            else:
+                read_files(corpus.name, [file.path for file in corpus.files])  # a wrong file is an error too
             print(f"{data_root() / corpus.name}: {corpus.title}")
         else:
             states = verify(corpus)

@@ -7,10 +7,12 @@ The data directory is ``--data-dir`` of a command, else ``TORCHRUM_DATA``, else 
 import contextlib
 import http.client
 import os
+import shutil
 import socket
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -24,6 +26,7 @@ from torchrum.data.errors import DataError, DataUnavailableError
 ROOT_VARIABLE, OFFLINE_VARIABLE = "TORCHRUM_DATA", "TORCHRUM_OFFLINE"
 MOST_BYTES = 2**26  # no file of a corpus is near this: what inflates beyond it is not ours
 TIMEOUT = 30.0  # seconds without an answer from a mirror
+ABANDONED = 24 * 3600.0  # seconds after which an unfinished download is nobody's
 SHOWN = 3  # missing files named in an error; verify lists them all
 
 
@@ -38,10 +41,14 @@ class Checked:
 
 def data_root() -> Path:
     """The folder that holds a folder per corpus."""
-    if given := os.environ.get(ROOT_VARIABLE):
-        return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "torchrum"
+    given = os.environ.get(ROOT_VARIABLE)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        return Path(given or f"{cache}/torchrum").expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise DataUnavailableError(
+            f"{given or cache} has no home folder to begin with; set {ROOT_VARIABLE} to a folder for the data."
+        ) from error
 
 
 def offline() -> bool:
@@ -71,6 +78,8 @@ def location(corpus: Corpus, file: DataFile) -> Path:
 
 def _read(corpus: Corpus, file: DataFile) -> Checked:
     path = location(corpus, file)
+    if not path.is_file():  # a pipe would never end
+        raise DataError(f"{path} is not a plain file. Move it away, then: torchrum data fetch {corpus.name}")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -147,6 +156,9 @@ def _workplace(corpus: Corpus) -> Iterator[Path]:
     parent = data_root()
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        for old in parent.glob(f".{corpus.name}-*"):  # left by processes that were killed
+            if time.time() - old.stat().st_mtime > ABANDONED:
+                shutil.rmtree(old, ignore_errors=True)
         place = tempfile.TemporaryDirectory(dir=parent, prefix=f".{corpus.name}-", ignore_cleanup_errors=True)
     except OSError as error:
         reason = "it is a file" if parent.is_file() else error.strerror
@@ -174,7 +186,7 @@ def _entries(origin: Path) -> Iterator[tuple[str, bytes]]:
     try:
         if origin.is_dir():
             for path in sorted(origin.rglob("*.txt")):
-                if path.stat().st_size <= MOST_BYTES:
+                if path.is_file() and path.stat().st_size <= MOST_BYTES:
                     yield path.as_posix(), path.read_bytes()
         elif not origin.is_file():  # a device, which might never end
             raise DataError(f"{origin} is not a plain file; give a tar, a zip or a folder.")
@@ -246,7 +258,7 @@ def _install(corpus: Corpus, contents: dict[str, bytes], work: Path) -> None:
             os.replace(temporary, target)
     except OSError as error:
         raise DataUnavailableError(
-            f"{error.filename or data_root()} cannot be written: {error.strerror}. "
+            f"{error.filename2 or error.filename or data_root()} cannot be written: {error.strerror}. "
             f"Make space, or set {ROOT_VARIABLE} to another folder."
         ) from error
 
