@@ -71,8 +71,13 @@ def test_a_folder_is_its_files_in_order_or_its_three_parts(tmp_path):
     for name, text in {"b.txt": b"second ", "a.txt": b"first ", "sub/c.txt": b"third", "notes.md": b"not this"}.items():
         (tmp_path / name).write_bytes(text)
     assert b"".join(read_own(tmp_path, heldout=0.2)) == b"first second third"
-    for name in ("train", "valid", "test"):
+    for name in ("train", "valid"):
         (tmp_path / f"{name}.txt").write_bytes(name.encode())
+    with pytest.raises(
+        DataError, match=r"has no test\.txt; add what is missing of train\.txt, valid\.txt and test\.txt"
+    ):
+        read_own(tmp_path, heldout=0.2)
+    (tmp_path / "test.txt").write_bytes(b"test")
     assert read_own(tmp_path, heldout=0.2) == (b"train", b"valid", b"test")
 
 
@@ -107,7 +112,7 @@ def test_a_missing_text_says_what_is_taken(tmp_path):
 
 
 def test_a_part_without_known_symbols_is_refused():
-    with pytest.raises(DataError, match="the valid part of the text has 0 symbols"):
+    with pytest.raises(DataError, match="the valid part of the text has 0 symbols that occur in the training part"):
         describe(Parts(b"aaaa", b"bbb", b"aa"))
 
 

@@ -7,6 +7,7 @@ answer of several words ("milk,football") is one token.
 """
 
 import functools
+import io
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -135,12 +136,14 @@ def parse(text: str, source: str) -> tuple[Story, ...]:
         places.clear()
 
     last = 0
-    for place, line in enumerate(text.splitlines(), 1):
+    for place, line in enumerate(io.StringIO(text, newline=None), 1):  # splitlines would end lines at form feeds too
+        line = line.rstrip("\n")
         number, space, rest = line.partition(" ")
-        if not (number.isascii() and number.isdigit() and space and rest.strip()):
+        if not (re.fullmatch("[0-9]{1,9}", number) and space and rest.strip()):
             raise DataError(f"{source}, line {place}: {line[:60]!r} does not begin with a number and a sentence.")
         if int(number) not in (1, last + 1):
-            raise DataError(f"{source}, line {place}: the number is {number}, but it must be {last + 1}, or 1.")
+            other = ", or 1 where a story begins" if last else ""
+            raise DataError(f"{source}, line {place}: the number is {number}, but it must be {last + 1}{other}.")
         if int(number) == 1:
             close()
         last = int(number)

@@ -92,8 +92,14 @@ def read_own(path: Path, heldout: float) -> Parts:
         raise DataError(f"{path} does not exist; --data takes a text file or a folder of .txt files.")
     if path.is_dir():
         given = [path / f"{part}.txt" for part in PARTS]
-        if all(file.is_file() for file in given):
+        missing = [file.name for file in given if not file.exists()]
+        if not missing:
             return Parts(*map(_read_file, given))
+        if len(missing) < len(given):  # a text that is half divided must not be trained on as a whole
+            raise DataError(
+                f"{path} has no {' and no '.join(missing)}; add what is missing of train.txt, valid.txt and test.txt, "
+                "or give all files other names to read them as one text."
+            )
         files = sorted(file for file in path.rglob("*.txt") if file.is_file())
         if not files:
             raise DataError(f"{path} holds no .txt files; --data takes a text file or a folder of .txt files.")
@@ -138,12 +144,20 @@ def describe(parts: Parts) -> Facts:
     sizes = (len(ids[0]), len(ids[1]), len(ids[2]))
     for name, size in zip(PARTS, sizes, strict=True):
         if size < 2:
-            raise DataError(f"the {name} part of the text has {size} symbols; it must have at least 2.")
+            raise DataError(
+                f"the {name} part of the text has {size} symbols that occur in the training part; it must have at "
+                "least 2. Take a longer text, or a larger --task.heldout."
+            )
     words = (len(parts.train.split()), len(parts.valid.split()), len(parts.test.split()))
+    return Facts(symbols, sizes, words, _memoryless(ids[0], len(symbols)), fingerprint(parts))
+
+
+def fingerprint(parts: Parts) -> str:
+    """The sha256 of the three parts, one after the other."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
-    return Facts(symbols, sizes, words, _memoryless(ids[0], len(symbols)), digest.hexdigest())
+    return digest.hexdigest()
 
 
 def encode(text: bytes, symbols: bytes) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.data.errors import DataError
-from torchrum.data.text import KNOWN, Facts, Parts, describe, encode, read_known, read_own
+from torchrum.data.text import KNOWN, Facts, Parts, describe, encode, fingerprint, read_known, read_own
 from torchrum.models import CharModel
 from torchrum.models.sampling import sample
 from torchrum.tasks.base import Batch, Split, Task
@@ -175,7 +175,7 @@ class CharLM(Task):
                 f"the text of this run, {self.path}, no longer exists; if it was moved, say where to: --data PATH."
             )
         parts = read_own(Path(self.path), self.heldout)
-        if describe(parts).sha256 != self.sha256:
+        if fingerprint(parts) != self.sha256:
             raise DataError(
                 f"{self.path} has changed: it is no longer the text of this run ({self.corpus}, sha256 of its parts "
                 f"{self.sha256[:12]}...). Give the right one with --data PATH."
