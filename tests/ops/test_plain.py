@@ -1,5 +1,6 @@
 """Calls that nobody looks at: they pass the registered operator by, and give what it gives."""
 
+import itertools
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -338,6 +339,19 @@ def test_a_launch_is_at_most_eight_calls_deep(gpu_without_kernels, monkeypatch, 
     shown = [(part.filename.removeprefix(package), part.name) for part in stack]
     assert len(shown) + 1 <= 8, shown  # and Kernel.launch
     assert len({file for file, _ in shown}) + 1 <= 8
+
+
+@pytest.mark.parametrize("lam, most", [(0, 12.5), (1, 9.5)])
+def test_a_training_call_takes_little_memory(gpu_without_kernels, lam, most):
+    """In units of the input: the projected input and its gradient, 3 each, the states, the user's copy of them and the
+    input's gradient; with lam 0 the gates, 2, and mail, 2, until the backward kernel is queued."""
+    T, B, H = 300, 8, 64
+    rum, x, grad = RUM(H, H, lam=lam), torch.randn(T, B, H, requires_grad=True), torch.randn(T, B, H)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        rum(x)[0].backward(grad)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    taken = itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    assert 8 < max(taken) / x.nbytes < most
 
 
 def _is_outermost(event: torch.autograd.profiler_util.FunctionEvent) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchrum.ops._onednn import explained_linear
 from torchrum.ops.kernels.bf16x3 import bf16x3_linear
-from torchrum.ops.kernels.precision import exact_matmuls, rounds_matmuls
+from torchrum.ops.kernels.precision import exact_matmuls, rounds_matmuls, working_dtype
 from torchrum.ops.rum_scan.options import RumOptions
 
 EXACT_UNITS = 512
@@ -14,6 +14,8 @@ EXACT_UNITS = 512
 its matmuls have sixteen bits."""
 SMALL_NUMBERS = 2**22
 """Numbers of a result up to which a GPU adds the bias by itself."""
+ROWS_AT_ONCE = 1024
+"""Rows from which a GPU's sum over them shares each column out to many blocks."""
 
 
 def padded_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -69,5 +71,22 @@ def project_backward(
     return (
         torch.matmul(grad, weight) if needs[0] else None,
         grad.reshape(-1, grad.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None,
-        grad.sum((0, 1)) if needs[2] else None,
+        sum_rows(grad) if needs[2] else None,
     )
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Sum of ``(T, B, W)`` over steps and batch, ``(W,)``."""
+    if x.is_cuda and x.shape[0] * x.shape[1] >= ROWS_AT_ONCE:
+        return sum_in_turn(x)
+    return x.sum((0, 1))
+
+
+def sum_in_turn(x: Tensor) -> Tensor:
+    """``sum_rows`` over one axis after the other, the shorter one first.
+
+    Where torch shares a column out to many blocks it takes 512 bytes of memory per block and column, as many as 130 MB
+    in all: it would be the peak of a training call.
+    """
+    total = x.sum(0 if x.shape[0] <= x.shape[1] else 1, dtype=working_dtype(x.dtype)).sum(0)
+    return total if total.dtype is x.dtype else total.to(x.dtype)

@@ -315,6 +315,7 @@ def backward(
     args, fills = _fill_in(layout, memory, pointers)
     kernel, grid = machine.kernel("backward", plan, xp.device), plan.group * plan.groups
     kernel.launch(grid, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
+    del memory  # what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     return Gradients(dxp, None if dh0 is None else _as(dh0, inputs.h0.dtype), None, _as(dweight, weight.dtype))
 
