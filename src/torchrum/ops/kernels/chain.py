@@ -139,7 +139,7 @@ class ForwardStage(Stage):
 
 
 class BackwardStage(Stage):
-    """Its state's gradient is the sum of a carry and of what the matmuls of its readers say."""
+    """Its state's gradient is the sum of a carry and of what the matmuls of its readers yield."""
 
     direction = "backward"
 
@@ -147,8 +147,8 @@ class BackwardStage(Stage):
         self, plain: tuple["BackwardStage", int], dropped: tuple["BackwardStage", int] | None, from_out: bool
     ) -> None:
         reader, number = plain
-        self.product_plain = reader.matmul.out[:, :, reader.plan.offset(number) :]
-        self.product_dropped = None
+        self.parts_plain = reader.matmul.out[:, :, reader.plan.offset(number) :]
+        self.parts_dropped = None
         self.flags.update(
             PLAIN_PARTS=reader.matmul.parts,
             PLAIN_WIDTH=reader.plan.width,
@@ -158,7 +158,7 @@ class BackwardStage(Stage):
         )
         if dropped is not None:
             reader, number = dropped
-            self.product_dropped = reader.matmul.out[:, :, reader.plan.offset(number) :]
+            self.parts_dropped = reader.matmul.out[:, :, reader.plan.offset(number) :]
             self.flags.update(DROPPED_PARTS=reader.matmul.parts, DROPPED_WIDTH=reader.plan.width)
 
 

@@ -72,29 +72,29 @@ def hand_on(
 
 @triton.jit
 def gather_grad(
-    dstate, product_plain, product_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
+    dstate, parts_plain, parts_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a new state, from its carry and its readers; the transpose of ``hand_on``."""
     dh = tl.load(dstate + b * H + j, mask=mask, other=0.0)
-    dh += load_parts(product_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
+    dh += load_parts(parts_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
     if DROPPED_WIDTH is not None:
-        if product_dropped is not None:
-            told = load_parts(product_dropped, b * DROPPED_WIDTH + j, mask, B * DROPPED_WIDTH, DROPPED_PARTS)
+        if parts_dropped is not None:
+            arriving = load_parts(parts_dropped, b * DROPPED_WIDTH + j, mask, B * DROPPED_WIDTH, DROPPED_PARTS)
         else:
-            told = tl.load(grad_out + row * DROPPED_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
-        dh += drop(told, seeds, STREAM, t, index, DROP, DROP_BELOW)
+            arriving = tl.load(grad_out + row * DROPPED_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+        dh += drop(arriving, seeds, STREAM, t, index, DROP, DROP_BELOW)
     return dh
 
 
 @triton.jit
 def load_gate(
-    product, xp, bias, gates, block: tl.constexpr, b, B, j, mask,
+    parts, xp, bias, gates, block: tl.constexpr, b, B, j, mask,
     H: tl.constexpr, HP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One block of pre-activations, also stored for the backward; ``xp`` and ``gates`` point at this row."""
-    raw = load_parts(product, b * (BLOCKS * HP) + block * HP + j, mask, B * (BLOCKS * HP), PARTS)
+    raw = load_parts(parts, b * (BLOCKS * HP) + block * HP + j, mask, B * (BLOCKS * HP), PARTS)
     if xp is not None:
         raw += tl.load(xp + block * H + j, mask=mask, other=0.0).to(tl.float32)
     if bias is not None:

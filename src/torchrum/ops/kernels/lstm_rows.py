@@ -63,7 +63,7 @@ def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mas
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def lstm_forward_kernel(
     table, slots, xp, gates, cells, stats, plain, dropped,
-    product, bias, h_state, c_state, low_plain, low_dropped, ln_weight, ln_bias, lengths, seeds, t, T, B,
+    parts, bias, h_state, c_state, low_plain, low_dropped, ln_weight, ln_bias, lengths, seeds, t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr,
     LN_EPS: tl.constexpr, FORGET: tl.constexpr, READS_XP: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, ZONEOUT_C: tl.constexpr, KEEP_BELOW_C: tl.constexpr,
@@ -95,10 +95,10 @@ def lstm_forward_kernel(
     h = tl.load(h_state + index, mask=mask, other=0.0)
     c = tl.load(c_state + index, mask=mask, other=0.0)
     tl.store(cells + row * H + j, c, mask=mask)
-    i = load_gate(product, xp, bias, gates, 0, b, B, j, mask, H, HP, 4, PARTS)
-    g = load_gate(product, xp, bias, gates, 1, b, B, j, mask, H, HP, 4, PARTS)
-    f = load_gate(product, xp, bias, gates, 2, b, B, j, mask, H, HP, 4, PARTS)
-    o = load_gate(product, xp, bias, gates, 3, b, B, j, mask, H, HP, 4, PARTS)
+    i = load_gate(parts, xp, bias, gates, 0, b, B, j, mask, H, HP, 4, PARTS)
+    g = load_gate(parts, xp, bias, gates, 1, b, B, j, mask, H, HP, 4, PARTS)
+    f = load_gate(parts, xp, bias, gates, 2, b, B, j, mask, H, HP, 4, PARTS)
+    o = load_gate(parts, xp, bias, gates, 3, b, B, j, mask, H, HP, 4, PARTS)
     if READS_XP:  # noqa: SIM102 -- decided when compiling, the other at run time
         if t + 1 < T:
             prefetch(xp + B.to(tl.int64) * (4 * H), 4 * H * dtype.primitive_bitwidth // 8)
@@ -144,7 +144,7 @@ def lstm_forward_kernel(
 @triton.jit(do_not_specialize=["t", "B"])
 def lstm_backward_kernel(
     table, slots, gates, cells, stats, grad_out, dgates, dnormed,
-    product_plain, product_dropped, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
+    parts_plain, parts_dropped, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr, FORGET: tl.constexpr,
     FROM_OUT: tl.constexpr,
@@ -176,7 +176,7 @@ def lstm_backward_kernel(
     c = tl.load(cells + row * H + j, mask=mask, other=0.0)
     dc_after = tl.load(dc_state + index, mask=mask, other=0.0)
     dh_after = gather_grad(
-        dh_state, product_plain, product_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H,
+        dh_state, parts_plain, parts_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
     if t > 0:  # what the next step back begins with

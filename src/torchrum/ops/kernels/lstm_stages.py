@@ -37,7 +37,7 @@ class LstmBackward(BackwardStage):
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
         launch(
             lstm_backward_kernel, (self.B,),
-            table, slots, *self.tensors(table), self.product_plain, self.product_dropped, self.dh, self.dc,
+            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.dh, self.dc,
             self.low, self.ln_weight, self.ln_bias, self.shared.lengths, self.shared.seeds, t, self.B, **self.flags,
         )  # fmt: skip
 

@@ -71,27 +71,27 @@ def split_k_kernel(
 
 
 @triton.jit
-def fetch_parts(product, offset, mask, stride, PARTS: tl.constexpr):
+def fetch_parts(parts, offset, mask, stride, PARTS: tl.constexpr):
     """The partial sums of a matmul's row, ``stride`` apart, for ``add_parts``: every load on its way before a use."""
-    parts = (tl.load(product + offset, mask=mask, other=0.0),)
+    fetched = (tl.load(parts + offset, mask=mask, other=0.0),)
     for part in tl.static_range(1, PARTS):
-        more = tl.load(product + part * stride + offset, mask=mask, other=0.0)
-        parts = parts + (more,)  # type: ignore[assignment]  # noqa: RUF005
-    return parts
+        more = tl.load(parts + part * stride + offset, mask=mask, other=0.0)
+        fetched = fetched + (more,)  # type: ignore[assignment]  # noqa: RUF005
+    return fetched
 
 
 @triton.jit
-def add_parts(parts, PARTS: tl.constexpr):
-    total = parts[0].to(tl.float32)
+def add_parts(fetched, PARTS: tl.constexpr):
+    total = fetched[0].to(tl.float32)
     for part in tl.static_range(1, PARTS):
-        total += parts[part].to(tl.float32)
+        total += fetched[part].to(tl.float32)
     return total
 
 
 @triton.jit
-def load_parts(product, offset, mask, stride, PARTS: tl.constexpr):
+def load_parts(parts, offset, mask, stride, PARTS: tl.constexpr):
     """The matmul's row from its partial sums, ``stride`` apart."""
-    return add_parts(fetch_parts(product, offset, mask, stride, PARTS), PARTS)
+    return add_parts(fetch_parts(parts, offset, mask, stride, PARTS), PARTS)
 
 
 @dataclass(frozen=True)

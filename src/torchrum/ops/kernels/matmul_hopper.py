@@ -71,10 +71,10 @@ def weight_first_kernel(
     for stage in gl.static_range(STAGES):
         tma.async_copy_global_to_shared(left, [0, inner + stage * BK], a_there.index(stage), a.index(stage))
 
-    product: gl.constexpr = gl.NVMMADistributedLayout(
+    accumulator: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BN, 16]
     )
-    total = gl.zeros([BM, BN], gl.float32, product)
+    total = gl.zeros([BM, BN], gl.float32, accumulator)
     mbarrier.wait(b_there, 0)
     for chunk in gl.static_range(CHUNKS):
         mbarrier.wait(a_there.index(chunk % STAGES), (chunk // STAGES) & 1)

@@ -29,7 +29,7 @@ def rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
     """The scalars of ``Rot(eps, tau) h = h + al e + be w + ga 1_i``, with ``e = eps / |eps|`` and ``w = tau / |tau|``.
 
     Takes the sums ``eps.eps, eps.h, tau.tau, eps.tau, tau.h``. Returns ``inv_eps, inv_tau`` (both 0 if a vector is
-    zero, which makes the rotation the identity and its gradients zero), ``c = e.w``, ``k = 2 / |e + w|^2``,
+    zero, which makes the rotation the identity and its gradients zero), ``cos = e.w``, ``k = 2 / |e + w|^2``,
     ``p = e.h``, ``q = w.h``, ``al, be, ga`` and, for the half turn, ``i`` (else -1), ``e_i`` and
     ``1 / |1_i - e_i e|``.
     """
@@ -41,22 +41,22 @@ def rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
     inv_tau = tl.where(fixed, 0.0, 1.0 / norm_tau)
     p = eh * inv_eps
     q = th * inv_tau
-    c = et * inv_eps * inv_tau
-    k = 1.0 / (1.0 + tl.maximum(c, ACCURATE_COS))
+    cos = et * inv_eps * inv_tau
+    k = 1.0 / (1.0 + tl.maximum(cos, ACCURATE_COS))
     al = -k * (p + q)
     be = 2.0 * p + al
     ga = 0.0
     i = -1
     e_i = 0.0
     inv_f = 0.0
-    if c < ACCURATE_COS:
+    if cos < ACCURATE_COS:
         e = eps * inv_eps
-        v = e + tau * inv_tau
-        vv, vg = sum2(v * v, v * (h - 2.0 * p * e))
-        c = 0.5 * vv - 1.0
-        if vv > BISECTOR_TINY * BISECTOR_TINY:
-            k = 2.0 / vv
-            be = -k * vg
+        s = e + tau * inv_tau
+        ss, sg = sum2(s * s, s * (h - 2.0 * p * e))
+        cos = 0.5 * ss - 1.0
+        if ss > BISECTOR_TINY * BISECTOR_TINY:
+            k = 2.0 / ss
+            be = -k * sg
             al = be - 2.0 * p
         else:  # half turn in the plane of e and the axis it leans on least
             i = tl.argmin(tl.where(mask, tl.abs(e), 2.0), 0)
@@ -67,7 +67,7 @@ def rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
             be = 0.0
             ga = -2.0 * fh * inv_f
             al = -2.0 * p - ga * e_i
-    return inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f
+    return inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f
 
 
 @triton.jit
@@ -169,14 +169,14 @@ def rum_cell(
             tt, et, th, total_t = sum4(tau * tau, eps * tau, tau * h, tau)
 
     turn = rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H)
-    inv_eps, inv_tau, c, _, p, q, al, be, ga, i, _, _ = turn
+    inv_eps, inv_tau, cos, _, p, q, al, be, ga, i, _, _ = turn
     new = eps + h + (al * inv_eps) * eps + (be * inv_tau) * tau + tl.where(j == i, ga, 0.0)
     if LN != "none":
-        # Moments of eps + z without another sum: z is as long as h, and eps.z = |eps| (2 p c - q).
-        ez = tl.where(inv_eps == 0.0, eh, ee * inv_eps * (2.0 * p * c - q))
+        # Moments of eps + z without another sum: z is as long as h, and eps.z = |eps| (2 p cos - q).
+        ez = tl.where(inv_eps == 0.0, eh, ee * inv_eps * (2.0 * p * cos - q))
         mean_c = (total_e + total_h + (al * inv_eps) * total_e + (be * inv_tau) * total_t) / H
         var_c = tl.maximum((ee + hh + 2.0 * ez) / H - mean_c * mean_c, 0.0)
-        if (c < ACCURATE_COS) | (ee + hh > (8.0 * H) * (var_c + LN_EPS)):  # these terms cancel: sum after all
+        if (cos < ACCURATE_COS) | (ee + hh > (8.0 * H) * (var_c + LN_EPS)):  # these terms cancel: sum after all
             mean_c = tl.sum(new, 0) / H
             centred = tl.where(mask, new - mean_c, 0.0)
             var_c = tl.sum(centred * centred, 0) / H

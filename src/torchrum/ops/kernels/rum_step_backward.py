@@ -44,11 +44,11 @@ def load_step(xp, out, gates, h0, row, t, b, B, j, mask, H: tl.constexpr, GATE: 
 def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
     """Keep the scalars that ``rum_cell`` returns in ``cell``; ``redo_step`` reads them."""
     new, turn, norm_moments = cell
-    inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f = turn
+    inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = turn
     mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = norm_moments
     tl.store(stats + 0, inv_eps)
     tl.store(stats + 1, inv_tau)
-    tl.store(stats + 2, c)
+    tl.store(stats + 2, cos)
     tl.store(stats + 3, k)
     tl.store(stats + 4, p)
     tl.store(stats + 5, q)
@@ -72,27 +72,28 @@ def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.const
 
 
 @triton.jit
-def tau_grad(dz, dz_v, dz_w, e, w, h, inv_tau, c, k, q, al, be):
+def tau_grad(dz, dz_s, dz_w, e, w, h, turn):
     """Gradient of ``Rot(eps, tau) h`` to tau from ``dz`` and its inner products with e + w and w; 0 for a half turn."""
-    dq = -k * dz_v
-    dc = -k * al * dz_v
-    return inv_tau * (be * dz + dq * h + dc * e - (be * dz_w + dq * q + dc * c) * w)
+    _, inv_tau, cos, k, _, q, al, be, _, _, _, _ = turn
+    dq = -k * dz_s
+    dcos = -k * al * dz_s
+    return inv_tau * (be * dz + dq * h + dcos * e - (be * dz_w + dq * q + dcos * cos) * w)
 
 
 @triton.jit
 def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
     """Gradients of ``Rot(eps, tau) h`` to h, eps and tau from ``dz`` and its inner products with the directions e and
     w; and the inner product of ``dz`` with e + w. ``turn`` is what ``rotation_scalars`` returns."""
-    inv_eps, inv_tau, c, k, p, q, al, be, _, i, e_i, inv_f = turn
-    dz_v = dz_e + dz_w
-    if c < ACCURATE_COS:  # e and w nearly cancel, and so would the two inner products
-        dz_v = tl.sum(dz * (e + w), 0)
-    dq = -k * dz_v
+    inv_eps, _, cos, k, p, _, al, _, _, i, e_i, inv_f = turn
+    dz_s = dz_e + dz_w
+    if cos < ACCURATE_COS:  # e and w nearly cancel, and so would the two inner products
+        dz_s = tl.sum(dz * (e + w), 0)
+    dq = -k * dz_s
     dp = 2.0 * dz_w + dq
-    dc = -k * al * dz_v
+    dcos = -k * al * dz_s
     dh = dz + dp * e + dq * w
-    deps = inv_eps * (al * dz + dp * h + dc * w - (al * dz_e + dp * p + dc * c) * e)
-    dtau = tau_grad(dz, dz_v, dz_w, e, w, h, inv_tau, c, k, q, al, be)
+    deps = inv_eps * (al * dz + dp * h + dcos * w - (al * dz_e + dp * p + dcos * cos) * e)
+    dtau = tau_grad(dz, dz_s, dz_w, e, w, h, turn)
     if i >= 0.0:  # half turn, whose second axis f counts as a constant: H_f H_e h
         axis = tl.where(j == i.to(tl.int32), 1.0, 0.0)
         dz_f = (tl.sum(dz * axis, 0) - e_i * dz_e) * inv_f
@@ -101,7 +102,7 @@ def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
         dh = dg - 2.0 * dz_e * e
         deps = (-2.0 * inv_eps) * (dz_e * h + p * dg - (2.0 * p * dz_e) * e)
         dtau = 0.0 * dz
-    return dh, deps, dtau, dz_v
+    return dh, deps, dtau, dz_s
 
 
 @triton.jit
@@ -112,7 +113,7 @@ def redo_step(
     """The step again, pointwise: the vectors that ``undo_step`` needs and that do not wait for the gradient."""
     inv_eps = tl.load(stats + 0)
     inv_tau = tl.load(stats + 1)
-    c = tl.load(stats + 2)
+    cos = tl.load(stats + 2)
     k = tl.load(stats + 3)
     p = tl.load(stats + 4)
     q = tl.load(stats + 5)
@@ -168,7 +169,7 @@ def redo_step(
             mixed = gate * h + share * new
         mixed = tl.where(mask, mixed * inv_norm, 0.0)
     return (
-        (inv_eps, inv_tau, c, k, p, q, al, be, ga, i, e_i, inv_f),
+        (inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f),
         (e, w, gate, slope, slope_gate, mixed, inv_norm),
         (normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c),
     )
@@ -178,8 +179,8 @@ def redo_step(
 def sums_ahead(again, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
     """The sums of ``undo_step`` that do not wait for the gradient: those with ``mixed`` in the gradient's place, and
     what layer norm takes off the inner products with e and w."""
-    _, parts, layers = again
-    e, w, _, slope, slope_gate, mixed, _ = parts
+    _, vectors, layers = again
+    e, w, _, slope, slope_gate, mixed, _ = vectors
     _, _, _, normed_u, weight_u, _, _, normed_c, weight_c, _ = layers
     mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     sum_e, sum_w, n_e, n_w = 0.0, 0.0, 0.0, 0.0
@@ -209,8 +210,8 @@ def undo_step(
 
     Where there is layer norm, ``dseen`` and the scalars at FROM_BACKWARD get what ``step_norm_grads`` needs.
     """
-    turn, parts, layers = again
-    e, w, gate, slope, slope_gate, mixed, inv_norm = parts
+    turn, vectors, layers = again
+    e, w, gate, slope, slope_gate, mixed, inv_norm = vectors
     normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c = layers
     mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_e, sum_w, n_e, n_w = ahead
     # back through lengths and zoneout
@@ -275,13 +276,13 @@ def undo_step(
         dz = ln_backward(dz, normed_c, 1.0, rstd_c, total, projection, H)
         dz_e = ln_backward(dz_e, n_e, 1.0, rstd_c, total * sum_e, projection, H)
         dz_w = ln_backward(dz_w, n_w, 1.0, rstd_c, total * sum_w, projection, H)
-    dh_turn, deps, dtau, dz_v = rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j)
+    dh_turn, deps, dtau, dz_s = rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j)
     if LN != "none":
         stats += FROM_BACKWARD
         tl.store(stats + 0, along)
         tl.store(stats + 1, total)
         tl.store(stats + 2, projection)
-        tl.store(stats + 3, dz_v)
+        tl.store(stats + 3, dz_s)
         tl.store(stats + 4, dz_w)
         dtau_c = dtau * weight_t
         total, projection = sum2(dtau_c, dtau_c * normed_t)
@@ -296,14 +297,13 @@ def step_norm_grads(
 ):  # fmt: skip
     """The gradients that ``undo_step`` met behind the layer norms of tau, the gate and the candidate, and the three
     normalised values, pointwise from what it kept."""
-    turn, parts, layers = again
-    _, inv_tau, c, k, _, q, al, be, _, _, _, _ = turn
-    e, w, _, slope, slope_gate, mixed, inv_norm = parts
+    turn, vectors, layers = again
+    e, w, _, slope, slope_gate, mixed, inv_norm = vectors
     normed_t, _, _, normed_u, _, _, _, normed_c, weight_c, rstd_c = layers
     stats += FROM_BACKWARD
     if ETA is not None:
         dnew = (ETA * inv_norm) * (dnew - tl.load(stats + 0) * mixed)
     dc = dnew * slope
     dz = ln_backward(dc, normed_c, weight_c, rstd_c, tl.load(stats + 1), tl.load(stats + 2), H)
-    dtau = tau_grad(dz, tl.load(stats + 3), tl.load(stats + 4), e, w, h, inv_tau, c, k, q, al, be)
+    dtau = tau_grad(dz, tl.load(stats + 3), tl.load(stats + 4), e, w, h, turn)
     return dtau, normed_t, dnew * slope_gate, normed_u, dc, normed_c

@@ -55,7 +55,7 @@ def rum_step_reference(
     options: RumOptions,
     lam: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """One step: projected input ``xp`` ``(B, G*H)`` and state ``h`` ``(B, H)``, ``R`` ``(B, H, H)`` -> new h, new R.
+    """One step: projected input ``xp`` ``(B, 3H)`` and state ``h`` ``(B, H)``, ``R`` ``(B, H, H)`` -> new h, new R.
 
     ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training.
     """
@@ -93,7 +93,7 @@ def accumulate(R: Tensor, eps: Tensor, tau: Tensor, lam: float | Tensor) -> Tens
 def rum_scan_reference(
     inputs: ScanInputs, options: RumOptions, lam: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """A whole sequence ``xp`` ``(T, B, G*H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
+    """A whole sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
     xp, h0, R0, *_, lengths, seed = inputs
     B, H = h0.shape
     h, R = h0.to(working_dtype(xp.dtype)), R0

@@ -20,7 +20,7 @@ from torchrum.ops.kernels.step_graphs import tensor_at
 @triton.jit(do_not_specialize=["t", "B"])
 def slow_rum_forward_kernel(
     table, slots, raw, stats, plain, dropped,
-    product, bias, state, low_plain, low_dropped, ln_weight, ln_bias, seeds, t, B,
+    parts, bias, state, low_plain, low_dropped, ln_weight, ln_bias, seeds, t, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
@@ -41,11 +41,11 @@ def slow_rum_forward_kernel(
     raw += row * (BLOCKS * H)
     h = tl.load(state + index, mask=mask, other=0.0)
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
-    tau_raw = load_gate(product, None, bias, raw, 0, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    tau_raw = load_gate(parts, None, bias, raw, 0, b, B, j, mask, H, HP, BLOCKS, PARTS)
     u_raw = tau_raw
     if GATE:
-        u_raw = load_gate(product, None, bias, raw, 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
-    eps = load_gate(product, None, bias, raw, BLOCKS - 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
+        u_raw = load_gate(parts, None, bias, raw, 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    eps = load_gate(parts, None, bias, raw, BLOCKS - 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
     cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
     store_stats(stats + row * STATS, cell, GATE, LN, ETA)
     new = with_norm(cell[0], ETA)
@@ -60,7 +60,7 @@ def slow_rum_forward_kernel(
 @triton.jit(do_not_specialize=["t", "B"])
 def slow_rum_backward_kernel(
     table, slots, raw, stats, before, draw, dseen,
-    product_plain, product_dropped, dstate, low, ln_weight, ln_bias, seeds, t, B,
+    parts_plain, parts_dropped, dstate, low, ln_weight, ln_bias, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
@@ -93,7 +93,7 @@ def slow_rum_backward_kernel(
     eps = tl.load(raw + (BLOCKS - 1) * H + j, mask=mask, other=0.0).to(tl.float32)
     h = tl.load(before + row * PLAIN_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
     dh = gather_grad(
-        dstate, product_plain, product_dropped, None, seeds, t, b, B, row, index, j, mask, H,
+        dstate, parts_plain, parts_dropped, None, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
     if t > 0:  # what the next step back begins with
@@ -149,7 +149,7 @@ class RumBackward(BackwardStage):
         flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
         launch(
             slow_rum_backward_kernel, (self.B,),
-            table, slots, *self.tensors(table), self.product_plain, self.product_dropped, self.dh,
+            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.dh,
             self.low, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,
         )  # fmt: skip
 

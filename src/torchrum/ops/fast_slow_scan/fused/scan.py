@@ -122,8 +122,8 @@ class BackwardScan(Chain):
         carries = []
         for number, state in enumerate((self.fast, self.slow)):
             stage, begin = self.in_order[number], self.in_order[number].plan.offset(number)
-            told = stage.matmul.out[:, :, begin : begin + stage.plan.hidden].float().sum(0)
-            carries += [state[0] + told, *(part.clone() for part in state[1:])]
+            arriving = stage.matmul.out[:, :, begin : begin + stage.plan.hidden].float().sum(0)
+            carries += [state[0] + arriving, *(part.clone() for part in state[1:])]
         return carries, [stage.norm_grads() for stage in self.in_order]
 
 
@@ -261,9 +261,9 @@ def backward_tensors(
     for number, (plan, cell) in enumerate(zip(plans, options.cells, strict=True)):
         gates, cells, stats = saved.gates[number], saved.cells[number], saved.stats[number]
         if isinstance(cell, LstmOptions):
-            told = grad_out if number == len(plans) - 1 else None
+            from_out = grad_out if number == len(plans) - 1 else None
             dnormed = gates.new_empty((*gates.shape[:2], 5 * plan.hidden)) if cell.layer_norm else None
-            given.append((gates, cells, stats, told, dgates[number], dnormed))
+            given.append((gates, cells, stats, from_out, dgates[number], dnormed))
         else:
             dseen = gates.new_empty((*gates.shape[:2], plan.hidden)) if cell.layer_norm else None
             given.append((gates, stats, saved.inputs[1][..., plan.offset(1) :], dgates[number], dseen))

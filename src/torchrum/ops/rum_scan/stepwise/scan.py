@@ -34,7 +34,7 @@ TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight col
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def stepwise_forward_kernel(
-    table, xp, out, gates, product, state, low, ln_weight, ln_bias, lengths, seed, t, T, B,
+    table, xp, out, gates, parts, state, low, ln_weight, ln_bias, lengths, seed, t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
@@ -72,10 +72,10 @@ def stepwise_forward_kernel(
     if PDL:  # the matmul begins after the row kernel before it has ended, so only its own output is waited for
         inputs = sums_of_inputs(eps, h, LN)
         tl.extra.cuda.gdc_wait()
-    product += b * (G * HP)
-    tau_parts = fetch_parts(product, j, mask, B * (G * HP), PARTS)
+    parts += b * (G * HP)
+    tau_parts = fetch_parts(parts, j, mask, B * (G * HP), PARTS)
     if GATE:  # its loads before the first store, which they might not pass
-        u_parts = fetch_parts(product + HP, j, mask, B * (G * HP), PARTS)
+        u_parts = fetch_parts(parts + HP, j, mask, B * (G * HP), PARTS)
         u_raw += add_parts(u_parts, PARTS)
         tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
     tau_raw += add_parts(tau_parts, PARTS)

@@ -46,7 +46,7 @@ def stepwise_stats_kernel(
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def stepwise_backward_kernel(
-    table, xp, out, gates, stats, grad_out, dxp, dseen, product, dstate, low, h0, ln_weight, ln_bias, lengths, seed,
+    table, xp, out, gates, stats, grad_out, dxp, dseen, parts, dstate, low, h0, ln_weight, ln_bias, lengths, seed,
     t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr,
@@ -91,9 +91,9 @@ def stepwise_backward_kernel(
     ahead = sums_ahead(again, GATE, LN, ETA)
     if PDL:  # all above was written before the matmul began, see BackwardSteps.begin
         tl.extra.cuda.gdc_wait()
-    told = mask & (t + 1 < T)  # the last step hears from none after it
-    dh += tl.load(dstate + b * H + j, mask=told, other=0.0)
-    dh += load_parts(product, b * HP + j, told, B * HP, PARTS)
+    later = mask & (t + 1 < T)  # no step follows the last one
+    dh += tl.load(dstate + b * H + j, mask=later, other=0.0)
+    dh += load_parts(parts, b * HP + j, later, B * HP, PARTS)
     dtau, dgate, deps, dprev = undo_step(dh, again, ahead, keep, h, stats, dseen, j, mask, H, GATE, LN, ETA, ZONEOUT)
     tl.store(low + j, dtau.to(dtype), mask=mask)
     if GATE:

@@ -146,7 +146,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
             return found
     xp, h0, R0 = inputs[:3]
     scan = _Scan(inputs, options)
-    T, H, G = scan.T, scan.H, options.num_gates * scan.H
+    T, H, gated = scan.T, scan.H, options.num_gates * scan.H
     results = empty_results(inputs, options)
     out, R, (saved, kept) = results
     assert saved is not None and kept is not None
@@ -156,7 +156,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     if R is not None:
         memory = Memory(R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT), kept)
     # one view of each step, taken at once: a slice per step costs as much as a small operation
-    steps = [part.unbind(0) for part in (xp[..., :G], saved[..., :G], scan.eps, inv_eps, out)]
+    steps = [part.unbind(0) for part in (xp[..., :gated], saved[..., :gated], scan.eps, inv_eps, out)]
     for t, (x, raw, eps, inverse, buffer) in enumerate(zip(*steps, strict=True)):
         gates = torch.addmm(x, h.to(xp.dtype), weight, out=raw).to(scan.dtype)
         tau = scan.tau(gates)
@@ -167,7 +167,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
             total = add_turned(angle, eps, tau, h, turned_over, numbers.ones)
         else:
             z = memory.advance(t, eps, inverse, tau, h, ordinary[t])
-            saved[t, :, G:] = z
+            saved[t, :, gated:] = z
             total = eps + z
         h = scan.finish(t, h, scan.gate(gates), scan.candidate(total), buffer)
     if memory is None:
@@ -188,10 +188,10 @@ def backward(
     out, R_n, (saved, kept) = results
     assert saved is not None and kept is not None
     scan = _Scan(inputs, options)
-    G = options.num_gates * scan.H
+    gated = options.num_gates * scan.H
     grad_xp = torch.empty_like(xp, memory_format=torch.contiguous_format)
     sums = [torch.zeros_like(part) for part in scan.ln] if scan.ln is not None else []
-    grad_gates = (grad_xp[..., :G], grad_xp[..., : scan.H], grad_xp[..., scan.H : G])
+    grad_gates = (grad_xp[..., :gated], grad_xp[..., : scan.H], grad_xp[..., scan.H : gated])
     memory = None
     if R_n is not None:
         outer = torch.zeros_like(R_n) if grad_R is None else torch.bmm(grad_R.to(R_n.dtype), R_n.mT)
@@ -208,7 +208,7 @@ def backward(
             grad_h = block.step(i, grad_h.add_(given), *buffers)
         block.finish(grad_xp)
 
-    grad_weight = recurrent_weight_gradient(grad_xp, G, None if inputs.from_zero else h0, out).to(weight_hh.dtype)
+    grad_weight = recurrent_weight_gradient(grad_xp, gated, None if inputs.from_zero else h0, out).to(weight_hh.dtype)
     grad_R0 = torch.bmm(memory[1], memory[0]) if memory is not None and need_R0 else None
     grad_ln_weight, grad_ln_bias = (total.view(-1) for total in sums) if sums else (None, None)
     grad_h = grad_h.to(h0.dtype).contiguous()
