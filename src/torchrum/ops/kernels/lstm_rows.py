@@ -1,6 +1,7 @@
 """Row kernels of the LSTM step: everything but the matmul, one program per batch row.
 
-They serve a plain LSTM and each LSTM of a Fast-Slow RNN.
+They serve a plain LSTM and each LSTM of a Fast-Slow RNN. The block that the equations call j is g here: j are the lanes
+of a row.
 """
 
 import triton
@@ -21,7 +22,27 @@ from torchrum.ops.kernels.rows import (
 )
 from torchrum.ops.kernels.step_graphs import tensor_at
 
-STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, j, f, o, c
+STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, g, f, o, c
+
+
+@triton.jit
+def load_gates(gates, j, mask, H: tl.constexpr):
+    """The blocks i, g, f, o of one row in float32."""
+    i = tl.load(gates + j, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(gates + H + j, mask=mask, other=0.0).to(tl.float32)
+    f = tl.load(gates + 2 * H + j, mask=mask, other=0.0).to(tl.float32)
+    o = tl.load(gates + 3 * H + j, mask=mask, other=0.0).to(tl.float32)
+    return i, g, f, o
+
+
+@triton.jit
+def store_gates(gates, i, g, f, o, j, mask, WIDTH: tl.constexpr):
+    """Store such blocks WIDTH apart, in the type of ``gates``."""
+    dtype = gates.dtype.element_ty
+    tl.store(gates + j, i.to(dtype), mask=mask)
+    tl.store(gates + WIDTH + j, g.to(dtype), mask=mask)
+    tl.store(gates + 2 * WIDTH + j, f.to(dtype), mask=mask)
+    tl.store(gates + 3 * WIDTH + j, o.to(dtype), mask=mask)
 
 
 @triton.jit
@@ -169,10 +190,7 @@ def lstm_backward_kernel(
     gates += row * (4 * H)
     dgates += row * (4 * H)
     low += b * (4 * HP)
-    i = tl.load(gates + j, mask=mask, other=0.0).to(tl.float32)
-    g = tl.load(gates + H + j, mask=mask, other=0.0).to(tl.float32)
-    f = tl.load(gates + 2 * H + j, mask=mask, other=0.0).to(tl.float32)
-    o = tl.load(gates + 3 * H + j, mask=mask, other=0.0).to(tl.float32)
+    i, g, f, o = load_gates(gates, j, mask, H)
     c = tl.load(cells + row * H + j, mask=mask, other=0.0)
     dc_after = tl.load(dc_state + index, mask=mask, other=0.0)
     dh_after = gather_grad(
@@ -229,10 +247,7 @@ def lstm_backward_kernel(
     dg = dc * i * (1.0 - g * g)
     df = dc * c * f * (1.0 - f)
     if LN:
-        tl.store(dnormed + j, di.to(dtype), mask=mask)
-        tl.store(dnormed + H + j, dg.to(dtype), mask=mask)
-        tl.store(dnormed + 2 * H + j, df.to(dtype), mask=mask)
-        tl.store(dnormed + 3 * H + j, do.to(dtype), mask=mask)
+        store_gates(dnormed, di, dg, df, do, j, mask, H)
         ti, pi, tg, pg, tf, pf, to, po = sum8(
             di * wi, di * wi * ni, dg * wg, dg * wg * ng, df * wf, df * wf * nf, do * wo, do * wo * no
         )
@@ -241,16 +256,10 @@ def lstm_backward_kernel(
         df = ln_backward(df, nf, wf, rstd_f, tf, pf, H)
         do = ln_backward(do, no, wo, rstd_o, to, po, H)
 
-    tl.store(low + j, di.to(dtype), mask=mask)
-    tl.store(low + HP + j, dg.to(dtype), mask=mask)
-    tl.store(low + 2 * HP + j, df.to(dtype), mask=mask)
-    tl.store(low + 3 * HP + j, do.to(dtype), mask=mask)
+    store_gates(low, di, dg, df, do, j, mask, HP)
     tl.store(dh_state + index, dh_before, mask=mask)
     tl.store(dc_state + index, dc_before + dc * f, mask=mask)
-    tl.store(dgates + j, di.to(dtype), mask=mask)
-    tl.store(dgates + H + j, dg.to(dtype), mask=mask)
-    tl.store(dgates + 2 * H + j, df.to(dtype), mask=mask)
-    tl.store(dgates + 3 * H + j, do.to(dtype), mask=mask)
+    store_gates(dgates, di, dg, df, do, j, mask, H)
 
 
 @triton.jit(do_not_specialize=["rows"])
