@@ -11,7 +11,6 @@ from torchrum.ops._checks import (
     check_positive_int,
     check_probability,
     check_same_device,
-    check_same_shape,
     check_square,
 )
 
@@ -21,11 +20,6 @@ X = torch.ones(2, 3)
 @pytest.mark.parametrize(
     "check, kwargs, message",
     [
-        (
-            check_same_shape,
-            {"a": X, "b": X[0]},
-            r"op: b has shape \(3,\), but a has \(2, 3\); all of them",
-        ),
         (check_broadcast, {"a": X, "b": X.mT}, r"op: b has shape \(3, 2\), but a has \(2, 3\); all inputs must be"),
         (check_broadcast, {"a": X[:, :0]}, r"op: a has shape \(2, 0\); it must be \(\.\.\., H\) with H at least 1"),
         (check_square, {"R": X}, r"op: R has shape \(2, 3\); it must be \(\.\.\., N, N\)"),
@@ -65,7 +59,6 @@ def test_choice_names_the_nearest_one():
 
 
 def test_good_values_pass():
-    check_same_shape("op", a=X, b=2 * X)
     check_broadcast("op", a=X, b=X[0], c=X.unsqueeze(1))
     check_square("op", R=torch.ones(4, 3, 3))
     check_floating("op", a=X.half(), b=X.double())

@@ -17,17 +17,6 @@ class ArgumentTypeError(TypeError, ValueError):
     """An argument of a wrong type: TypeError in torch.nn, and a wrong value all the same."""
 
 
-def check_same_shape(where: str, **tensors: Tensor) -> None:
-    """All tensors must have the shape of the first one."""
-    (first, x), *others = tensors.items()
-    for name, y in others:
-        if y.shape != x.shape:
-            raise MismatchError(
-                f"{where}: {name} has shape {tuple(y.shape)}, but {first} has {tuple(x.shape)}; "
-                "all of them must have one shape."
-            )
-
-
 def check_broadcast(where: str, **tensors: Tensor) -> None:
     """All tensors must be ``(..., H)`` with one H of at least 1 and leading dimensions that broadcast."""
     (first, x), *others = tensors.items()
