@@ -51,7 +51,7 @@ def test_a_model_goes_and_comes_back(run, tmp_path):
     record(run, tmp_path / "results", commit="abc1234")
     model.save_pretrained(tmp_path / "kept", model_card_kwargs={"results": tmp_path / "results"})
     assert str(run.parent) not in (tmp_path / "kept" / "config.json").read_text()
-    assert "| commit | abc |" in (tmp_path / "kept" / "README.md").read_text()
+    assert "| commit | abc1234 |" in (tmp_path / "kept" / "README.md").read_text()
     back = hub.TrainedModel.from_pretrained(tmp_path / "kept")
     x = torch.randint(model.task.input_size, (2, 5))
     torch.testing.assert_close(back(x)[0], load_model(run)(x)[0])
