@@ -1,5 +1,8 @@
 import math
+import os
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,6 +153,16 @@ def test_a_path_is_no_part_of_what_was_run(task, book, tmp_path):
     with pytest.raises(DataError, match="no longer exists; if it was moved"):
         task.read()
     assert replace(task, path=str(moved)).read()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+@pytest.mark.parametrize("name, shown", [(b"caf\xe9.txt", "caf?.txt"), (b"a\nb.txt", "a?b.txt"), (b" ", "?")])
+def test_a_text_of_any_name_has_one_that_can_be_printed(tmp_path, name, shown):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    path.write_bytes(small_text(1000))
+    task = CharLM(lanes=2, segment=10).reading(path)
+    assert task.corpus == shown
+    assert task.read()
 
 
 def test_a_text_that_has_changed_is_refused(task, book):

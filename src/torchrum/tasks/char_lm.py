@@ -111,9 +111,11 @@ class CharLM(Task):
         """The same task on a text of the user's own: a file, or a folder (see ``torchrum.data.text.read_own``)."""
         path = Path(path)
         facts = describe(read_own(path, self.heldout))
+        # results name the text, and a file may be called anything
+        name = "".join(letter if letter.isprintable() else "?" for letter in path.resolve().name).strip()
         return replace(
             self,
-            corpus=self.corpus if facts.sha256 == self.sha256 else path.resolve().name,  # it may have been renamed
+            corpus=self.corpus if facts.sha256 == self.sha256 else name or "?",  # it may have been renamed
             symbols=facts.symbols.hex(),
             sizes=facts.sizes,
             words=facts.words,
