@@ -64,7 +64,7 @@ def test_one_hot_input_where_there_is_no_embedding():
     torch.testing.assert_close(model(x)[0], model.readout(output).transpose(0, 1))
 
 
-@pytest.mark.parametrize("name", ["rum", "lstm", "ln_lstm", "fs"])
+@pytest.mark.parametrize("name", ["rum", "lstm", "ln_lstm", "fs", "rhn", "hm_lstm", "hyper_lstm", "nas"])
 def test_weight_drop_zeroes_recurrent_weights_for_a_whole_call(name):
     """With nearly all of them gone, the layer works as one whose recurrent weights are zero."""
     model, x = model_of(name, weight_drop=1 - 1e-9), torch.randint(V, (B, 9))

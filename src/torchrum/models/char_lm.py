@@ -12,7 +12,7 @@ from torchrum.layers.recurrent import Recurrent
 from torchrum.models.tagging import width
 
 State = tuple[Tensor, ...]
-RECURRENT = re.compile(r"(^|\.)weight_hh\w*$")
+RECURRENT = re.compile(r"(^|\.)weight_hh\w*(\.\d+)?$")  # some cells have several, in a list
 
 
 class CharModel(nn.Module):
