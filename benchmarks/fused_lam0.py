@@ -161,7 +161,7 @@ FIRST: Tuning = {"first": "fb", "half": "fb", "pdl": True, "lanes": 256}
 BEFORE: Tuning = {"split": "b", "pdl": False, "lanes": 128, "first": "", "half": ""}
 VARIANTS: dict[str, Tuning] = {
     "before": BEFORE,  # cuBLAS forward, portable split-K matmul backward, no dependent launch
-    "first": FIRST,  # the weight fetched ahead of the state, under dependent launch; partial sums in half precision
+    "first": FIRST,  # the weight fetched ahead of the state, under dependent launch; partial sums in 16 bits
     "first-f32": {**FIRST, "half": ""},
     "first-w8": {**FIRST, "warps": 8},
     "first-l128": {**FIRST, "lanes": 128},

@@ -57,7 +57,7 @@ def test_cell_is_attention_to_its_past(words):
     torch.testing.assert_close(A, A.mT)
 
 
-def test_the_matrix_is_wide_for_half_types():
+def test_the_matrix_is_wide_for_16bit_dtypes():
     cell = FastWeightsCell(I, H, dtype=torch.bfloat16)
     output, (h, A) = cell(torch.randn(2, I, dtype=torch.bfloat16))
     assert (output.dtype, h.dtype, A.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)

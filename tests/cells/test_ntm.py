@@ -107,7 +107,7 @@ def test_a_large_sharpness_keeps_the_sum():
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
 
 
-def test_half_types_keep_a_wide_memory():
+def test_16bit_dtypes_keep_a_wide_memory():
     cell = NTMCell(I, H, num_slots=N, slot_size=M, dtype=torch.bfloat16)
     output, state = cell(torch.randn(2, I, dtype=torch.bfloat16))
     assert [part.dtype for part in (output, *state)] == [torch.bfloat16] * 4 + [torch.float32] * 3

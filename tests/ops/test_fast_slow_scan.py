@@ -125,7 +125,7 @@ def check(
 
 
 def smooth(options: FastSlowOptions) -> FastSlowOptions:
-    """With tanh for relu: rounding to a half type sends some of relu's units to its other side, see below."""
+    """With tanh for relu: rounding to a 16-bit dtype sends some of relu's units to its other side, see below."""
     if isinstance(options.slow, RumOptions):
         return replace(options, slow=replace(options.slow, activation="tanh"))
     return options
@@ -204,7 +204,7 @@ def test_shapes_match_reference(T, B, H, S, slow):
 
 @pytest.mark.parametrize("dtype", thinned([torch.bfloat16, torch.float16], 2), ids=str)
 @pytest.mark.parametrize("options", thinned([PENN, make_options(slow="lstm")], 2), ids=["rum", "lstm"])
-def test_half_types_match_reference(dtype, options):
+def test_16bit_dtypes_match_reference(dtype, options):
     check(3, 3, 48, 40, options, dtype)
 
 
@@ -255,11 +255,11 @@ def check_rounding(monkeypatch, T: int, B: int, H: int, S: int, options: FastSlo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_types_err_as_rounded_operands_do(monkeypatch, dtype):
+def test_16bit_dtypes_err_as_rounded_operands_do(monkeypatch, dtype):
     check_rounding(monkeypatch, 10, 2, 16, 12, smooth(PENN), dtype)
 
 
-def test_split_products_match_reference(monkeypatch):
+def test_split_k_matches_reference(monkeypatch):
     monkeypatch.setattr(matmul, "SPLIT_K", {"forward": True, "backward": True})
     monkeypatch.setattr(matmul, "multiprocessors", lambda x: 12)  # few tiles: the interpreter is slow
     check(2, 3, 40, 70, PENN, torch.bfloat16)
@@ -465,7 +465,7 @@ def test_gpu_options(number):
 @gpu
 @pytest.mark.usefixtures("never_captured")
 @pytest.mark.parametrize("number", range(24))
-def test_gpu_options_in_half_types(number):
+def test_gpu_options_in_16bit_dtypes(number):
     check(7, 5, 72, 40, smooth(GRID[number]), (torch.bfloat16, torch.float16)[number // 2 % 2])
 
 
@@ -498,7 +498,7 @@ def test_gpu_shapes(T, B, H, S):
 
 @gpu
 @pytest.mark.parametrize("split", [False, True])
-def test_gpu_split_products(monkeypatch, split):
+def test_gpu_split_k(monkeypatch, split):
     monkeypatch.setattr(matmul, "SPLIT_K", {"forward": split, "backward": split})
     check(5, 128, 200, 300, smooth(PENN), torch.bfloat16)
 

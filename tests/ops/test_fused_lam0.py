@@ -87,7 +87,7 @@ def test_shapes_match_reference(T, B, H, options):
 @pytest.mark.parametrize(
     "options", [RumOptions(eta=1.0), RumOptions(layer_norm=True, activation="tanh")], ids=["eta", "ln"]
 )
-def test_half_types_match_reference(dtype, options):
+def test_16bit_dtypes_match_reference(dtype, options):
     check(4, 3, 48, options, dtype)
 
 
@@ -263,7 +263,7 @@ def take(monkeypatch: pytest.MonkeyPatch, kind: str, half: bool = False, block: 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("B, H", thinned([(3, 40), (2, 130)], 2))
-def test_split_products_match_reference(monkeypatch, B, H, dtype, half):
+def test_split_k_matches_reference(monkeypatch, B, H, dtype, half):
     take(monkeypatch, "split", half)
     check(3, B, H, RumOptions(eta=1.0), dtype)
 
@@ -281,7 +281,7 @@ def _tf32():
     "B, H, options",
     thinned([(3, 40, {"eta": 1.0}), (2, 64, {"update_gate": False}), (1, 130, {"layer_norm": True}), (5, 1, {})], 3),
 )
-def test_rounded_floats_go_forward_in_split_products(monkeypatch, kind, B, H, options):
+def test_tf32_goes_forward_as_bf16x3_matmuls(monkeypatch, kind, B, H, options):
     """Far closer to float64 than TF32 (ten bits) or bfloat16 (eight) would be."""
     take(monkeypatch, kind)
     options = RumOptions(activation="tanh", **options)
@@ -302,7 +302,7 @@ def test_rounded_floats_go_forward_in_split_products(monkeypatch, kind, B, H, op
 @pytest.mark.parametrize(
     "B, K, N, block", thinned([(2, 64, 128, 0), (5, 704, 384, 0), (20, 448, 64, 64), (1, 128, 2880, 32)], 2)
 )
-def test_split_product_adds_up(monkeypatch, B, K, N, block, half):
+def test_split_k_adds_up(monkeypatch, B, K, N, block, half):
     take(monkeypatch, "split", half, block)
     monkeypatch.setattr(matmul, "multiprocessors", lambda x: 24)  # few tiles: the interpreter is slow
     left, right = (torch.randn(size, device=DEVICE).to(torch.bfloat16) for size in ((B, K), (N, K)))

@@ -136,7 +136,7 @@ def test_shapes_match_reference(T, B, H, layer_norm):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_half_types_match_reference(dtype, layer_norm):
+def test_16bit_dtypes_match_reference(dtype, layer_norm):
     check(4, 3, 48, LstmOptions(layer_norm=layer_norm, zoneout=0.1, zoneout_cell=0.5, training=True), dtype)
 
 
@@ -361,7 +361,7 @@ def test_gpu_options(number):
 )
 def test_gpu_shapes(T, B, H):
     check(T, B, H, FULL, lengths=H % 2 == 0)
-    if H > 3:  # layer norm over a few units magnifies the roundings of a half type
+    if H > 3:  # layer norm over a few units magnifies the roundings of a 16-bit dtype
         check(T, B, H, FULL, torch.bfloat16, lengths=H % 2 == 0)
 
 

@@ -34,6 +34,15 @@ def cell_step(
     return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options)[0],)
 
 
+def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
+    """The projected input of a cell that reads the state ``x``, in ``dtype``; its bias where it reads nothing."""
+    bias = None if weights.bias is None else weights.bias.to(dtype)
+    if weights.weight_ih is not None:
+        return F.linear(x.to(dtype), weights.weight_ih, bias)
+    assert bias is not None
+    return bias.expand(len(x), -1)
+
+
 def fast_slow_scan_reference(
     xp: Tensor,
     fast: State,
@@ -61,20 +70,13 @@ def fast_slow_scan_reference(
         streams = None if seeds is None else seeds[number]
         return cell_step(x, state, weights[number], streams, t, options.cells[number])
 
-    def project(number: int, x: Tensor) -> Tensor:
-        weight_ih, _, bias, *_ = weights[number]
-        if weight_ih is None:
-            assert bias is not None
-            return bias.to(xp.dtype).expand(B, -1)
-        return F.linear(x.to(xp.dtype), weight_ih, None if bias is None else bias.to(xp.dtype))
-
     outputs = []
     for t, x in enumerate(xp.unbind(0)):
         fast = step(0, x, fast, t)
-        slow = step(1, project(1, drop(fast[0], 0, t)), slow, t)
-        fast = step(2, project(2, drop(slow[0], 1, t)), fast, t)
+        slow = step(1, project(drop(fast[0], 0, t), weights[1], xp.dtype), slow, t)
+        fast = step(2, project(drop(slow[0], 1, t), weights[2], xp.dtype), fast, t)
         for number in range(3, len(weights)):
-            fast = step(number, project(number, fast[0]), fast, t)
+            fast = step(number, project(fast[0], weights[number], xp.dtype), fast, t)
         outputs.append(drop(fast[0], len(weights) - 1, t))
     out = torch.stack(outputs).to(xp.dtype) if outputs else xp.new_empty(0, *fast[0].shape)
     last = tuple(part.to(kind) for part, kind in zip((*fast, *slow), kinds, strict=True))

@@ -121,25 +121,6 @@ def reflectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(fixed, 0.0, e), torch.where(fixed, 0.0, bisector(e, w))
 
 
-def accumulate(R: Tensor, e: Tensor, m: Tensor) -> Tensor:
-    """R H_m H_u, the memory ``R`` ``(..., N, N)`` times a rotation, by two rank-1 updates: O(N^2)."""
-    for x in (m, e):
-        p = dot(R, x.unsqueeze(-2))  # R x, (..., N, 1); not a matmul, which TF32 or autocast would round
-        factor = 2.0 if R.dtype == torch.float64 else _correction(p.detach())
-        R = R - factor * p * x.unsqueeze(-2)
-    return R
-
-
-def _correction(p: Tensor) -> Tensor:
-    """The factor that sends x to -p/|p| instead of -p: 2 but for the rounding errors of R, which it takes out.
-
-    Without it they add up with every step; with it max|R^T R - I| stays near 1e-6 in float32 for as long as one likes.
-    An R that is far from orthogonal was meant so and is left alone.
-    """
-    excess = (p * p).sum(-2, keepdim=True) - 1
-    return 2 - 0.5 * torch.where(excess.abs() < 1e-3, excess, 0.0)
-
-
 def rotate_reference(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     e, m = reflectors(a, b)
     # Two reflections are orthogonal to rounding at every angle and need no sqrt(1 - cos^2), whose gradient is

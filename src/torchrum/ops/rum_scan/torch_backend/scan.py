@@ -155,8 +155,8 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
         if memory is None:
             angle = find_angle(eps, inverse, tau, h, numbers if ordinary[t] else None)
             torch.cat(angle, -1, out=kept[t])
-            turned_over = angle.opposite is not numbers.zeros and half_turns(angle)
-            total = add_turned(angle, eps, tau, h, turned_over, numbers.ones)
+            has_half_turns = angle.opposite is not numbers.zeros and half_turns(angle)
+            total = add_turned(angle, eps, tau, h, has_half_turns, numbers.ones)
         else:
             z = memory.advance(t, eps, inverse, tau, h, ordinary[t])
             saved[t, :, gated:] = z
