@@ -135,7 +135,10 @@ def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):
     use_made_up_task1(monkeypatch, tmp_path / "data")
     out, results = tmp_path / "runs", tmp_path / "results"
     assert main(["train", "babi-rum", "--task", "1", "--out", str(out), "--seeds", "2", *TINY]) == 0
-    header, _, first, *_ = lines(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    header, _, first, *_ = lines(printed)
+    assert "checkpoint that was best on validation, of equal ones the earliest; seeds 0, 1." in printed
+    assert "- Task 1's training text is made up." in printed
     assert header == ["task", "paper", "babi-rum"] and first[:2] == ["1 single supporting fact", "79.7"]
     folders = sorted(path.parent for path in out.rglob("config.json"))
     assert [str(folder.relative_to(out)) for folder in folders] == ["babi-rum/seed-0/qa1", "babi-rum/seed-1/qa1"]

@@ -85,6 +85,7 @@ def _lines() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
+            print()  # the shell's prompt gets a line of its own
             return
 
 

@@ -1,6 +1,7 @@
 """Train a set of recipes, such as babi-rum: one model per task, and one table."""
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 
 
@@ -53,4 +54,14 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
             scores.setdefault(seed, {})[task] = look.scores["accuracy"]
     tasks = sorted({task for _, task in places.values()})
     print(babi_table([Column(name, name, scores, paper=True)], tasks))
+    rule = "the checkpoint that was best on validation, of equal ones the earliest"
+    print(f"- Test accuracy in % of {rule}; {seeds(scores)}.")
+    for note in sorted({config.task.provenance() for config in runs.values()} - {""}):
+        print(f"- {note[0].upper()}{note[1:]}.")
     return code
+
+
+def seeds(numbers: Iterable[int]) -> str:
+    """The seeds of the runs in words."""
+    listed = sorted(numbers)
+    return f"seed{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
