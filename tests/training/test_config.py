@@ -7,7 +7,15 @@ import pytest
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.recipes import RECIPES
 from torchrum.training import ConfigError, ModelConfig, OptimizerConfig, TrainConfig, override
-from torchrum.training.config_file import FORMAT, differences, from_json, identity, to_json, upgraded
+from torchrum.training.config_file import (
+    FORMAT,
+    differences,
+    from_json,
+    identity,
+    run_differences,
+    to_json,
+    upgraded,
+)
 from torchrum.training.overrides import convert, guess
 from training.tiny import First, tiny
 
@@ -129,9 +137,9 @@ def test_a_file_does_not_choose_what_is_imported(module, monkeypatch):
 
 def test_identity_ignores_length_and_place_only():
     config = tiny()
-    assert not differences(identity(config), identity(replace(config, steps=99, devices=2, log_every=3)))
+    assert not run_differences(config, replace(config, steps=99, devices=2, log_every=3))
     changed = replace(config, optimizer=OptimizerConfig(lr=0.5), seed=3)
-    lines = differences(identity(config), identity(changed))
+    lines = run_differences(config, changed)
     assert "optimizer.lr 0.01 -> 0.5" in lines
     assert "seed 0 -> 3" in lines
 

@@ -8,8 +8,8 @@ import torch
 from torchrum.models import build_model
 from torchrum.tasks.base import Batch
 from torchrum.training import ModelConfig, OptimizerConfig, Trainer
+from torchrum.training.carried import copy_into, detached_copy, to_device
 from torchrum.training.errors import RunError
-from torchrum.training.run_state import copy_into, detached_copy, to_device
 from training.tiny import tiny, tiny_model
 
 

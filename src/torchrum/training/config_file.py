@@ -104,6 +104,11 @@ def _without_local(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return {**plain, "task": {name: value for name, value in inner.items() if name not in task.local}}
 
 
+def run_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+    """Where two configs differ in ``identity``, in words; nothing if they describe the same run."""
+    return differences(identity(old), identity(new))
+
+
 def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool = False) -> list[str]:
     """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
     saved = upgraded(saved)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from torchrum.tasks.base import Batch, Split, Task
 from torchrum.tasks.char_lm import CharLM
+from torchrum.training.carried import detached_copy
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError, DivergedError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
-from torchrum.training.run_state import detached_copy
 from torchrum.training.scoring import same_task
 
 

@@ -62,7 +62,6 @@ class Engine:
         self.rank: int = self._fabric.global_rank
         self.world_size: int = self._fabric.world_size
         self.device: torch.device = self._fabric.device
-        self.is_child = self.rank > 0
         self._tracker: Any = None
         if config.batch_size % self.world_size:
             raise ConfigError(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchrum.training import random_state
 from torchrum.training.assembly import Trained
+from torchrum.training.carried import same_form, to_device
 from torchrum.training.checkpoint import has_checkpoint
 from torchrum.training.config import TrainConfig
 from torchrum.training.config_file import saved_differences
@@ -15,7 +16,7 @@ from torchrum.training.fabric import Engine
 from torchrum.training.loading import fill
 from torchrum.training.optim import load_optimizer_state
 from torchrum.training.records import RESULT, Mark, check_metrics
-from torchrum.training.run_state import Progress, same_form, to_device
+from torchrum.training.run_state import Progress
 from torchrum.training.saved_state import ProcessState, SavedState, load_state
 from torchrum.training.step import initial_state
 

@@ -14,6 +14,7 @@ import torch
 from torchrum.layers.observing import diagonal_dominance, recurrent_blocks
 from torchrum.training import random_state
 from torchrum.training.assembly import Trained
+from torchrum.training.carried import to_device
 from torchrum.training.checkpoint import has_checkpoint
 from torchrum.training.config_file import to_json
 from torchrum.training.environment import environment, read_environment
@@ -25,7 +26,7 @@ from torchrum.training.optim import learning_rate, set_learning_rate
 from torchrum.training.progress import Baseline, Display, is_early
 from torchrum.training.records import CONFIG, ENVIRONMENT, RESULT, MetricsFile, last_validation
 from torchrum.training.resume import Resumed
-from torchrum.training.run_state import Progress, Result, to_device
+from torchrum.training.run_state import Progress, Result
 from torchrum.training.schedule import plateau
 from torchrum.training.scoring import score
 from torchrum.training.signals import Interrupts

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from torchrum.training.config import TrainConfig
-from torchrum.training.config_file import differences, first_of, identity
+from torchrum.training.config_file import first_of, run_differences
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.loading import read_config
 from torchrum.training.lock import FolderLock, lock_folder, lock_free_folder
@@ -44,6 +44,6 @@ def _check_new(folder: Path) -> None:
 
 
 def _check_same(folder: Path, config: TrainConfig) -> None:
-    changed = differences(identity(read_config(folder)), identity(config))
+    changed = run_differences(read_config(folder), config)
     if changed:
         raise ConfigError(f"a resumed run cannot change {first_of(changed)}. Start a new run for that.")

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchrum.tasks.base import Batch, Task
 from torchrum.training.config import TrainConfig
-from torchrum.training.config_file import differences, first_of, identity
+from torchrum.training.config_file import first_of, run_differences
 from torchrum.training.errors import ConfigError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
@@ -45,7 +45,7 @@ def score(task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine
 
 def same_task(config: TrainConfig, task: Task) -> Task:
     """``task``, which may differ from that of ``config`` in what holds for one machine alone."""
-    changed = differences(identity(config), identity(replace(config, task=task)))
+    changed = run_differences(config, replace(config, task=task))
     if changed:
         raise ConfigError(
             f"the data differ from those of the run: {first_of(changed)}. Score the run on the data it was trained on, "

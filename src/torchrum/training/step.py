@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from torchrum.cells.base import Cell
 from torchrum.training.average import Average
+from torchrum.training.carried import copy_into, detached_copy
 from torchrum.training.config import TrainConfig
 from torchrum.training.fabric import Engine
-from torchrum.training.run_state import copy_into, detached_copy
 
 
 class TrainStep:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from torchrum.training.config import TrainConfig
-from torchrum.training.config_file import differences, identity
+from torchrum.training.config_file import run_differences
 from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
@@ -169,7 +169,7 @@ def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine
     done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
         return Trainer(config, quiet=quiet, on_end=on_end).fit(folder, resume=begun)
-    changed = differences(identity(read_config(folder)), identity(config))
+    changed = run_differences(read_config(folder), config)
     if changed:
         raise RunError(f"{folder} holds a finished run of another config: {'; '.join(changed)}.")
     return done
