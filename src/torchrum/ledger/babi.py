@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from torchrum.data.babi import NAMES, TASKS
+from torchrum.ledger.cells import line, span
 from torchrum.ledger.labels import model_label
+from torchrum.ledger.record import SAME
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import SAME, line, span
 from torchrum.ledger.texts import plain
 from torchrum.recipes import RECIPES
 from torchrum.recipes.babi import PAPER, SMALL_DATA, TABLE

@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torchrum.ledger.cells import line, span, with_best
 from torchrum.ledger.curves import best, reached_goal, seen
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import line, place, score_names, setting, span, table_rows, with_best
+from torchrum.ledger.table import place, score_names, setting, table_rows
 
 Setting = tuple[str, ...]
 """What is tuned and matters up to the budget; empty for the setting of the paper."""

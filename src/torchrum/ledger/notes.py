@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from torchrum.ledger.budget import Comparison, Standing, budget_table, compare
+from torchrum.ledger.cells import span, spread
 from torchrum.ledger.curves import FALLING, overfits, still_learning
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import span, spread
 from torchrum.recipes import RECIPES
 
 AUTHORS_RATES = {"exprnn": ("the orthogonal matrix", 2e-5)}

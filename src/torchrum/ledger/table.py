@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from torchrum.ledger.babi import babi_tables, family_headlines
+from torchrum.ledger.cells import line, span, spread, with_best
 from torchrum.ledger.curves import best
 from torchrum.ledger.labels import model_label
-from torchrum.ledger.record import changes, without_own_data
+from torchrum.ledger.record import SAME, changes, without_own_data
 from torchrum.ledger.schema import Entry, read_ledger
 from torchrum.ledger.texts import code, plain
 from torchrum.recipes import PAPER_ONLY, RECIPES
@@ -20,9 +22,6 @@ TITLES = {"char": "character language modelling"}
 """What a table calls its task, where that is not its name."""
 METRIC_NAMES = {"ratio": "loss / baseline", "accuracy": "accuracy", "bpc": "bits per character"}
 """What a table calls a task's metric."""
-
-SAME = ("steps", "compile", "model.orthogonal_map")
-"""Fields that change nothing of what a run has learnt by a given step: its length, and how it is computed."""
 
 
 def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str:
@@ -37,8 +36,6 @@ def table(entries: Iterable[Entry], task: str, budget: int | None = None) -> str
             longer, the best one beyond; it says of how many settings.
     """
     if task == "babi":
-        from torchrum.ledger.babi import babi_tables  # it uses what stands below
-
         return babi_tables(entries, best=budget is not None)
     rows = table_rows(entries, task)
     tried = settings_tried(rows) if budget is not None else {}
@@ -134,10 +131,6 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
 
 
-def line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _test_names(rows: Sequence[Row]) -> list[str]:
     """Test scores to show: the task's metric, or its several forms where it has them, as ``bpc_ptb``."""
     metric = next(iter(score_names(rows[0][0]).values()))
@@ -195,8 +188,6 @@ def headline(results: Path = Path("results"), brief: bool = False) -> dict[str, 
         results: folder of the ledger.
         brief: only the mean over the seeds, without the metric's name and the range.
     """
-    from torchrum.ledger.babi import family_headlines  # it uses what stands below
-
     entries = read_ledger(results)
     own = [entry for entry in entries if is_recipe(entry)]
     tasks = dict.fromkeys(entry.task for entry in own)
@@ -220,24 +211,3 @@ def score_names(entry: Entry) -> dict[str, str]:
     """What a task's scores are called in a table, and where an entry holds them."""
     metric = entry.config().task.metric
     return {"loss / baseline": "ratio", "accuracy": "accuracy"} if metric == "ratio" else {metric: metric}
-
-
-def with_best(values: Sequence[float], bests: Sequence[float], name: str) -> str:
-    """The spread of a score over seeds and, where it is another, the mean of their best."""
-    mean = spread([sum(bests) / len(bests)], name)
-    return spread(values, name) + ("" if mean == spread([sum(values) / len(values)], name) else f", best {mean}")
-
-
-def spread(values: Sequence[float], name: str) -> str:
-    """The mean of a score over seeds and, where they differ, its range."""
-    if not values:
-        return ""
-    form = "{:.2%}" if name == "accuracy" else "{:.4f}"
-    mean, ends = form.format(sum(values) / len(values)), span(values, form)
-    return mean if mean == ends else f"{mean} ({ends})"
-
-
-def span(values: Sequence[float], form: str) -> str:
-    """The least and the greatest, or the one that they are."""
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"

@@ -6,9 +6,11 @@ from statistics import fmean
 from typing import Literal
 
 from torchrum.ledger.babi import paper_family
+from torchrum.ledger.cells import line, spread
 from torchrum.ledger.labels import model_label
+from torchrum.ledger.record import SAME
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import METRIC_NAMES, SAME, Row, is_recipe, line, score_names, spread, table_rows
+from torchrum.ledger.table import METRIC_NAMES, Row, is_recipe, score_names, table_rows
 from torchrum.recipes import FAMILIES, RECIPES
 from torchrum.recipes.presets import is_preset, paper_preset
 from torchrum.tasks import Recall

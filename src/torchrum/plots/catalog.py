@@ -16,9 +16,10 @@ from torchrum.layers.observing import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.ledger.babi import best_columns
+from torchrum.ledger.cells import spread
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
-from torchrum.ledger.table import Row, best_settings, score_names, spread, table_rows
+from torchrum.ledger.table import Row, best_settings, score_names, table_rows
 from torchrum.plots.babi import babi_figure
 from torchrum.plots.cell import cell_figure
 from torchrum.plots.curves import char_figure, copying_figure, headline_figure, recall_figure

@@ -9,12 +9,13 @@ from statistics import fmean
 from torchrum.bench.cpu import LONG
 from torchrum.bench.records import Report, read_report
 from torchrum.ledger.babi import Column, best_columns
+from torchrum.ledger.cells import line, spread
 from torchrum.ledger.curves import reached_goal
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.markers import write_marked
 from torchrum.ledger.schema import Entry
 from torchrum.ledger.table import Row as Runs
-from torchrum.ledger.table import best_settings, line, spread, table_rows
+from torchrum.ledger.table import best_settings, table_rows
 from torchrum.ledger.verdicts import one_per_seed
 from torchrum.recipes.babi import PAPER
 

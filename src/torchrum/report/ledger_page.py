@@ -8,11 +8,12 @@ from pathlib import Path
 from torchrum.bench.plot import report_figure
 from torchrum.bench.records import read_report
 from torchrum.bench.report import markdown as bench_markdown
+from torchrum.ledger.cells import line, spread
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.record import without_own_data
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
-from torchrum.ledger.table import line, score_names, spread, table
+from torchrum.ledger.table import score_names, table
 from torchrum.ledger.verdicts import RULE, Verdict, Word, condensed, verdict_table, verdicts
 from torchrum.plots.catalog import FIGURES
 from torchrum.report.blocks import Block, Items, Playground, Text, blocks, inline

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchrum.ledger.arrays import collect_arrays, drawable
+from torchrum.ledger.cells import line
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.record import count_parameters
-from torchrum.ledger.table import line
 from torchrum.plots.comparison import comparison_figure
 from torchrum.plots.diagonal import diagonal_figure
 from torchrum.plots.kernels import kernels_figure
