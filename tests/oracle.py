@@ -1,7 +1,6 @@
 """What the kernel tests share: a RUM scan in float64, a design's run of it, a loss, how far two results are apart."""
 
 import copy
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -132,20 +131,13 @@ def layer_error(layer: Any, reference: Any, x: Tensor, hx: Any = None) -> dict[s
 
 @contextmanager
 def plain_calls_by(design: Any) -> Iterator[None]:
-    """Plain calls on the CPU take a GPU's design, whose kernels are emulated; copies by the driver are made here."""
+    """Plain calls on the CPU take a GPU's design, whose kernels are emulated."""
     designs.forget_decisions()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(design, "obstacle", lambda *_: None)
-        patch.setattr(plain, "copy_ends", copy_ends_here)
         patch.setattr(plain, "projects", lambda _: False)
         yield
     designs.forget_decisions()
-
-
-def copy_ends_here(*pairs: tuple[Tensor, Tensor]) -> None:
-    for target, source in pairs:
-        assert target.is_contiguous() and source.is_contiguous() and target.dtype == source.dtype
-        ctypes.memmove(target.data_ptr(), source.data_ptr() + source.nbytes - target.nbytes, target.nbytes)
 
 
 def assert_plain_calls_match(layer: Any, x: Tensor, hx: Any, most: float) -> None:

@@ -14,7 +14,6 @@ import torch
 
 from torchrum.ops.kernels import driver as driver_module
 from torchrum.ops.kernels import nvrtc
-from torchrum.ops.kernels.driver import copy_ends
 from torchrum.ops.kernels.nvrtc import Kernel, pack
 
 
@@ -63,13 +62,6 @@ class Driver:
             return 201
         assert not self.launches, "a kernel reads what was filled before it"
         ctypes.memmove(address, struct.pack("I", word) * count, 4 * count)
-        self.streams.append(stream)
-        return self.fails
-
-    def cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> int:
-        if not self.context:
-            return 201
-        ctypes.memmove(target, source, size)
         self.streams.append(stream)
         return self.fails
 
@@ -160,26 +152,10 @@ def on_the_cpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     return driver
 
 
-@pytest.mark.parametrize("context", [0, 1])
-def test_copies_are_the_ends_of_their_sources(on_the_cpu, context):
-    on_the_cpu.context = context
-    out, R = torch.randn(4, 2, 3, dtype=torch.bfloat16), torch.randn(2, 3, 3)
-    last, whole, other = torch.empty_like(out[0]), torch.empty_like(out), torch.empty_like(R)
-    copy_ends((last, out), (whole, out), (other, R))
-    assert torch.equal(last, out[-1])
-    assert torch.equal(whole, out)
-    assert torch.equal(other, R)
-    assert on_the_cpu.streams == [69] * 3
-    copy_ends((out.new_empty(0), out[:0]))  # a batch of no rows
-    assert len(on_the_cpu.streams) == 3
-
-
-def test_a_failed_fill_or_copy_says_so(on_the_cpu):
+def test_a_failed_fill_says_so(on_the_cpu):
     on_the_cpu.fails, x, kernel = 1, torch.zeros(4), Kernel(ctypes.c_void_p(5), -1)
     with pytest.raises(RuntimeError, match=r"CUDA failed at filling 4 words of memory: invalid argument \(1\)"):
         kernel.launch(1, 32, 0, [None], fills=[(x.data_ptr(), 0, 4)])
-    with pytest.raises(RuntimeError, match=r"CUDA failed at copying 16 bytes: invalid argument \(1\)"):
-        copy_ends((torch.empty_like(x), x))
 
 
 def test_a_kernel_of_another_device_is_launched_there(driver, monkeypatch):
@@ -195,7 +171,6 @@ def test_a_kernel_of_another_device_is_launched_there(driver, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", make_current)
     memory = torch.zeros(2, dtype=torch.int32)
     Kernel(ctypes.c_void_p(5), 3).launch(1, 32, 0, [None], fills=[(memory.data_ptr(), 1, 2)])
-    copy_ends((memory[:1].clone(), memory))  # on device number -1
-    assert driver.streams == [73, 69]
+    assert driver.streams == [73]
     assert driver.launches[0][1] == 73
     assert current == [0]

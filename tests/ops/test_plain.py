@@ -290,7 +290,6 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
         monkeypatch.setattr(design, "obstacle", lambda _, options, lam=lam: None if options.lam == lam else "other lam")
         monkeypatch.setattr(launcher, "load_kernel", lambda *_: Counter())
     monkeypatch.setattr(plain, "projects", lambda _: False)
-    monkeypatch.setattr(plain, "copy_ends", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(persistent_launcher, "resident_blocks", lambda _: 132)
     monkeypatch.setattr(persistent_launcher, "_kernel", lambda *_: Counter())

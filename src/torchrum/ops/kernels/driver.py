@@ -1,6 +1,6 @@
-"""CUDA's driver by ctypes: its context, and memory that it fills and copies on torch's current stream.
+"""CUDA's driver by ctypes: its context, and memory that it fills on torch's current stream.
 
-A fill or copy is one call of the driver, a third of what torch takes for it; both are recorded in a CUDA graph too.
+A fill is one call of the driver, a third of what torch takes for it, and is recorded in a CUDA graph too.
 """
 
 import ctypes
@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 Fill = tuple[int, int, int]
 """Memory to fill with one 32-bit word: its address, the word, and how many."""
@@ -20,7 +19,6 @@ def load_driver() -> ctypes.CDLL:
     library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     address, stream = ctypes.c_uint64, ctypes.c_void_p  # an address is no pointer to the driver, but an integer
     library.cuMemsetD32Async.argtypes = (address, ctypes.c_uint32, ctypes.c_size_t, stream)
-    library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, ctypes.c_size_t, stream)
     return library
 
 
@@ -55,22 +53,6 @@ def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None
             done = driver.cuMemsetD32Async(address, word, words, stream)
             if done != 0:
                 check_driver(done, f"filling {words} words of memory")
-
-
-def copy_ends(*pairs: tuple[Tensor, Tensor]) -> None:
-    """Fill each target with the last numbers of its source; all are contiguous, of one dtype and on one GPU."""
-    driver, device = load_driver(), pairs[0][0].get_device()
-    stream = current_stream(driver, device)
-    if stream is None:
-        with torch.cuda.device(device):
-            copy_ends(*pairs)
-        return
-    for target, source in pairs:
-        size, left_out = target.nbytes, source.nbytes - target.nbytes
-        if size > 0:
-            done = driver.cuMemcpyDtoDAsync_v2(target.data_ptr(), source.data_ptr() + left_out, size, stream)
-            if done != 0:
-                check_driver(done, f"copying {size} bytes")
 
 
 def check_driver(result: int, doing: str) -> None:

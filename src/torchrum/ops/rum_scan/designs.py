@@ -4,7 +4,8 @@ Each folder exports the same four functions::
 
     obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
     empty_results(inputs, options) -> Results, unfilled: what ``forward`` returns, for a compiler
-    forward(inputs, options, save=True) -> Results; without ``save`` the residuals may be left out
+    forward(inputs, options, save=True) -> Results; without ``save`` the residuals may be left out. Those ``by_driver``
+        take a fourth argument, ``copies`` of the results, which they fill too
     backward(grad_out, grad_R, inputs, results, options, need_R0) -> Gradients
 """
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
-from torchrum.ops.kernels.driver import copy_ends
-from torchrum.ops.kernels.precision import autocast_dtype, without_autocast
+from torchrum.ops.kernels.precision import autocast_dtype, without_autocast, working_dtype
 from torchrum.ops.kernels.watching import is_unwatched
 from torchrum.ops.rum_scan.designs import NATIVE, decide
 from torchrum.ops.rum_scan.native.projecting import (
@@ -26,7 +25,7 @@ from torchrum.ops.rum_scan.native.projecting import (
 from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.projection import project, project_backward
-from torchrum.ops.rum_scan.types import LayerInputs, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import Copies, LayerInputs, Residuals, Results, ScanInputs
 
 
 class PlainCall(NamedTuple):
@@ -60,12 +59,16 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
     if _is_native(inputs, call):
         return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
     design, scanned = _prepare(inputs, call)
-    results = design.module.forward(scanned, call.options, save=False)
-    out, R, _ = results
-    if call.returned is None:
-        return out, out[-1], R
-    (last,) = _copy_last(design, results, call.returned, whole=False)
-    return out, last, R.view(*call.returned, *R.shape) if R is not None and call.returned else R
+    if call.returned is not None and design.by_driver:
+        copies = _empty_copies(scanned, call, whole=False)
+        out, R, _ = design.module.forward(scanned, call.options, False, copies)
+    else:
+        out, R, _ = results = design.module.forward(scanned, call.options, save=False)
+        if call.returned is None:
+            return out, out[-1], R
+        copies = _copy(results, call, whole=False)
+    assert copies.last is not None
+    return out, copies.last, R.view(*call.returned, *R.shape) if R is not None and call.returned else R
 
 
 def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
@@ -83,37 +86,46 @@ def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs]:
     return design, scanned
 
 
-def _copy_last(design: Design, results: Results, lead: tuple[int, ...], whole: bool) -> list[Tensor]:
-    """The last state in memory of its own, its shape behind ``lead``; if ``whole``, all states and any R as well."""
-    out, R, _ = results
-    pairs = [(out.new_empty(*lead, *out.shape[1:]), out)]
-    if whole:
-        pairs.append((torch.empty_like(out), out))
-    if whole and R is not None:
-        pairs.append((R.new_empty(*lead, *R.shape), R))
-    if design.by_driver:
-        copy_ends(*pairs)
-    else:
-        pairs[0] = (pairs[0][0], out[-1])
-        for target, source in pairs:
-            target.copy_(source)
-    return [target for target, _ in pairs]
+def _empty_copies(scanned: ScanInputs, call: PlainCall, whole: bool) -> Copies:
+    """Memory for the last state, its shape behind ``call.returned``; if ``whole``, for all states and any R as well."""
+    xp, lead = scanned.xp, call.returned or ()
+    (T, B, _), H = xp.shape, scanned.weight_hh.shape[1]
+    last = xp.new_empty(*lead, B, H)
+    if not whole:
+        return Copies(last)
+    R = xp.new_empty(*lead, B, H, H, dtype=working_dtype(xp.dtype)) if call.options.keeps_rotation else None
+    return Copies(last, xp.new_empty(T, B, H), R)
+
+
+def _copy(results: Results, call: PlainCall, whole: bool) -> Copies:
+    """``_empty_copies``, filled."""
+    (out, R, _), lead = results, call.returned or ()
+    last = out.new_empty(*lead, *out.shape[1:]).copy_(out[-1])
+    if not whole:
+        return Copies(last)
+    return Copies(last, out.clone(), None if R is None else R.new_empty(*lead, *R.shape).copy_(R))
 
 
 class _PlainScan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor | None, ...]:
         inputs, xp = LayerInputs(*args), None
+        out: Tensor | None
+        last: Tensor | None
         if _is_native(inputs, call):
             design, inputs = NATIVE, inputs.with_zeros()
             out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:
             design, scanned = _prepare(inputs, call)
-            results = design.module.forward(scanned, call.options, save=True)
-            xp, (out, R, _) = scanned.xp, results
-            last, *copies = _copy_last(design, results, call.returned or (), whole=call.returned is not None)
-            if copies:
-                out, R = copies[0], None if R is None else copies[1]
+            xp, whole = scanned.xp, call.returned is not None
+            if design.by_driver:
+                last, out, R = copies = _empty_copies(scanned, call, whole)
+                results = design.module.forward(scanned, call.options, True, copies)
+            else:
+                results = design.module.forward(scanned, call.options, save=True)
+                last, out, R = _copy(results, call, whole)
+            if not whole:
+                out, R, _ = results
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, xp, *results[:2], *results.residuals)

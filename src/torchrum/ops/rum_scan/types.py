@@ -119,6 +119,20 @@ class Results(NamedTuple):
     residuals: Residuals = Residuals()
 
 
+class Copies(NamedTuple):
+    """Memory for results that go to a user, who may write to it: it is nobody else's."""
+
+    last: Tensor | None = None
+    """``(..., B, H)``, for the last of all states."""
+    out: Tensor | None = None
+    """``(T, B, H)``"""
+    R: Tensor | None = None
+    """``(..., B, H, H)``"""
+
+
+NO_COPIES = Copies()
+
+
 class Gradients(NamedTuple):
     """Gradients of a scan's inputs, each in the dtype of its tensor; None for those that were not given."""
 

@@ -2,7 +2,8 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
-    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* ckpt, int T, int B,
+    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* ckpt,
+    io_t* last_copy, io_t* out_copy, float* R_copy, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
     const Place p = place();
@@ -55,6 +56,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
         __syncwarp();
     };
     own_write();
+    auto write_state = [&](int t) {
+        write_global(out, ((i64)t * B + b) * N, h, lane);
+        if (out_copy) write_global(out_copy, ((i64)t * B + b) * N, h, lane);
+        if (last_copy && t == T - 1) write_global(last_copy, (i64)b * N, h, lane);
+    };
 
     for (int t = 0; t < length; ++t) {
         const float* x = inputs + (t & 1) * INPUTS * NV;
@@ -131,11 +137,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
             }
         }
         h = now;
-        if (p.warp == 0) write_global(out, ((i64)t * B + b) * N, h, lane);
+        if (p.warp == 0) write_state(t);
         __syncwarp();
         own_write();
     }
 
     store_tile(R, R_n + (i64)b * N * N, p);
-    for (int t = length + p.warp; t < T; t += WARPS) write_global(out, ((i64)t * B + b) * N, h, lane);  // frozen
+    if (R_copy) store_tile(R, R_copy + (i64)b * N * N, p);
+    for (int t = length + p.warp; t < T; t += WARPS) write_state(t);  // frozen
 }

@@ -16,7 +16,7 @@ from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.kernels.nvrtc import Kernel, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 
 MAX_HIDDEN = 128
 """Three N x N matrices of float32 in one multiprocessor's registers."""
@@ -76,8 +76,8 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     return Results(xp.new_empty(T, B, H), R, Residuals(None, R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)))
 
 
-def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
-    """Run the scan; there are no checkpoints without ``save``, or where the sequence is too short for one."""
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
+    """Run the scan and fill ``copies``; without ``save``, or in a short sequence, there are no checkpoints."""
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     (T, B, _), H = xp.shape, h0.shape[-1]
     out, R_n = xp.new_empty(T, B, H), xp.new_empty(B, H, H, dtype=torch.float32)
@@ -89,7 +89,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
         return results
     start = None if inputs.from_zero else _plain(h0)
     tensors = (xp.contiguous(), start, _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
-    args = (*tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, T, B)
+    args = (*tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, *copies, T, B)
     kernel, threads, shared = _find_kernel("forward", xp, options)
     kernel.launch(B, threads, shared, (*args, *_scalars(options)))  # one block per batch row
     return results

@@ -12,7 +12,7 @@ struct ForwardArgs {
     const Element *xp, *weight;
     const float* h0;
     const i64 *lengths, *seed;
-    Element *out, *gates;
+    Element *out, *last_copy, *out_copy, *gates;  // the copies may be null
     float* stats;  // (T, B, 8): |eps|^2, |tau|^2, eps.tau, tau.h (WIDE: of the Bisector), eps.h, |h1|, then two sums for eta's gradient
     u32* states;   // (T, tiles, TILE_WORDS), slot t holds h(t-1)
     float *early, *late;  // boards: (T, tiles, NT, BOARD) and (T + 1, tiles, NT, BOARD)
@@ -144,7 +144,12 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 row[5] = sqrtf(late[0]), row[6] = late[2], row[7] = late[3];
             }
         };
-        auto store_out = [&](int t) { store_pair(a.out + (i64)t * (B * N) + (b * N + first), count, pack(h[0], h[1])); };
+        auto store_out = [&](int t) {
+            const i64 at = (i64)t * (B * N) + (b * N + first);
+            store_pair(a.out + at, count, pack(h[0], h[1]));
+            if (a.out_copy) store_pair(a.out_copy + at, count, pack(h[0], h[1]));
+            if (a.last_copy && t == T - 1) store_pair(a.last_copy + (b * N + first), count, pack(h[0], h[1]));
+        };
 
         if (pointwise) {
             if (count > 0) h[0] = a.h0[b * N + first];

@@ -22,7 +22,7 @@ from torchrum.ops.kernels.precision import tf32_allowed
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
 from torchrum.ops.kernels.zeros import kept_zeros
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 
 UNITS = 32  # hidden units a block owns
 THREADS = 512
@@ -271,12 +271,12 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     *_, h0, mail = places[: len(unkept) + 2]
     fills = ((mail, EMPTY, sum(boxes)), *(((h0, 0, B * N),) if zero else ()))
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
-    pointers = {"forward": 8, "backward": 11}[name] + len(boxes)
+    pointers = {"forward": 10, "backward": 11}[name] + len(boxes)
     return Layout(ends[-1], places, fills, struct.Struct(f"={pointers}Q6q2d"), numbers, plan.shared_bytes(name, gates))
 
 
-def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
-    """Run the scan; without ``save`` the residuals are written to memory that is given back at once."""
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
+    """Run the scan and fill ``copies``; without ``save`` the residuals are written to memory that is given back."""
     xp, weight = _aligned(inputs.xp), inputs.weight_hh
     T, B = xp.shape[:2]
     sizes = (T, B, weight.shape[1])
@@ -288,7 +288,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Resul
     gates, stats, h0, *boxes = _addresses(memory, layout)
     tensors = (xp, _aligned(_as(weight, xp.dtype)), h0 if start is None else start, _int64(inputs.lengths))
     kept = results.residuals if save else (gates, stats)
-    args, fills = _fill_in(layout, memory, (*tensors, inputs.seed, results.out, *kept, *boxes))
+    args, fills = _fill_in(layout, memory, (*tensors, inputs.seed, results.out, *copies[:2], *kept, *boxes))
     kernel, grid = machine.kernel("forward", plan, xp.device), plan.group * plan.groups
     kernel.launch(grid, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
