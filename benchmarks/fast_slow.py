@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from timing import microseconds, milliseconds
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.lstm import LSTMCell
+from torchrum.ops.fast_slow_scan import FastSlowInputs
 from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.fused import scan as fused_scan
 from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL
@@ -116,8 +117,8 @@ def errors(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype, training: boo
     x = torch.randn(T, B, EMBEDDING, device="cuda")
     with torch.no_grad():
         state = cell.initial_state(B, device=torch.device("cuda"), dtype=torch.float32)
-        _, fast, slow, weights, options = cell.scan_arguments(x, state)
-        xp = cell.fast[0].project(x).to(dtype)
+        _, fast, slow, weights, _ = cell.scan_inputs(x, state)
+        options, xp = cell.scan_options(), cell.fast[0].project(x).to(dtype)
         rounded = [cell_weights._replace(**round_weights(cell_weights, dtype)) for cell_weights in weights]
     seed = torch.tensor(12345, device="cuda") if options.draws else None
     grad = torch.randn(T, B, cell.hidden_size, device="cuda").to(dtype)
@@ -128,7 +129,7 @@ def errors(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype, training: boo
 
         leaves = (leaf(xp), tuple(map(leaf, fast)), tuple(map(leaf, slow)))
         copies = [type(part)(*map(leaf, part)) for part in rounded]
-        out, fast_n, slow_n = scan(*leaves, copies, seed, options)
+        out, fast_n, slow_n = scan(FastSlowInputs(*leaves, copies, seed), options)
         wanted = [leaves[0], *leaves[1], *leaves[2], *(p for part in copies for p in part if p is not None)]
         found = torch.autograd.grad(out, wanted, grad.to(out.dtype))
         return [out.detach(), *(p.detach() for p in (*fast_n, *slow_n)), *found]
@@ -160,11 +161,12 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
     length = 64
     x = torch.randn(T, B, EMBEDDING, device="cuda")
     state = cell.initial_state(B, device=torch.device("cuda"), dtype=torch.float32)
-    _, fast, slow, weights, options = cell.scan_arguments(x, state)
-    xp = cell.fast[0].project(x).to(dtype)
+    inputs, options = cell.scan_inputs(x, state), cell.scan_options()
+    inputs = inputs._replace(xp=cell.fast[0].project(x).to(dtype))
+    xp, fast, slow, weights, _ = inputs
     seeds = stream_seeds(torch.tensor(1, device="cuda"), STREAMS_PER_CELL * len(weights))
-    sizes = fused_scan.Sizes(fast[0].shape[1], slow[0].shape[1])
-    out, _, _, saved = fused_scan.fast_slow_forward(xp, fast, slow, weights, seeds, options)
+    sizes = fused_scan.Sizes.of(inputs)
+    out, _, _, saved = fused_scan.fast_slow_forward(inputs, seeds, options)
     plans = fused_scan.make_plans(options, sizes)
     dgates = [torch.empty_like(gates) for gates in saved.gates]
     tensors = {

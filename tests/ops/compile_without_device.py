@@ -105,12 +105,12 @@ def fast_slow(T: int) -> tuple[Pass, Pass]:
     B = 3
     cell = make_cell(5, 40, slow_size=48, slow="rum", cell_dropout=0.3, zoneout=0.1, zoneout_cell=0.5, eta=1.0)
     state = cell.initial_state(B, device=torch.device("cpu"), dtype=torch.float32)
-    xp, fast, slow, weights, options = cell.scan_arguments(torch.ones(T, B, 5), state)
-    xp = xp.detach().bfloat16().requires_grad_()
+    inputs, options = cell.scan_inputs(torch.ones(T, B, 5), state), cell.scan_options()
+    inputs = inputs._replace(xp=inputs.xp.detach().bfloat16().requires_grad_(), seed=torch.tensor(1))
     results: list[torch.Tensor] = []
 
     def forward() -> None:
-        results[:] = [fast_slow_scan_fused(xp, fast, slow, weights, torch.tensor(1), options)[0]]
+        results[:] = [fast_slow_scan_fused(inputs, options)[0]]
 
     return forward, lambda: results[0].float().sum().backward()
 

@@ -19,7 +19,14 @@ from torchrum.cells.gru import GRUCell
 from torchrum.cells.lstm import LSTMCell
 from torchrum.cells.rum import RUMCell
 from torchrum.ops import fast_slow_scan as fast_slow_scan_module
-from torchrum.ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice, fused
+from torchrum.ops.fast_slow_scan import (
+    CellWeights,
+    FastSlowInputs,
+    FastSlowOptions,
+    fast_slow_scan,
+    fast_slow_scan_choice,
+    fused,
+)
 from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.fused.scan import (
     BackwardScan,
@@ -98,18 +105,19 @@ class Case:
         self.grads = [normal(T, B, H), *(torch.randn_like(v) for n, v in self.tensors.items() if n[4:] in ("_h", "_c"))]
         self.seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
 
-    def arguments(self, x: dict[str, Tensor]) -> tuple:
+    def inputs(self, x: dict[str, Tensor] | None = None) -> FastSlowInputs:
+        x = self.tensors if x is None else x
         slow = tuple(x[name] for name in ("slow_h", "slow_c") if name in x)
         weights = [
             CellWeights(*(x.get(f"{name}{number}") for name in CellWeights._fields))
             for number in range(len(self.options.cells))
         ]
-        return x["xp"], (x["fast_h"], x["fast_c"]), slow, weights
+        return FastSlowInputs(x["xp"], (x["fast_h"], x["fast_c"]), slow, weights, self.seed)
 
     def gradients(self, scan, dtype: torch.dtype) -> dict[str, Tensor]:
         """Results and gradients of ``scan`` computed in ``dtype``."""
         x = {name: v.detach().to(dtype).requires_grad_() for name, v in self.tensors.items()}
-        out, fast, slow = scan(*self.arguments(x), self.seed, self.options)
+        out, fast, slow = scan(self.inputs(x), self.options)
         results = [out, *fast, *slow]
         grads = torch.autograd.grad(results, list(x.values()), [g.to(dtype) for g in self.grads])
         found = {f"result{number}": part.detach() for number, part in enumerate(results)}
@@ -167,8 +175,7 @@ def test_reference_is_the_cell_step_by_step(slow, k, training):
     expected, last = torch.zeros(T, B, H).double(), state
     for t in range(T):
         expected[t], last = cell(x[t], last)
-    xp, fast, slow_state, weights, options = cell.scan_arguments(x, state)
-    out, fast, slow_state = fast_slow_scan_reference(xp, fast, slow_state, weights, None, options)
+    out, fast, slow_state = fast_slow_scan_reference(cell.scan_inputs(x, state), cell.scan_options())
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close((*fast, *slow_state), last, rtol=1e-11, atol=1e-11)
 
@@ -178,7 +185,7 @@ def test_reference_masks_are_those_of_their_streams():
     T, B, H, S = 2, 3, 20, 12
     options = make_options(zoneout=0.3, dropout=0.4, training=True)
     case = Case(T, B, H, S, options)
-    out, fast, _ = fast_slow_scan_reference(*case.arguments(case.tensors), case.seed, options)
+    out, fast, _ = fast_slow_scan_reference(case.inputs(), options)
     seeds = stream_seeds(case.seed, 3 * STREAMS_PER_CELL)
     for t in range(T):
         assert torch.equal(out[t] == 0, ~keep_mask(seeds[8], t, B, H, 0.4))
@@ -270,7 +277,7 @@ def test_second_derivatives_go_through_the_reference():
 
     def penalty(scan, dtype) -> dict[str, Tensor]:
         x = {name: v.to(dtype).requires_grad_() for name, v in case.tensors.items()}
-        out, fast, _ = scan(*case.arguments(x), case.seed, PENN)
+        out, fast, _ = scan(case.inputs(x), PENN)
         loss = out.square().sum() + fast[1].sum()
         first = torch.autograd.grad(loss, list(x.values()), create_graph=True)
         seconds = torch.autograd.grad(sum(g.square().sum() for g in first), list(x.values()))
@@ -281,7 +288,7 @@ def test_second_derivatives_go_through_the_reference():
 
 def test_buffers_forget_the_bias_of_another_model():
     case = Case(1, 2, 3, 4, PENN)
-    xp, _, _, weights = case.arguments(case.tensors)
+    xp, _, _, weights, _ = case.inputs()
     scan = ForwardScan(xp, 2, PENN, Sizes(3, 4), empty_shared(xp, stream_seeds(case.seed, 9), None), graphed=False)
     slow = scan.stages[1]
     slow.load(weights[1])
@@ -306,9 +313,9 @@ def test_steps_through_the_table_match_direct_ones(slow):
     T, B, sizes = 5, 2, Sizes(6, 5)
     case = Case(T, B, *sizes, options)
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
-    xp, fast, slow_state, weights = case.arguments(case.tensors)
+    xp, fast, slow_state, weights, _ = inputs = case.inputs()
     seeds = stream_seeds(case.seed, STREAMS_PER_CELL * len(weights))
-    _, _, _, saved = fast_slow_forward(xp, fast, slow_state, weights, seeds, options)  # for the shapes
+    _, _, _, saved = fast_slow_forward(inputs, seeds, options)  # for the shapes
     for parts in saved:
         for part in parts:
             if part is not None:
@@ -373,9 +380,9 @@ def test_obstacles():
 
 def test_wrong_number_of_cells_is_refused():
     case = Case(1, 1, 2, 2, PENN)
-    xp, fast, slow, weights = case.arguments(case.tensors)
+    inputs = case.inputs()
     with pytest.raises(ValueError, match="2 cells of weights and 2 fast cells"):
-        fast_slow_scan(xp, fast, slow, weights[:2], options=PENN)
+        fast_slow_scan(inputs._replace(weights=inputs.weights[:2]), PENN)
 
 
 # ---- the cell
@@ -506,12 +513,13 @@ def test_gpu_split_k(monkeypatch, split):
 @gpu
 def test_gpu_outer_capture_gives_the_same():
     case = Case(20, 4, 96, 80, PENN)
-    xp, fast, slow, weights = case.arguments(case.tensors)
-    seeds = stream_seeds(case.seed, STREAMS_PER_CELL * len(weights))
+    inputs = case.inputs()
+    xp, seeds = inputs.xp, stream_seeds(case.seed, STREAMS_PER_CELL * len(inputs.weights))
 
     def both(T: int = 20) -> list[Tensor]:
-        out, _, _, saved = fast_slow_forward(xp[:T], fast, slow, weights, seeds, PENN)
-        grads = fast_slow_backward(case.grads[0][:T], case.grads[1:], fast, slow, weights, seeds, saved, PENN)
+        given = inputs._replace(xp=xp[:T])
+        out, _, _, saved = fast_slow_forward(given, seeds, PENN)
+        grads = fast_slow_backward([case.grads[0][:T], *case.grads[1:]], given, seeds, saved, PENN)
         return [out, grads[0], *grads[1], *(part for cell in grads[2] for part in cell if part is not None)]
 
     wanted = [part.clone() for part in both()]

@@ -12,7 +12,13 @@ from torchrum.cells.lstm import LSTMCell, projected_like
 from torchrum.cells.rum import PAPER_OPTIONS, RUMCell
 from torchrum.ops._checks import check_choice, check_positive_int, check_probability
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
-from torchrum.ops.fast_slow_scan import CellWeights, FastSlowOptions, fast_slow_scan, fast_slow_scan_choice
+from torchrum.ops.fast_slow_scan import (
+    CellWeights,
+    FastSlowInputs,
+    FastSlowOptions,
+    fast_slow_scan,
+    fast_slow_scan_choice,
+)
 from torchrum.ops.rum_scan.options import LNOrder, RumOptions
 
 SLOW = ("lstm", "rum")
@@ -88,8 +94,7 @@ class FastSlowCell(Cell):
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         if self.explain_backend(x, lengths).backend == "fused":
-            xp, fast, slow, weights, options = self.scan_arguments(x, state)
-            output, fast, slow = fast_slow_scan(xp, fast, slow, weights, options=options, backend="fused")
+            output, fast, slow = fast_slow_scan(self.scan_inputs(x, state), self.scan_options(), backend="fused")
             return output, (*fast, *slow)
         return super().scan(x, state, lengths)
 
@@ -119,10 +124,8 @@ class FastSlowCell(Cell):
         slow = self.slow.scan_options() if isinstance(self.slow, LSTMCell) else rum_scan_options(self.slow)
         return FastSlowOptions(fast=fast, slow=slow, dropout=self.dropout, training=self.training)
 
-    def scan_arguments(
-        self, x: Tensor, state: State
-    ) -> tuple[Tensor, State, State, list[CellWeights], FastSlowOptions]:
-        """Arguments of ``fast_slow_scan``: projected input, states, weights in the order of a step, options."""
+    def scan_inputs(self, x: Tensor, state: State) -> FastSlowInputs:
+        """What ``fast_slow_scan`` is given; only for cells that the kernels know."""
         first, second, *others = (cell.scan_weights() for cell in self.fast if isinstance(cell, LSTMCell))
         slow = self.slow.scan_weights() if isinstance(self.slow, LSTMCell) else rum_weights(self.slow)
         weights = [first._replace(weight_ih=None, bias=None), slow, second]
@@ -132,7 +135,7 @@ class FastSlowCell(Cell):
             for cell in others
             if cell.bias is not None and cell.weight_ih is not None
         ]
-        return self.project(x), state[:2], state[2:], weights, self.scan_options()
+        return FastSlowInputs(self.project(x), state[:2], state[2:], weights)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout > 0 else x

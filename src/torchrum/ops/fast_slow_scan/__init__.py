@@ -1,16 +1,15 @@
 """A whole Fast-Slow RNN sequence: fast LSTMs that share one state, and a slow LSTM or RUM between the first two."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.fast_slow_scan.options import FastSlowOptions
-from torchrum.ops.fast_slow_scan.reference import State, fast_slow_scan_reference
+from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
+from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
+from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.weights import CellWeights
 
-__all__ = ["CellWeights", "FastSlowOptions", "fast_slow_scan", "fast_slow_scan_choice"]
+__all__ = ["CellWeights", "FastSlowInputs", "FastSlowOptions", "fast_slow_scan", "fast_slow_scan_choice"]
 
 
 def fused_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str | None:
@@ -28,29 +27,19 @@ def fast_slow_scan_choice(xp: Tensor, slow_size: int, options: FastSlowOptions, 
 
 
 def fast_slow_scan(
-    xp: Tensor,
-    fast: State,
-    slow: State,
-    weights: Sequence[CellWeights],
-    *,
-    options: FastSlowOptions,
-    seed: Tensor | None = None,
-    backend: Backend = "auto",
+    inputs: FastSlowInputs, options: FastSlowOptions, *, backend: Backend = "auto"
 ) -> tuple[Tensor, State, State]:
     """Run FS-RNN-k (Mujika et al., 2017) over a sequence whose inputs are projected for the first fast cell.
 
     Args:
-        xp: ``(T, B, 4H)``, the first fast cell's ``x W_ih^T + b`` in blocks i, j, f, o; dropped out by the caller.
-        fast: h and c of the fast cells, ``(B, H)``.
-        slow: h ``(B, S)`` of the slow cell, and its c if it is an LSTM.
-        weights: of the cells in the order F1, S, F2, F3, ...
+        inputs: the tensors; a seed that the masks need is drawn if it is None.
         options: everything a step can vary.
-        seed: int64 scalar that the masks of zoneout and dropout come from; drawn if None.
         backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
 
     Returns:
         Outputs ``(T, B, H)``, through dropout, and the last states of the fast cells and of the slow one.
     """
+    xp, _, slow, weights, seed = inputs
     if len(weights) != len(options.fast) + 1 or len(weights) < 3:
         raise ValueError(
             f"fast_slow_scan: there are {len(weights)} cells of weights and {len(options.fast)} fast cells in options; "
@@ -59,16 +48,17 @@ def fast_slow_scan(
     if not options.draws:
         seed = None
     elif seed is None:
-        seed = torch.randint(2**31 - 1, (), device=xp.device)
+        seed = draw_seed(xp.device)
     # under autocast the projected input comes in the lower precision
     cast = [
         cell._replace(weight_ih=lower(cell.weight_ih, xp), weight_hh=cell.weight_hh.to(xp.dtype)) for cell in weights
     ]
+    inputs = inputs._replace(weights=cast, seed=seed)
     if fast_slow_scan_choice(xp, slow[0].shape[1], options, backend=backend).backend == "fused":
         from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused  # triton is absent on machines without CUDA
 
-        return fast_slow_scan_fused(xp, fast, slow, cast, seed, options)
-    return fast_slow_scan_reference(xp, fast, slow, cast, seed, options)
+        return fast_slow_scan_fused(inputs, options)
+    return fast_slow_scan_reference(inputs, options)
 
 
 def lower(weight: Tensor | None, like: Tensor) -> Tensor | None:

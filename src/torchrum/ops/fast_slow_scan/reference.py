@@ -1,19 +1,16 @@
 """The Fast-Slow recurrence as its equations, step by step; the fused backend is tested against this file."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
+from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
 from torchrum.ops.kernels.masks import keep_mask, stream_seeds
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
 from torchrum.ops.rum_scan import RumOptions, StepWeights, rum_step_reference
-
-State = tuple[Tensor, ...]
 
 
 def cell_step(
@@ -43,15 +40,9 @@ def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
     return bias.expand(len(x), -1)
 
 
-def fast_slow_scan_reference(
-    xp: Tensor,
-    fast: State,
-    slow: State,
-    weights: Sequence[CellWeights],
-    seed: Tensor | None,
-    options: FastSlowOptions,
-) -> tuple[Tensor, State, State]:
-    """A whole sequence ``xp`` ``(T, B, 4H)`` -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
+def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
+    """A whole sequence -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
+    xp, fast, slow, weights, seed = inputs
     dtype, B = working_dtype(xp.dtype), xp.shape[1]
     kinds = [part.dtype for part in (*fast, *slow)]
     fast, slow = tuple(part.to(dtype) for part in fast), tuple(part.to(dtype) for part in slow)

@@ -18,6 +18,11 @@ def hash32(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
+def draw_seed(device: torch.device) -> Tensor:
+    """The seed of a scan, an int64 scalar: drawn on the device, so that nothing waits for it."""
+    return torch.randint(2**31 - 1, (), device=device)
+
+
 def stream_seeds(seed: Tensor, count: int) -> Tensor:
     """``(count,)`` int64 seeds below 2^31, one for each stream of masks, from the scan's ``seed`` (a scalar)."""
     streams = torch.arange(1, count + 1, device=seed.device) * 0x9E3779B9

@@ -1,9 +1,9 @@
 """A whole LSTM sequence, with layer norm and zoneout: from projected inputs and an initial state to all states."""
 
-import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
+from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.lstm_scan.options import LstmOptions
 from torchrum.ops.lstm_scan.reference import lstm_scan_reference, lstm_step, norm_gates, zoneout_masks
@@ -58,5 +58,5 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
 
     seed = inputs.seed if options.draws else None
     if options.draws and seed is None:
-        seed = torch.randint(2**31 - 1, (), device=xp.device)
+        seed = draw_seed(xp.device)
     return lstm_scan_fused(inputs._replace(seed=seed), options)

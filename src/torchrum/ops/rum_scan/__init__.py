@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.watching import is_unwatched
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import choose_design, decide, operator_obstacle
@@ -52,7 +53,7 @@ def rum_scan(
     """
     xp, seed = inputs.xp, inputs.seed
     if seed is None and options.draws:
-        seed = torch.randint(2**31 - 1, (), device=xp.device)
+        seed = draw_seed(xp.device)
     # under autocast the projected input comes in the lower precision
     inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():

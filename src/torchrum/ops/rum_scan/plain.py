@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
+from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.precision import autocast_dtype, without_autocast, working_dtype
 from torchrum.ops.kernels.watching import is_unwatched
 from torchrum.ops.rum_scan.designs import NATIVE, decide
@@ -51,7 +52,7 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
     if not is_unwatched(*given) or autocast_dtype(x.device.type) is not None:
         return None
     if call.options.draws:
-        inputs = inputs._replace(seed=torch.randint(2**31 - 1, (), device=x.device))
+        inputs = inputs._replace(seed=draw_seed(x.device))
     if torch.is_grad_enabled():
         for part in given:  # a loop, as in is_unwatched
             if part.requires_grad:

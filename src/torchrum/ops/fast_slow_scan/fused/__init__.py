@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
-from torchrum.ops.fast_slow_scan.reference import State, fast_slow_scan_reference
+from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
+from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
 from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import stream_seeds
 from torchrum.ops.kernels.second_order import reference_gradients
@@ -39,62 +40,53 @@ def rum_obstacle(options: RumOptions) -> str | None:
     return None
 
 
-def unflatten(tensors: Sequence[Tensor | None], options: FastSlowOptions) -> tuple[State, State, list[CellWeights]]:
-    """States of the fast cells, of the slow one, and the weights, from one flat list."""
+def unflatten(tensors: Sequence[Any], seed: Tensor | None, options: FastSlowOptions) -> FastSlowInputs:
+    """The inputs from one flat list: xp, the states' parts, the weights' parts."""
     slow_parts = 2 if isinstance(options.slow, LstmOptions) else 1
-    states, flat = tensors[: 2 + slow_parts], tensors[2 + slow_parts :]
-    weights = [CellWeights(*flat[i : i + NUM_WEIGHTS]) for i in range(0, len(flat), NUM_WEIGHTS)]  # type: ignore[arg-type]
-    return tuple(states[:2]), tuple(states[2:]), weights  # type: ignore[arg-type]
+    xp, fast, slow, flat = tensors[0], tensors[1:3], tensors[3 : 3 + slow_parts], tensors[3 + slow_parts :]
+    weights = [CellWeights(*flat[i : i + NUM_WEIGHTS]) for i in range(0, len(flat), NUM_WEIGHTS)]
+    return FastSlowInputs(xp, tuple(fast), tuple(slow), weights, seed)
 
 
 class _FastSlowScan(torch.autograd.Function):
-    """Inputs: xp, the states' parts, the weights' parts; outputs: out, the last states' parts."""
+    """Tensors as ``unflatten`` takes them -> out, the last states' parts."""
 
     @staticmethod
-    def forward(ctx: Any, options: FastSlowOptions, seed: Tensor | None, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, options: FastSlowOptions, seed: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         from torchrum.ops.fast_slow_scan.fused.scan import fast_slow_forward
 
-        xp, *others = inputs
-        assert xp is not None
-        fast, slow, weights = unflatten(others, options)
-        seeds = None if seed is None else stream_seeds(seed, STREAMS_PER_CELL * len(weights))
-        out, fast, slow, saved = fast_slow_forward(xp, fast, slow, weights, seeds, options)
-        ctx.options, ctx.count = options, len(inputs)
+        inputs = unflatten(tensors, seed, options)
+        seeds = None if seed is None else stream_seeds(seed, STREAMS_PER_CELL * len(inputs.weights))
+        out, fast, slow, saved = fast_slow_forward(inputs, seeds, options)
+        ctx.options, ctx.count = options, len(tensors)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, seed, seeds, *(part for parts in saved for part in parts))
+        ctx.save_for_backward(*tensors, seed, seeds, *(part for parts in saved for part in parts))
         return out, *fast, *slow
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         from torchrum.ops.fast_slow_scan.fused.scan import Saved, fast_slow_backward
 
-        options, tensors = ctx.options, ctx.saved_tensors  # once: checkpointing unpacks them only once
-        inputs, (seed, seeds, *kept) = tensors[: ctx.count], tensors[ctx.count :]
+        options, everything = ctx.options, ctx.saved_tensors  # once: checkpointing unpacks them only once
+        tensors, (seed, seeds, *kept) = everything[: ctx.count], everything[ctx.count :]
         if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
 
-            def scan(xp: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-                fast, slow, weights = unflatten(others, options)
-                out, fast, slow = fast_slow_scan_reference(xp, fast, slow, weights, seed, options)
+            def scan(*given: Tensor | None) -> tuple[Tensor, ...]:
+                out, fast, slow = fast_slow_scan_reference(unflatten(given, seed, options), options)
                 return out, *fast, *slow
 
-            return None, None, *reference_gradients(scan, inputs, grads, ctx.needs_input_grad[2:])
-        fast, slow, weights = unflatten(inputs[1:], options)
-        n = len(weights)
+            return None, None, *reference_gradients(scan, tensors, grads, ctx.needs_input_grad[2:])
+        inputs = unflatten(tensors, seed, options)
+        n = len(inputs.weights)
         saved = Saved(*(tuple(kept[i : i + n]) for i in range(0, 4 * n, n)))
-        dxp, dstates, dweights = fast_slow_backward(grads[0], grads[1:], fast, slow, weights, seeds, saved, options)
+        dxp, dstates, dweights = fast_slow_backward(grads, inputs, seeds, saved, options)
         return None, None, dxp, *dstates, *(part for cell in dweights for part in cell)
 
 
 @torch.compiler.disable  # graphs and kernels of its own: a compiler has nothing to add
-def fast_slow_scan_fused(
-    xp: Tensor,
-    fast: State,
-    slow: State,
-    weights: Sequence[CellWeights],
-    seed: Tensor | None,
-    options: FastSlowOptions,
-) -> tuple[Tensor, State, State]:
+def fast_slow_scan_fused(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
     """The arguments and results of ``fast_slow_scan_reference``."""
+    xp, fast, slow, weights, seed = inputs
     flat = (part for cell in weights for part in cell)
     out, *states = _FastSlowScan.apply(options, seed, xp, *fast, *slow, *flat)
     return out, tuple(states[:2]), tuple(states[2:])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchrum.ops.fast_slow_scan.fused.rum import RumBackward, RumForward
 from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
+from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
 from torchrum.ops.kernels.chain import Chain, Given, Plan, Shared, empty_shared, scan_key
 from torchrum.ops.kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
 from torchrum.ops.kernels.rum_step_backward import STATS
@@ -16,8 +17,6 @@ from torchrum.ops.kernels.step_graphs import Pass, aligned, plain_mode, run_pass
 from torchrum.ops.kernels.weight_gradient import weight_gradient
 from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.lstm_scan import LstmOptions
-
-State = tuple[Tensor, ...]
 
 
 class Saved(NamedTuple):
@@ -35,6 +34,10 @@ class Sizes(NamedTuple):
 
     fast: int
     slow: int
+
+    @classmethod
+    def of(cls, inputs: FastSlowInputs) -> "Sizes":
+        return cls(inputs.fast[0].shape[1], inputs.slow[0].shape[1])
 
 
 def make_plans(options: FastSlowOptions, sizes: Sizes) -> list[Plan]:
@@ -142,21 +145,20 @@ def zip_cells(options: FastSlowOptions, sizes: Sizes, fast: State, slow: State) 
 
 
 def fast_slow_forward(
-    xp: Tensor,
-    fast: State,
-    slow: State,
-    weights: Sequence[CellWeights],
-    seeds: Tensor | None,
-    options: FastSlowOptions,
+    inputs: FastSlowInputs, seeds: Tensor | None, options: FastSlowOptions
 ) -> tuple[Tensor, State, State, Saved]:
-    """Projected input ``(T, B, 4H)`` -> outputs, last states, and what the backward needs."""
-    T, B, sizes = xp.shape[0], xp.shape[1], Sizes(fast[0].shape[1], slow[0].shape[1])
+    """Outputs, last states, and what the backward needs.
+
+    ``seeds`` are those of the streams of masks, from ``inputs.seed``.
+    """
+    xp, fast, slow, weights, _ = inputs
+    T, B, sizes = xp.shape[0], xp.shape[1], Sizes.of(inputs)
     with plain_mode(xp):
         plans = make_plans(options, sizes)
         out = xp.new_empty((T, B, sizes.fast))
         # the first two hold states from before the first step to after the last; padding is never read
-        inputs = tuple(xp.new_empty((T + (number < 2), B, plan.width)) for number, plan in enumerate(plans))
-        saved = keep_tensors(xp, plans, options, inputs)
+        multiplied = tuple(xp.new_empty((T + (number < 2), B, plan.width)) for number, plan in enumerate(plans))
+        saved = keep_tensors(xp, plans, options, multiplied)
         if xp.numel() == 0:
             return out, tuple(x.clone() for x in fast), tuple(x.clone() for x in slow), saved
         xp = aligned(xp)
@@ -170,21 +172,21 @@ def fast_slow_forward(
 
         def begin(scan: ForwardScan) -> None:
             scan.begin(T, weights, given, seeds, None)
-            scan.start(fast, slow, inputs)
+            scan.start(fast, slow, multiplied)
 
         def following() -> None:
-            fast_slow_backward(None, [None] * len((*fast, *slow)), fast, slow, weights, seeds, saved, options)
+            fast_slow_backward([None] * len((out, *fast, *slow)), inputs, seeds, saved, options)
 
         then = following if options.training else None
         c = run_pass(Pass(key, build, begin, ForwardScan.cells, then), xp, T)
-        fast_h = inputs[0][-1, :, : sizes.fast].to(fast[0].dtype)
+        fast_h = multiplied[0][-1, :, : sizes.fast].to(fast[0].dtype)
         begin_slow = plans[1].offset(1)
-        slow_h = inputs[1][-1, :, begin_slow : begin_slow + sizes.slow].to(slow[0].dtype)
+        slow_h = multiplied[1][-1, :, begin_slow : begin_slow + sizes.slow].to(slow[0].dtype)
         slow_rest = tuple(part.to(slow[1].dtype) for part in c[1:])
         return out, (fast_h, c[0].to(fast[1].dtype)), (slow_h, *slow_rest), saved
 
 
-def keep_tensors(xp: Tensor, plans: Sequence[Plan], options: FastSlowOptions, inputs: tuple[Tensor, ...]) -> Saved:
+def keep_tensors(xp: Tensor, plans: Sequence[Plan], options: FastSlowOptions, multiplied: tuple[Tensor, ...]) -> Saved:
     T, B = xp.shape[:2]
     kept: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
     for plan, cell in zip(plans, options.cells, strict=True):
@@ -194,7 +196,7 @@ def keep_tensors(xp: Tensor, plans: Sequence[Plan], options: FastSlowOptions, in
             stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
             kept.append((xp.new_empty((T, B, plan.blocks * plan.hidden)), None, stats))
     gates, cells, stats_of = zip(*kept, strict=True)
-    return Saved(inputs, gates, cells, stats_of)
+    return Saved(multiplied, gates, cells, stats_of)
 
 
 def forward_tensors(xp: Tensor, out: Tensor, plans: Sequence[Plan], saved: Saved) -> list[Given]:
@@ -213,19 +215,20 @@ def forward_tensors(xp: Tensor, out: Tensor, plans: Sequence[Plan], saved: Saved
 
 
 def fast_slow_backward(
-    grad_out: Tensor | None,
-    grad_states: Sequence[Tensor | None],
-    fast: State,
-    slow: State,
-    weights: Sequence[CellWeights],
+    grads: Sequence[Tensor | None],
+    inputs: FastSlowInputs,
     seeds: Tensor | None,
     saved: Saved,
     options: FastSlowOptions,
 ) -> tuple[Tensor, list[Tensor], list[CellWeights]]:
-    """Gradients of xp, of the first states and of the weights, each in the dtype of its tensor."""
-    like, sizes = saved.gates[0], Sizes(fast[0].shape[1], slow[0].shape[1])
+    """Gradients of xp, of the first states and of the weights, each in the dtype of its tensor.
+
+    ``grads`` are those of the outputs and of the parts of the last states; None where nothing asked for one.
+    """
+    grad_out, *grad_states = grads
+    like, sizes, weights = saved.gates[0], Sizes.of(inputs), inputs.weights
     T, B = like.shape[:2]
-    states = (*fast, *slow)
+    states = (*inputs.fast, *inputs.slow)
     with plain_mode(like):
         dgates = [torch.empty_like(gates) for gates in saved.gates]
         if like.numel() == 0:
@@ -245,13 +248,13 @@ def fast_slow_backward(
             scan.start(grad_states)
 
         carries, norms = run_pass(Pass(key, build, begin, BackwardScan.finish), like, T)
-        grads = [
-            cell_grads(cell, plan, dgate, inputs[:T], norm)
-            for cell, plan, dgate, inputs, norm in zip(
+        dweights = [
+            cell_grads(cell, plan, dgate, multiplied[:T], norm)
+            for cell, plan, dgate, multiplied, norm in zip(
                 weights, make_plans(options, sizes), dgates, saved.inputs, norms, strict=True
             )
         ]
-        return dgates[0], [grad.to(x.dtype) for grad, x in zip(carries, states, strict=True)], grads
+        return dgates[0], [grad.to(x.dtype) for grad, x in zip(carries, states, strict=True)], dweights
 
 
 def backward_tensors(
