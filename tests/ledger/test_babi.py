@@ -14,6 +14,7 @@ from torchrum.ledger.babi import Column, babi_table, best_columns, setting_words
 from torchrum.ledger.markers import marked_table
 from torchrum.ledger.table import table
 from torchrum.recipes.babi import PAPER
+from torchrum.training import run_sweep
 
 TINY = ["--steps", "6", "--eval_every", "3", "--log_every", "3", "--model.hidden_size", "4", "--device", "cpu"]
 
@@ -167,6 +168,25 @@ def test_a_set_is_trained_recorded_and_shown(tmp_path, monkeypatch, capsys):
 
     assert main(["train", "babi-rum", "--task", "1", "--resume", str(out / "babi-rum"), "--seeds", "2", *TINY]) == 0
     assert lines(capsys.readouterr().out)[2] == first  # all of it was done
+
+
+def test_a_set_that_was_interrupted_has_no_table_and_no_look_at_the_test(tmp_path, monkeypatch, capsys):
+    use_made_up_task1(monkeypatch, tmp_path / "data")
+
+    def interrupted(*arguments, **options):
+        return [replace(result, stopped="SIGINT") for result in run_sweep(*arguments, **options)]
+
+    monkeypatch.setattr("torchrum.training.run_sweep", interrupted)
+    assert main(["train", "babi-rum", "--task", "1", "--out", str(tmp_path / "runs"), *TINY]) == 130
+    assert not capsys.readouterr().out
+    assert list(tmp_path.glob("runs/**/config.json")) and not list(tmp_path.glob("runs/**/test.json"))
+
+
+def test_a_set_reads_no_text_of_ones_own(tmp_path, capsys):
+    (tmp_path / "book.txt").write_text("a book")
+    assert main(["train", "babi-rum", "--data", str(tmp_path / "book.txt"), "--out", str(tmp_path / "runs")]) == 2
+    assert "babi-rum-qa1 cannot read your own text" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_list_shows_a_set_as_one_line(tmp_path, monkeypatch, capsys):

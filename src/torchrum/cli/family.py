@@ -25,6 +25,7 @@ def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
 def train_family(name: str, fields: list[str], options: argparse.Namespace) -> int:
     """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
     from torchrum.cli import is_first
+    from torchrum.cli.data import with_text
     from torchrum.cli.train import check_count, check_resumed
     from torchrum.ledger.babi import Column, babi_table
     from torchrum.recipes import FAMILIES, RECIPES
@@ -37,7 +38,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     runs, places = {}, {}
     for extra in range(options.seeds or 1):
         for member in members:
-            config = override(RECIPES[member](), fields)
+            config = with_text(override(RECIPES[member](), fields), options.data)
             config = replace(config, seed=config.seed + extra)
             label = member.removeprefix(f"{name}-")
             label = label if options.seeds is None else f"seed-{config.seed}/{label}"
@@ -45,7 +46,8 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     new = options.resume is None
     results = run_sweep(runs, options.resume or options.out / name, options.quiet, rename=new, jobs=options.jobs)
     code = max(result.exit_code for result in results)
-    if not is_first() or len(results) < len(runs):
+    interrupted = len(results) < len(runs) or any(result.stopped.startswith("SIG") for result in results)
+    if interrupted or not is_first():  # a test set is looked at when its run is done
         return code
     scores: dict[int, dict[int, float]] = {}
     for result, (seed, task) in zip(results, places.values(), strict=True):
