@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels import row_launch
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.matmul import StepMatmul, splits
+from torchrum.ops.kernels.matmul import StepMatmul
 from torchrum.ops.kernels.row_launch import padded, pdl_runs, row_flags
-from torchrum.ops.kernels.step_graphs import TABLE_SLOTS, fill_table, rounded
+from torchrum.ops.kernels.step_graphs import TABLE_SLOTS, fill_table
 from torchrum.ops.kernels.weights import CellWeights
 
 Given = Sequence[Tensor | None]
@@ -213,13 +212,6 @@ class Chain:
     def forget(self) -> None:
         for stage in self.stages:
             stage.given = ()
-
-
-def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> tuple[Any, ...]:
-    """All that a scan's graphs bake in."""
-    B = x.shape[1]
-    tuning = (row_launch.PDL, row_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
-    return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
 
 
 def empty_shared(like: Tensor, seeds: Tensor | None, lengths: Tensor | None) -> Shared:

@@ -19,8 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrum.ops.kernels import row_launch
 from torchrum.ops.kernels.capture import recording
 from torchrum.ops.kernels.compiling import compile_together, launch, rehearsing
+from torchrum.ops.kernels.matmul import splits
 from torchrum.ops.kernels.precision import has_tf32, tf32_allowed
 
 LARGEST_CHUNK = 128  # steps in the longest graph
@@ -61,8 +63,8 @@ def tensor_at(table, slot: tl.constexpr, dtype: tl.constexpr):
 
 @functools.cache
 def _prefer_shared(function: int) -> None:
-    CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
-    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), CARVEOUT, 100)
+    SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
+    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), SHARED_MEMORY_CARVEOUT, 100)
 
 
 def prefer_shared(kernel: Any) -> None:
@@ -246,6 +248,13 @@ def clear_graphs() -> None:
 def rounded(x: Tensor) -> bool:
     """Whether matmuls of ``x`` are TF32, which capture bakes in; Triton's interpreter believes the setting."""
     return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
+
+
+def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
+    """All that a scan's graphs bake in: of an input ``x`` ``(T, B, ...)``, of the tuning, and ``more``."""
+    B = x.shape[1]
+    tuning = (row_launch.PDL, row_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
+    return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrum.ops.kernels import row_launch
 from torchrum.ops.kernels.bf16x3 import HALF, split_left, split_right
 from torchrum.ops.kernels.compiling import launch
-from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts, splits
+from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts
 from torchrum.ops.kernels.row_launch import padded, row_flags, row_registers, takes_pdl
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
@@ -24,12 +24,11 @@ from torchrum.ops.kernels.step_graphs import (
     prefer_shared,
     rounded,
     run_pass,
+    scan_key,
     tensor_at,
 )
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import Results, ScanInputs
-
-TRANSPOSED = {"forward": False, "backward": False}  # hold the padded weight column by column
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -124,10 +123,7 @@ class Buffers:
         self.bf16x3, self.pieces = bf16x3, 3 if bf16x3 else 1
         HP, dtype = padded(H), HALF if bf16x3 else like.dtype
         self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
-        if TRANSPOSED[self.direction]:
-            self.weight = empty(self.pieces * HP, self.G * HP, dtype=dtype).t()
-        else:
-            self.weight = empty(self.G * HP, self.pieces * HP, dtype=dtype)
+        self.weight = empty(self.G * HP, self.pieces * HP, dtype=dtype)
         if HP != H:
             self.weight.zero_()  # padding stays zero
         self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
@@ -218,13 +214,6 @@ class ForwardSteps(Buffers):
         self.row(self.table, t)
 
 
-def scan_key(direction: str, x: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool) -> tuple[Any, ...]:
-    """All that a scan's graphs bake in."""
-    flags = tuple(sorted(launch_flags(x, H, options, direction).items(), key=lambda item: item[0]))
-    matmul = (splits(direction, B, x.dtype), TRANSPOSED[direction], rounded(x))
-    return direction, x.device, x.dtype, B, has_lengths, flags, matmul
-
-
 def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) -> Results:
     """Fill ``results`` with the states ``(T, B, H)`` and the raw gates ``(T, B, num_gates * H)``."""
     xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
@@ -237,7 +226,7 @@ def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) 
         xp, weight_hh = aligned(xp), weight_hh.contiguous()
 
         def key() -> Hashable:
-            return scan_key("forward", xp, B, H, options, lengths is not None)
+            return scan_key("rum", "forward", xp, H, lengths is not None, *options.kernel_flags().values())
 
         def build(graphed: bool) -> ForwardSteps:
             return ForwardSteps(xp, B, H, options, lengths is not None, graphed)

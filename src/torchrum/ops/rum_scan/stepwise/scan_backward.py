@@ -19,10 +19,10 @@ from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
 from torchrum.ops.kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
-from torchrum.ops.kernels.step_graphs import Pass, aligned, fill_table, plain_mode, run_pass, tensor_at
+from torchrum.ops.kernels.step_graphs import Pass, aligned, fill_table, plain_mode, run_pass, scan_key, tensor_at
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.stepwise.scan import Buffers, launch_flags, scan_key
+from torchrum.ops.rum_scan.stepwise.scan import Buffers, launch_flags
 from torchrum.ops.rum_scan.types import Gradients, Results, ScanInputs
 
 
@@ -186,7 +186,7 @@ def stepwise_backward(grad_out: Tensor, inputs: ScanInputs, results: Results, op
         weight_hh, stats = weight_hh.contiguous(), xp.new_empty((T, B, STATS.value), dtype=torch.float32)
 
         def key() -> Hashable:
-            return scan_key("backward", xp, B, H, options, lengths is not None)
+            return scan_key("rum", "backward", xp, H, lengths is not None, *options.kernel_flags().values())
 
         def build(graphed: bool) -> BackwardSteps:
             return BackwardSteps(xp, B, H, options, lengths is not None, graphed)
