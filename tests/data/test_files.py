@@ -22,6 +22,7 @@ import pytest
 from torchrum.cli import main
 from torchrum.data import CORPORA, Corpus, DataError, DataFile, DataUnavailableError, Source, data_root, read_files
 from torchrum.data.corpora import BABI, COMPOSITE, PTB, digest
+from torchrum.data.files import offline
 
 ROOT = Path(__file__).parents[2]
 ONE, TWO = b"the first file\n", b"the second file\n"
@@ -134,6 +135,12 @@ def test_a_wrong_hash_names_both_and_keeps_the_file(root, server, monkeypatch):
         assert text in str(error.value)
     assert left(root) == {"toy/one.txt.bad"}
     assert (root / "toy/one.txt.bad").read_bytes() == b"changed"
+
+
+@pytest.mark.parametrize("value, expected", [("1", True), ("yes", True), ("", False), ("0", False), ("OFF", False)])
+def test_offline_is_said_in_words_too(value, expected, monkeypatch):
+    monkeypatch.setenv("TORCHRUM_OFFLINE", value)
+    assert offline() == expected
 
 
 def test_offline_opens_no_socket(root, monkeypatch):

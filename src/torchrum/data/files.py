@@ -53,7 +53,7 @@ def data_root() -> Path:
 
 def offline() -> bool:
     """Whether downloads are forbidden."""
-    return os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no")
+    return os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def read_files(name: str, paths: Iterable[str]) -> dict[str, Checked]:
