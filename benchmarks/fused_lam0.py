@@ -199,7 +199,7 @@ def tune(tuning: Tuning) -> None:
         value = dict(value) if isinstance(value, dict) else value
         setattr({"matmul": matmul, "row_launch": row_launch}[where], attribute, value)
     letters = {"forward": "f", "backward": "b"}
-    for key, constant in (("split", matmul.SPLIT_K), ("first", matmul.WEIGHT_FIRST), ("half", matmul.HALF_PARTS)):
+    for key, constant in (("split", matmul.SPLIT_K), ("first", matmul.WEIGHT_FIRST), ("half", matmul.ROUND_PARTS)):
         if key in tuning:
             constant.update({direction: letters[direction] in tuning[key] for direction in BOTH})
     for key, number in (("block", matmul.BLOCK), ("warps", matmul.WARPS), ("lanes", row_launch.LANES_PER_WARP)):
@@ -303,7 +303,7 @@ def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
     dtype, options, B = DTYPES[dtype_name], OPTIONS[option_name], 128
     torch.set_float32_matmul_precision("high")  # as cuDNN does by default
     for module in (matmul, row_launch):
-        for key in ("SPLIT_K", "WEIGHT_FIRST", "HALF_PARTS", "BLOCK", "WARPS", "LANES_PER_WARP", "PDL", "CARVEOUT",
+        for key in ("SPLIT_K", "WEIGHT_FIRST", "ROUND_PARTS", "BLOCK", "WARPS", "LANES_PER_WARP", "PDL", "CARVEOUT",
                     "MOST_WARPS", "ROW_REGISTERS", "ONE_TILE"):  # fmt: skip
             if hasattr(module, key):
                 value = getattr(module, key)

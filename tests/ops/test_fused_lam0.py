@@ -253,7 +253,7 @@ def test_steps_through_the_table_match_direct_ones():
 
 def take(monkeypatch: pytest.MonkeyPatch, kind: str, half: bool = False, block: int = 0, warps: int = 4) -> None:
     """Have both directions' products made by ``kind``: cublas, split or first (the weight before the state)."""
-    for name, value in (("SPLIT_K", kind == "split"), ("WEIGHT_FIRST", kind == "first"), ("HALF_PARTS", half)):
+    for name, value in (("SPLIT_K", kind == "split"), ("WEIGHT_FIRST", kind == "first"), ("ROUND_PARTS", half)):
         monkeypatch.setattr(matmul, name, dict.fromkeys(("forward", "backward"), value))
     monkeypatch.setattr(matmul, "BLOCK", dict.fromkeys(("forward", "backward"), block))
     monkeypatch.setattr(matmul, "WARPS", dict.fromkeys(("forward", "backward"), warps))

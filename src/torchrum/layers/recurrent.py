@@ -2,6 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -234,7 +235,7 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
     return x.gather(0, source.unsqueeze(-1).expand_as(x))
 
 
-def _map(hidden: Hidden, change) -> Hidden:
+def _map(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
     if isinstance(hidden, Tensor):
         return change(hidden)
     return tuple(None if part is None else change(part) for part in hidden)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-HALF = torch.bfloat16  # as wide in range as float32
+BF16 = torch.bfloat16  # as wide in range as float32
 
 
 def split_left(x: Tensor) -> Tensor:
@@ -71,5 +71,5 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    head = x.to(HALF)
-    return head, (x - head).to(HALF)
+    head = x.to(BF16)
+    return head, (x - head).to(BF16)

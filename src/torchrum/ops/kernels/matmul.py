@@ -17,12 +17,9 @@ from torchrum.ops.kernels.compiling import launch
 from torchrum.ops.kernels.rows import INTERPRET
 
 # Tuning, read when a matmul is made. SPLIT_K alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
-SPLIT_K = {
-    "forward": False,
-    "backward": True,
-}  # for 16-bit dtypes; the inner axis of the backward is longer
+SPLIT_K = {"forward": False, "backward": True}  # for 16-bit dtypes; the inner axis of the backward is longer
 WEIGHT_FIRST = {"forward": True, "backward": True}  # where it can run
-HALF_PARTS = {"forward": True, "backward": True}  # round parts to the type of the factors, as cuBLAS does their sum
+ROUND_PARTS = {"forward": True, "backward": True}  # round parts to the type of the factors, as cuBLAS does their sum
 BLOCK = {"forward": 0, "backward": 0}  # columns of a tile; 0 chooses
 WARPS = {"forward": 8, "backward": 8}  # of the kernel for Hopper; the portable one takes 8 for 128 columns
 STAGES = 5  # blocks of the left factor in flight
@@ -138,7 +135,7 @@ class StepMatmul:
         self.parts, dtype = 1, summed or left.dtype
         self.split_k = self.weight_first = False
         if splits(direction, B, left.dtype):
-            summed = summed or (left.dtype if HALF_PARTS[direction] else torch.float32)
+            summed = summed or (left.dtype if ROUND_PARTS[direction] else torch.float32)
             self.tiling = tiling(B, K, N, multiprocessors(left), summed.itemsize, BLOCK[direction])
             self.warps = WARPS[direction]
             self.weight_first = self._prepare_weight_first(direction)

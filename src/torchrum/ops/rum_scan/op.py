@@ -188,7 +188,7 @@ class _RumScanBackward(torch.autograd.Function):
         ctx.save_for_backward(*tensors[:10])
 
     @staticmethod
-    def backward(ctx: Any, *grads):
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Second derivatives, by differentiating the reference twice."""
         options, _ = _options(ctx.flags[:-1])
         *tensors, lengths, seed = ctx.saved_tensors  # grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias

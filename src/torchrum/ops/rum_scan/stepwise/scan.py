@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels import row_launch
-from torchrum.ops.kernels.bf16x3 import HALF, split_left, split_right
+from torchrum.ops.kernels.bf16x3 import BF16, split_left, split_right
 from torchrum.ops.kernels.compiling import launch
 from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts
 from torchrum.ops.kernels.row_launch import padded, row_flags, row_registers, takes_pdl
@@ -121,7 +121,7 @@ class Buffers:
 
         self.B, self.H, self.G = B, H, options.num_gates
         self.bf16x3, self.pieces = bf16x3, 3 if bf16x3 else 1
-        HP, dtype = padded(H), HALF if bf16x3 else like.dtype
+        HP, dtype = padded(H), BF16 if bf16x3 else like.dtype
         self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
         self.weight = empty(self.G * HP, self.pieces * HP, dtype=dtype)
         if HP != H:
