@@ -119,6 +119,13 @@ def test_the_rule_for_operators_can_fail(path, line):
         check_operator_imports(PACKAGE / "ops" / path, line)
 
 
+def test_every_shared_kernel_file_is_introduced():
+    """The docstring of ops/kernels says what each file is for, and names none that is gone."""
+    folder = PACKAGE / "ops" / "kernels"
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} == set(re.findall("``(\\w+)``", text))
+
+
 MOST_PARAMETERS = 8
 MANY_PARAMETERS = {  # functions that construct a layer or a cell, with torch.nn's words
     "cells/fast_slow.py": {"fast_slow"},
