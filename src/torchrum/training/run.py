@@ -82,8 +82,7 @@ class Run:
                     self._metrics.close()
 
     def _loop(self) -> tuple[str, dict[str, float]]:
-        config, progress, step = self.config, self.progress, self._step
-        runner = self._runner()
+        config, progress, runner = self.config, self.progress, self._runner()
         validation = [batch.to(self.engine.device) for batch in config.task.validation(config.seed)]
         validated, scores = self.engine.first(lambda: last_validation(self.folder))
         if self._goal():  # a crash came between the last checkpoint and the result
@@ -95,23 +94,14 @@ class Run:
             scores, improved = self._validate(validation)
             self._save(improved, due=True)
         while progress.step < config.steps:
-            planned = learning_rate(config.optimizer, progress.step, config.steps, progress.drops)
-            if planned != rate:
-                rate = planned
-                set_learning_rate(self._trained.optimizer, rate)
-            step.prepare(progress.step)
-            runner.run()
-            progress.step += 1
-            progress.since_log += 1
-            self._display.tick(progress.step)
-
+            rate = self._advance(runner, rate)
             last = progress.step == config.steps
             improved = False
             log = last or progress.step % config.log_every == 0
             if log:
                 self._log(rate)
             elif is_early(progress.step - first, config.log_every):
-                self._display.train(progress.step, {"loss": step.sums["loss"].item() / progress.since_log})
+                self._display.train(progress.step, {"loss": self._step.sums["loss"].item() / progress.since_log})
             if last or progress.step % config.eval_every == 0:
                 scores, improved = self._validate(validation)
             goal = self._goal()
@@ -134,6 +124,19 @@ class Run:
             return GraphStep(self._step, self._display.say)
         self._display.say(f"no CUDA graph: {obstacle}")
         return self._step
+
+    def _advance(self, runner: TrainStep | GraphStep, rate: float) -> float:
+        """Do one step at the rate that is planned for it, and return that; ``rate`` is the one before."""
+        config, progress = self.config, self.progress
+        planned = learning_rate(config.optimizer, progress.step, config.steps, progress.drops)
+        if planned != rate:
+            set_learning_rate(self._trained.optimizer, planned)
+        self._step.prepare(progress.step)
+        runner.run()
+        progress.step += 1
+        progress.since_log += 1
+        self._display.tick(progress.step)
+        return planned
 
     def _goal(self) -> bool:
         return self.config.stop_at is not None and self.progress.reached >= self.config.stop_after
