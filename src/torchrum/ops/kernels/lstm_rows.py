@@ -9,6 +9,7 @@ import triton.language as tl
 
 from torchrum.ops.kernels.chain_rows import dependent_start, gather_grad, hand_on, load_gate, zone, zone_backward
 from torchrum.ops.kernels.rows import (
+    cancels,
     ln_backward,
     load_ln,
     moments,
@@ -43,12 +44,6 @@ def store_gates(gates, i, g, f, o, j, mask, WIDTH: tl.constexpr):
     tl.store(gates + WIDTH + j, g.to(dtype), mask=mask)
     tl.store(gates + 2 * WIDTH + j, f.to(dtype), mask=mask)
     tl.store(gates + 3 * WIDTH + j, o.to(dtype), mask=mask)
-
-
-@triton.jit
-def cancels(mean, var, LN_EPS: tl.constexpr):
-    """Whether a variance taken as a difference of squares has lost too many digits."""
-    return mean * mean > 8.0 * (var + LN_EPS)
 
 
 @triton.jit

@@ -201,11 +201,17 @@ def activation_slope(y, activation: tl.constexpr):
 
 
 @triton.jit
+def cancels(mean, var, ln_eps: tl.constexpr):
+    """Whether a variance taken as a difference of squares has lost too many digits."""
+    return mean * mean > 8.0 * (var + ln_eps)
+
+
+@triton.jit
 def moments(x, mask, total, squares, ln_eps: tl.constexpr, H: tl.constexpr):
     """Mean and 1 / sqrt(var + ln_eps) of a row from its sum and its sum of squares."""
     mean = total / H
     var = tl.maximum(squares / H - mean * mean, 0.0)
-    if mean * mean > 8.0 * (var + ln_eps):  # the difference cancels: take the variance about the mean
+    if cancels(mean, var, ln_eps):  # take the variance about the mean
         centred = tl.where(mask, x - mean, 0.0)
         var = tl.sum(centred * centred, 0) / H
     return mean, 1.0 / tl.sqrt(var + ln_eps)
@@ -217,7 +223,7 @@ def moments2(x, y, mask, total_x, squares_x, total_y, squares_y, ln_eps: tl.cons
     mean_x, mean_y = total_x / H, total_y / H
     var_x = tl.maximum(squares_x / H - mean_x * mean_x, 0.0)
     var_y = tl.maximum(squares_y / H - mean_y * mean_y, 0.0)
-    if (mean_x * mean_x > 8.0 * (var_x + ln_eps)) | (mean_y * mean_y > 8.0 * (var_y + ln_eps)):
+    if cancels(mean_x, var_x, ln_eps) | cancels(mean_y, var_y, ln_eps):
         centred_x = tl.where(mask, x - mean_x, 0.0)
         centred_y = tl.where(mask, y - mean_y, 0.0)
         squares_x, squares_y = sum2(centred_x * centred_x, centred_y * centred_y)
