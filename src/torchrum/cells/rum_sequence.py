@@ -1,5 +1,7 @@
 """One RUM recurrence over a sequence: the projection, the scan, and what changes where no gradient is recorded."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -59,8 +61,13 @@ def run_rum(
     if steps is None:
         xp = project_rum(x, weights, options)
         output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
-    else:
-        output, state = _run_parts(steps, x, state, weights, options, lengths, training, backend)
+    else:  # no compiler comes here, and none could trace this signature
+
+        def run(part: Tensor, state: State, left: Tensor | None) -> tuple[Tensor, State]:
+            xp = project_rum(part, weights, options)
+            return scan_rum(xp, state, weights, options, left, training, backend)
+
+        output, state = _run_parts(run, steps, x, state, lengths)
     return (output, state) if returned is None else _owned(output, state, returned)
 
 
@@ -78,22 +85,16 @@ def _owned(output: Tensor, state: State, lead: tuple[int, ...]) -> tuple[Tensor,
     return output.clone() if output.requires_grad else output, state  # the backward reads the states
 
 
-def _run_parts(
-    steps: int,
-    x: Tensor,
-    state: State,
-    weights: Weights,
-    options: RumOptions,
-    lengths: Tensor | None,
-    training: bool,
-    backend: Backend,
-) -> tuple[Tensor, State]:
-    """``run_rum`` for so many steps at a time."""
+Run = Callable[[Tensor, State, Tensor | None], tuple[Tensor, State]]
+"""From an input, the state before it and lengths to outputs and the last state."""
+
+
+def _run_parts(run: Run, steps: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+    """``run`` for so many steps at a time."""
     whole: Tensor | None = None
     for start in range(0, x.shape[0], steps):
-        xp = project_rum(x[start : start + steps], weights, options)
         left = None if lengths is None else (lengths - start).clamp(min=0)
-        output, state = scan_rum(xp, state, weights, options, left, training, backend)
+        output, state = run(x[start : start + steps], state, left)
         if whole is None:  # parts that wait to be joined would take the outputs' memory twice
             whole = output.new_empty(x.shape[0], *output.shape[1:])
         whole[start : start + steps] = output
