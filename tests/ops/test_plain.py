@@ -300,7 +300,7 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
 
 @pytest.mark.parametrize(
     "lam, training, launches, most",
-    [(0, True, 2, 24), (1, True, 3, 24), (0, False, 1, 4), (1, False, 1, 5)],
+    [(0, True, 2, 24), (1, True, 3, 23), (0, False, 1, 4), (1, False, 1, 5)],
 )
 def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, training, launches, most):
     """At small sizes each costs more than its share of a kernel: the count may fall, and must not rise unnoticed."""

@@ -7,7 +7,7 @@ import torch
 
 from torchrum import RUM
 from torchrum.cells.rum_sequence import project_rum
-from torchrum.ops.kernels.precision import exact_matmuls, has_tf32, rounds_matmuls, tf32_allowed
+from torchrum.ops.kernels.precision import ExactMatmuls, has_tf32, rounds_matmuls, tf32_allowed
 from torchrum.ops.rum_scan import projection
 
 
@@ -39,7 +39,7 @@ SETTINGS = [
 def test_exact_matmuls_come_and_go(choose, name, allowed):
     choose(name)
     assert tf32_allowed() == allowed
-    with exact_matmuls():
+    with ExactMatmuls():
         assert not tf32_allowed()
     assert tf32_allowed() == allowed
     if choose is older:
@@ -85,7 +85,7 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, produc
         return linear(x, weight, bias)
 
     monkeypatch.setattr(projection, "rounds_matmuls", lambda x: True)
-    monkeypatch.setattr(projection, "exact_matmuls", Exact)
+    monkeypatch.setattr(projection, "ExactMatmuls", Exact)
     monkeypatch.setattr(projection.F, "linear", watched)
     monkeypatch.setattr(projection, "bf16x3_linear", split)
     project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
@@ -116,6 +116,10 @@ def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
     monkeypatch.setattr(projection, "_adds_apart", lambda x, weight: True)
     apart = project_rum(x, layer._weights(0), layer.options)
     torch.testing.assert_close(apart, together)
+    with torch.no_grad():
+        assert torch.equal(project_rum(x, layer._weights(0), layer.options), apart)
+        several = torch.func.vmap(lambda bias: projection.project(x, layer.weight_ih_l0, bias, layer.options))
+        torch.testing.assert_close(several(layer.bias_ih_l0.expand(2, -1)), together.expand(2, -1, -1, -1))
     torch.testing.assert_close(
         torch.autograd.grad(apart.square().sum(), layer.bias_ih_l0),
         torch.autograd.grad(together.square().sum(), layer.bias_ih_l0),

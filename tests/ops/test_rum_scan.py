@@ -265,3 +265,10 @@ def test_operator_passes_opcheck(lam, backend):
         (*grads, *args, None, None, *saved, *flags, lam == 1),
         test_utils=checks,
     )
+
+
+def test_options_that_hash_alike_are_told_apart():
+    plain, normed = RumOptions(lam=1.0), RumOptions(lam=1.0, layer_norm=True)
+    assert hash(plain) == hash(normed) and plain != normed
+    assert {plain: 1, normed: 2}[RumOptions(lam=1.0, layer_norm=True)] == 2
+    assert hash(RumOptions(eta=2)) == hash(RumOptions(eta=2.0))

@@ -188,9 +188,10 @@ class Recurrent(nn.Module, ABC):
 
     def _read_state(self, hx: Hidden | None, x: Tensor, unbatched: bool = False) -> list[State]:
         """Split ``hx`` into one state tuple per recurrence, after checking its form."""
-        where, count, B = self._get_name(), self.num_layers * self.num_directions, x.shape[1]
+        count, B = self.num_layers * self.num_directions, x.shape[1]
         if hx is None:
             return [self._start(index, B, x) for index in range(count)]
+        where = self._get_name()
         parts = state_parts(where, hx, self.state_names)
         fresh = [self.initial_state(index, B, x) for index in range(count)] if any(p is None for p in parts) else []
         columns = []

@@ -146,8 +146,9 @@ class RUM(Recurrent):
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
             return super()._write_state(states)
-        # the scan has made copies for the user, in the shape of h_n but for those behind a reset
-        parts = tuple(part if states[0][0].dim() == 3 else part.unsqueeze(0) for part in states[0])
+        (parts,) = states  # copies for the user, in the shape of h_n but for those behind a reset
+        if parts[0].dim() != 3:
+            parts = tuple(part.unsqueeze(0) for part in parts)
         return parts[0] if len(parts) == 1 else parts
 
     def explain_backend(self, input: Tensor) -> Choice:

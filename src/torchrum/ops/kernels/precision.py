@@ -1,8 +1,7 @@
 """The precision of matmuls: what autocast makes of them, and where a GPU's must not be rounded to TF32's ten bits."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 
 
 def rounds_matmuls(x: Tensor) -> bool:
-    """Whether a matmul of ``x`` would be TF32; a compiled program keeps its precision, and is not asked."""
-    if torch.compiler.is_compiling() or not x.is_cuda or x.dtype != torch.float32:
+    """Whether a matmul of ``x`` would be TF32."""
+    if not x.is_cuda or x.dtype is not torch.float32:
         return False
     return tf32_allowed() and not torch.is_autocast_enabled("cuda") and has_tf32(x.device)
 
@@ -51,21 +50,24 @@ def tf32_allowed() -> bool:
     return (read("generic", "all") if asked == "none" else asked) == "tf32"
 
 
-@contextmanager
-def exact_matmuls() -> Iterator[None]:
-    """FP32 matmuls (TF32 off) on the GPU inside, by the interface that the precision was set with."""
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by the newer interface, which the older one refuses to read
-        newer = torch.backends.cuda.matmul.fp32_precision
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
+class ExactMatmuls:
+    """FP32 matmuls (TF32 off) on the GPU inside ``with``, by the interface that the precision was set with.
+
+    No generator: that would take longer than to set the precision does.
+    """
+
+    def __enter__(self) -> None:
+        self.older: str | None = None
         try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.fp32_precision = newer
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+            self.older = torch.get_float32_matmul_precision()
+        except RuntimeError:  # set by the newer interface, which the older one refuses to read
+            self.newer = torch.backends.cuda.matmul.fp32_precision
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
+            return
+        torch.set_float32_matmul_precision("highest")
+
+    def __exit__(self, *error: object) -> None:
+        if self.older is None:
+            torch.backends.cuda.matmul.fp32_precision = self.newer
+        else:
+            torch.set_float32_matmul_precision(self.older)

@@ -1,5 +1,7 @@
 """Whether a call may pass torch's dispatcher by: it saves as much time as a small scan takes, and is seen by nobody."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -8,7 +10,7 @@ from torch.nn import Parameter
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def is_unwatched(*tensors: Tensor) -> bool:
+def is_unwatched(tensors: Iterable[Tensor]) -> bool:
     """Whether the tensors are plain, and no compiler, tracer, transform or mode looks at what is done with them."""
     if torch.compiler.is_compiling():
         return False

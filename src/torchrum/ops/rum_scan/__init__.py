@@ -63,7 +63,7 @@ def rum_scan(
     design = decide(inputs, options, lam is not None, backend)
     if design.module is None:
         return rum_scan_reference(inputs, options, lam=lam)
-    if not torch.is_grad_enabled() and is_unwatched(xp, inputs.h0, inputs.weight_hh):
+    if not torch.is_grad_enabled() and is_unwatched((xp, inputs.h0, inputs.weight_hh)):
         out, R, _ = design.module.forward(inputs, options, save=False)
         return out, R
     if not torch.compiler.is_compiling():

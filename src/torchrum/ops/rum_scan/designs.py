@@ -66,6 +66,11 @@ def decide(inputs: ScanInputs, options: RumOptions, learnable_lam: bool, asked: 
     """``choose_design``, once for each kind of input."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return choose_design(inputs, options, learnable_lam, asked)[0]
+    return look_up(inputs, options, learnable_lam, asked)
+
+
+def look_up(inputs: ScanInputs, options: RumOptions, learnable_lam: bool, asked: str) -> Design:
+    """``decide`` where no compiler is at work, and no forward-mode differentiation."""
     xp = inputs.xp
     key = (xp.shape, xp.dtype, xp.device, options, learnable_lam, asked)
     found = _decisions.get(key)

@@ -39,6 +39,9 @@ class RumOptions:
     training: bool = False
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
+    def __hash__(self) -> int:
+        return hash((self.lam, self.eta, self.zoneout, self.training))  # of few fields: every call looks plans up by it
+
     def with_training(self, training: bool) -> "RumOptions":
         """The same options in training or in evaluation."""
         if training == self.training:

@@ -15,7 +15,7 @@ from torchrum.ops._dispatch import Backend, Design
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.precision import autocast_dtype, without_autocast, working_dtype
 from torchrum.ops.kernels.watching import is_unwatched
-from torchrum.ops.rum_scan.designs import NATIVE, decide
+from torchrum.ops.rum_scan.designs import NATIVE, look_up
 from torchrum.ops.rum_scan.native.projecting import (
     backward_projecting,
     forward_projecting,
@@ -25,7 +25,7 @@ from torchrum.ops.rum_scan.native.projecting import (
 )
 from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.projection import project, project_backward
+from torchrum.ops.rum_scan.projection import project, project_backward, project_eagerly
 from torchrum.ops.rum_scan.types import Copies, LayerInputs, Residuals, Results, ScanInputs
 
 
@@ -49,7 +49,7 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or call.backend == "reference":
         return None
     given = [part for part in inputs if part is not None]
-    if not is_unwatched(*given) or autocast_dtype(x.device.type) is not None:
+    if not is_unwatched(given) or autocast_dtype(x.device.type) is not None:
         return None
     if call.options.draws:
         inputs = inputs._replace(seed=draw_seed(x.device))
@@ -79,9 +79,9 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
 
 def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs]:
     """The design that runs, and what it takes."""
-    xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)
+    xp = project_eagerly(inputs.x, inputs.weight_ih, inputs.bias, call.options)
     scanned = inputs.projected(xp)
-    design = decide(scanned, call.options, False, call.backend)
+    design = look_up(scanned, call.options, False, call.backend)
     if inputs.h0 is None and not design.by_driver:
         scanned = inputs.with_zeros().projected(xp, from_zero=True)
     return design, scanned
@@ -139,25 +139,28 @@ class _PlainScan(torch.autograd.Function):
         needs, bias, (*grads, grad_R) = ctx.needs_input_grad[1:], inputs.bias, arriving
         if grad_R is not None and ctx.call.returned:
             arriving = (*grads, grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
-        plain = not torch.is_grad_enabled() and is_unwatched(*[part for part in arriving if part is not None])
-        with without_autocast(inputs.x.device.type):
-            if plain and xp is None:
-                found = backward_projecting(arriving, inputs, results, ctx.call.options, needs)
-            else:
-                found = _backward_of_parts(ctx, arriving, inputs, xp, results, plain)
+        if autocast_dtype(inputs.x.device.type) is None:
+            found = _gradients(ctx, arriving, inputs, xp, results)
+        else:
+            with without_autocast(inputs.x.device.type):
+                found = _gradients(ctx, arriving, inputs, xp, results)
         grad_bias, grad_h0 = found[2:4]
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has none
         return None, *found[:2], grad_bias, grad_h0 if needs[3] else None, *found[4:], None, None
 
 
-def _backward_of_parts(
-    ctx: Any, arriving: Sequence[Tensor | None], inputs: LayerInputs, xp: Tensor | None, results: Results, plain: bool
+def _gradients(
+    ctx: Any, arriving: Sequence[Tensor | None], inputs: LayerInputs, xp: Tensor | None, results: Results
 ) -> tuple[Tensor | None, ...]:
     """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own."""
     call, design, needs = ctx.call, ctx.design, ctx.needs_input_grad[1:]
+    plain = not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None])
+    if plain and xp is None:
+        return backward_projecting(arriving, inputs, results, call.options, needs)
     grad_out, grad_last, grad_R = arriving
-    grad_out = _joined(grad_out, grad_last, results.out, plain)
+    if grad_out is None or grad_last is not None:
+        grad_out = _joined(grad_out, grad_last, results.out, plain)
     if xp is None:
         results = operator_results(results)
     if xp is None or torch.is_grad_enabled():

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchrum.ops._onednn import explained_linear
 from torchrum.ops.kernels.bf16x3 import bf16x3_linear
-from torchrum.ops.kernels.precision import exact_matmuls, rounds_matmuls, working_dtype
+from torchrum.ops.kernels.precision import ExactMatmuls, rounds_matmuls, working_dtype
 from torchrum.ops.rum_scan.options import RumOptions
 
 EXACT_UNITS = 512
@@ -37,20 +37,28 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions)
         weight: ``(3H, I)``, or ``(2H, I)`` without update gate.
         bias: as long as ``weight``, or without the H of eps; None for zeros.
     """
+    if torch.compiler.is_compiling():  # the program keeps the precision that is set
+        return F.linear(x, weight, padded_bias(weight, bias))
+    return project_eagerly(x, weight, bias, options)
+
+
+def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
+    """``project`` where no compiler is at work."""
     bias = padded_bias(weight, bias)
     if not rounds_matmuls(x):
         return _linear(x, weight, bias)
     if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
-        with exact_matmuls():
+        with ExactMatmuls():
             return _linear(x, weight, bias)
     return bf16x3_linear(x, weight, bias)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if torch.compiler.is_compiling():
-        return F.linear(x, weight, bias)
     if bias is not None and _adds_apart(x, weight):
-        return F.linear(x, weight) + bias
+        projected = F.linear(x, weight)
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            return projected + bias
+        return projected.add_(bias)
     return explained_linear(x, weight, bias)
 
 

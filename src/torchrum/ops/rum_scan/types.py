@@ -57,6 +57,8 @@ class ScanInputs(NamedTuple):
 class ScanFromZero(ScanInputs):
     """The tensors of a scan that was given no initial state."""
 
+    __slots__ = ()
+
     @property
     def from_zero(self) -> bool:
         return True

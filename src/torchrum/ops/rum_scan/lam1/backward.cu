@@ -274,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     __syncthreads();
     if (p.warp == 0) {
         EACH(i) grad_h.x[i] += through_W[32 * i + lane];
-        write_global(grad_h0, (i64)b * N, grad_h, lane);
+        if (grad_h0) write_global(grad_h0, (i64)b * N, grad_h, lane);
     }
     if (LN)
         for (int i = p.tid; i < 2 * INPUTS * N; i += THREADS)

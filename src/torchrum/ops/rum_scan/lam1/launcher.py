@@ -87,11 +87,10 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
     if out.numel() == 0:
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
         return results
-    start = None if inputs.from_zero else _plain(h0)
-    tensors = (xp.contiguous(), start, _plain(R0), _plain(weight_hh), _plain(ln_weight), _plain(ln_bias))
-    args = (*tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, *copies, T, B)
-    kernel, threads, shared = _find_kernel("forward", xp, options)
-    kernel.launch(B, threads, shared, (*args, *_scalars(options)))  # one block per batch row
+    tensors = _all_plain(None if inputs.from_zero else h0, R0, weight_hh, ln_weight, ln_bias)
+    args = (xp.contiguous(), *tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, *copies, T, B)
+    kernel, threads, shared, numbers = _find_kernel("forward", xp, options)
+    kernel.launch(B, threads, shared, (*args, *numbers))  # one block per batch row
     return results
 
 
@@ -116,24 +115,22 @@ def backward(
         moved = torch.bmm(R_n.mT, grad_R_n.float())
         K_n = (moved - moved.mT).contiguous()
     xp, out, lengths = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64)
-    start = None if inputs.from_zero else _plain(h0)
-    weight, ln = _plain(weight_hh), (_plain(ln_weight), _plain(ln_bias))
+    start, weight, *ln = _all_plain(None if inputs.from_zero else h0, weight_hh, ln_weight, ln_bias)
     grad_xp = torch.empty_like(xp)
     gates = _gates(xp, start, weight, out, grad_xp, options)
-    grad_h0 = xp.new_empty(B, H, dtype=torch.float32)
+    grad_h0 = None if inputs.from_zero else xp.new_empty(B, H, dtype=torch.float32)
     grad_ln = xp.new_empty(B, options.num_inputs, 2, H, dtype=torch.float32) if options.layer_norm else None
     grad_turned = turned = None
     if need_R0:  # before the backward, which may write over the gates
         # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
         turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
-        kernel, threads, shared = _find_kernel("replay", xp, options)
+        kernel, threads, shared, _ = _find_kernel("replay", xp, options)
         args = (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, float(options.ln_eps))
         kernel.launch(B, threads, shared, args)
         grad_turned = torch.zeros_like(turned)
     tensors = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, out, gates, R_n, kept, K_n)
-    kernel, threads, shared = _find_kernel("backward", xp, options)
-    numbers = (T, B, *_scalars(options))
-    kernel.launch(B, threads, shared, (*tensors, grad_xp, grad_h0, grad_ln, grad_turned, *numbers))
+    kernel, threads, shared, numbers = _find_kernel("backward", xp, options)
+    kernel.launch(B, threads, shared, (*tensors, grad_xp, grad_h0, grad_ln, grad_turned, T, B, *numbers))
 
     grad_R0 = None
     if turned is not None and grad_turned is not None:
@@ -142,7 +139,7 @@ def backward(
             grad_R0 = torch.baddbmm(grad_R0, grad_R_n.float(), P_n.mT)
     grad_weight = recurrent_weight_gradient(grad_xp, weight_hh.shape[0], None if inputs.from_zero else h0, out)
     grad_weight = grad_weight if grad_weight.dtype is weight_hh.dtype else grad_weight.to(weight_hh.dtype)
-    started = None if inputs.from_zero else grad_h0 if h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
+    started = grad_h0 if grad_h0 is None or h0.dtype is torch.float32 else grad_h0.to(h0.dtype)
     grads = Gradients(grad_xp, started, grad_R0, grad_weight)
     if ln_weight is None or ln_bias is None or grad_ln is None:
         return grads
@@ -161,9 +158,13 @@ def _gates(
     T, B, H = out.shape
     gates = grad_xp if xp.dtype == torch.float32 else xp.new_empty(T, B, options.num_gates * H, dtype=torch.float32)
     share = -(-T * B // GATE_BLOCKS)
-    kernel, threads, shared = _find_kernel("gates", xp, options)
+    kernel, threads, shared, _ = _find_kernel("gates", xp, options)
     kernel.launch(-(-T * B // share), threads, shared, (xp, h0, weight, out, gates, T, B, share))
     return gates
+
+
+def _all_plain(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if x is None else _plain(x) for x in tensors]
 
 
 def _plain(x: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -172,31 +173,40 @@ def _plain(x: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | Non
     return x.to(dtype).contiguous()
 
 
-def _scalars(options: RumOptions) -> tuple[float, float, float, int]:
-    keep_below = keep_threshold(options.zoneout)
-    return float(options.eta or 0.0), float(options.ln_eps), float(options.zoneout), keep_below
+class Prepared(NamedTuple):
+    """A launch but for its grid and its tensors."""
+
+    kernel: Kernel
+    threads: int
+    """Of a block."""
+    shared_bytes: int
+    numbers: tuple[float, float, float, int]
+    """eta, ln_eps, zoneout and the hash below which a unit takes its new value."""
 
 
-def _find_kernel(kind: str, xp: Tensor, options: RumOptions) -> tuple[Kernel, int, int]:
-    """The kernel for such an ``xp``, the threads of a block, and its shared memory in bytes."""
-    H = xp.shape[-1] // options.num_inputs
-    sizes = rows_per_thread(H), CHECKPOINT_EVERY
-    return _prepare(load_kernel, kind, H, xp.dtype, options, sizes, xp.device.index or 0)
+def _find_kernel(kind: str, xp: Tensor, options: RumOptions) -> Prepared:
+    """The kernel for such an ``xp``."""
+    tiling = rows_per_thread, CHECKPOINT_EVERY
+    return _prepare(load_kernel, kind, xp.shape[-1], xp.dtype, options, tiling, xp.device.index or 0)
 
 
 @functools.lru_cache(maxsize=256)
 def _prepare(
     load: Callable[..., Kernel],
     kind: str,
-    H: int,
+    width: int,
     dtype: torch.dtype,
     options: RumOptions,
-    sizes: tuple[int, int],
+    tiling: tuple[Callable[[int], int], int],
     device: int,
-) -> tuple[Kernel, int, int]:
-    """``_find_kernel``, as ``load`` loads it."""
-    layout = _cut(kind, H, dtype, options, *sizes)
-    return load(_source(kind), f"lam1_{kind}", layout.macros, device), layout.threads, 4 * layout.shared_floats
+) -> Prepared:
+    """``_find_kernel``, as ``load`` loads it, for an ``xp`` of ``width`` columns."""
+    H, (rows, every) = width // options.num_inputs, tiling
+    layout = _cut(kind, H, dtype, options, rows(H), every)
+    kernel = load(_source(kind), f"lam1_{kind}", layout.macros, device)
+    keep_below = keep_threshold(options.zoneout)
+    numbers = float(options.eta or 0.0), float(options.ln_eps), float(options.zoneout), keep_below
+    return Prepared(kernel, layout.threads, 4 * layout.shared_floats, numbers)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -248,7 +248,6 @@ class Layout(NamedTuple):
     shared_bytes: int
 
 
-@functools.lru_cache(512)
 def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions, kept: bool, zero: bool) -> Layout:
     """The launch of kernel ``name`` for ``sizes`` (T, B, N).
 
@@ -275,22 +274,52 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     return Layout(ends[-1], places, fills, struct.Struct(f"={pointers}Q6q2d"), numbers, plan.shared_bytes(name, gates))
 
 
+class Prepared(NamedTuple):
+    """A launch but for its tensors, and what it launches."""
+
+    layout: Layout
+    kernel: Kernel
+    blocks: int
+
+
+def _find(name: str, inputs: ScanInputs, options: RumOptions, kept: bool, zero: bool) -> Prepared:
+    """The launch of kernel ``name``; the last two arguments are those of ``lay_out``."""
+    xp = inputs.xp
+    sizes, tf32 = (*xp.shape[:2], inputs.weight_hh.shape[1]), xp.dtype is torch.float32 and tf32_allowed()
+    return _prepare(
+        name, (machine, xp.device), sizes, xp.dtype, options, (inputs.lengths is not None, tf32, kept, zero)
+    )
+
+
+@functools.lru_cache(512)
+def _prepare(
+    name: str,
+    place: tuple[Any, torch.device],
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    options: RumOptions,
+    flags: tuple[bool, bool, bool, bool],
+) -> Prepared:
+    """``_find``, once for everything that decides; ``place`` is the machine and the device."""
+    (on, device), (with_lengths, tf32, kept, zero) = place, flags
+    plan = make_plan(*sizes[1:], dtype, options, with_lengths, on.blocks(device), tf32)
+    layout = lay_out(name, plan, sizes, options, kept, zero)
+    return Prepared(layout, on.kernel(name, plan, device), plan.group * plan.groups)
+
+
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
     """Run the scan and fill ``copies``; without ``save`` the residuals are written to memory that is given back."""
     xp, weight = _aligned(inputs.xp), inputs.weight_hh
-    T, B = xp.shape[:2]
-    sizes = (T, B, weight.shape[1])
-    results = empty_results(inputs, options) if save else Results(xp.new_empty(*sizes), None)
-    plan = find_plan(inputs, options)
-    start = _start(inputs, B * weight.shape[1])
-    layout = lay_out("forward", plan, sizes, options, save, start is None)
+    T, B, N = *xp.shape[:2], weight.shape[1]
+    results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
+    start = _start(inputs, B * N)
+    layout, kernel, blocks = _find("forward", inputs, options, save, start is None)
     memory = xp.new_empty(layout.words, dtype=torch.int32)
     gates, stats, h0, *boxes = _addresses(memory, layout)
     tensors = (xp, _aligned(_as(weight, xp.dtype)), h0 if start is None else start, _int64(inputs.lengths))
     kept = results.residuals if save else (gates, stats)
     args, fills = _fill_in(layout, memory, (*tensors, inputs.seed, results.out, *copies[:2], *kept, *boxes))
-    kernel, grid = machine.kernel("forward", plan, xp.device), plan.group * plan.groups
-    kernel.launch(grid, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
+    kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
 
 
@@ -301,10 +330,9 @@ def backward(
     gates, stats = results.residuals
     assert gates is not None and stats is not None
     xp, out, weight, from_zero = _aligned(inputs.xp), _aligned(results.out), inputs.weight_hh, inputs.from_zero
-    T, B, N = out.shape
-    plan = find_plan(inputs, options)
+    B, N = out.shape[1:]
     start = _start(inputs, B * N)
-    layout = lay_out("backward", plan, (T, B, N), options, not from_zero, start is None)
+    layout, kernel, blocks = _find("backward", inputs, options, not from_zero, start is None)
     memory, dxp = xp.new_empty(layout.words, dtype=torch.int32), torch.empty_like(xp)
     dh0 = None if from_zero else xp.new_empty(B, N, dtype=torch.float32)
     unread, zeros, *boxes = _addresses(memory, layout)
@@ -313,8 +341,7 @@ def backward(
     row_inputs = (stats.contiguous(), _int64(inputs.lengths), inputs.seed)
     pointers = (*given, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes)
     args, fills = _fill_in(layout, memory, pointers)
-    kernel, grid = machine.kernel("backward", plan, xp.device), plan.group * plan.groups
-    kernel.launch(grid, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
+    kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     del memory  # what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     return Gradients(dxp, None if dh0 is None else _as(dh0, inputs.h0.dtype), None, _as(dweight, weight.dtype))
