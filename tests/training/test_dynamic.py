@@ -5,27 +5,31 @@ import torch
 
 from texts import small_text
 from torchrum.cli import main
+from torchrum.data.text import encode
 from torchrum.recipes import load_recipe
-from torchrum.training import ConfigError, Trainer, evaluate, override
+from torchrum.training import ConfigError, Trainer, evaluate, load_model, override, read_config
 from torchrum.training.dynamic import DynamicConfig, Follower, dynamic_evaluate
 from torchrum.training.errors import DivergedError
 
 SMALL = "steps=40 eval_every=20 batch_size=8 task.lanes=8 task.segment=20 model.hidden_size=24 task.shown=0 device=cpu"
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def train(folder, *fields):
     """A run on a text whose test part has a phrase again and again that training never showed."""
-    folder = tmp_path_factory.mktemp("dynamic")
     for name, text in {
         "train": small_text(4000),
         "valid": small_text(400, 1),
         "test": b"the wind the sea " * 60,
     }.items():
         (folder / f"{name}.txt").write_bytes(text)
-    config = override(load_recipe("char-rum"), SMALL.split())
+    config = override(load_recipe("char-rum"), [*SMALL.split(), *fields])
     Trainer(replace(config, task=config.task.reading(folder)), quiet=True).fit(folder / "run")
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("dynamic"))
 
 
 def test_the_update_has_the_published_numbers():
@@ -38,6 +42,50 @@ def test_the_update_has_the_published_numbers():
     follower.update([torch.tensor([0.5, -0.5]), torch.tensor([0.25])])
     torch.testing.assert_close(weights[0], torch.tensor([1.07604498, 1.92639068]))
     torch.testing.assert_close(weights[1], torch.tensor([2.50409684]))
+
+
+def written_out(run, segment, lanes, lr, decay, eps):
+    """Nats per symbol of the test part, by the method's equations with plain loops in float64."""
+    task, model = read_config(run).task, load_model(run)
+    train, valid, test = (encode(part, task.facts.symbols).long() for part in task.read())
+    weights = list(model.parameters())
+
+    def gradient(x, y, state):
+        logits, state = model(x, None, state)
+        kept = y >= 0
+        loss = torch.nn.functional.cross_entropy(logits[kept], y[kept])
+        return loss.item(), torch.autograd.grad(loss, weights), tuple(part.detach() for part in state)
+
+    length = -(-len(train) // lanes)
+    padded = torch.full((lanes * length,), -1)
+    padded[: len(train)] = train
+    shifted = torch.zeros_like(padded)
+    shifted[: len(train)] = torch.cat((test[-1:], train[:-1]))  # what is before the first symbol hardly matters
+    squares, segments, state = [0.0] * len(weights), range(0, length, segment), None
+    for start in segments:
+        part = slice(start, start + segment)
+        _, grads, state = gradient(shifted.view(lanes, -1)[:, part], padded.view(lanes, -1)[:, part], state)
+        squares = [square + grad**2 for square, grad in zip(squares, grads, strict=True)]
+    rms = [(square / len(segments)).sqrt() for square in squares]
+    mean = sum(value.mean() for value in rms) / len(rms)
+    trained = [weight.detach().clone() for weight in weights]
+    before, total, state = torch.cat((valid[-1:], test[:-1])), 0.0, None
+    for start in range(0, len(test), segment):
+        part = slice(start, start + segment)
+        loss, grads, state = gradient(before[None, part], test[None, part], state)
+        total += loss * len(test[part])
+        for weight, start_value, grad, value in zip(weights, trained, grads, rms, strict=True):
+            pull = (decay * value / mean).clamp(max=1) * (start_value - weight.detach())
+            weight.data += pull - lr * grad / (value + eps)
+    return total / len(test)
+
+
+def test_it_is_its_equations(tmp_path):
+    """Segments do not divide the text and lanes are padded; in float64, since updates amplify rounding."""
+    run = train(tmp_path, "precision=64-true")
+    config = DynamicConfig(segment=47, lanes=6, lr=2e-3, decay=0.02, eps=1e-4)
+    found = dynamic_evaluate(run, device="cpu", dynamic=config)["loss"]
+    assert found == pytest.approx(written_out(run, 47, 6, 2e-3, 0.02, 1e-4), rel=1e-7)
 
 
 def test_without_a_rate_it_is_the_plain_evaluation(run):
