@@ -301,6 +301,26 @@ def test_results_of_a_plain_call_are_the_users_own(kind):
         assert_near(*({str(i): part for i, part in enumerate(parts)} for parts in (inferred, trained)), 1e-6)
 
 
+@pytest.mark.parametrize("kind, most", [("lam0", 14.5), ("lam1", 11)])
+def test_a_training_call_takes_little_memory(kind, most):
+    """In units of the input, beside it and the incoming gradient; tests/ops/test_plain.py says what takes them."""
+    layer = RUM(100, 100, **KINDS[kind], backend="fused", device=CUDA)
+    x, incoming = torch.randn(300, 64, 100, device=CUDA, requires_grad=True), torch.randn(300, 64, 100, device=CUDA)
+
+    def train():
+        x.grad = None
+        layer.zero_grad()
+        layer(x)[0].backward(incoming)
+
+    train()  # libraries take memory of their own at first
+    x.grad = None
+    layer.zero_grad()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    train()
+    assert (torch.cuda.max_memory_allocated() - before) / x.nbytes < most
+
+
 @both
 def test_two_streams(kind):
     fused, reference = build(kind)
