@@ -8,7 +8,7 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatch
 from typing import Any
@@ -85,29 +85,33 @@ def run_gpu(
     report.environment |= {"cudnn_allow_tf32": True, "float32_matmul_precision": "as each row says"}
     with _own_stream():
         _start_cuda()
-        for case in quick_cases() if quick else gpu_cases():
-            if not fnmatch(case.name, cases):
+        for case, mode in _unmeasured(report, quick_cases() if quick else gpu_cases(), cases, designs):
+            if time.perf_counter() - begin > seconds:
+                tell(f"{case.name} {mode}: left out, the {seconds:.0f} s are over")
                 continue
-            case = with_stepwise(case) if designs and _persistent(case) else case
-            for mode in case.modes:
-                missing = tuple(name for name in case.implementations if not report.has(case.name, name, mode))
-                if not missing:
-                    continue
-                if time.perf_counter() - begin > seconds:
-                    tell(f"{case.name} {mode}: left out, the {seconds:.0f} s are over")
-                    continue
-                try:
-                    left = dataclasses.replace(case, implementations=missing)
-                    report.add(*measure_case(left, mode, case.samples or samples, tell))
-                except DeviceLostError as lost:
-                    report.add(lost.row)
-                    tell(f"{lost}; the device is lost to this process")
-                    return False
-                finally:
-                    report.write()
+            try:
+                report.add(*measure_case(case, mode, case.samples or samples, tell))
+            except DeviceLostError as lost:
+                report.add(lost.row)
+                tell(f"{lost}; the device is lost to this process")
+                return False
+            finally:
+                report.write()
         report.environment["clocks_at_the_end"] = clocks()
         report.write()
     return True
+
+
+def _unmeasured(report: Report, cases: Sequence[Case], pattern: str, designs: bool) -> Iterator[tuple[Case, str]]:
+    """The cases that match, in each of their modes, with only those implementations that the report lacks."""
+    for case in cases:
+        if not fnmatch(case.name, pattern):
+            continue
+        case = with_stepwise(case) if designs and _persistent(case) else case
+        for mode in case.modes:
+            missing = tuple(name for name in case.implementations if not report.has(case.name, name, mode))
+            if missing:
+                yield dataclasses.replace(case, implementations=missing), mode
 
 
 def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[Row]:

@@ -111,8 +111,13 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         complain(str(unknown_name("command", name, COMMANDS, "see torchrum --help.")))
         return 2
+    return run_command(name, rest)
+
+
+def run_command(name: str, arguments: list[str]) -> int:
+    """Run a subcommand and return its exit code; an error that is meant for the user becomes one line."""
     try:
-        return command(name)(rest)
+        return command(name)(arguments)
     except ModuleNotFoundError as error:
         if error.name == "torch":
             complain("torchrum needs torch; install it with: pip install torch")

@@ -5,9 +5,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchrum.cli import complain
 from torchrum.cli.parsing import Parser
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchrum.tasks import Babi
 
 HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
 
@@ -28,12 +34,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
     options = parser.parse_args(arguments)
 
-    import torch
-
     from torchrum.tasks import Babi
     from torchrum.training import load_model, read_config
     from torchrum.training.errors import ConfigError
-    from torchrum.training.progress import visible
 
     if options.top < 1:
         raise ConfigError(f"--top is {options.top}, but it must be at least 1.")
@@ -45,21 +48,8 @@ def main(arguments: list[str]) -> int:
     model = load_model(options.run, options.checkpoint)
 
     def answer(story: str, question: str) -> str:
-        try:
-            batch, unknown = task.ask(story, question)
-        except ValueError as error:
-            raise ConfigError(f"ask: {error}") from error
-        with torch.no_grad():
-            chances = model(batch.x, batch.lengths)[0].float().softmax(-1)
-        best = chances[1:].topk(min(options.top, len(chances) - 1))  # the blank is no answer
-        answers = {task.words()[int(i) + 1]: float(p) for p, i in zip(best.values, best.indices, strict=True)}
-        if options.json:
-            return json.dumps({"answers": answers, "unknown": unknown})
-        width = max(map(len, answers))
-        lines = [f"{word:<{width}}  {chance:.1%}" for word, chance in answers.items()]
-        if unknown:
-            lines.append(f"not known to the model, read as blanks: {', '.join(unknown)}")
-        return visible("\n".join(lines))  # words may come from a file
+        answers, unknown = best_answers(task, model, story, question, options.top)
+        return json.dumps({"answers": answers, "unknown": unknown}) if options.json else in_lines(answers, unknown)
 
     if options.question is not None:
         print(answer(options.story, options.question))
@@ -71,6 +61,35 @@ def main(arguments: list[str]) -> int:
     if not answered and not sys.stdin.isatty():
         raise ConfigError("no question was answered: a question ends with ?; or pass it with --question.")
     return 0
+
+
+def best_answers(
+    task: "Babi", model: "nn.Module", story: str, question: str, top: int
+) -> tuple[dict[str, float], list[str]]:
+    """The ``top`` most likely answers with their probabilities, and the words that the model does not know."""
+    import torch
+
+    from torchrum.training.errors import ConfigError
+
+    try:
+        batch, unknown = task.ask(story, question)
+    except ValueError as error:
+        raise ConfigError(f"ask: {error}") from error
+    with torch.no_grad():
+        chances = model(batch.x, batch.lengths)[0].float().softmax(-1)
+    best = chances[1:].topk(min(top, len(chances) - 1))  # the blank is no answer
+    return {task.words()[int(i) + 1]: float(p) for p, i in zip(best.values, best.indices, strict=True)}, unknown
+
+
+def in_lines(answers: dict[str, float], unknown: list[str]) -> str:
+    """The answers for a person to read, one per line."""
+    from torchrum.training.progress import visible
+
+    width = max(map(len, answers))
+    lines = [f"{word:<{width}}  {chance:.1%}" for word, chance in answers.items()]
+    if unknown:
+        lines.append(f"not known to the model, read as blanks: {', '.join(unknown)}")
+    return visible("\n".join(lines))  # words may come from a file
 
 
 def _lines() -> Iterator[str]:

@@ -1,5 +1,6 @@
 """``torchrum bench --suite cpu --json results/bench/cpu.json``"""
 
+import argparse
 import os
 import sys
 import time
@@ -14,6 +15,32 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     """Time the layers, print a table, write the numbers; or turn written numbers into a table and a plot."""
+    parser = bench_parser()
+    options = parser.parse_args(arguments)
+    check_together(parser, options)
+    if options.report:
+        show_report(options)
+        return 0
+
+    from torchrum.bench.environment import conditions
+    from torchrum.bench.records import Report, read_report
+    from torchrum.bench.table import text_table
+
+    report = Report(options.suite, conditions(options.commit), path=options.json)
+    if options.resume and options.json.exists():
+        report = continued(read_report(options.json), report)
+    if options.suite == "cpu":
+        measure_cpu(report, options)
+    else:
+        measure_gpu(report, parser, options, arguments)
+    if not report.rows:
+        parser.error(f"no case of the {options.suite} suite matches {options.cases!r}")
+    print(text_table(report))
+    return 0
+
+
+def bench_parser() -> Parser:
+    """The options of ``torchrum bench``."""
     parser = Parser("bench", "Time RUM beside the original implementation, nn.GRU and nn.LSTM on this machine.")
     parser.add_argument("--suite", choices=("cpu", "gpu"), default="cpu", help="device to measure (default: cpu)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, after every case")
@@ -42,7 +69,11 @@ def main(arguments: list[str]) -> int:
         "--write", type=Path, metavar="PAGE", help="with --report: update the table between the markers in this file"
     )
     parser.add_argument("--plot", type=Path, metavar="PNG", help="with --report: plot the results to this file")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def check_together(parser: Parser, options: argparse.Namespace) -> None:
+    """Refuse numbers out of range, and options that do not go together."""
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples is {options.samples}; it must be 1 or more")
     if not options.seconds >= 0:
@@ -55,65 +86,65 @@ def main(arguments: list[str]) -> int:
     if options.resume and not options.json:
         parser.error("--resume needs --json FILE, whose rows it keeps")
 
-    from torchrum.bench.records import Report, read_report
-    from torchrum.bench.table import text_table
 
-    if options.report:
+def show_report(options: argparse.Namespace) -> None:
+    """Turn the numbers of ``--report`` into what is asked for: a table in a page, a plot, or else a printed table."""
+    from torchrum.bench.records import read_report
+
+    report = read_report(options.report)
+    if options.write:
         from torchrum.bench.report import write_markdown
 
-        report = read_report(options.report)
-        if options.write:
-            print(f"{options.write}: table {'written' if write_markdown(options.write, report) else 'is up to date'}")
-        if options.plot:
-            from torchrum.bench.plot import draw_report
+        print(f"{options.write}: table {'written' if write_markdown(options.write, report) else 'is up to date'}")
+    if options.plot:
+        from torchrum.bench.plot import draw_report
 
-            print(draw_report(report, options.plot))
-        if not options.write and not options.plot:
-            print(text_table(report))
-        return 0
+        print(draw_report(report, options.plot))
+    if not options.write and not options.plot:
+        from torchrum.bench.table import text_table
 
-    from torchrum.bench.environment import conditions
+        print(text_table(report))
 
-    def log(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
-    report = Report(options.suite, conditions(options.commit), path=options.json)
-    if options.resume and options.json.exists():
-        report = continued(read_report(options.json), report)
-    if options.suite == "cpu":
-        from torchrum.bench.cpu import run_cpu
+def measure_cpu(report: "Report", options: argparse.Namespace) -> None:
+    """Add the rows of the CPU suite to the report."""
+    from torchrum.bench.cpu import run_cpu
 
-        run_cpu(
-            report,
-            quick=options.quick,
-            memory=options.memory,
-            samples=options.samples or 21,
-            cases=options.cases,
-            log=log,
-        )
-    else:
-        import torch
+    run_cpu(
+        report,
+        quick=options.quick,
+        memory=options.memory,
+        samples=options.samples or 21,
+        cases=options.cases,
+        log=log,
+    )
 
-        if not torch.cuda.is_available():
-            parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
-        from torchrum.bench.gpu import run_gpu
 
-        start = time.perf_counter()
-        alive = run_gpu(
-            report,
-            quick=options.quick,
-            samples=options.samples or 30,
-            cases=options.cases,
-            seconds=options.seconds,
-            designs=options.designs,
-            log=log,
-        )
-        if not alive and options.json:  # the row that did it is on file: a fresh process continues after it
-            begin_anew(arguments, options.seconds - (time.perf_counter() - start))
-    if not report.rows:
-        parser.error(f"no case of the {options.suite} suite matches {options.cases!r}")
-    print(text_table(report))
-    return 0
+def measure_gpu(report: "Report", parser: Parser, options: argparse.Namespace, arguments: list[str]) -> None:
+    """Add the rows of the GPU suite to the report; where the device is lost, a new process resumes the ``--json``."""
+    import torch
+
+    if not torch.cuda.is_available():
+        parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
+    from torchrum.bench.gpu import run_gpu
+
+    start = time.perf_counter()
+    alive = run_gpu(
+        report,
+        quick=options.quick,
+        samples=options.samples or 30,
+        cases=options.cases,
+        seconds=options.seconds,
+        designs=options.designs,
+        log=log,
+    )
+    if not alive and options.json:  # the row that did it is on file: a fresh process continues after it
+        begin_anew(arguments, options.seconds - (time.perf_counter() - start))
+
+
+def log(text: str) -> None:
+    """Tell what is being measured, beside the table."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def continued(earlier: "Report", now: "Report") -> "Report":

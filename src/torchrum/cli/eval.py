@@ -2,9 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser, use_recipe
+
+if TYPE_CHECKING:
+    from torchrum.tasks import Task
 
 
 def main(arguments: list[str]) -> int:
@@ -57,9 +61,13 @@ def main(arguments: list[str]) -> int:
         return 0
     dynamic_words = f", dynamic evaluation ({how})" if how else ""
     print(f"{options.run}: {options.split} set, {options.checkpoint} checkpoint{dynamic_words}")
+    show(scores, config.task)
+    return 0
+
+
+def show(scores: dict[str, float], task: "Task") -> None:
+    """Print the scores, one per line, and the baseline that they are to beat."""
     width = max(12, *map(len, scores))
     for name, value in scores.items():
         print(f"  {name:<{width}} {value:,.0f}" if value >= 1e5 else f"  {name:<{width}} {value:.6g}")
-    task = config.task
     print(f"  {'baseline':<{width}} {task.baseline():.6g}  ({task.baseline_name} loss in {task.loss_unit})")
-    return 0

@@ -1,5 +1,6 @@
 """``torchrum figure copying``, ``torchrum figure kernels runs/recall-rum-lam1-t50``"""
 
+import argparse
 from pathlib import Path
 
 from torchrum.cli.parsing import Parser, use_recipe
@@ -9,6 +10,21 @@ FOLDER = Path("docs/figures")
 
 def main(arguments: list[str]) -> int:
     """Draw figures from the ledger or from a run."""
+    options = figure_parser().parse_args(arguments)
+    use_recipe(options.recipe)
+    check_page(options)
+    for path in draw(options):
+        print(path)
+    if options.write:
+        from torchrum.plots.gallery import write_gallery
+
+        changed = write_gallery(options.write, options.results, options.out or FOLDER)
+        print(f"{options.write}: {'figures written' if changed else 'figures are up to date'}")
+    return 0
+
+
+def figure_parser() -> Parser:
+    """The options of ``torchrum figure``."""
     parser = Parser(
         "figure",
         "Draw the paper's figures from the results ledger, or figures of one run. Each figure has a light "
@@ -35,34 +51,33 @@ def main(arguments: list[str]) -> int:
         help="with all: update the figures and captions between the markers in this file",
     )
     parser.add_recipe()
-    options = parser.parse_args(arguments)
+    return parser
 
+
+def check_page(options: argparse.Namespace) -> None:
+    """Refuse a ``--write`` that cannot be done, before anything is drawn."""
+    from torchrum.training.errors import ConfigError
+
+    if options.write and options.what != "all":
+        raise ConfigError(f"--write needs all, the figures of a whole page; got {options.what!r}.")
+    if options.write and not options.write.is_file():
+        marker = "<!-- torchrum:figure recall -->"
+        raise ConfigError(f"--write {options.write} is not a file; name a page with markers such as {marker}.")
+
+
+def draw(options: argparse.Namespace) -> list[Path]:
+    """Draw what is asked for; the files that were written."""
     from torchrum.plots.catalog import FIGURES, draw_all, draw_figure, draw_run
     from torchrum.plots.curve import draw_curve
     from torchrum.training.errors import ConfigError
     from torchrum.training.records import holds_run
 
-    use_recipe(options.recipe)
-    if options.write and options.what != "all":
-        raise ConfigError(f"--write needs all, the figures of a whole page; got {options.what!r}.")
-    if options.write and not options.write.is_file():  # before all is drawn
-        marker = "<!-- torchrum:figure recall -->"
-        raise ConfigError(f"--write {options.write} is not a file; name a page with markers such as {marker}.")
     if options.run is not None:
-        paths = draw_run(options.what, options.run, options.out or options.run)
-    elif holds_run(Path(options.what)):
-        paths = [draw_curve(Path(options.what), options.out and options.out / "curve.png")]
-    elif options.what == "all":
-        paths = draw_all(options.results, options.out or FOLDER)
-    elif options.what in FIGURES:
-        paths = draw_figure(options.what, options.results, options.out or FOLDER)
-    else:
-        raise ConfigError(f"{options.what!r} is neither a figure ({', '.join(FIGURES)}, all) nor a run folder.")
-    for path in paths:
-        print(path)
-    if options.write:
-        from torchrum.plots.gallery import write_gallery
-
-        changed = write_gallery(options.write, options.results, options.out or FOLDER)
-        print(f"{options.write}: {'figures written' if changed else 'figures are up to date'}")
-    return 0
+        return draw_run(options.what, options.run, options.out or options.run)
+    if holds_run(Path(options.what)):
+        return [draw_curve(Path(options.what), options.out and options.out / "curve.png")]
+    if options.what == "all":
+        return draw_all(options.results, options.out or FOLDER)
+    if options.what in FIGURES:
+        return draw_figure(options.what, options.results, options.out or FOLDER)
+    raise ConfigError(f"{options.what!r} is neither a figure ({', '.join(FIGURES)}, all) nor a run folder.")

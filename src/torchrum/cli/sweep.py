@@ -1,9 +1,16 @@
 """``torchrum sweep recall-rum --seeds 3 --grid optimizer.lr=1e-3,1e-4``"""
 
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser
 from torchrum.cli.starting import leaving_at_once
 from torchrum.cli.train import add_common, check_count, check_resumed, draw, split_fields
+
+if TYPE_CHECKING:
+    from torchrum.training import TrainConfig
 
 
 def main(arguments: list[str]) -> int:
@@ -41,9 +48,7 @@ def main(arguments: list[str]) -> int:
     with leaving_at_once():
         from torchrum.recipes import load_recipe
         from torchrum.training import override, run_sweep
-        from torchrum.training.errors import ConfigError
         from torchrum.training.fabric import leave_together
-        from torchrum.training.search import search
         from torchrum.training.sweep import grid
 
     for name in ("seeds", "trials", "jobs"):
@@ -51,16 +56,27 @@ def main(arguments: list[str]) -> int:
     recipe = load_recipe(options.recipe)
     check_resumed(options.resume, [recipe.name])
     config = with_text(override(recipe, [*options.fields, *fields]), options.data)
-    folder, new = options.resume or options.out / config.label, options.resume is None
+    folder = options.resume or options.out / config.label
     if options.trials is not None or options.search:
-        if options.grid or options.seeds or not (options.trials and options.search):
-            raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
-        if options.jobs > 1:
-            raise ConfigError("a search learns from each training before it begins the next; leave --jobs out.")
-        code = search(config, options.search, options.trials, folder, options.quiet, draw, rename=new)
+        code = run_search(config, folder, options)
     else:
         runs = grid(config, options.grid, options.seeds or 1)
+        new = options.resume is None
         results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
         code = max(result.exit_code for result in results)
     leave_together()
     return code
+
+
+def run_search(config: "TrainConfig", folder: Path, options: argparse.Namespace) -> int:
+    """Search with Optuna, or resume a search; the exit code. What else a sweep takes is refused."""
+    with leaving_at_once():
+        from torchrum.training.errors import ConfigError
+        from torchrum.training.search import search
+
+    if options.grid or options.seeds or not (options.trials and options.search):
+        raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
+    if options.jobs > 1:
+        raise ConfigError("a search learns from each training before it begins the next; leave --jobs out.")
+    new = options.resume is None
+    return search(config, options.search, options.trials, folder, options.quiet, draw, rename=new)

@@ -1,5 +1,6 @@
 """``torchrum table copying`` and ``torchrum table --write README.md``"""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -8,6 +9,30 @@ from torchrum.cli.parsing import Parser
 
 def main(arguments: list[str]) -> int:
     """Print the results, or write them into a file."""
+    options = table_parser().parse_args(arguments)
+    check_together(options)
+
+    from torchrum.ledger import read_ledger
+    from torchrum.ledger.markers import write_tables
+    from torchrum.ledger.notes import comparison_section
+    from torchrum.ledger.table import table
+
+    entries = read_ledger(options.results)
+    if options.write:
+        changed = write_tables(options.write, entries)
+        print(f"{options.write}: {'tables written' if changed else 'tables are up to date'}")
+        return 0
+    tasks = [options.task] if options.task else sorted({entry.task for entry in entries})
+    if options.within is not None:
+        tables = [f"**{task}**\n\n{comparison_section(entries, task, options.within)}" for task in tasks]
+    else:
+        tables = [table(entries, task, options.best) for task in tasks]
+    print("\n".join(tables) or f"{options.results} holds no run yet.")
+    return 0
+
+
+def table_parser() -> Parser:
+    """The options of ``torchrum table``."""
     parser = Parser("table", "Print the results ledger as Markdown tables.")
     parser.add_argument("task", nargs="?", help="copying, recall, char or babi (default: all)")
     parser.add_results()
@@ -27,8 +52,14 @@ def main(arguments: list[str]) -> int:
         help="compare at a matched step budget: WORK / T steps, T being the size of the problem",
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="update the tables between the markers in this file")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def check_together(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together, a task that no recipe has, and a ledger that is not there."""
+    from torchrum.recipes import RECIPES
     from torchrum.training.errors import ConfigError
+    from torchrum.training.overrides import unknown_name
 
     if options.best is not None and options.within is not None:
         raise ConfigError("--best and --within make different tables; pass only one of them.")
@@ -38,28 +69,8 @@ def main(arguments: list[str]) -> int:
         if options.write and getattr(options, name) is not None:
             marker = f"<!-- torchrum:table recall {name} 20000 -->"
             raise ConfigError(f"--{name} does not go with --write; put it into the marker instead: {marker}.")
-
-    from torchrum.ledger import read_ledger
-    from torchrum.ledger.markers import write_tables
-    from torchrum.ledger.notes import comparison_section
-    from torchrum.ledger.table import table
-    from torchrum.recipes import RECIPES
-    from torchrum.training.overrides import unknown_name
-
     known = {name.partition("-")[0] for name in RECIPES}
     if options.task is not None and options.task not in known:
         raise unknown_name("task", options.task, known)
     if not options.results.is_dir():
         raise ConfigError(f"{options.results} is not a folder; pass the folder of a results ledger with --results DIR.")
-    entries = read_ledger(options.results)
-    if options.write:
-        changed = write_tables(options.write, entries)
-        print(f"{options.write}: {'tables written' if changed else 'tables are up to date'}")
-        return 0
-    tasks = [options.task] if options.task else sorted({entry.task for entry in entries})
-    if options.within is not None:
-        tables = [f"**{task}**\n\n{comparison_section(entries, task, options.within)}" for task in tasks]
-    else:
-        tables = [table(entries, task, options.best) for task in tasks]
-    print("\n".join(tables) or f"{options.results} holds no run yet.")
-    return 0

@@ -4,11 +4,15 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchrum.cli import complain, is_first
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser
 from torchrum.cli.starting import leaving_at_once
+
+if TYPE_CHECKING:
+    from torchrum.training import TrainConfig
 
 EPILOG = """Every field of the recipe can be set: --steps 1000, or --set steps=1000. Nested fields have dotted names:
 --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows all fields. A recipe of your own is
@@ -139,7 +143,7 @@ def main(arguments: list[str]) -> int:
     with leaving_at_once():
         from torchrum.cli.family import train_family
         from torchrum.recipes import FAMILIES, load_recipe
-        from torchrum.training import Trainer, override, read_config, run_sweep
+        from torchrum.training import Trainer, override
         from torchrum.training.errors import ConfigError
         from torchrum.training.fabric import leave_together
 
@@ -155,21 +159,9 @@ def main(arguments: list[str]) -> int:
     elif options.seeds is not None:
         if recipe is None:
             raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
-        check_count("seeds", options.seeds)
-        check_resumed(options.resume, [recipe.name])
-        config = with_text(override(recipe, fields), options.data)
-        runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
-        folder, new = options.resume or options.out / config.label, options.resume is None
-        results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
-        code = max(result.exit_code for result in results)
+        code = train_seeds(recipe, fields, options)
     elif options.resume is not None:
-        check_single(options.resume)
-        config = with_text(override(read_config(options.resume), fields), options.data)
-        if recipe is not None and recipe.name != config.name:
-            raise ConfigError(
-                f"{options.resume} is a run of {config.name}, not of {recipe.name}; leave the recipe out."
-            )
-        code = Trainer(config, quiet=options.quiet, on_end=draw).fit(options.resume, resume=True).exit_code
+        code = resume_run(recipe, fields, options)
     else:
         assert recipe is not None
         config = with_text(override(recipe, fields), options.data)
@@ -178,3 +170,30 @@ def main(arguments: list[str]) -> int:
     leave_together()
     # a further process that leaves with a code would make the first one be killed before it is done
     return code if is_first() else 0
+
+
+def train_seeds(recipe: "TrainConfig", fields: list[str], options: argparse.Namespace) -> int:
+    """Train the recipe ``--seeds`` times, or resume such a sweep; the exit code."""
+    with leaving_at_once():
+        from torchrum.training import override, run_sweep
+
+    check_count("seeds", options.seeds)
+    check_resumed(options.resume, [recipe.name])
+    config = with_text(override(recipe, fields), options.data)
+    runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
+    folder, new = options.resume or options.out / config.label, options.resume is None
+    results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
+    return max(result.exit_code for result in results)
+
+
+def resume_run(recipe: "TrainConfig | None", fields: list[str], options: argparse.Namespace) -> int:
+    """Resume the one run in the folder ``--resume``, which must be of the recipe if one is given; the exit code."""
+    with leaving_at_once():
+        from torchrum.training import Trainer, override, read_config
+        from torchrum.training.errors import ConfigError
+
+    check_single(options.resume)
+    config = with_text(override(read_config(options.resume), fields), options.data)
+    if recipe is not None and recipe.name != config.name:
+        raise ConfigError(f"{options.resume} is a run of {config.name}, not of {recipe.name}; leave the recipe out.")
+    return Trainer(config, quiet=options.quiet, on_end=draw).fit(options.resume, resume=True).exit_code
