@@ -10,7 +10,7 @@ import pytest
 from stories import MOVES, PEOPLE, PLACES, use_made_up_task1
 from torchrum.cli import main
 from torchrum.tasks import Babi
-from torchrum.training import ModelConfig, OptimizerConfig, TrainConfig, Trainer
+from torchrum.training import ModelConfig, OptimizerConfig, TrainConfig, Trainer, load_model
 
 from training.tiny import tiny, tiny_model  # isort: skip
 
@@ -58,6 +58,14 @@ def test_unseen_stories_are_answered(run, capsys):
         assert reply["unknown"] == []
         right += next(iter(reply["answers"])) == expected
     assert right >= 18
+
+
+def test_the_checkpoint_is_the_one_that_was_asked_for(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr("torchrum.training.load_model", lambda _, which: asked.append(which) or load_model(run, which))
+    for words in ([], ["--checkpoint", "last"]):
+        assert main(["ask", str(run), "--story", "Mary moved.", "--question", "Where is Mary?", *words]) == 0
+    assert asked == ["best", "last"]
 
 
 def test_unknown_words_are_named_and_case_is_forgiven(run, capsys):

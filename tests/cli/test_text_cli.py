@@ -89,6 +89,25 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     assert len(read_looks(run)) == 1  # recording looks where nobody did
 
 
+def test_the_best_checkpoint_is_told_from_the_last(tmp_path, capsys):
+    """After step 3 the rate is a thousand times as high: the last model is worse, and only the best one is recorded."""
+    (tmp_path / "book.txt").write_bytes(small_text(4000))
+    words = f"train char-rum --data {tmp_path / 'book.txt'} --out {tmp_path} {SMALL} {LANES}"
+    assert main([*words.split(), "--optimizer.schedule", "3:1000", "--optimizer.warmup", "0"]) == 0
+    run, scores, drawn = tmp_path / "char-rum", {}, {}
+    capsys.readouterr()
+    for which in ("best", "last"):
+        assert main(["sample", str(run), "--checkpoint", which, "--temperature", "0", "--length", "80"]) == 0
+        drawn[which] = capsys.readouterr().out
+        assert main(["eval", str(run), "--checkpoint", which, "--json", "--device", "cpu"]) == 0
+        scores[which] = json.loads(capsys.readouterr().out)["bpc"]
+    assert scores["best"] < scores["last"] and drawn["best"] != drawn["last"]
+    assert [look.step for look in read_looks(run)] == [3, 6]
+    assert main(["record", str(run), "--results", str(tmp_path / "results"), "--commit", "abc1234"]) == 0
+    (entry,) = read_ledger(tmp_path / "results")
+    assert (entry.test["step"], entry.test["bpc"]) == (3, pytest.approx(scores["best"], rel=1e-5))
+
+
 def test_text_is_drawn_and_repeats_with_its_seed(run, capsys):
     command = ["sample", str(run), "--prompt", "the cook", "--length", "50", "--temperature", "0.8"]
     drawn = []

@@ -35,6 +35,16 @@ def test_the_papers_setting(model, task):
         assert ("1k" in config.paper.text) is (model == "lstm")
 
 
+@pytest.mark.parametrize("name", ["babi-memn2n-qa7", "babi-joint-memn2n"])
+def test_memn2n_is_the_published_one_for_10k(name):
+    """Three hops with ReLU, position and temporal encoding, linear start, random noise."""
+    config = load_recipe(name)
+    model = build_model(config.model, config.task)
+    assert (model.hops, model.relu, model.tying) == (3, True, "adjacent")
+    assert 0 < model.linear_steps < config.steps and model.noise > 0
+    assert len(model.ages) == 4 and not torch.equal(model.place_weight, torch.ones_like(model.place_weight))
+
+
 def test_every_set_has_a_recipe_for_each_task():
     assert set(FAMILIES) == {f"babi-{model}" for model in (*MODELS, "memn2n")}
     for name, members in FAMILIES.items():

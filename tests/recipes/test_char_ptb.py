@@ -2,10 +2,11 @@ import math
 
 import pytest
 
+from torchrum.cells.hm_lstm import HMLSTMCell
 from torchrum.models import build_model
 from torchrum.recipes import RECIPES, load_recipe
 from torchrum.recipes.char_others import OTHERS
-from torchrum.recipes.char_ptb import EPOCH
+from torchrum.recipes.char_ptb import EPOCH, MODELS
 
 COUNTS = {
     "zoneout-lstm": 4_254_050,
@@ -54,6 +55,19 @@ def test_plain_rum_has_no_dropout_but_in_the_labelled_recipe():
     assert (plain.model.input_dropout, plain.model.output_dropout) == (0, 0)
     assert (printed.model.input_dropout, printed.model.output_dropout) == (0.35, 0.35)
     assert "0.35" in printed.about
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "rum" in name])
+def test_rums_are_normalised_as_the_published_ones(name):
+    assert load_recipe(f"char-ptb-{name}").model.options["ln_order"] == "authors"
+
+
+def test_the_slope_of_hm_lstm_rises_by_the_papers_share_per_epoch():
+    config = load_recipe("char-ptb-hm-lstm")
+    cell = HMLSTMCell(2, 2, **config.model.options)
+    for epoch, slope in ((0, 1.0), (10, 1.4), (100, 5.0), (200, 5.0)):
+        cell.at_step(epoch * config.task.segments)
+        assert cell.slope.item() == pytest.approx(slope)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -232,6 +232,7 @@ def test_the_real_task_16_and_its_augmentation(monkeypatch):
     assert torch.equal(plain.rows("validation").units, changed.rows("validation").units)
     assert not torch.equal(plain.rows("train").units, changed.rows("train").units)
     assert torch.equal(plain.rows("train").answer, changed.rows("train").answer)
+    assert not torch.equal(changed.rows("train", 1).units, changed.rows("train", 2).units)
     assert plain.layout() == Layout()
     padded = Babi(task=16, authors_readout=True).layout().padded
     assert padded == (41, 5)
