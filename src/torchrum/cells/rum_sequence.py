@@ -47,7 +47,7 @@ def run_rum(
     """
     weight_hh = weights["weight_hh"]
     assert weight_hh is not None
-    steps = steps_at_once(x, weight_hh.shape[1], options, training)
+    steps = None if torch.is_grad_enabled() else steps_at_once(x, weight_hh.shape[1], options, training)
     if operator_obstacle(options, weights["lam"] is not None) is None and (
         steps is None or (backend in ("auto", "native") and projects(x))
     ):
@@ -103,8 +103,8 @@ def _run_parts(run: Run, steps: int, x: Tensor, state: State, lengths: Tensor | 
 
 
 def steps_at_once(x: Tensor, hidden: int, options: RumOptions, training: bool) -> int | None:
-    """How many steps a part of a long sequence has; None where it is to run as a whole."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] <= 2 * PART_STEPS:
+    """How many steps a part of a long sequence without gradients has; None where it is to run as a whole."""
+    if torch.compiler.is_compiling() or x.shape[0] <= 2 * PART_STEPS:
         return None
     if x.dtype != working_dtype(x.dtype) or autocast_dtype(x.device.type) is not None:
         return None  # a scan carries its state in float32, which would be rounded between parts

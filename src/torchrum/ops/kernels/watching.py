@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
+_tracing_state, _transforms_active = torch._C._get_tracing_state, torch._C._are_functorch_transforms_active
 
 
 def is_unwatched(tensors: Iterable[Tensor]) -> bool:
@@ -16,10 +17,10 @@ def is_unwatched(tensors: Iterable[Tensor]) -> bool:
         return False
     for x in tensors:  # a loop: it stands on the way of every small call, where a generator is felt
         kind = type(x)
-        if kind is not Parameter and kind is not Tensor:
+        if kind is Parameter:
+            continue
+        if kind is not Tensor or _is_batched(x):  # by autograd.grad(..., is_grads_batched=True), no parameter ever is
             return False
-        if _is_batched(x):  # autograd.grad(..., is_grads_batched=True)
-            return False
-    if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
+    if _tracing_state() is not None or _transforms_active():
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0

@@ -57,7 +57,7 @@ def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Te
         for part in given:  # a loop, as in is_unwatched
             if part.requires_grad:
                 return _apply(call, *inputs)
-    if _is_native(inputs, call):
+    if x.is_cpu and _is_native(inputs, call):
         return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
     design, scanned = _prepare(inputs, call)
     if call.returned is not None and design.by_driver:
@@ -113,7 +113,7 @@ class _PlainScan(torch.autograd.Function):
         inputs, xp = LayerInputs(*args), None
         out: Tensor | None
         last: Tensor | None
-        if _is_native(inputs, call):
+        if inputs.x.is_cpu and _is_native(inputs, call):
             design, inputs = NATIVE, inputs.with_zeros()
             out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:

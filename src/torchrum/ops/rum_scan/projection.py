@@ -44,7 +44,8 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions)
 
 def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
     """``project`` where no compiler is at work."""
-    bias = padded_bias(weight, bias)
+    if bias is not None and bias.shape[0] != weight.shape[0]:
+        bias = padded_bias(weight, bias)
     if not rounds_matmuls(x):
         return _linear(x, weight, bias)
     if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
@@ -54,12 +55,12 @@ def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: Rum
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is not None and _adds_apart(x, weight):
-        projected = F.linear(x, weight)
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            return projected + bias
-        return projected.add_(bias)
-    return explained_linear(x, weight, bias)
+    if bias is None or not _adds_apart(x, weight):
+        return explained_linear(x, weight, bias)
+    projected = F.linear(x, weight)
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return projected + bias
+    return projected.add_(bias)
 
 
 def _adds_apart(x: Tensor, weight: Tensor) -> bool:
