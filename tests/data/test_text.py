@@ -1,5 +1,8 @@
+import errno
 import hashlib
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,6 +82,21 @@ def test_a_folder_is_its_files_in_order_or_its_three_parts(tmp_path):
         read_own(tmp_path, heldout=0.2)
     (tmp_path / "test.txt").write_bytes(b"test")
     assert read_own(tmp_path, heldout=0.2) == (b"train", b"valid", b"test")
+
+
+def test_a_folder_that_cannot_be_read_leaves_no_gap(tmp_path, monkeypatch):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "a.txt").write_bytes(small_text(100))
+    scan = os.scandir
+
+    def locked(path):  # permissions do not hold for root
+        if Path(path).name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    with pytest.raises(DataError, match="secret cannot be read: Permission denied"):
+        read_own(tmp_path, heldout=0.2)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ there are left out of the other parts, and counted.
 
 import hashlib
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -100,7 +101,7 @@ def read_own(path: Path, heldout: float) -> Parts:
                 f"{path} has no {' and no '.join(missing)}; add what is missing of train.txt, valid.txt and test.txt, "
                 "or give all files other names to read them as one text."
             )
-        files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+        files = _text_files(path)
         if not files:
             raise DataError(f"{path} holds no .txt files; --data takes a text file or a folder of .txt files.")
     else:
@@ -113,6 +114,21 @@ def read_own(path: Path, heldout: float) -> Parts:
             "take a longer text or a larger --task.heldout."
         )
     return Parts(text[: -2 * size], text[-2 * size : -size], text[-size:])
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """The ``.txt`` files below a folder, sorted; a folder in it that cannot be read is an error, and no gap."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from error
+
+    found = (
+        Path(where) / name
+        for where, _, names in os.walk(folder, onerror=refuse)
+        for name in names
+        if name.endswith(".txt")
+    )
+    return sorted(file for file in found if file.is_file())
 
 
 def _read_file(path: Path) -> bytes:
