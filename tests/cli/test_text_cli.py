@@ -12,7 +12,7 @@ from torchrum.models import CharModel
 from torchrum.recipes import load_recipe
 from torchrum.tasks import CharLM
 from torchrum.training import load_model, read_config
-from torchrum.training.testing import read_looks
+from torchrum.training.evaluation_log import read_looks
 
 SMALL = "--steps 6 --eval_every 3 --checkpoint_every 3 --model.hidden_size 16 --model.embedding_size 8 --device cpu"
 LANES = "--batch_size 8 --task.lanes 8 --task.segment 20 --task.validation_lanes 4"

@@ -9,7 +9,7 @@ from torchrum.bench.measure import Times
 from torchrum.bench.work import Shape
 from torchrum.training.errors import RunError
 from torchrum.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
-from torchrum.training.schema import Reader
+from torchrum.training.typed_data import Reader
 
 
 @dataclass

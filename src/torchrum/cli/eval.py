@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
     from torchrum.training import evaluate, read_config
     from torchrum.training.checkpoint import checkpoint_step
-    from torchrum.training.testing import write_look
+    from torchrum.training.evaluation_log import write_look
 
     use_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)

@@ -30,7 +30,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     from torchrum.ledger.babi import Column, babi_table
     from torchrum.recipes import FAMILIES, RECIPES
     from torchrum.training import override, run_sweep
-    from torchrum.training.testing import best_look
+    from torchrum.training.evaluation_log import best_look
 
     members, fields = choose(name, fields)
     check_count("seeds", options.seeds)

@@ -118,7 +118,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
 
 def _test(run: Path) -> tuple[dict[str, float], list[str]]:
     """Test scores of the best checkpoint, made now if they were not before, and the days of all looks."""
-    from torchrum.training.testing import best_look, read_looks
+    from torchrum.training.evaluation_log import best_look, read_looks
 
     look = best_look(run)
     test = {"step": float(look.step), **{name: rounded(value) for name, value in look.scores.items()}}

@@ -15,7 +15,7 @@ from torchrum.recipes import registered_recipe
 from torchrum.training.config import TrainConfig
 from torchrum.training.files import MAX_BYTES, parse_json, read_bytes
 from torchrum.training.overrides import override
-from torchrum.training.schema import UNFIT, Reader
+from torchrum.training.typed_data import UNFIT, Reader
 
 FORMAT = 1
 MAX_POINTS = 200

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchrum.training.errors import RunError
 from torchrum.training.files import read_bytes, read_json, sync_folder, write_json, write_synced
-from torchrum.training.schema import Reader
+from torchrum.training.typed_data import Reader
 from torchrum.training.unpack import unpack
 
 FORMAT = "torchrum checkpoint 1"

@@ -9,7 +9,7 @@ from torchrum.tasks.base import Task
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import field_names
-from torchrum.training.schema import Reader, shown
+from torchrum.training.typed_data import Reader, shown
 
 FORMAT = 4
 """Version of the layout; in the first one the options of RUM that a config left out were the paper's."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torchrum.training.errors import ConfigError
 from torchrum.training.files import read_json
 from torchrum.training.records import ENVIRONMENT
-from torchrum.training.schema import Reader
+from torchrum.training.typed_data import Reader
 
 PACKAGE = Path(__file__).resolve().parents[1]
 HASH = re.compile(r"[0-9a-f]{7,40}")

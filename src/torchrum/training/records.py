@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from torchrum.training.errors import RunError
 from torchrum.training.files import parse_json, read_bytes, read_json, write_atomic
 from torchrum.training.run_state import Result
-from torchrum.training.schema import Reader
+from torchrum.training.typed_data import Reader
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 RESULT = "result.json"

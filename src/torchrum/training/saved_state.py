@@ -14,7 +14,7 @@ from torchrum.training.config_file import saved_differences
 from torchrum.training.errors import RunError
 from torchrum.training.records import CONFIG, Mark, check_metrics
 from torchrum.training.run_state import Progress
-from torchrum.training.schema import Reader
+from torchrum.training.typed_data import Reader
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
 from torchrum.training.overrides import override
 from torchrum.training.progress import Lenient
-from torchrum.training.schema import UNFIT
 from torchrum.training.sweep import SUMMARY, OnEnd, claim, train_or_keep
+from torchrum.training.typed_data import UNFIT
 
 
 def search(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from torchrum.training import RunError
-from torchrum.training.schema import Reader
+from torchrum.training.typed_data import Reader
 
 
 @dataclass(frozen=True, kw_only=True)

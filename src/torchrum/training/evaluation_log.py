@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torchrum.training.checkpoint import checkpoint_step
 from torchrum.training.files import read_json, write_json
-from torchrum.training.schema import Reader
 from torchrum.training.scoring import evaluate
+from torchrum.training.typed_data import Reader
 
 TESTS = "test.json"
 
