@@ -207,6 +207,16 @@ def test_downloads_at_the_same_time_do_not_meet(root, server, monkeypatch):
     assert left(root) == {"toy/one.txt", "toy/deep/two.txt"}
 
 
+def test_a_workplace_that_vanishes_meanwhile_is_no_failure(root, server, monkeypatch):
+    """A link to nowhere stands for it: it is listed, and gone when it is looked at."""
+    folder, address = server
+    tar(folder / "toy.tgz", one=ONE, two=TWO)
+    offer(monkeypatch, f"{address}/toy.tgz")
+    root.mkdir(parents=True, exist_ok=True)
+    (root / ".toy-gone").symlink_to(root / "nowhere")
+    assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
+
+
 def test_a_killed_download_leaves_no_file_and_is_cleared_away(root, monkeypatch):
     """The child is killed when half of the archive has come; a day later nothing is left of it."""
     program = """

@@ -157,8 +157,9 @@ def _workplace(corpus: Corpus) -> Iterator[Path]:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for old in parent.glob(f".{corpus.name}-*"):  # left by processes that were killed
-            if time.time() - old.stat().st_mtime > ABANDONED:
-                shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another process has just finished with it
+                if time.time() - old.stat().st_mtime > ABANDONED:
+                    shutil.rmtree(old, ignore_errors=True)
         place = tempfile.TemporaryDirectory(dir=parent, prefix=f".{corpus.name}-", ignore_cleanup_errors=True)
     except OSError as error:
         reason = "it is a file" if parent.is_file() else error.strerror
