@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from ledger.test_table import entry, lines
 from torchrum.ledger.budget import budget_table, compare
-from torchrum.ledger.markers import fill_tables
+from torchrum.ledger.markers import marked_table
 from torchrum.ledger.notes import comparison_section
 
 
@@ -87,7 +87,6 @@ def test_what_cannot_be_compared_is_left_out():
 
 
 def test_a_marker_asks_for_it():
-    text = "<!-- torchrum:table copying within 200000 -->\nold\n<!-- /torchrum:table -->\n"
-    filled = fill_tables(text, RUNS)
-    assert comparison_section(RUNS, "copying", 200_000) in filled
-    assert budget_table(compare(RUNS, "copying", 200_000)) in filled
+    text = marked_table("copying within 200000", RUNS)
+    assert text == f"\n{comparison_section(RUNS, 'copying', 200_000)}\n"
+    assert budget_table(compare(RUNS, "copying", 200_000)) in text

@@ -4,7 +4,7 @@ import pytest
 
 from entries import make_entry
 from torchrum.ledger import Entry, read_ledger
-from torchrum.ledger.markers import fill_tables
+from torchrum.ledger.markers import marked_table
 from torchrum.ledger.verdicts import condensed, judge, one_per_seed, verdict_table, verdicts
 from torchrum.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.recipes.babi import PAPER
@@ -120,7 +120,7 @@ def test_another_problem_is_not_compared():
 
 def test_the_table_and_its_marker():
     entries = [entry("recall-lstm-t50", 0, 0.2)]
-    text = fill_tables("<!-- torchrum:table recall paper -->\n<!-- /torchrum:table -->\n", entries)
+    text = marked_table("recall paper", entries)
     assert (
         "| `recall-lstm-t50` | LSTM | 20.5% (Table 1) | 20.00% | validation | 1 | -0.50 points | reproduced |" in text
     )

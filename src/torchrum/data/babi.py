@@ -212,17 +212,6 @@ def small(text: TaskText) -> TaskText:
     return replace(text, train=tuple(kept[:cut]), validation=tuple(kept[cut:]))
 
 
-def vocabulary(texts: Iterable[TaskText]) -> list[str]:
-    """Every word and answer of some tasks, training and test, sorted."""
-    words: set[str] = set()
-    for text in texts:
-        for story in (*text.train, *text.validation, *text.test):
-            words.update(*story.statements)
-            for question in story.questions:
-                words.update(question.words, (question.answer,))
-    return sorted(words)
-
-
 ANIMALS, COLOURS = ("lion", "rhino", "swan", "frog"), ("white", "green", "gray", "yellow")
 
 

@@ -72,14 +72,6 @@ def strip_lines(text: bytes) -> bytes:
     return b"".join(line.strip() + b"\n" for line in text.splitlines())
 
 
-def as_published(text: bytes) -> bytes:
-    """The bytes of the ``ptb.char`` files: symbols with blanks between them, and ``_`` where the text has a blank."""
-    lines = (
-        b" ".join(b"_" if byte == 32 else bytes([byte]) for byte in line) for line in strip_lines(text).split(b"\n")
-    )
-    return b" \n ".join(lines)
-
-
 def read_own(path: Path, heldout: float) -> Parts:
     """A text of the user's own.
 

@@ -61,11 +61,6 @@ def write_tables(path: Path, entries: Sequence[Entry]) -> bool:
     return write_marked(path, "table", "copying", lambda words: marked_table(words, entries))
 
 
-def fill_tables(text: str, entries: Sequence[Entry]) -> str:
-    """``text`` with every table between its markers made anew from the ledger."""
-    return fill_marked(text, "table", lambda words: marked_table(words, entries))[0]
-
-
 def marked_table(words: str, entries: Sequence[Entry]) -> str:
     """The table that the words of a marker ask for, with an empty line before and after it."""
     match words.split():
