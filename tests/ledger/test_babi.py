@@ -189,6 +189,12 @@ def test_a_set_reads_no_text_of_ones_own(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_sweep_takes_no_set(tmp_path, capsys):
+    assert main(["sweep", "babi-rum", "--grid", "optimizer.lr=0.1,0.2", "--out", str(tmp_path / "runs")]) == 2
+    assert "babi-rum is a set of 20 recipes, and a sweep takes one, such as babi-rum-qa1" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_list_shows_a_set_as_one_line(tmp_path, monkeypatch, capsys):
     assert main(["list", "--plain", "--results", str(tmp_path)]) == 0
     rows = {line.split("\t")[0]: line.split("\t") for line in capsys.readouterr().out.splitlines()}

@@ -46,13 +46,19 @@ def main(arguments: list[str]) -> int:
     use_data_dir(options.data_dir)
 
     with leaving_at_once():
-        from torchrum.recipes import load_recipe
+        from torchrum.recipes import FAMILIES, load_recipe
         from torchrum.training import override, run_sweep
+        from torchrum.training.errors import ConfigError
         from torchrum.training.fabric import leave_together
         from torchrum.training.sweep import grid
 
     for name in ("seeds", "trials", "jobs"):
         check_count(name, getattr(options, name))
+    if members := FAMILIES.get(options.recipe):
+        raise ConfigError(
+            f"{options.recipe} is a set of {len(members)} recipes, and a sweep takes one, such as {members[0]}; "
+            f"to train the set with several seeds: torchrum train {options.recipe} --seeds N."
+        )
     recipe = load_recipe(options.recipe)
     check_resumed(options.resume, [recipe.name])
     config = with_text(override(recipe, [*options.fields, *fields]), options.data)
