@@ -5,6 +5,7 @@ At these sizes the kernels take a fraction of a call; the rest is Python and lau
     python benchmarks/plain_calls.py                     on a GPU if there is one, else on the CPU
     python benchmarks/plain_calls.py --device cpu --backend torch --threads 1
     python benchmarks/plain_calls.py --profile lam1      where the time of one case goes
+    python benchmarks/plain_calls.py --input-gradient --precision high     as torchrum bench --suite gpu times them
 """
 
 import argparse
@@ -41,8 +42,8 @@ CASES = {
 }
 
 
-def make_call(layer: nn.Module, case: Case, device: str) -> Callable[[], None]:
-    x = torch.randn(case.T, case.B, case.N, device=device)
+def make_call(layer: nn.Module, case: Case, device: str, input_gradient: bool) -> Callable[[], None]:
+    x = torch.randn(case.T, case.B, case.N, device=device, requires_grad=input_gradient)
     if not case.training:
         layer.eval()
 
@@ -54,6 +55,7 @@ def make_call(layer: nn.Module, case: Case, device: str) -> Callable[[], None]:
     grad = torch.randn(case.T, case.B, case.N, device=device)
 
     def train() -> None:
+        x.grad = None
         layer.zero_grad(set_to_none=True)
         layer(x)[0].backward(grad)
 
@@ -86,10 +88,11 @@ def milliseconds(calls: dict[str, Callable[[], None]], device: str, repeats: int
     return best
 
 
-def calls_of(case: Case, device: str, backend: str) -> dict[str, Callable[[], None]]:
+def calls_of(case: Case, device: str, backend: str, input_gradient: bool) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
     rum = RUM(case.N, case.N, lam=case.lam, backend=backend, device=device)  # type: ignore[arg-type]
-    return {"rum": make_call(rum, case, device), "gru": make_call(nn.GRU(case.N, case.N, device=device), case, device)}
+    layers = {"rum": rum, "gru": nn.GRU(case.N, case.N, device=device)}
+    return {name: make_call(layer, case, device, input_gradient) for name, layer in layers.items()}
 
 
 def profile(call: Callable[[], None]) -> None:
@@ -108,16 +111,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each repeat")
     parser.add_argument("--threads", type=int, help="of torch on the CPU")
+    parser.add_argument("--input-gradient", action="store_true", help="ask for the gradient of the input too")
+    parser.add_argument("--precision", default="highest", choices=("highest", "high"), help="high allows TF32")
     parser.add_argument("--profile", choices=CASES, help="print where the time of this case goes instead")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    torch.set_float32_matmul_precision(args.precision)
     if args.profile is not None:
-        profile(calls_of(CASES[args.profile], args.device, args.backend)["rum"])
+        profile(calls_of(CASES[args.profile], args.device, args.backend, args.input_gradient)["rum"])
         return
     print(f"{'case':10} {'N':>4} {'T':>4} {'B':>4} {'lam':>4}  {'what':16} {'RUM ms':>8} {'GRU ms':>8} {'ratio':>6}")
     for name, case in CASES.items():
-        found = milliseconds(calls_of(case, args.device, args.backend), args.device, args.repeats, args.seconds)
+        calls = calls_of(case, args.device, args.backend, args.input_gradient)
+        found = milliseconds(calls, args.device, args.repeats, args.seconds)
         what = "forward+backward" if case.training else "inference"
         print(
             f"{name:10} {case.N:4} {case.T:4} {case.B:4} {case.lam:4}  {what:16} "
