@@ -165,7 +165,7 @@ def test_a_budget_keeps_the_best_setting_of_each_model_within_it_and_beyond():
 
 @pytest.mark.parametrize("name", ["docs/results.md", "docs/findings.md", "results/tables.md"])
 def test_the_tables_are_those_of_the_ledger(name, tmp_path):
-    page = shutil.copy(ROOT / name, tmp_path)
+    page = Path(shutil.copy(ROOT / name, tmp_path))
     changed = write_tables(page, read_ledger(ROOT / "results"))  # a page without markers is an error
     assert not changed, f"run make pages (torchrum table --write {name})"
 
