@@ -34,6 +34,7 @@ from torchrum.ops.kernels import matmul, row_launch
 from torchrum.ops.kernels.chain import empty_shared
 from torchrum.ops.kernels.masks import stream_seeds
 from torchrum.ops.kernels.step_graphs import clear_graphs
+from torchrum.ops.kernels.weights import CellWeights
 
 VOCABULARY, EMBEDDING = 50, 128
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -124,13 +125,16 @@ def errors(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype, training: boo
     grad = torch.randn(T, B, cell.hidden_size, device="cuda").to(dtype)
 
     def gradients(scan, exact: bool) -> list[Tensor]:
-        def leaf(part: Tensor | None) -> Tensor | None:
-            return None if part is None else (part.double() if exact else part).detach().requires_grad_()
+        def leaf(part: Tensor) -> Tensor:
+            return (part.double() if exact else part).detach().requires_grad_()
 
-        leaves = (leaf(xp), tuple(map(leaf, fast)), tuple(map(leaf, slow)))
-        copies = [type(part)(*map(leaf, part)) for part in rounded]
-        out, fast_n, slow_n = scan(FastSlowInputs(*leaves, copies, seed), options)
-        wanted = [leaves[0], *leaves[1], *leaves[2], *(p for part in copies for p in part if p is not None)]
+        def leaves(part: CellWeights) -> CellWeights:
+            return part._replace(**{name: leaf(p) for name, p in part._asdict().items() if p is not None})
+
+        copies = [leaves(part) for part in rounded]
+        inputs = FastSlowInputs(leaf(xp), tuple(map(leaf, fast)), tuple(map(leaf, slow)), copies, seed)
+        out, fast_n, slow_n = scan(inputs, options)
+        wanted = [inputs.xp, *inputs.fast, *inputs.slow, *(p for part in copies for p in part if p is not None)]
         found = torch.autograd.grad(out, wanted, grad.to(out.dtype))
         return [out.detach(), *(p.detach() for p in (*fast_n, *slow_n)), *found]
 
@@ -176,7 +180,7 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
     for direction, make in (("forward", fused_scan.ForwardScan), ("backward", fused_scan.BackwardScan)):
         scan = make(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=False)
         scan.begin(T, weights if direction == "forward" else weights[::-1], tensors[direction], seeds, None)
-        if direction == "forward":
+        if isinstance(scan, fused_scan.ForwardScan):
             scan.start(fast, slow, saved.inputs)
         else:
             scan.start([None] * (len(fast) + len(slow)))

@@ -49,10 +49,11 @@ def draw(N: int, T: int, options: RumOptions, dtype: torch.dtype, B: int = BATCH
         return torch.randn(*shape, device="cuda", generator=gen).to(dtype)
 
     ln = options.num_inputs * N
-    norms = [torch.ones(ln, device="cuda"), torch.zeros(ln, device="cuda")] if options.layer_norm else [None, None]
     weight = normal(options.num_gates * N, N) * N**-0.5
-    seed = torch.tensor(7, device="cuda")
-    return ScanInputs(normal(T, B, options.num_inputs * N), normal(B, N), None, weight, *norms, None, seed)
+    inputs = ScanInputs(normal(T, B, ln), normal(B, N), None, weight, seed=torch.tensor(7, device="cuda"))
+    if not options.layer_norm:
+        return inputs
+    return inputs._replace(ln_weight=torch.ones(ln, device="cuda"), ln_bias=torch.zeros(ln, device="cuda"))
 
 
 def relative_error(N: int, options: RumOptions, dtype: torch.dtype) -> tuple[float, float]:
@@ -61,13 +62,16 @@ def relative_error(N: int, options: RumOptions, dtype: torch.dtype) -> tuple[flo
     grad_out = torch.randn(60, 4, N, device="cuda").to(dtype)
     results = lam1.forward(inputs, options)
     grad = lam1.backward(grad_out, None, inputs, results, options, False).xp
-    exact = [x.cpu().double() if x is not None and x.is_floating_point() else x for x in inputs]
-    exact[-1] = inputs[-1].cpu()
-    exact[0].requires_grad_()
-    want, _ = rum_scan_reference(ScanInputs(*exact), options)
-    want.backward(grad_out.cpu().double())
-    pairs = ((results.out, want.detach()), (grad, exact[0].grad))
-    return tuple(float((got.cpu().double() - ref).norm() / ref.norm()) for got, ref in pairs)  # type: ignore[return-value]
+    given = {name: x.cpu() for name, x in inputs._asdict().items() if x is not None}
+    exact = inputs._replace(**{name: x.double() if x.is_floating_point() else x for name, x in given.items()})
+    exact.xp.requires_grad_()
+    want, _ = rum_scan_reference(exact, options)
+    (want_grad,) = torch.autograd.grad(want, exact.xp, grad_out.cpu().double())
+    return distance(results.out, want.detach()), distance(grad, want_grad)
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    return float((found.cpu().double() - exact).norm() / exact.norm())
 
 
 def measure(name: str, N: int, T: int, options: RumOptions, dtype: torch.dtype, rows: int) -> None:

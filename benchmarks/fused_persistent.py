@@ -86,6 +86,7 @@ def errors(N: int) -> dict[str, float]:
     xp, h0, weight, gradient = inputs(20, N)
     saved = forward(xp, h0, weight)
     grads = backward(gradient, xp, h0, weight, saved)
+    assert grads.h0 is not None
     ours = (saved.out, grads.xp, grads.h0, grads.weight_hh)
     exact = [x.double().requires_grad_() for x in (xp, h0, weight)]
     out, _ = rum_scan_reference(ScanInputs(exact[0], exact[1], None, exact[2]), OPTIONS)

@@ -9,6 +9,7 @@ first call, which records; "difference" is the largest of outputs and gradients,
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torchrum.layers.registry import build_layer
 
 B, T, I = 128, 100, 10
 SIZES = (100, 50)
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "eunn": {},
     "goru": {},
     "fast_weights": {},

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,14 @@ def shown(task: str, values: list[float]) -> str:
 MARKS = {"ahead": " +", "behind": " −", "level": ""}
 
 
-def cell(rows: list[Row], task: str, model: str) -> str:
+def cell(rows: Sequence[Row], task: str, model: str) -> str:
     """One score, with + where it is ahead of the reference and − where it is behind."""
     ours, reference = scores_of(rows, task, model), scores_of(rows, task, REFERENCE)
     mark = MARKS[standing(task, ours, reference)] if ours and reference and model != REFERENCE else ""
     return shown(task, ours) + mark
 
 
-def counts(rows: list[Row], model: str) -> list[str]:
+def counts(rows: Sequence[Row], model: str) -> list[str]:
     """On how many tasks a model is ahead and behind, and how many of its runs diverged."""
     lost = str(sum(row["model"] == model and row["score"] is None for row in rows))
     if model == REFERENCE:
@@ -88,7 +88,7 @@ def markdown(head: list[str], body: Iterable[list[str]], words: int = 1) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def summary(rows: list[Row]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """One line per model, one column per task, and how often each model is ahead and behind."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
@@ -99,7 +99,7 @@ def summary(rows: list[Row]) -> str:
 UNITS = {"accuracy": "accuracy, %", "bits": "bits per character", "error": "error / variance"}
 
 
-def by_task(rows: list[Row], models: list[str]) -> str:
+def by_task(rows: Sequence[Row], models: list[str]) -> str:
     """One line per task, one column for each of these models."""
     body = [
         [f"{name}: {task.about}", UNITS[task.measure], *(cell(rows, name, model) for model in models)]
@@ -109,7 +109,7 @@ def by_task(rows: list[Row], models: list[str]) -> str:
     return markdown(["task", "measure", *models], [*body, last], words=2)
 
 
-def norms(rows: list[Row], models: list[str]) -> str:
+def norms(rows: Sequence[Row], models: list[str]) -> str:
     """Of each model the largest norm of a state and of a gradient on any task, and the growth with carried state."""
 
     def found(model: str) -> list[str]:
@@ -127,7 +127,7 @@ def norms(rows: list[Row], models: list[str]) -> str:
 MARKED = re.compile(r"(<!-- swap:(tasks|norms) (\S+) -->\n)(.*?)(<!-- /swap -->)", re.DOTALL)
 
 
-def fill(text: str, rows: list[Row]) -> str:
+def fill(text: str, rows: Sequence[Row]) -> str:
     """``text`` with every table between its markers made anew: ``<!-- swap:tasks gru,rum -->``."""
 
     def filled(match: re.Match[str]) -> str:

@@ -3,7 +3,6 @@
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -15,6 +14,9 @@ from swap.digits import draw_digits
 
 HELD_OUT = 20_000
 """Characters at the end of the text that are never trained on."""
+
+Measure = Literal["accuracy", "bits", "error"]
+"""Share of right answers; bits per character; or mean squared error over that of the mean value."""
 
 
 class Batch(NamedTuple):
@@ -33,8 +35,7 @@ class SwapTask(ABC):
 
     name: ClassVar[str]
     about: ClassVar[str]
-    measure: ClassVar[Literal["accuracy", "bits", "error"]]
-    """Share of right answers; bits per character; or mean squared error over that of the mean value."""
+    measure: ClassVar[Measure]
     symbols: ClassVar[int | None] = None
     """Size of the alphabet, or None where the inputs are values."""
     inputs: ClassVar[int] = 1
@@ -84,16 +85,20 @@ class _Digits(SwapTask):
     """1,500 digits to learn from, over and over; 1,000 others to be scored on."""
 
     measure = "accuracy"
-    reading: ClassVar[Callable[[Tensor], Tensor]]
+
+    @staticmethod
+    @abstractmethod
+    def reading(images: Tensor) -> Tensor:
+        """Images ``(B, 8, 8)`` as a sequence ``(T, B, I)``."""
 
     def train(self, step: int, generator: torch.Generator) -> Batch:
         images, labels = digits(1500, 1)
         some = torch.randint(len(labels), (self.batch_size,), generator=generator)
-        return Batch(type(self).reading(images[some]), labels[some])
+        return Batch(self.reading(images[some]), labels[some])
 
     def held_out(self) -> Batch:
         images, labels = digits(1000, 2)
-        return Batch(type(self).reading(images), labels)
+        return Batch(self.reading(images), labels)
 
 
 class Rows(_Digits):
@@ -126,7 +131,8 @@ def windows(codes: Tensor, starts: Tensor, length: int) -> Tensor:
 
 
 class _Text(SwapTask):
-    measure, every_step = "bits", True
+    measure: ClassVar[Measure] = "bits"
+    every_step = True
     symbols = outputs = read_text()[2]
 
 
