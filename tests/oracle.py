@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from tolerances import NORM_ERROR
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, plain, rum_scan_reference
+from torchrum.ops.rum_scan.types import Copies
 
 LEAVES = ScanInputs._fields[:6]
 """The inputs that have gradients."""
@@ -138,6 +139,18 @@ def plain_calls_by(design: Any) -> Iterator[None]:
         patch.setattr(plain, "projects", lambda _: False)
         yield
     designs.forget_decisions()
+
+
+def assert_copies_are_the_results(design: Any, inputs: ScanInputs, options: RumOptions) -> None:
+    """What a design by the driver writes for the user, where rows end at different steps too."""
+    T, B, H = *inputs.xp.shape[:2], inputs.weight_hh.shape[1]
+    for lengths in (None, torch.tensor([T, 1, *[T - 1] * (B - 2)])):
+        last, out = torch.full((1, B, H), torch.nan), torch.full((T, B, H), torch.nan)
+        R = torch.full((1, B, H, H), torch.nan) if options.keeps_rotation else None
+        found = design.forward(inputs._replace(lengths=lengths), options, True, Copies(last, out, R))
+        assert torch.equal(out, found.out)
+        assert torch.equal(last[0], found.out[-1])
+        assert R is None or torch.equal(R[0], found.R)
 
 
 def assert_plain_calls_match(layer: Any, x: Tensor, hx: Any, most: float) -> None:

@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from grids import thinned
-from oracle import assert_plain_calls_match, draw_inputs, exact_scan, plain_calls_by, relative_error, run_design
+from oracle import (
+    assert_copies_are_the_results,
+    assert_plain_calls_match,
+    draw_inputs,
+    exact_scan,
+    plain_calls_by,
+    relative_error,
+    run_design,
+)
 from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels import nvrtc
@@ -283,6 +291,13 @@ def test_a_plain_call_of_a_layer(with_state: bool) -> None:
     with plain_calls_by(design):
         assert "PlainScan" in layer(x, hx)[0].grad_fn.name()
         assert_plain_calls_match(layer, x, hx, NORM_ERROR[torch.float32])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_copies_are_the_results() -> None:
+    options = RumOptions(lam=1.0, eta=1.0, activation="tanh")
+    assert_copies_are_the_results(design, draw_inputs(5, 3, 9, options), options)
 
 
 def rotation_case(device: str) -> None:

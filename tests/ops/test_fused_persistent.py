@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from grids import thinned
 from oracle import (
+    assert_copies_are_the_results,
     assert_plain_calls_match,
     draw_inputs,
     exact_scan,
@@ -312,6 +313,13 @@ def test_a_plain_call_of_a_layer(start: str, monkeypatch: pytest.MonkeyPatch, bu
         output = layer(x, hx)[0]
         assert output.grad_fn is not None and "PlainScan" in output.grad_fn.name()
         assert_plain_calls_match(layer, x, hx, FP32)
+
+
+@pytest.mark.parametrize("options", [RumOptions(eta=1.0, activation="tanh"), RumOptions()], ids=["eta", "no eta"])
+def test_copies_are_the_results(options: RumOptions, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+    """With eta a state is known one step later; an odd number of units is stored one by one."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    assert_copies_are_the_results(design, draw_inputs(5, 3, 33, options), options)
 
 
 def test_gradients_of_each_sample_through_the_persistent_kernels(monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
