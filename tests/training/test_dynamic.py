@@ -124,6 +124,14 @@ def test_wrong_settings_are_refused(text, message):
         DynamicConfig.parse(text)
 
 
+def test_the_run_comes_before_the_option(run, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval", "--dynamic", str(run)])
+    assert "name the run before --dynamic" in capsys.readouterr().err
+    for words in (["--dynamic"], ["--dynamic", "--json"], ["--dynamic", ""]):
+        assert main(["eval", str(run), "--split", "validation", "--device", "cpu", *words]) == 0
+
+
 def test_settings_are_read_and_told():
     config = DynamicConfig.parse("lr=1e-4, segment=20")
     assert (config.lr, config.segment, config.decay) == (1e-4, 20, 0.05)

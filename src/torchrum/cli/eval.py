@@ -1,5 +1,6 @@
 """``torchrum eval runs/copying-rum``"""
 
+import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,13 @@ from torchrum.cli.parsing import Parser, use_recipe
 
 if TYPE_CHECKING:
     from torchrum.tasks import Task
+
+
+def _assignments(text: str) -> str:
+    """What ``--dynamic`` takes; it would take the run too, if that came next."""
+    if text and "=" not in text:  # without a value argparse passes the empty text of const
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE,...; name the run before --dynamic")
+    return text
 
 
 def main(arguments: list[str]) -> int:
@@ -29,6 +37,7 @@ def main(arguments: list[str]) -> int:
         "--dynamic",
         nargs="?",
         const="",
+        type=_assignments,
         metavar="FIELD=VALUE,...",
         help="update the weights while reading the text (dynamic evaluation); the defaults of the fields are "
         "segment=50,lr=5e-5,decay=0.05,eps=2e-5,lanes=100",
