@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from equations import sigmoid
 from torchrum.cells.goru import GORUCell
 
 I, H, B = 3, 5, 4
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
 
 
 @pytest.mark.parametrize("style", ["tunable", "fft"])

@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from equations import normalised, sigmoid
 from golden import DIGITS, fill, sines
 from tolerances import TOL
 from torchrum.cells.hm_lstm import HMLSTMCell
 from torchrum.layers.registry import build_layer
 
 I, H, N, B, T = 3, 4, 5, 6, 7
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
-
-
-def normalised(x, gain, shift):
-    return gain * (x - x.mean()) / np.sqrt(x.var() + 1e-3) + shift
 
 
 def written_out(cell, xs):

@@ -4,20 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from equations import normalised, sigmoid
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
 from torchrum.cells.hyper_lstm import HyperLSTMCell
 from torchrum.layers.registry import build_layer
 
 I, H, Q, Z, B, T = 3, 5, 4, 2, 3, 4
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
-
-
-def normalised(x, gain, shift):
-    return gain * (x - x.mean()) / np.sqrt(x.var() + 1e-3) + shift
 
 
 def lstm_state(gates, c, P, prefix):

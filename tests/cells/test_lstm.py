@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from equations import normalised, sigmoid
 from golden import DIGITS, X, fill, shuffled, sines
 from tolerances import TOL
 from torchrum.cells.lstm import LSTMCell
@@ -21,14 +22,6 @@ def draw(*shape):
 def with_weights_of(cell, other):
     other.load_state_dict(cell.state_dict())
     return other
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def normalised(x, gain, shift, eps):
-    return gain * (x - x.mean()) / np.sqrt(x.var() + eps) + shift
 
 
 def written_out(cell, x, h, c):

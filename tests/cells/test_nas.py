@@ -5,16 +5,13 @@ import math
 import pytest
 import torch
 
+from equations import sigmoid
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
 from torchrum.cells.nas import NASCell
 from torchrum.layers.registry import build_layer
 
 I, H, B, T = 3, 5, 4, 6
-
-
-def sigmoid(z):
-    return 1 / (1 + math.exp(-z))
 
 
 def written_out(cell, x, h, c):

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from equations import sigmoid
 from tolerances import TOL
 from torchrum.cells.ntm import NTMCell, address
 
 I, H, N, M = 3, 5, 7, 4
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
 
 
 def softplus(z):

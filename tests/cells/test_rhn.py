@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from equations import sigmoid
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
 from torchrum.cells.rhn import RHNCell
 from torchrum.layers.registry import build_layer
 
 I, H, B, T = 3, 5, 4, 6
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
 
 
 def written_out(cell, x, s, mask_x, mask_s):

@@ -11,12 +11,9 @@ import pytest
 from torchrum.training import read_metrics
 from torchrum.training.checkpoint import has_checkpoint, load_checkpoint
 from training.processes import start, train, train_until_call
+from training.tiny import numbers
 
 STEPS, EVERY = 48, 8
-
-
-def numbers(folder):
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(folder)]
 
 
 def finish(function, *arguments):

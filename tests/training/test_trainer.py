@@ -24,12 +24,7 @@ from torchrum.training import (
 from torchrum.training import run as run_module
 from torchrum.training.checkpoint import load_checkpoint
 from torchrum.training.step import TrainStep
-from training.tiny import First, Model, tiny, tiny_model
-
-
-def numbers(folder):
-    """All metrics of a run but the times."""
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(folder)]
+from training.tiny import First, Model, numbers, tiny, tiny_model
 
 
 class Interrupted(Model):

@@ -1,15 +1,16 @@
-"""A task, a model and a recipe so small that a run takes a second."""
+"""A task, a model and a recipe so small that a run takes a second, and what its runs are compared by."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.tasks.base import Batch, Task
-from torchrum.training import ModelConfig, OptimizerConfig, TrainConfig
+from torchrum.training import ModelConfig, OptimizerConfig, TrainConfig, read_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,3 +94,8 @@ def tiny_model(config: TrainConfig) -> Model:
 def longer() -> TrainConfig:
     """The same with enough steps to be interrupted."""
     return replace(tiny(), name="longer", steps=100_000, checkpoint_every=50)
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """All metrics of a run but the times."""
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(folder)]
