@@ -118,8 +118,17 @@ def test_noisy_ages_keep_their_order_and_have_gaps():
 
 @pytest.mark.parametrize(
     "options, message",
-    [({"tying": "both"}, "tying='both'"), ({"position": "odd"}, "position='odd'"), ({"noise": 2}, "noise=2")],
+    [
+        ({"tying": "both"}, "tying='both'"),
+        ({"position": "odd"}, "position='odd'"),
+        ({"noise": 2}, "noise=2"),
+        ({"noise": "some"}, "noise='some' is not allowed"),
+        ({"memory_size": 0}, "memory_size=0 is not allowed; it must be an integer of at least 1"),
+        ({"memory_size": 1.5}, "memory_size=1.5 is not allowed"),
+        ({"hops": -1}, "hops=-1 is not allowed"),
+        ({"relu": "maybe"}, "relu='maybe'; it must be True or False"),
+    ],
 )
 def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        MemN2N(9, 4, 5, 3, **options)
+    with pytest.raises((ValueError, TypeError), match=message):
+        MemN2N(9, 4, 5, **{"memory_size": 3, **options})

@@ -16,6 +16,7 @@ from torchrum.training import ModelConfig
 
 V, E, H = 22, 6, 4
 TASK = Babi(task=1)
+STORIES = Babi(task=1, reading="sentences")
 SMALL = {"ntm": {"num_slots": 6, "slot_size": 3}}
 LENGTHS = torch.tensor([7, 1, 4])
 
@@ -130,9 +131,12 @@ def test_every_parameter_learns():
         ({"layer": "memn2n"}, Babi(task=1, reading="sentences", question="twice"), "needs the question last"),
         ({"layer": "memn2n"}, Babi(task=1, reading="sentences", blanks=1), "needs the question last"),
         ({"layer": "memn2n"}, Copying(delay=3), "memn2n reads stories sentence by sentence"),
-        ({"layer": "memn2n", "embedding_size": 4}, Babi(task=1, reading="sentences"), "embedding_size=4"),
+        ({"layer": "memn2n", "embedding_size": 4}, STORIES, "set model.embedding_size from 4 to none"),
+        ({"layer": "memn2n", "input_dropout": 0.5}, STORIES, "memn2n has no input_dropout; set .* from 0.5 to 0"),
+        ({"layer": "memn2n", "tied": True}, STORIES, "set model.tied from True to false"),
+        ({"layer": "memn2n", "options": {"memory_size": "all"}}, STORIES, "memory_size='all' is not allowed"),
     ],
 )
 def test_what_does_not_fit_is_refused(model, task, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         build_model(ModelConfig(**model), task)

@@ -38,6 +38,15 @@ def test_a_field_that_the_model_lacks_is_an_option_of_its_layer():
     assert override(config, ["model.options.lam=0"]).model.options["lam"] == 0
 
 
+@pytest.mark.parametrize("layer, option", [("lstm", "bidirectional"), ("hyper_lstm", "layer_norm"), ("memn2n", "relu")])
+def test_a_switch_of_a_layer_is_true_or_false(layer, option):
+    config = replace(tiny(), model=ModelConfig(layer=layer))
+    assert override(config, [f"model.{option}=yes"]).model.options == {option: True}
+    assert override(config, [f"model.{option}=False"]).model.options == {option: False}
+    with pytest.raises(ConfigError, match=f"model.{option} is 'maybe', but it must be true or false"):
+        override(config, [f"model.{option}=maybe"])
+
+
 @pytest.mark.parametrize(
     "assignment, message",
     [

@@ -11,6 +11,7 @@ from torchrum.models.char_lm import CharModel
 from torchrum.models.memn2n import MemN2N
 from torchrum.models.story import BothWays, StoryReader
 from torchrum.models.tagging import TaggingModel
+from torchrum.ops._checks import check_positive_int
 
 
 class LayerChoice(Protocol):
@@ -127,8 +128,12 @@ def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
         )
     if not task.ends_with_question:
         raise ValueError(f"build_model: {config.layer} needs the question last; set task.question=last, task.blanks=0.")
-    _refuse(config, task, (*TEXT_ONLY, *STORY_ONLY))
+    for name in (*TEXT_ONLY, *STORY_ONLY):
+        if value := getattr(config, name):
+            off = "false" if value is True else "none" if name == "embedding_size" else "0"
+            raise ValueError(f"build_model: {config.layer} has no {name}; set model.{name} from {value} to {off}.")
     options = {"memory_size": 50, **config.options}
+    check_positive_int(config.layer, memory_size=options["memory_size"])
     options["memory_size"] = min(options["memory_size"], task.memory_size)
     return MODELS[config.layer](
         task.input_size, config.hidden_size, task.sentence_size, hops=config.num_layers, **options

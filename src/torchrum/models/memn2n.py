@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.models.position import position_encoding
+from torchrum.ops._checks import check_finite, check_flags, check_positive_int
 
 
 class MemN2N(nn.Module):
@@ -50,6 +51,10 @@ class MemN2N(nn.Module):
         relu: bool = False,
     ) -> None:
         super().__init__()
+        check_positive_int("MemN2N", num_inputs=num_inputs, hidden_size=hidden_size, sentence_size=sentence_size)
+        check_positive_int("MemN2N", memory_size=memory_size, hops=hops)
+        check_finite("MemN2N", linear_steps=linear_steps, noise=noise)
+        check_flags("MemN2N", relu=relu)
         if tying not in ("adjacent", "layerwise"):
             raise ValueError(f"MemN2N: tying={tying!r}; it must be 'adjacent' or 'layerwise'.")
         if position not in ("code", "paper", None):

@@ -117,12 +117,13 @@ def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
         if known is not None and name not in known:
             prefix = key[: len(key) - len(name)]
             raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
-        values[name] = guess(text)
+        flag = known is not None and known[name] is bool  # any other text would pass for true
+        values[name] = convert(key, text, bool) if flag else guess(text)
     return values
 
 
-def layer_options(layer: str) -> list[str] | None:
-    """Names of the further arguments that a registered layer takes; None where that cannot be told."""
+def layer_options(layer: str) -> dict[str, Any] | None:
+    """Names and types of the further arguments that a registered layer takes; None where that cannot be told."""
     from torchrum.layers.registry import LAYERS
     from torchrum.models.build import MODELS
 
@@ -134,7 +135,7 @@ def layer_options(layer: str) -> list[str] | None:
         return None
     fixed = {"self", "input_size", "hidden_size", "num_layers", "batch_first", "device", "dtype"}
     fixed |= {"num_inputs", "sentence_size", "hops"}  # what a whole model is given by its task, or by num_layers
-    return [name for name in parameters if name not in fixed]
+    return {name: parameter.annotation for name, parameter in parameters.items() if name not in fixed}
 
 
 def guess(text: str) -> Any:
