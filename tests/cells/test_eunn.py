@@ -140,4 +140,6 @@ def test_wrong_arguments_are_refused():
         EUNNCell(2, 4, style="butterfly")
     with pytest.raises(ValueError, match="capacity=0"):
         EUNNCell(2, 4, capacity=0)
+    with pytest.raises(ValueError, match="angle_bound=-1"):
+        EUNNCell(2, 4, angle_bound=-1)
     assert "style='fft'" in repr(EUNNCell(2, 4, style="fft"))

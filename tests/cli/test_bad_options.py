@@ -37,7 +37,7 @@ TINY = ["train", "training.tiny:tiny"]
         ([*TINY, "--name="], "config: name is '', but it must be the name of a folder"),
         ([*TINY, "--model.num_layers", "1e9"], "model: num_layers is 1000000000, but it must be at most 1,000"),
         ([*COPYING, "--model.lam", "1e308"], "model: lam is 1e+308, but it must be between"),
-        ([*COPYING, "--model.lam", "nan"], "RUM: lam='nan' is not allowed; it must be a finite number"),
+        ([*COPYING, "--model.lam", "nan"], "model: lam is nan, but it must be between"),
         ([*COPYING, "--model.backend", "fused"], "backend='fused' cannot run: the input is on cpu"),
         ([*COPYING, "--task.symbols", "1"], "Copying: symbols=1; it must be a whole number of at least 2"),
         ([*COPYING, "--task.symbols", "1e12"], "Copying: symbols=1000000000000; it must be a whole number"),

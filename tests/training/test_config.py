@@ -38,6 +38,28 @@ def test_a_field_that_the_model_lacks_is_an_option_of_its_layer():
     assert override(config, ["model.options.lam=0"]).model.options["lam"] == 0
 
 
+@pytest.mark.parametrize(
+    "layer, assignment, message",
+    [
+        ("lstm", "forget_bias=x", "model.forget_bias is 'x', but it must be a number"),
+        ("gru", "dropout=none", "model.dropout is 'none', but it must be a number"),
+        ("lstm", "forget_bias=nan", "forget_bias is nan"),
+        ("memn2n", "memory_size=1.5", "model.memory_size is '1.5', but it must be a whole number"),
+    ],
+)
+def test_a_number_of_a_layer_is_a_number(layer, assignment, message):
+    config = replace(tiny(), model=ModelConfig(layer=layer))
+    with pytest.raises(ConfigError, match=message):
+        override(config, [f"model.{assignment}"])
+
+
+def test_a_whole_number_of_a_layer_stays_one():
+    """As recorded runs have it, whose settings are compared as text."""
+    config = replace(tiny(), model=ModelConfig(layer="lstm"))
+    assert str(override(config, ["model.forget_bias=2"]).model.options) == "{'forget_bias': 2}"
+    assert str(override(config, ["model.forget_bias=1e-3"]).model.options) == "{'forget_bias': 0.001}"
+
+
 @pytest.mark.parametrize("layer, option", [("lstm", "bidirectional"), ("hyper_lstm", "layer_norm"), ("memn2n", "relu")])
 def test_a_switch_of_a_layer_is_true_or_false(layer, option):
     config = replace(tiny(), model=ModelConfig(layer=layer))

@@ -51,6 +51,8 @@ class Rotations(UnitaryMap):
         check_positive_int("Rotations", size=size)
         check_choice("Rotations", "style", style, STYLES)
         check_finite("Rotations", angle_bound=angle_bound)
+        if angle_bound < 0:
+            raise ValueError(f"Rotations: angle_bound={angle_bound!r} is not allowed; it must be 0 or more.")
         if capacity is None:
             capacity = 2 if style == "tunable" else max(1, (size - 1).bit_length())
         check_positive_int("Rotations", capacity=capacity)

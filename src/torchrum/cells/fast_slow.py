@@ -192,12 +192,12 @@ def fast_slow(
         backend: see :class:`FastSlowCell`.
     """
     check_choice("fast_slow", "slow", slow, SLOW)
-    check_positive_int("fast_slow", num_fast=num_fast)
+    size = hidden_size if slow_size is None else slow_size
+    check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
     if slow != "rum" and (eta is not None or ln_order != "before"):
         raise ValueError(
             f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need slow='rum'; slow={slow!r} has neither."
         )
-    size = hidden_size if slow_size is None else slow_size
 
     def lstm(inputs: int, hidden: int) -> LSTMCell:
         return LSTMCell(

@@ -117,9 +117,17 @@ def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
         if known is not None and name not in known:
             prefix = key[: len(key) - len(name)]
             raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
-        flag = known is not None and known[name] is bool  # any other text would pass for true
-        values[name] = convert(key, text, bool) if flag else guess(text)
+        values[name] = _read_option(key, text, None if known is None else known[name])
     return values
+
+
+def _read_option(key: str, text: str, hint: Any) -> Any:
+    """Read ``text`` as what a layer declares, where that is one plain type: any text would pass for true."""
+    found = guess(text)
+    if hint not in (bool, int, float):
+        return found
+    value = convert(key, text, hint)
+    return found if hint is float and found == value else value  # a whole number stays one, as recorded runs have it
 
 
 def layer_options(layer: str) -> dict[str, Any] | None:
