@@ -14,6 +14,18 @@ TOL: dict[torch.dtype, dict[str, float]] = {
     torch.float16: {"rtol": 3e-3, "atol": 3e-3},
 }
 
+DEEP: dict[torch.dtype, dict[str, float]] = {
+    torch.float64: {"rtol": 1e-9, "atol": 1e-9},
+    torch.float32: {"rtol": 1e-4, "atol": 1e-4},
+}
+"""The same through many steps, a backward or updates, where roundings add up; that of float64 is far below what a
+single number in float32 on the way would bring in."""
+ORTHOGONAL: dict[torch.dtype, dict[str, float]] = {
+    torch.float64: {"rtol": 0, "atol": 1e-12},
+    torch.float32: {"rtol": 0, "atol": 5e-6},
+}
+"""Q Q^T against the identity, for matrices of up to a hundred rows."""
+
 NORM_ERROR: dict[torch.dtype, float] = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """|found - exact| / |exact| of a whole tensor, results and gradients of a scan by a kernel against float64."""
 TF32_ERROR = 5e-3

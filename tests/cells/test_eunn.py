@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tolerances import DEEP, ORTHOGONAL, TOL
 from torchrum.cells.eunn import EUNNCell, Rotations, layer_pairs
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16)
@@ -16,8 +17,8 @@ fields = pytest.mark.parametrize("complex_valued", [False, True], ids=("real", "
 def as_complex(matrix):
     """Undo the real form of a complex matrix, after checking that it is one."""
     N = len(matrix) // 2
-    np.testing.assert_allclose(matrix[:N, :N], matrix[N:, N:], atol=1e-12)
-    np.testing.assert_allclose(matrix[:N, N:], -matrix[N:, :N], atol=1e-12)
+    np.testing.assert_allclose(matrix[:N, :N], matrix[N:, N:], **TOL[torch.float64])
+    np.testing.assert_allclose(matrix[:N, N:], -matrix[N:, :N], **TOL[torch.float64])
     return matrix[:N, :N] + 1j * matrix[N:, :N]
 
 
@@ -52,7 +53,7 @@ def test_matrix_is_the_product_of_its_pairs(size, style, complex_valued):
     rotations = Rotations(size, style=style, complex_valued=complex_valued, capacity=3, dtype=torch.float64)
     matrix = rotations.matrix().detach().numpy()
     expected = written_out(rotations)
-    np.testing.assert_allclose(as_complex(matrix) if complex_valued else matrix, expected, atol=1e-12)
+    np.testing.assert_allclose(as_complex(matrix) if complex_valued else matrix, expected, **TOL[torch.float64])
 
 
 @styles
@@ -63,7 +64,7 @@ def test_matrix_is_orthogonal_and_erases_no_unit(size, style, complex_valued, ca
     rotations = Rotations(size, style=style, complex_valued=complex_valued, capacity=capacity)
     matrix = rotations.matrix()
     size = len(matrix)
-    torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=1e-6, rtol=0)
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), **ORTHOGONAL[torch.float32])
     assert torch.linalg.matrix_rank(matrix) == size
     for unit in (0, size - 1):  # the bug of the public copies: the last unit multiplied by cos = 0
         assert abs(matrix[:, unit].norm().item() - 1) < 1e-6
@@ -121,7 +122,7 @@ def test_cell_is_its_equation(style, complex_valued):
         z = Q @ hs + vx
         z = np.maximum(np.abs(z) - 0.1, 0) * z / np.abs(z)
         expected = np.concatenate((z.real, z.imag)) if complex_valued else z.real
-        np.testing.assert_allclose(output[row].detach(), expected, atol=1e-12)
+        np.testing.assert_allclose(output[row].detach(), expected, **TOL[torch.float64])
     assert state is output
 
 
@@ -130,7 +131,7 @@ def test_the_state_keeps_its_length_without_input(size):
     cell = EUNNCell(2, size, dtype=torch.float64)
     h = torch.randn(3, size, dtype=torch.float64)
     output, _ = cell.scan(torch.zeros(50, 3, 2, dtype=torch.float64), (h,))
-    torch.testing.assert_close(output[-1].norm(dim=-1), h.norm(dim=-1), rtol=1e-10, atol=0)
+    torch.testing.assert_close(output[-1].norm(dim=-1), h.norm(dim=-1), **DEEP[torch.float64])
 
 
 def test_wrong_arguments_are_refused():

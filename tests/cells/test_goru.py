@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from equations import sigmoid
+from tolerances import ORTHOGONAL, TOL
 from torchrum.cells.goru import GORUCell
 
 I, H, B = 3, 5, 4
@@ -19,7 +20,7 @@ def test_cell_is_its_equations(style):
     x, h = torch.randn(B, I, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64)
     output, (state,) = cell(x, (h,))
     Q = cell.rotations.matrix().detach().numpy()
-    np.testing.assert_allclose(Q @ Q.T, np.eye(H), atol=1e-12)
+    np.testing.assert_allclose(Q @ Q.T, np.eye(H), **ORTHOGONAL[torch.float64])
     U_r, U_g, U_c = np.split(cell.weight_ih.detach().numpy(), 3)
     W_r, W_g = np.split(cell.weight_hh.detach().numpy(), 2)
     b_r, b_g = np.split(cell.bias.detach().numpy(), 2)
@@ -27,7 +28,7 @@ def test_cell_is_its_equations(style):
         r, g = sigmoid(U_r @ xs + W_r @ hs + b_r), sigmoid(U_g @ xs + W_g @ hs + b_g)
         z = r * (Q @ hs) + U_c @ xs
         c = np.sign(z) * np.maximum(np.abs(z) + cell.bias_c.detach().numpy(), 0)
-        np.testing.assert_allclose(output[row].detach(), g * hs + (1 - g) * c, atol=1e-12)
+        np.testing.assert_allclose(output[row].detach(), g * hs + (1 - g) * c, **TOL[torch.float64])
     assert state is output
 
 

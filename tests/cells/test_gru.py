@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from golden import shuffled
-from tolerances import TOL
+from tolerances import ORTHOGONAL, TOL
 from torchrum.cells.gru import GRUCell
 
 I, H, B, T = 3, 5, 4, 6
@@ -45,7 +45,7 @@ def test_reset_before_is_the_equations():
     for row, (xs, hs) in enumerate(zip(x.numpy(), h.numpy(), strict=True)):
         r, u = sigmoid(W_r @ xs + U_r @ hs + b_r), sigmoid(W_u @ xs + U_u @ hs + b_u)
         candidate = np.tanh(W_c @ xs + U_c @ (r * hs) + b_c)
-        np.testing.assert_allclose(output[row].detach(), u * hs + (1 - u) * candidate, rtol=1e-12)
+        np.testing.assert_allclose(output[row].detach(), u * hs + (1 - u) * candidate, **TOL[torch.float64])
 
 
 def test_initialisations():
@@ -53,9 +53,9 @@ def test_initialisations():
     assert (cell.bias[:16] == 0.25).all()
     assert not cell.bias[16:].any()
     gates = torch.cat((cell.weight_ih[:16], cell.weight_hh), 1)  # (2H, I + H): tall, orthonormal columns
-    torch.testing.assert_close(gates.T @ gates, torch.eye(11), atol=1e-5, rtol=0)
+    torch.testing.assert_close(gates.T @ gates, torch.eye(11), **ORTHOGONAL[torch.float32])
     candidate = torch.cat((cell.weight_ih[16:], cell.weight_hc), 1)  # (H, I + H): wide, orthonormal rows
-    torch.testing.assert_close(candidate @ candidate.T, torch.eye(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(candidate @ candidate.T, torch.eye(8), **ORTHOGONAL[torch.float32])
     assert not torch.allclose(GRUCell(3, 8).weight_hc.T @ GRUCell(3, 8).weight_hc, torch.eye(8), atol=0.1)
     assert (GRUCell(3, 8).bias[:16] == 1).all()
 

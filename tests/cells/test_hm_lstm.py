@@ -8,7 +8,7 @@ import torch
 
 from equations import normalised, sigmoid
 from golden import DIGITS, fill, sines
-from tolerances import TOL
+from tolerances import DEEP, ORTHOGONAL, TOL
 from torchrum.cells.hm_lstm import HMLSTMCell
 from torchrum.layers.registry import build_layer
 
@@ -100,7 +100,7 @@ def test_cell_is_its_three_cases(words):
     met = set()
     for row in range(B):
         expected, boundaries, cases = written_out(cell, x[:, row].numpy())
-        np.testing.assert_allclose(output[:, row].detach(), expected, rtol=1e-9)
+        np.testing.assert_allclose(output[:, row].detach(), expected, **DEEP[torch.float64])
         np.testing.assert_array_equal(z[row].detach(), boundaries)
         met |= cases
     assert met == {"update", "copy", "flush"}
@@ -163,7 +163,7 @@ def test_size_is_the_counted_one():
 def test_weights_start_orthogonal():
     cell = HMLSTMCell(I, H, level_size=N)
     for block in (cell.weight_ih, *(b for weight in cell.weight_hh for b in weight.split(N, 1))):
-        torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), **ORTHOGONAL[torch.float32])
     assert not any(bias.any() for bias in cell.bias)
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from equations import normalised, sigmoid
 from golden import DIGITS, X, fill, shuffled, sines
-from tolerances import TOL
+from tolerances import ORTHOGONAL, TOL
 from torchrum.cells.lstm import LSTMCell
 from torchrum.layers.registry import build_layer
 
@@ -64,9 +64,9 @@ def test_layer_norm_is_the_equations(ln_eps):
     output, (new_h, new_c) = cell(x, (h, c))
     for row in range(B):
         expected_h, expected_c = written_out(cell, *(part[row].numpy() for part in (x, h, c)))
-        np.testing.assert_allclose(output[row].detach(), expected_h, rtol=1e-12)
-        np.testing.assert_allclose(new_h[row].detach(), expected_h, rtol=1e-12)
-        np.testing.assert_allclose(new_c[row].detach(), expected_c, rtol=1e-12)  # stored without layer norm
+        np.testing.assert_allclose(output[row].detach(), expected_h, **TOL[torch.float64])
+        np.testing.assert_allclose(new_h[row].detach(), expected_h, **TOL[torch.float64])
+        np.testing.assert_allclose(new_c[row].detach(), expected_c, **TOL[torch.float64])  # stored without layer norm
 
 
 def test_zoneout_lstm_gives_the_numbers_computed_elsewhere():
@@ -106,9 +106,9 @@ def test_zoneout_in_evaluation_is_the_mean_of_old_and_new():
     output, (new_h, new_c) = cell(x, (h, c))
     for row in range(B):
         plain_h, plain_c = written_out(cell, *(part[row].numpy() for part in (x, h, c)))
-        np.testing.assert_allclose(output[row].detach(), 0.9 * plain_h + 0.1 * h[row].numpy(), rtol=1e-12)
+        np.testing.assert_allclose(output[row].detach(), 0.9 * plain_h + 0.1 * h[row].numpy(), **TOL[torch.float64])
         np.testing.assert_allclose(new_h[row].detach(), output[row].detach())
-        np.testing.assert_allclose(new_c[row].detach(), 0.5 * plain_c + 0.5 * c[row].numpy(), rtol=1e-12)
+        np.testing.assert_allclose(new_c[row].detach(), 0.5 * plain_c + 0.5 * c[row].numpy(), **TOL[torch.float64])
 
 
 @pytest.mark.parametrize("chances", [(0.1, 0.5), (0.5, 0.1)])
@@ -165,21 +165,21 @@ def test_zoneout_of_h_and_of_c_act_on_h_and_on_c():
         torch.testing.assert_close(state[kept], (h, c)[kept])
         for row in range(B):
             plain = written_out(cell, *(part[row].numpy() for part in (x, h, c)))
-            np.testing.assert_allclose(state[1 - kept][row].detach(), plain[1 - kept], rtol=1e-12)
+            np.testing.assert_allclose(state[1 - kept][row].detach(), plain[1 - kept], **TOL[torch.float64])
 
 
 def test_initialisations():
     torch.manual_seed(0)
     cell = LSTMCell(6, 16, init="orthogonal", layer_norm=True)
     for weight in (cell.weight_ih, cell.weight_hh):  # tall: (4H, I), (4H, H)
-        torch.testing.assert_close(weight.T @ weight, torch.eye(weight.shape[1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(weight.T @ weight, torch.eye(weight.shape[1]), **ORTHOGONAL[torch.float32])
     assert not cell.bias.any()
     assert (cell.ln_weight == 1).all()
     assert not cell.ln_bias_c.any()
     cell = LSTMCell(6, 15, init="block_orthogonal")
     for weight, size in ((cell.weight_ih, 6), (cell.weight_hh, 15)):
         for block in (part for rows in weight.split(size) for part in rows.split(size, 1)):
-            torch.testing.assert_close(block.T @ block, torch.eye(size), atol=1e-5, rtol=0)
+            torch.testing.assert_close(block.T @ block, torch.eye(size), **ORTHOGONAL[torch.float32])
     glorot, bound = LSTMCell(6, 16), (6 / (6 + 16 + 64)) ** 0.5
     for weight in (glorot.weight_ih, glorot.weight_hh):
         assert 0.9 * bound < weight.abs().max() <= bound
@@ -191,7 +191,7 @@ def test_cell_without_input_has_no_dead_weights():
     h, c = draw(B, H), draw(B, H)
     output, _ = cell(draw(B, 0), (h, c))
     expected, _ = written_out(cell, np.zeros(0), h[0].numpy(), c[0].numpy())
-    np.testing.assert_allclose(output[0].detach(), expected, rtol=1e-12)
+    np.testing.assert_allclose(output[0].detach(), expected, **TOL[torch.float64])
 
 
 def test_wrong_arguments_are_refused():

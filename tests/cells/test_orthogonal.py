@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from tolerances import ORTHOGONAL, TOL
 from torchrum.cells.orthogonal import INITS, MAPS, OrthogonalCell, TaylorExponential, plane_rotations
 
 I, H = 3, 6
@@ -26,7 +27,7 @@ def test_matrix_stays_orthogonal_under_training(orthogonal_map, init, size):
         optimizer.step()
     after = cell.weight_hh.detach()
     for matrix in (before, after):
-        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=2e-6, rtol=0)
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), **ORTHOGONAL[torch.float32])
     assert (after - before).abs().max() > 1e-3
 
 
@@ -35,9 +36,9 @@ def test_cell_is_its_equation():
     x, h = torch.randn(2, I, dtype=torch.float64), torch.randn(2, H, dtype=torch.float64)
     output, (state,) = cell(x, (h,))
     Q, V, b = (p.detach().numpy() for p in (cell.weight_hh, cell.weight_ih, cell.bias))
-    np.testing.assert_allclose(Q @ Q.T, np.eye(H), atol=1e-12)
+    np.testing.assert_allclose(Q @ Q.T, np.eye(H), **ORTHOGONAL[torch.float64])
     z = h.numpy() @ Q.T + x.numpy() @ V.T
-    np.testing.assert_allclose(output.detach(), np.sign(z) * np.maximum(np.abs(z) + b, 0), atol=1e-12)
+    np.testing.assert_allclose(output.detach(), np.sign(z) * np.maximum(np.abs(z) + b, 0), **TOL[torch.float64])
     assert state is output
 
 
@@ -47,9 +48,9 @@ def test_taylor_is_the_matrix_exponential(scale):
     free = scale * torch.randn(H, H, dtype=torch.float64)
     A = free.tril(-1) - free.tril(-1).mT
     result = TaylorExponential(base)(free)
-    torch.testing.assert_close(result, base @ torch.matrix_exp(A), atol=1e-12, rtol=0)
+    torch.testing.assert_close(result, base @ torch.matrix_exp(A), **TOL[torch.float64])
     single = TaylorExponential(base.float())(free.float())
-    torch.testing.assert_close(single @ single.T, torch.eye(H), atol=1e-6, rtol=0)
+    torch.testing.assert_close(single @ single.T, torch.eye(H), **ORTHOGONAL[torch.float32])
 
 
 def test_maps_start_at_the_same_matrix():
@@ -80,7 +81,7 @@ def test_new_weights_can_be_drawn():
     before = cell.weight_hh.detach().clone()
     cell.reset_parameters()
     assert not torch.allclose(cell.weight_hh, before)
-    torch.testing.assert_close(cell.weight_hh @ cell.weight_hh.T, torch.eye(H), atol=1e-6, rtol=0)
+    torch.testing.assert_close(cell.weight_hh @ cell.weight_hh.T, torch.eye(H), **ORTHOGONAL[torch.float32])
 
 
 def test_wrong_arguments_are_refused():

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from tolerances import TOL
+from tolerances import DEEP, TOL
 from torchrum.layers.registry import LAYERS, SHARED, build_layer
 
 I, H, T, B = 3, 4, 5, 3
@@ -382,7 +382,7 @@ def test_gpu_gives_the_outputs_and_gradients_of_the_cpu(name, options):
     layer, x = build(name, options, num_layers=2, bidirectional=True), draw(T, B, I)
     other = copy.deepcopy(layer).cuda()
     output, there = layer(x)[0], other(x.cuda())[0]
-    torch.testing.assert_close(there.cpu(), output, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(there.cpu(), output, **DEEP[torch.float64])
     (output * draw(T, B, 2 * H)).sum().backward()
     (there * draw(T, B, 2 * H).cuda()).sum().backward()
     for (key, here), far in zip(layer.named_parameters(), other.parameters(), strict=True):

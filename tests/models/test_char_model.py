@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from tolerances import ORTHOGONAL, TOL
 from torchrum.layers.registry import build_layer
 from torchrum.models import CharModel, build_model
 from torchrum.tasks import CharLM, Copying
@@ -33,9 +34,9 @@ def test_carried_state_equals_an_uncut_pass(name):
     for piece in x.split(6, 1):
         logits, state = model(piece, None, state)
         pieces.append(logits)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, **TOL[torch.float32])
     for part, wanted in zip(state, last, strict=True):
-        torch.testing.assert_close(part, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(part, wanted, **TOL[torch.float32])
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
@@ -54,7 +55,7 @@ def test_the_state_keeps_its_form_and_dtype(name, autocast):
 def test_embedding_and_readout_start_orthogonal():
     model = CharModel(nn.GRU(128, 200), 50, embedding_size=128)
     for weight in (model.embedding.weight, model.readout.weight):  # (50, 128) and (50, 200): rows are orthonormal
-        torch.testing.assert_close(weight @ weight.T, torch.eye(50), atol=1e-5, rtol=0)
+        torch.testing.assert_close(weight @ weight.T, torch.eye(50), **ORTHOGONAL[torch.float32])
     assert 0.008 < model.readout.bias.abs().max() <= 0.01
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from composing import assert_composes
 from grids import thinned
 from oracle import assert_close, capture
-from tolerances import NORM_ERROR
+from tolerances import DEEP, NORM_ERROR
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.gru import GRUCell
 from torchrum.cells.lstm import LSTMCell
@@ -529,7 +529,7 @@ def test_gpu_outer_capture_gives_the_same():
     xp.div_(2.0)
     graph.replay()
     for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(one, other, **DEEP[torch.float32])
 
 
 @gpu

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from composing import assert_composes
 from grids import thinned
 from oracle import assert_close, capture
-from tolerances import NORM_ERROR
+from tolerances import NORM_ERROR, TOL
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops import lstm_scan as lstm_scan_module
 from torchrum.ops.kernels.chain import empty_shared
@@ -101,8 +101,8 @@ def test_reference_is_the_cell_step_by_step(layer_norm, training):
     out, h, c = lstm_scan_reference(LstmInputs(cell.project(x), *state, cell.weight_hh, *norms), options)
     for t in range(T):
         output, state = cell(x[t], state)
-        torch.testing.assert_close(out[t], output, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close((h, c), state, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(out[t], output, **TOL[torch.float64])
+    torch.testing.assert_close((h, c), state, **TOL[torch.float64])
 
 
 def test_masks_keep_with_their_chance_and_streams_differ():

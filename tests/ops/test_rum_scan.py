@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, library
 
-from tolerances import TOL
+from tolerances import DEEP, TOL
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan, rum_scan_choice
 from torchrum.ops.rum_scan.torch_backend.turn import WINDOW
@@ -149,7 +149,9 @@ def test_windows_of_the_memory(T, of_R, to_R, backend):
         grads[name] = {key: part.grad for key, part in leaves.items() if part.requires_grad}
     assert ("R0" in grads[backend]) == to_R
     for name, value in grads["reference"].items():
-        torch.testing.assert_close(grads[backend][name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            grads[backend][name], value, **DEEP[torch.float64], msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_a_short_tau_turns_nothing(backend):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tolerances import TOL
 from torchrum.training import ConfigError, OptimizerConfig, RunError
 from torchrum.training.optim import (
     KEPT,
@@ -31,7 +32,7 @@ def test_rmsprop_tf_follows_tensorflow_written_in_plain_numbers():
         for i, g in enumerate(grads):
             squares[i] = decay * squares[i] + (1 - decay) * g * g
             values[i] -= lr * g / math.sqrt(squares[i] + eps)
-    torch.testing.assert_close(weight.detach(), torch.tensor(values, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weight.detach(), torch.tensor(values, dtype=torch.float64), **TOL[torch.float64])
 
 
 def test_rmsprop_tf_differs_from_torch_as_documented():
