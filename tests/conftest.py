@@ -1,8 +1,10 @@
 """Fixtures for every test: fresh memory is NaN, so that what a kernel forgets to write is seen."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one worker per core; more threads only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
@@ -53,6 +55,20 @@ def nan_filled_memory(request):
     yield
     torch.utils.deterministic.fill_uninitialized_memory = before[0]
     torch.use_deterministic_algorithms(before[1])
+
+
+@pytest.fixture
+def process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of this process alone, which outlives what a test makes with it.
+
+    DDP must go first: held by nothing but DDP, a group would be taken down by a destructor that keeps the GIL, while
+    its thread may wait for the GIL, and both would wait for ever.
+    """
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    gc.collect()
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -342,18 +341,13 @@ def test_two_streams(kind):
 
 
 @both
-def test_one_process_of_ddp(kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        fused, reference = build(kind)
-        parallel = nn.parallel.DistributedDataParallel(fused)
-        x = [draw(T, B, I)]
-        for _ in range(2):
-            mine = run(fused, lambda layer, x: parallel(x), x)
-            assert_near(mine, run(reference, lambda layer, x: layer(x), x))
-    finally:
-        dist.destroy_process_group()
+def test_one_process_of_ddp(kind, process_group):
+    fused, reference = build(kind)
+    parallel = nn.parallel.DistributedDataParallel(fused)
+    x = [draw(T, B, I)]
+    for _ in range(2):
+        mine = run(fused, lambda layer, x: parallel(x), x)
+        assert_near(mine, run(reference, lambda layer, x: layer(x), x))
 
 
 @both

@@ -11,7 +11,6 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
@@ -525,19 +524,14 @@ def test_checkpointed_from_the_first_call(place, reentrant):
         assert_graphed(wrapped)
 
 
-def test_one_process_of_ddp(place, tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        layer = build()
-        wrapped = graphed(layer)
-        parallel = nn.parallel.DistributedDataParallel(wrapped)
-        expected = gradients(layer)
-        for _ in range(3):
-            assert_same(gradients(parallel), expected)
-            assert_graphed(wrapped)
-    finally:
-        dist.destroy_process_group()
+def test_one_process_of_ddp(place, process_group):
+    layer = build()
+    wrapped = graphed(layer)
+    parallel = nn.parallel.DistributedDataParallel(wrapped)
+    expected = gradients(layer)
+    for _ in range(3):
+        assert_same(gradients(parallel), expected)
+        assert_graphed(wrapped)
 
 
 def test_weights_out_of_sight_are_refused(place):
