@@ -22,7 +22,7 @@ DEEP: dict[torch.dtype, dict[str, float]] = {
 single number in float32 on the way would bring in."""
 ORTHOGONAL: dict[torch.dtype, dict[str, float]] = {
     torch.float64: {"rtol": 0, "atol": 1e-12},
-    torch.float32: {"rtol": 0, "atol": 5e-6},
+    torch.float32: {"rtol": 0, "atol": 2e-6},
 }
 """Q Q^T against the identity, for matrices of up to a hundred rows."""
 
