@@ -430,6 +430,7 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5, eta="root"), "eta='root' is not known; it must be a number above 0, 'sqrt' or None"),
         (lambda: RUMCell(4, 5, embed_scale=-1.0), "RUMCell: embed_scale=-1.0"),
         (lambda: RUM(4, 5, backend="fused")(torch.randn(3, 2, 4)), "backend='fused' cannot run: the input is on cpu"),
+        (lambda: RUM(4, 5, backend="lam1")(torch.randn(3, 2, 4)), "lam1 does not run this recurrence, or not with its"),
         (lambda: RUM(4, 5)(torch.randn(3, 2, 6)), "Expected 4, got 6"),
         (lambda: RUM(4, 5)(torch.randn(4)), r"input has shape \(4,\); it must be \(T, B, I\)"),
         (lambda: RUM(4, 5, batch_first=True)(torch.randn(1, 2, 3, 4)), r"it must be \(B, T, I\)"),

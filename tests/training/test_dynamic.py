@@ -103,6 +103,10 @@ def test_weights_that_follow_score_better_on_what_repeats(run):
 def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
     with pytest.raises(DivergedError, match=r"the loss is nan with segment 50, lr 1e\+30, .*; take a smaller lr"):
         dynamic_evaluate(run, device="cpu", dynamic=DynamicConfig(lr=1e30))
+    with pytest.raises(
+        ConfigError, match="dynamic_evaluate: split is 'dev', but it must be one of 'train', 'validation'"
+    ):
+        dynamic_evaluate(run, "dev", device="cpu")
     assert main(["eval", str(run), "--device", "cpu", "--dynamic", "lr=1e30"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert not (run / "test.json").exists()

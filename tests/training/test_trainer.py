@@ -224,9 +224,25 @@ def test_a_resumed_run_may_end_where_it_is(tmp_path):
         assert evaluate(run, "validation", "best", device="cpu")["loss"] == pytest.approx(result.scores["loss"])
 
 
+def test_a_set_or_checkpoint_that_does_not_exist_is_refused(whole):
+    """Any other word was taken for the test set, or for the best checkpoint."""
+    with pytest.raises(ConfigError, match="evaluate: split is 'dev', but it must be one of 'validation', 'test'"):
+        evaluate(whole[0], "dev")
+    for load in (load_model, lambda run, which: evaluate(run, "validation", which)):
+        with pytest.raises(ConfigError, match="load_model: which is 'final', but it must be one of 'last', 'best'"):
+            load(whole[0], "final")
+
+
+def test_a_trainer_takes_a_config_and_a_config_a_task():
+    with pytest.raises(ConfigError, match="Trainer: config is 'copying-rum', but it must be a TrainConfig"):
+        Trainer("copying-rum")
+    with pytest.raises(ConfigError, match="config: task is None, but it must be a Task"):
+        replace(tiny(), task=None)
+
+
 def test_a_folder_is_never_overwritten(whole):
     before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match=r"holds a run already; resume it with fit\(folder, resume=True\) or torchrum"):
         Trainer(tiny(), tiny_model(tiny()), quiet=True).fit(whole[0])
     changed = replace(tiny(), optimizer=OptimizerConfig(lr=0.5), steps=80)
     with pytest.raises(ConfigError, match=r"cannot change optimizer.lr 0.01 -> 0.5"):

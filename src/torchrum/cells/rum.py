@@ -49,7 +49,8 @@ class RUMCell(Cell):
         embed_scale: standard deviation that eps starts with, without b_eps, for inputs of mean 0 and variance 1; None,
             as in the paper, starts W_eps semi-orthogonal.
         gate_scale: factor of the start of W_tau, U_tau, W_u and U_u, whose rows are orthonormal over both together.
-        backend: "auto", or "fused", "native", "torch" or "reference" to insist on one.
+        backend: "auto", or "fused", "native", "torch" or "reference" to insist on one; "persistent", "stepwise" and
+            "lam1" insist on one design of "fused".
 
     Example:
         >>> cell, h = RUMCell(10, 20), torch.zeros(3, 20)
@@ -105,7 +106,7 @@ class RUMCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: orthogonal blocks, biases at their start values."""
+        """Draw the weights and biases again, as the arguments of the constructor say."""
         init_rum_weights(self._weights(), self.settings)
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:

@@ -70,7 +70,7 @@ class Graphed(nn.Module):
         super().__init__()
         if not isinstance(layer, nn.Module) or isinstance(layer, Graphed):
             raise ValueError(
-                f"graphed: layer is a {type(layer).__name__}; it must be a module that is not graphed yet."
+                f"graphed: layer is of type {type(layer).__name__}; it must be a module that is not graphed yet."
             )
         if not isinstance(strict, bool):
             raise ValueError(f"graphed: strict={strict!r}; it must be True or False.")

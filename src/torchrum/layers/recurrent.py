@@ -87,7 +87,7 @@ class Recurrent(nn.Module, ABC):
 
         Args:
             input: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
-            hx: initial state, ``(num_layers * num_directions, B, ...)`` a part; zeros (identity for R) if None.
+            hx: initial state, ``(num_layers * num_directions, B, ...)`` for each part; zeros (identity for R) if None.
             lengths: ``(B,)`` int64 steps of each padded sequence, instead of packing; outputs past them are zero.
             reset: bool, shaped as ``input`` without its features: True where a row starts anew before that step, from
                 the initial state (zeros, the identity for R) and as if nothing had come before, in both directions.

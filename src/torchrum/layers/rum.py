@@ -110,7 +110,7 @@ class RUM(Recurrent):
         ]
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: orthogonal blocks, biases at their start values."""
+        """Draw the weights and biases again, as the arguments of the constructor say."""
         for index in range(len(self._suffixes())):
             init_rum_weights(self._weights(index), self.settings)
 

@@ -56,7 +56,7 @@ def choose_backend(
         if obstacle is None:
             return design, _reason(asked, design, skipped)
         skipped.append((design, obstacle))
-    why = _explain(skipped) if skipped else f"this recurrence has no {asked} scan"
+    why = _explain(skipped) if skipped else f"{asked} does not run this recurrence, or not with its lam"
     raise ValueError(f"backend={asked!r} cannot run: {why}. Pass backend='auto' to fall back.")
 
 

@@ -30,7 +30,8 @@ def _at_least_zero(owner: str, **values: float) -> None:
             raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at least 0, and finite.")
 
 
-def _choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
+def require_one_of(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
+    """``value`` must be one of ``allowed``."""
     allowed = list(allowed)
     if value not in allowed:
         raise ConfigError(f"{owner}: {name} is {value!r}, but it must be one of {', '.join(map(repr, allowed))}.")
@@ -103,7 +104,7 @@ class OptimizerConfig:
     """constant; linear or cosine, down to zero; STEP:FACTOR,..., as 1000:0.3,2000:0.1; or plateau/FACTOR/PATIENCE."""
 
     def __post_init__(self) -> None:
-        _choice("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
+        require_one_of("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
         _positive("optimizer", lr=self.lr, clip=1.0 if self.clip is None else self.clip)
         if len(self.betas) != 2:
             raise ConfigError(f"optimizer: betas is {self.betas}, but it must be two numbers, as 0.9,0.999.")
@@ -193,6 +194,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", self.name) or self.name.strip(" .") == "":
             raise ConfigError(f"config: name is {self.name!r:.80}, but it must be the name of a folder, not a path.")
+        if not isinstance(self.task, Task):
+            raise ConfigError(f"config: task is {self.task!r:.80}, but it must be a Task, such as Copying(delay=500).")
         _positive("config", batch_size=self.batch_size, devices=self.devices, nodes=self.nodes)
         _positive("config", most=MOST_STEPS, steps=self.steps)
         if self.stop_at is not None and not math.isfinite(self.stop_at):
@@ -200,7 +203,9 @@ class TrainConfig:
         _positive("config", log_every=self.log_every, eval_every=self.eval_every, stop_after=self.stop_after)
         _positive("config", checkpoint_every=self.checkpoint_every)
         for name in ("precision", "device", "logger"):
-            _choice("config", name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
+            require_one_of(
+                "config", name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name])
+            )
         if self.batch_size % (self.devices * self.nodes):
             raise ConfigError(
                 f"config: batch_size {self.batch_size} does not divide among {self.devices * self.nodes} processes; "

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrum.tasks.base import Batch, Split, Task
 from torchrum.tasks.char_lm import CharLM
 from torchrum.training.carried import detached_copy
-from torchrum.training.config import TrainConfig
+from torchrum.training.config import TrainConfig, require_one_of
 from torchrum.training.errors import ConfigError, DivergedError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
@@ -127,6 +127,7 @@ def dynamic_evaluate(
     task: Task | None = None,
 ) -> dict[str, float]:
     """Score a run while its weights follow the text; ``evaluate`` has the other arguments."""
+    require_one_of("dynamic_evaluate", "split", split, get_args(Split))
     dynamic = dynamic or DynamicConfig()
     config: TrainConfig = replace(read_config(run), device=device, devices=1, nodes=1)
     task = config.task if task is None else same_task(config, task)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from torchrum.training.config import TrainConfig
+from torchrum.training.config import TrainConfig, require_one_of
 from torchrum.training.config_file import from_json
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.files import read_json
@@ -48,7 +48,13 @@ def read_config(run: Path | str) -> TrainConfig:
 
 
 def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.Module:
-    """The trained model of a run folder, on the CPU, ready to use."""
+    """The trained model of a run folder, on the CPU, ready to use.
+
+    Args:
+        run: the run folder.
+        which: the checkpoint to load: the best on validation, or the last.
+    """
+    require_one_of("load_model", "which", which, ("last", "best"))
     run = Path(run)
     config = read_config(run)
     weights, state = load_state(run, which)

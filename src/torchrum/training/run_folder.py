@@ -40,7 +40,10 @@ def claim_run(folder: Path, config: TrainConfig, resume: bool, rename: bool) -> 
 
 def _check_new(folder: Path) -> None:
     if holds_run(folder):
-        raise RunError(f"{folder} holds a run already; resume it with --resume {folder}, or choose another --out.")
+        raise RunError(
+            f"{folder} holds a run already; resume it with fit(folder, resume=True) or "
+            f"torchrum train --resume {folder}, or choose another folder."
+        )
 
 
 def _check_same(folder: Path, config: TrainConfig) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchrum.tasks.base import Batch, Task
-from torchrum.training.config import TrainConfig
+from torchrum.training.config import TrainConfig, require_one_of
 from torchrum.training.config_file import first_of, run_differences
 from torchrum.training.errors import ConfigError
 from torchrum.training.fabric import Engine
@@ -65,11 +65,15 @@ def evaluate(
 
     Args:
         run: the run folder.
-        split: which examples.
-        which: which checkpoint.
-        device: where.
+        split: the set to score on.
+        which: the checkpoint to load: the best on validation, or the last.
+        device: where to run; "auto" takes CUDA if there is one.
         task: the run's task with its data in another place, for a text that was moved.
+
+    Returns:
+        The loss, the metrics of the task, and what its ``summary`` adds, by name.
     """
+    require_one_of("evaluate", "split", split, ("validation", "test"))
     config = replace(read_config(run), device=device, devices=1, nodes=1)
     if task is not None:
         config = replace(config, task=same_task(config, task))

@@ -10,7 +10,7 @@ from torch import nn
 from torchrum.training.assembly import assemble
 from torchrum.training.checkpoint import has_checkpoint
 from torchrum.training.config import TrainConfig
-from torchrum.training.errors import RunError
+from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.fabric import LOST, Engine
 from torchrum.training.introduction import introduction
 from torchrum.training.memory import within_memory
@@ -39,6 +39,8 @@ class Trainer:
         quiet: bool = False,
         on_end: Callable[[Path], object] | None = None,
     ) -> None:
+        if not isinstance(config, TrainConfig):
+            raise ConfigError(f"Trainer: config is {config!r:.80}, but it must be a TrainConfig; try load_recipe(...).")
         self.config = config
         self._given, self._quiet, self._on_end = model, quiet, on_end
 
@@ -49,6 +51,9 @@ class Trainer:
             folder: the run folder; a new one, or with ``resume`` that of an interrupted run.
             resume: start from the last checkpoint. The config must describe the same run; its length may change.
             rename: give a new run the next free name, as ``folder-2``, where ``folder`` is taken.
+
+        Returns:
+            How the run ended, its last step, and its scores on the validation set.
         """
         config, engine, place = self.config, Engine(self.config), Path(folder)
         with Interrupts() as interrupts, ExitStack() as held:
