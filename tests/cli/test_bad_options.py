@@ -126,6 +126,23 @@ def test_variables_of_a_launcher_that_is_not_there_are_one_line(tmp_path, capsys
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "variables", [{}, {"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "bash"}], ids=str
+)
+def test_several_machines_need_a_launcher(tmp_path, capsys, monkeypatch, variables):
+    """It waited for the other machines without a word."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main([*TINY, "--out", str(tmp_path), "--quiet", "--nodes", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "torchrum: nodes is 2, but nothing has started processes on other machines; start them with srun or torchrun, "
+        "or pass --nodes 1.\n"
+    )
+    assert not os.listdir(tmp_path)
+
+
 def test_srun_must_have_started_the_processes(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "2")
     monkeypatch.delenv("SLURM_PROCID", raising=False)

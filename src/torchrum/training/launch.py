@@ -27,12 +27,19 @@ def check_launch(config: TrainConfig) -> int:
             f"WORLD_SIZE is {size}, but devices * nodes is {asked}; pass --devices and --nodes to match, or unset it."
         )
     tasks = found.get("SLURM_NTASKS", 1)
-    if tasks > 1 and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE:
+    by_slurm = tasks > 1 and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
+    if by_slurm:
         if tasks != asked:
             advice = "pass --devices and --nodes to match, or unset it"
             raise ConfigError(f"SLURM_NTASKS is {tasks}, but devices * nodes is {asked}; {advice}.")
         if "SLURM_PROCID" not in found:
             raise ConfigError(f"SLURM_NTASKS is {tasks}, but SLURM_PROCID is not set; start the processes with srun.")
+    # MASTER_ADDR: each machine's process was started by hand. Without any of them it would wait for the others for ever
+    if config.nodes > 1 and not (size > 1 or by_slurm or "MASTER_ADDR" in os.environ):
+        raise ConfigError(
+            f"nodes is {config.nodes}, but nothing has started processes on other machines; start them with srun or "
+            "torchrun, or pass --nodes 1."
+        )
     return max(size, 1)
 
 
