@@ -169,7 +169,7 @@ def test_it_is_the_layer_in_all_else():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((3,), "layer is a int"),
+        ((3,), "layer is of type int"),
         ((nn.Identity(), {"strict": 1}), "strict=1"),
         ((nn.Identity(), {"max_graphs": 0}), "max_graphs=0"),
     ],
@@ -178,7 +178,7 @@ def test_wrong_arguments(arguments, message):
     layer, more = (*arguments, {})[:2]
     with pytest.raises(ValueError, match=message):
         graphed(layer, **more)
-    with pytest.raises(ValueError, match="layer is a Graphed"):
+    with pytest.raises(ValueError, match="layer is of type Graphed"):
         graphed(Graphed(nn.Identity()))
 
 

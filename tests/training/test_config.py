@@ -120,6 +120,11 @@ def test_a_schedule_is_one_override_and_survives_json(schedule):
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
+def test_a_string_is_not_a_list_of_assignments():
+    with pytest.raises(ConfigError, match="assignments is the string 'steps=3'; pass a list, as"):
+        override(tiny(), "steps=3")
+
+
 def test_an_unknown_layer_option_names_the_nearest():
     config = replace(tiny(), model=ModelConfig(layer="rum"))
     with pytest.raises(ConfigError, match=r"no field 'model.lamb'; did you mean 'model.lam'"):

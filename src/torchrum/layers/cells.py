@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell
 from torchrum.layers.recurrent import Recurrent, State
+from torchrum.ops._checks import ArgumentTypeError
 from torchrum.ops.kernels.precision import autocast_dtype
 
 
@@ -32,6 +33,12 @@ class CellLayer(Recurrent):
         cells = [
             make_cell(self.layer_input_size(layer)) for layer in range(num_layers) for _ in range(self.num_directions)
         ]
+        for cell in cells:
+            if not isinstance(cell, Cell):
+                raise ArgumentTypeError(
+                    f"CellLayer: make_cell returned an object of type {type(cell).__name__}; it must return a Cell, a "
+                    "subclass of torchrum.cells.base.Cell."
+                )
         self.cells = nn.ModuleList(cells)
         self.state_names = cells[0].state_names
 

@@ -59,6 +59,8 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     All are changed at once, so that fields that must fit each other can be given in any order; of two assignments to
     one field the last one counts. A field of the model that ModelConfig does not have is an option of the layer.
     """
+    if isinstance(assignments, str):
+        raise ConfigError(f"override: assignments is the string {assignments!r:.60}; pass a list, as ['steps=1000'].")
     changes: Changes = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
