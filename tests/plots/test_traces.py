@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchrum import RUM
 from torchrum.cli import main
 from torchrum.layers.observing import gradient_norms
 from torchrum.ledger import read_ledger, record
@@ -141,6 +142,12 @@ def test_runs_that_cannot_be_drawn_say_why(run, tmp_path):
     plain = train(tmp_path / "plain", "recall-rum-t30")
     with pytest.raises(RunError, match="accumulates no rotation"):
         draw_run("phases", plain, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [RUM, torch.nn.GRU])
+def test_gradient_norms_need_one_direction(kind):
+    with pytest.raises(ValueError, match="bidirectional"):
+        gradient_norms(kind(3, 4, bidirectional=True), torch.randn(5, 2, 3), torch.Generator())
 
 
 def test_gradient_norms_are_those_of_the_jacobian():

@@ -181,6 +181,8 @@ def gradient_norms(layer: nn.Module, x: Tensor, generator: torch.Generator) -> T
         >>> gradient_norms(nn.GRU(3, 8), torch.randn(5, 2, 3), generator).shape
         torch.Size([5, 2])
     """
+    if getattr(layer, "bidirectional", False):  # read step by step, both directions would run forwards
+        raise ValueError("gradient_norms: the layer is bidirectional; give one that reads in one direction.")
     states: list[tuple[Tensor, ...]] = []
     state: Any = None
     for step in x.split(1):
