@@ -43,7 +43,7 @@ def table_parser() -> Parser:
         const=sys.maxsize,
         metavar="STEPS",
         help="only the best setting of each model; with STEPS, the best within that many steps and the best beyond "
-        "(no difference for bAbI)",
+        "(STEPS makes no difference for bAbI)",
     )
     parser.add_argument(
         "--within",
