@@ -53,6 +53,8 @@ class Driver:
         if not self.context:
             return 201
         *numbers, stream, addresses = args
+        if not isinstance(addresses, ctypes.Array):  # a reference to the one address of a structure
+            addresses = [ctypes.cast(addresses._obj, ctypes.c_void_p).value]
         values = [ctypes.string_at(address, size) for address, size in zip(addresses, self.sizes, strict=False)]
         self.launches.append((tuple(numbers), stream.value, values))
         return self.fails

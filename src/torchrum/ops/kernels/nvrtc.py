@@ -7,6 +7,7 @@ import importlib.util
 import os
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,8 @@ class Kernel:
     ) -> None:
         """Queue the kernel on the current stream of its device, behind ``fills``; also inside a CUDA graph's capture.
 
-        ``together`` launches cooperatively: all blocks are resident at once, or the launch fails.
+        A structure must be the only one of ``args``. ``together`` launches cooperatively: all blocks are resident at
+        once, or the launch fails.
         """
         driver = load_driver()
         stream = current_stream(driver, self._device)
@@ -56,19 +58,25 @@ class Kernel:
             check = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
             check_driver(check, f"asking for {shared_bytes} bytes of shared memory")
             self._shared_bytes = shared_bytes
-        if self._form is None and not isinstance(args[0], bytes):
-            self._form = find_form(args)
-        packed = pack(args, self._form)
         if fills:
             fill_memory(driver, fills, stream)
+        packed: Packed | None = None
+        addresses: Any
+        if isinstance(args[0], bytes):
+            addresses = ctypes.byref(ctypes.c_char_p(args[0]))  # an array of the one address at which it stands
+        else:
+            self._form = self._form or find_form(args)
+            packed = pack(args, self._form)
+            addresses = packed.addresses
         size, on = (blocks, 1, 1, threads, 1, 1, shared_bytes), ctypes.c_void_p(stream)
         if together:
-            check = driver.cuLaunchCooperativeKernel(self._function, *size, on, packed.addresses)
+            check = driver.cuLaunchCooperativeKernel(self._function, *size, on, addresses)
         else:
-            check = driver.cuLaunchKernel(self._function, *size, on, packed.addresses, None)
+            check = driver.cuLaunchKernel(self._function, *size, on, addresses, None)
         if check != 0:
             check_driver(check, f"launching {blocks} blocks of {threads} threads with {shared_bytes} bytes each")
-        packed.give_back()  # the launch has copied the values
+        if packed is not None:
+            packed.give_back()  # the launch has copied the values
 
 
 class Packed:
@@ -95,13 +103,7 @@ Form = tuple[int, struct.Struct]
 
 
 def pack(args: Sequence[Argument], form: Form | None = None) -> Packed:
-    """The arguments of a launch, of a known form or not; a structure must be the only one."""
-    if isinstance(args[0], bytes):
-        (structure,) = args
-        assert isinstance(structure, bytes) and len(structure) % 8 == 0
-        packed = _take(len(structure) // 8)
-        ctypes.memmove(packed.values, structure, len(structure))  # the launch reads the first address alone
-        return packed
+    """The tensors and numbers of a launch, of a known form or not."""
     count, layout = form or find_form(args)
     pointers = [0 if x is None else x.data_ptr() for x in args[:count]]  # type: ignore[union-attr]
     packed = _take(len(args))
