@@ -302,6 +302,17 @@ def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, bu
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_the_kernels_cannot_read_is_copied(dtype: torch.dtype) -> None:
+    kept = torch.randn(4, 6).to(dtype)
+    given = [kept, kept[2:], kept.t(), kept.flatten()[1:], kept.double()]
+    found = persistent._readable(dtype, *given)
+    assert [x is y for x, y in zip(given, found, strict=True)] == [True, True, False, False, False]
+    for x, y in zip(given, found, strict=True):
+        assert y.dtype is dtype and y.is_contiguous() and y.data_ptr() % (2 * dtype.itemsize) == 0
+        assert torch.equal(y, x.to(dtype))
+
+
 @pytest.mark.parametrize("start", ["given", "kept zeros", "filled"])
 def test_a_plain_call_of_a_layer(start: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""

@@ -285,10 +285,9 @@ class Prepared(NamedTuple):
 def _find(name: str, inputs: ScanInputs, options: RumOptions, kept: bool, zero: bool) -> Prepared:
     """The launch of kernel ``name``; the last two arguments are those of ``lay_out``."""
     xp = inputs.xp
-    sizes, tf32 = (*xp.shape[:2], inputs.weight_hh.shape[1]), xp.dtype is torch.float32 and tf32_allowed()
-    return _prepare(
-        name, (machine, xp.device), sizes, xp.dtype, options, (inputs.lengths is not None, tf32, kept, zero)
-    )
+    tf32 = name == "backward" and xp.dtype is torch.float32 and tf32_allowed()  # see Plan.macros
+    sizes, flags = (*xp.shape[:2], inputs.weight_hh.shape[1]), (inputs.lengths is not None, tf32, kept, zero)
+    return _prepare(name, (machine, xp.device), sizes, xp.dtype, options, flags)
 
 
 @functools.lru_cache(512)
@@ -309,16 +308,16 @@ def _prepare(
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
     """Run the scan and fill ``copies``; without ``save`` the residuals are written to memory that is given back."""
-    xp, weight = _aligned(inputs.xp), inputs.weight_hh
+    xp, weight = _readable(inputs.xp.dtype, inputs.xp, inputs.weight_hh)
     T, B, N = *xp.shape[:2], weight.shape[1]
     results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
-    start = _start(inputs, B * N)
-    layout, kernel, blocks = _find("forward", inputs, options, save, start is None)
+    h0, lengths = _row_inputs(inputs, inputs.from_zero)
+    layout, kernel, blocks = _find("forward", inputs, options, save, h0 is None)
     memory = xp.new_empty(layout.words, dtype=torch.int32)
-    gates, stats, h0, *boxes = _addresses(memory, layout)
-    tensors = (xp, _aligned(_as(weight, xp.dtype)), h0 if start is None else start, _int64(inputs.lengths))
+    gates, stats, zeros, *boxes = layout.places
     kept = results.residuals if save else (gates, stats)
-    args, fills = _fill_in(layout, memory, (*tensors, inputs.seed, results.out, *copies[:2], *kept, *boxes))
+    pointers = (xp, weight, zeros if h0 is None else h0, lengths, inputs.seed, results.out, *copies[:2], *kept, *boxes)
+    args, fills = _fill_in(layout, memory, pointers)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
 
@@ -327,53 +326,47 @@ def backward(
     grad_out: Tensor, grad_R: None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
 ) -> Gradients:
     """Gradients of the inputs; there is neither R nor layer norm here."""
-    gates, stats = results.residuals
+    (gates, stats), from_zero, dtype = results.residuals, inputs.from_zero, inputs.xp.dtype
     assert gates is not None and stats is not None
-    xp, out, weight, from_zero = _aligned(inputs.xp), _aligned(results.out), inputs.weight_hh, inputs.from_zero
-    B, N = out.shape[1:]
-    start = _start(inputs, B * N)
-    layout, kernel, blocks = _find("backward", inputs, options, not from_zero, start is None)
+    read = _readable(dtype, grad_out, inputs.xp, inputs.weight_hh, results.out, gates)
+    _, xp, weight, out, _ = read
+    h0, lengths = _row_inputs(inputs, from_zero)
+    layout, kernel, blocks = _find("backward", inputs, options, not from_zero, h0 is None)
     memory, dxp = xp.new_empty(layout.words, dtype=torch.int32), torch.empty_like(xp)
-    dh0 = None if from_zero else xp.new_empty(B, N, dtype=torch.float32)
-    unread, zeros, *boxes = _addresses(memory, layout)
-    h0 = zeros if start is None else start
-    given = (_aligned(_as(grad_out, xp.dtype)), xp, _aligned(_as(weight, xp.dtype)), out, _aligned(gates), h0)
-    row_inputs = (stats.contiguous(), _int64(inputs.lengths), inputs.seed)
-    pointers = (*given, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes)
-    args, fills = _fill_in(layout, memory, pointers)
+    unread, zeros, *boxes = layout.places
+    dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
+    row_inputs = (zeros if h0 is None else h0, stats.contiguous(), lengths, inputs.seed)
+    args, fills = _fill_in(layout, memory, (*read, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes))
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     del memory  # what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
-    return Gradients(dxp, None if dh0 is None else _as(dh0, inputs.h0.dtype), None, _as(dweight, weight.dtype))
+    if dweight.dtype is not inputs.weight_hh.dtype:
+        dweight = dweight.to(inputs.weight_hh.dtype)
+    return Gradients(dxp, None if dh0 is None else dh0.to(inputs.h0.dtype), None, dweight)
 
 
-def _addresses(memory: Tensor, layout: Layout) -> list[int]:
-    """Instead of views of the one tensor: each would cost as much as a conversion."""
-    first = memory.data_ptr()
-    return [first + place for place in layout.places]
+def _row_inputs(inputs: ScanInputs, from_zero: bool) -> tuple[Tensor | None, Tensor | None]:
+    """h0 and lengths as the kernels read them; no h0 for zeros that are filled before the launch."""
+    xp, h0, lengths = inputs.xp, inputs.h0, inputs.lengths
+    start = kept_zeros(xp.device, h0.numel()) if from_zero else h0.to(torch.float32).contiguous()
+    return start, None if lengths is None else lengths.to(torch.int64).contiguous()
 
 
-def _start(inputs: ScanInputs, count: int) -> Tensor | None:
-    """h0 as the kernels read it; None for zeros that are filled before the launch."""
-    return kept_zeros(inputs.xp.device, count) if inputs.from_zero else _as(inputs.h0, torch.float32).contiguous()
+def _readable(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
+    """The tensors as the kernels read them: in one dtype, contiguous, and where a pair of numbers is one word."""
+    pair = 2 * dtype.itemsize
+    return [
+        x if x.dtype is dtype and x.is_contiguous() and x.data_ptr() % pair == 0 else _copy(x, dtype) for x in tensors
+    ]
 
 
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype is dtype else x.to(dtype)  # a conversion to the same dtype costs a call
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """``x`` contiguous, and where the kernels can read pairs of its numbers."""
-    x = x.contiguous()
-    return x if x.data_ptr() % (2 * x.element_size()) == 0 else x.clone()
-
-
-def _int64(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.to(torch.int64).contiguous()
+def _copy(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _fill_in(layout: Layout, memory: Tensor, pointers: Sequence[Tensor | int | None]) -> tuple[bytes, list[Fill]]:
-    """The kernels' argument, and what is filled in ``memory``; None is a null pointer."""
-    addresses = [0 if x is None else x if type(x) is int else x.data_ptr() for x in pointers]  # type: ignore[union-attr]
-    args, first = layout.form.pack(*addresses, *layout.numbers), memory.data_ptr()
+    """The kernels' argument, and what is filled in ``memory``; an integer is a place in it, None a null pointer."""
+    first = memory.data_ptr()  # views of it would cost as much as conversions
+    addresses = [0 if x is None else first + x if type(x) is int else x.data_ptr() for x in pointers]  # type: ignore[union-attr]
+    args = layout.form.pack(*addresses, *layout.numbers)
     return args, [(first + place, word, words) for place, word, words in layout.fills]
