@@ -104,8 +104,8 @@ def watched_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that gets the number of steps of every scan to come."""
     steps, scan, plain = [], rum_cell.scan_rum, rum_cell.plain_scan
 
-    def watched_plain(inputs, call):
-        results = plain(inputs, call)
+    def watched_plain(inputs, *rest):
+        results = plain(inputs, *rest)
         steps.extend([] if results is None else [len(inputs.x)])
         return results
 

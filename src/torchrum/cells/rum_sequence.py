@@ -11,7 +11,7 @@ from torchrum.ops._dispatch import Backend
 from torchrum.ops.kernels.precision import autocast_dtype, working_dtype
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
 from torchrum.ops.rum_scan.native.projecting import projects
-from torchrum.ops.rum_scan.plain import PlainCall, plain_scan
+from torchrum.ops.rum_scan.plain import plain_scan
 from torchrum.ops.rum_scan.projection import project
 from torchrum.ops.rum_scan.types import LayerInputs
 
@@ -51,8 +51,8 @@ def run_rum(
     if operator_obstacle(options, weights["lam"] is not None) is None and (
         steps is None or (backend in ("auto", "native") and projects(x))
     ):
-        call = PlainCall(options.with_training(training), backend, returned)
-        plain = plain_scan(_layer_inputs(x, state, weights, lengths), call)
+        inputs = _layer_inputs(x, state, weights, lengths)
+        plain = plain_scan(inputs, options, training, backend, returned)
         if plain is not None:
             output, h, R = plain
             return output, (h,) if R is None else (h, R)

@@ -132,8 +132,7 @@ class RUM(Recurrent):
         self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
     ) -> tuple[Tensor, State]:
         weights, last = self._weights(index), not self.bidirectional and index == self.num_layers - 1
-        given = (x, state, weights, self.options, lengths, self.training, self.backend)
-        return run_rum(*given, returned=lead if last else None)
+        return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
 
     def _run(
         self, x: Tensor, states: list[State], lengths: Tensor | None, reset: Tensor | None = None

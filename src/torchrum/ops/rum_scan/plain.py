@@ -5,6 +5,7 @@ torch's dispatcher takes longer than a small scan, so a call that nobody looks a
 Whoever differentiates or batches that backward gets the operators.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,24 +34,33 @@ class PlainCall(NamedTuple):
     """How to run a plain call."""
 
     options: RumOptions
-    backend: Backend = "auto"
-    returned: tuple[int, ...] | None = None
+    backend: Backend
+    returned: tuple[int, ...] | None
     """What stands before B in the shapes of the last state and R where they go to a user, who may write to them and to
     all states: then the backward keeps copies of its own. None where they do not."""
 
 
-def plain_scan(inputs: LayerInputs, call: PlainCall) -> tuple[Tensor, Tensor, Tensor | None] | None:
+@functools.lru_cache(256)
+def _find_call(options: RumOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None) -> PlainCall:
+    """Made once: a layer is called in the same way again and again."""
+    return PlainCall(options.with_training(training), backend, returned)
+
+
+def plain_scan(
+    inputs: LayerInputs, options: RumOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """All states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; nothing where the call is not plain.
 
-    ``call.returned`` says whether the last two have another shape. ``call.options`` must be such that
+    ``returned`` says whether the last two have another shape, as in ``PlainCall``. ``options`` must be such that
     ``operator_obstacle`` finds nothing in them.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
-    if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or call.backend == "reference":
+    if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
         return None
     given = [part for part in inputs if part is not None]
     if not is_unwatched(given) or autocast_dtype(x.device.type) is not None:
         return None
+    call = _find_call(options, training, backend, returned)
     if call.options.draws:
         inputs = inputs._replace(seed=draw_seed(x.device))
     if torch.is_grad_enabled():
