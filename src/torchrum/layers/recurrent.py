@@ -188,12 +188,12 @@ class Recurrent(nn.Module, ABC):
 
     def _read_state(self, hx: Hidden | None, x: Tensor, unbatched: bool = False) -> list[State]:
         """Split ``hx`` into one state tuple per recurrence, after checking its form."""
-        count, B = self.num_layers * self.num_directions, x.shape[1]
+        count = self.num_layers * self.num_directions
         if hx is None:
-            return [self._start(index, B, x) for index in range(count)]
+            return self._starts(count, x)
         where = self._get_name()
         parts = state_parts(where, hx, self.state_names)
-        fresh = [self.initial_state(index, B, x) for index in range(count)] if any(p is None for p in parts) else []
+        fresh = self._initial_states(count, x) if any(p is None for p in parts) else []
         columns = []
         for place, (name, part, shape) in enumerate(zip(self.state_names, parts, self._state_shapes(x), strict=True)):
             if part is None:
@@ -204,9 +204,13 @@ class Recurrent(nn.Module, ABC):
             columns.append(tuple(part.unbind(0)))
         return list(zip(*columns, strict=True))
 
-    def _start(self, index: int, batch_size: int, like: Tensor) -> State:
-        """``initial_state``, or as many of its first parts as ``scan`` needs to be given."""
-        return self.initial_state(index, batch_size, like)
+    def _initial_states(self, count: int, x: Tensor) -> list[State]:
+        """``initial_state`` of the first ``count`` recurrences for an input ``(T, B, I)``."""
+        return [self.initial_state(index, x.shape[1], x) for index in range(count)]
+
+    def _starts(self, count: int, x: Tensor) -> list[State]:
+        """``_initial_states``, or as many of the first parts of each as ``scan`` needs to be given."""
+        return self._initial_states(count, x)
 
     def _state_shapes(self, x: Tensor) -> tuple[tuple[int, ...], ...]:
         """Of the parts of one recurrence's state for an input ``(T, B, I)``."""

@@ -121,8 +121,8 @@ class RUM(Recurrent):
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
         return rum_initial_state(batch_size, self.hidden_size, self.options, like.device, like.dtype)
 
-    def _start(self, index: int, batch_size: int, like: Tensor) -> State:
-        return ()  # the scan knows zeros and the identity without being given them
+    def _starts(self, count: int, x: Tensor) -> list[State]:
+        return [()] * count  # the scan knows zeros and the identity without being given them
 
     def _state_shapes(self, x: Tensor) -> tuple[tuple[int, ...], ...]:
         B, H = x.shape[1], self.hidden_size

@@ -35,7 +35,7 @@ def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: 
         return first
     # one view each: a chain of slices costs as much as the matmul at small sizes
     right = out.as_strided((steps, H), (H, 1), out.storage_offset())
-    if not (_misaligned(grads, steps * rows, width) or _misaligned(out, steps * H, H)):
+    if steps * width < WORTH_PADDING or not (_misaligned(grads, steps * rows, width) or _misaligned(out, steps * H, H)):
         left = grads.as_strided((rows, steps), (1, width), start + B * width)
         return left.mm(right) if first is None else first.addmm_(left, right)
     left = aligned_rows(grads.as_strided((steps, rows), (width, 1), start + B * width))

@@ -146,25 +146,30 @@ class _PlainScan(torch.autograd.Function):
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:
         *args, xp, out, R, gates, kept = ctx.saved_tensors
         inputs, results = LayerInputs(*args), Results(out, R, Residuals(gates, kept))
-        needs, bias, (*grads, grad_R) = ctx.needs_input_grad[1:], inputs.bias, arriving
+        needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, arriving[2]
         if grad_R is not None and ctx.call.returned:
-            arriving = (*grads, grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
+            arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
         if autocast_dtype(inputs.x.device.type) is None:
-            found = _gradients(ctx, arriving, inputs, xp, results)
+            found = _gradients(ctx, needs, arriving, inputs, xp, results)
         else:
             with without_autocast(inputs.x.device.type):
-                found = _gradients(ctx, arriving, inputs, xp, results)
-        grad_bias, grad_h0 = found[2:4]
+                found = _gradients(ctx, needs, arriving, inputs, xp, results)
+        grad_x, grad_weight, grad_bias, grad_h0, *others = found
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has none
-        return None, *found[:2], grad_bias, grad_h0 if needs[3] else None, *found[4:], None, None
+        return None, grad_x, grad_weight, grad_bias, grad_h0 if needs[3] else None, *others, None, None
 
 
 def _gradients(
-    ctx: Any, arriving: Sequence[Tensor | None], inputs: LayerInputs, xp: Tensor | None, results: Results
+    ctx: Any,
+    needs: tuple[bool, ...],
+    arriving: Sequence[Tensor | None],
+    inputs: LayerInputs,
+    xp: Tensor | None,
+    results: Results,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own."""
-    call, design, needs = ctx.call, ctx.design, ctx.needs_input_grad[1:]
+    call, design = ctx.call, ctx.design
     plain = not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None])
     if plain and xp is None:
         return backward_projecting(arriving, inputs, results, call.options, needs)

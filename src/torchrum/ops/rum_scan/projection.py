@@ -1,5 +1,7 @@
 """The input projection of a scan, ``x W_ih^T + b``, and its gradients."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,7 +76,7 @@ def _adds_apart(x: Tensor, weight: Tensor) -> bool:
 
 
 def project_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]
+    grad: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, the weight and the padded bias, where ``needs`` asks for them."""
     return (

@@ -228,7 +228,7 @@ def shape_obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     """Buffers for what ``forward`` returns: raw gates, and scalars of each row and step."""
     xp, (T, B), N = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
-    gates, stats = xp.new_empty(T, B, options.num_gates * N), xp.new_empty(T, B, STATS, dtype=torch.float32)
+    gates, stats = xp.new_empty(T, B, inputs.weight_hh.shape[0]), xp.new_empty(T, B, STATS, dtype=torch.float32)
     return Results(xp.new_empty(T, B, N), None, Residuals(gates, stats))
 
 
