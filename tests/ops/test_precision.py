@@ -1,14 +1,17 @@
 """Products that must stay exact while torch rounds float32 to TF32."""
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from torchrum import RUM
 from torchrum.cells.rum_sequence import project_rum
-from torchrum.ops.kernels.precision import ExactMatmuls, has_tf32, rounds_matmuls, tf32_allowed
+from torchrum.ops.kernels.precision import ExactMatmuls, autocasts, has_tf32, rounds_matmuls, tf32_allowed
 from torchrum.ops.rum_scan import projection
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "mps")
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +19,8 @@ def _restored():
     yield
     torch.backends.cuda.matmul.fp32_precision = "ieee"  # leaves the newer interface, if a test took it
     torch.set_float32_matmul_precision("highest")
+    for device in AUTOCAST_DEVICES:
+        torch.set_autocast_enabled(device, False)
 
 
 def older(name):
@@ -106,8 +111,17 @@ def test_small_projections_on_a_gpu_add_the_bias_apart(x, apart, monkeypatch):
     assert not projection._adds_apart(x, weight)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert projection._adds_apart(x, weight) is apart
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    monkeypatch.setattr(projection, "autocasts", lambda x: True)
     assert not projection._adds_apart(x, weight)
+
+
+@pytest.mark.parametrize("on", AUTOCAST_DEVICES)
+@pytest.mark.parametrize("device", [*AUTOCAST_DEVICES, "meta"])
+def test_autocast_is_that_of_the_tensors_device(on, device):
+    x = SimpleNamespace(is_cpu=device == "cpu", is_cuda=device == "cuda", device=torch.device(device))
+    assert not autocasts(x)
+    torch.set_autocast_enabled(on, True)
+    assert autocasts(x) is (on == device)
 
 
 def test_a_bias_added_apart_is_the_same_sum(monkeypatch):

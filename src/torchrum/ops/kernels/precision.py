@@ -23,6 +23,14 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type)
 
 
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast rounds the operands of a matmul of ``x``."""
+    # "any" is asked on every call: the name of a device costs as much as a view. It leaves MPS out
+    if not torch._C._is_any_autocast_enabled() and (x.is_cuda or x.is_cpu):
+        return False
+    return autocast_dtype(x.device.type) is not None
+
+
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """Matmuls in the dtype of their operands."""
     if autocast_dtype(device_type) is None:
@@ -34,7 +42,7 @@ def rounds_matmuls(x: Tensor) -> bool:
     """Whether a matmul of ``x`` would be TF32."""
     if not x.is_cuda or x.dtype is not torch.float32:
         return False
-    return tf32_allowed() and not torch.is_autocast_enabled("cuda") and has_tf32(x.device)
+    return tf32_allowed() and not autocasts(x) and has_tf32(x.device)
 
 
 @functools.cache

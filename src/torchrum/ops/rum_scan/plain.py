@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
 from torchrum.ops.kernels.masks import draw_seed
-from torchrum.ops.kernels.precision import autocast_dtype, without_autocast, working_dtype
+from torchrum.ops.kernels.precision import autocasts, without_autocast, working_dtype
 from torchrum.ops.kernels.watching import is_unwatched
 from torchrum.ops.rum_scan.designs import NATIVE, look_up
 from torchrum.ops.rum_scan.native.projecting import (
@@ -58,7 +58,7 @@ def plain_scan(
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
         return None
     given = [part for part in inputs if part is not None]
-    if not is_unwatched(given) or autocast_dtype(x.device.type) is not None:
+    if not is_unwatched(given) or autocasts(x):
         return None
     call = _find_call(options, training, backend, returned)
     if call.options.draws:
@@ -149,11 +149,11 @@ class _PlainScan(torch.autograd.Function):
         needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, arriving[2]
         if grad_R is not None and ctx.call.returned:
             arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
-        if autocast_dtype(inputs.x.device.type) is None:
-            found = _gradients(ctx, needs, arriving, inputs, xp, results)
-        else:
+        if autocasts(inputs.x):
             with without_autocast(inputs.x.device.type):
                 found = _gradients(ctx, needs, arriving, inputs, xp, results)
+        else:
+            found = _gradients(ctx, needs, arriving, inputs, xp, results)
         grad_x, grad_weight, grad_bias, grad_h0, *others = found
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has none

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchrum.ops._onednn import explained_linear
 from torchrum.ops.kernels.bf16x3 import bf16x3_linear
-from torchrum.ops.kernels.precision import ExactMatmuls, rounds_matmuls, working_dtype
+from torchrum.ops.kernels.precision import ExactMatmuls, autocasts, rounds_matmuls, working_dtype
 from torchrum.ops.rum_scan.options import RumOptions
 
 EXACT_UNITS = 512
@@ -71,8 +71,9 @@ def _adds_apart(x: Tensor, weight: Tensor) -> bool:
     With a bias torch asks cuBLASLt, which looks for an algorithm on every call: 80 us of host time where a matmul takes
     30. In 16 bits the sum would be rounded twice.
     """
-    small = x.numel() // x.shape[-1] * weight.shape[0] <= SMALL_NUMBERS
-    return small and x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
+    if not x.is_cuda or x.dtype is not torch.float32 or autocasts(x):
+        return False
+    return x.numel() // x.shape[-1] * weight.shape[0] <= SMALL_NUMBERS
 
 
 def project_backward(
