@@ -242,9 +242,9 @@ class Layout(NamedTuple):
     fills: tuple[Fill, ...]
     """What is filled before the launch, by its place in that memory."""
     form: struct.Struct
-    """Of the kernels' one argument: pointers, six integers and two doubles, eight bytes each."""
-    numbers: tuple[float, ...]
-    """The last eight."""
+    """Of the pointers, with which the kernels' one argument begins."""
+    numbers: bytes
+    """The rest of it: six integers and two doubles, eight bytes each."""
     shared_bytes: int
 
 
@@ -271,7 +271,8 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     fills = ((mail, EMPTY, sum(boxes)), *(((h0, 0, B * N),) if zero else ()))
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
     pointers = {"forward": 10, "backward": 11}[name] + len(boxes)
-    return Layout(ends[-1], places, fills, struct.Struct(f"={pointers}Q6q2d"), numbers, plan.shared_bytes(name, gates))
+    form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
+    return Layout(ends[-1], places, fills, form, rest, plan.shared_bytes(name, gates))
 
 
 class Prepared(NamedTuple):
@@ -286,23 +287,25 @@ def _find(name: str, inputs: ScanInputs, options: RumOptions, kept: bool, zero: 
     """The launch of kernel ``name``; the last two arguments are those of ``lay_out``."""
     xp = inputs.xp
     tf32 = name == "backward" and xp.dtype is torch.float32 and tf32_allowed()  # see Plan.macros
-    sizes, flags = (*xp.shape[:2], inputs.weight_hh.shape[1]), (inputs.lengths is not None, tf32, kept, zero)
-    return _prepare(name, (machine, xp.device), sizes, xp.dtype, options, flags)
+    flags = (inputs.lengths is not None, tf32, kept, zero)
+    return _prepare(name, machine, xp.device, xp.shape, xp.dtype, options, flags)
 
 
 @functools.lru_cache(512)
 def _prepare(
     name: str,
-    place: tuple[Any, torch.device],
-    sizes: tuple[int, int, int],
+    on: Any,
+    device: torch.device,
+    shape: tuple[int, int, int],
     dtype: torch.dtype,
     options: RumOptions,
     flags: tuple[bool, bool, bool, bool],
 ) -> Prepared:
-    """``_find``, once for everything that decides; ``place`` is the machine and the device."""
-    (on, device), (with_lengths, tf32, kept, zero) = place, flags
-    plan = make_plan(*sizes[1:], dtype, options, with_lengths, on.blocks(device), tf32)
-    layout = lay_out(name, plan, sizes, options, kept, zero)
+    """``_find``, once for everything that decides; ``on`` is the machine, ``shape`` that of xp."""
+    (T, B, width), (with_lengths, tf32, kept, zero) = shape, flags
+    N = width // options.num_inputs
+    plan = make_plan(B, N, dtype, options, with_lengths, on.blocks(device), tf32)
+    layout = lay_out(name, plan, (T, B, N), options, kept, zero)
     return Prepared(layout, on.kernel(name, plan, device), plan.group * plan.groups)
 
 
@@ -368,5 +371,5 @@ def _fill_in(layout: Layout, memory: Tensor, pointers: Sequence[Tensor | int | N
     """The kernels' argument, and what is filled in ``memory``; an integer is a place in it, None a null pointer."""
     first = memory.data_ptr()  # views of it would cost as much as conversions
     addresses = [0 if x is None else first + x if type(x) is int else x.data_ptr() for x in pointers]  # type: ignore[union-attr]
-    args = layout.form.pack(*addresses, *layout.numbers)
+    args = layout.form.pack(*addresses) + layout.numbers
     return args, [(first + place, word, words) for place, word, words in layout.fills]
