@@ -85,6 +85,7 @@ def test_notes_name_the_runs_that_they_are_about():
         ("task.extra=", "no extra"),
         ("model.original_embedding=true", "original embedding"),
         ("model.original_embedding=false", "no original embedding"),
+        ("model.embedding_std=2.0", "embedding std 2.0"),
         ("optimizer.clip=1.0", "clip 1.0"),
         ("steps=56280", "steps 56280"),
     ],

@@ -99,8 +99,14 @@ def test_weights_start_as_in_the_original_implementation():
     assert model.embedding.weight.std().item() == pytest.approx(scale, rel=0.05)
     assert 0.98 * bound < model.readout.weight.abs().max() <= bound
     assert torch.all(model.readout.bias == 0.01)
-    plain = StoryReader(nn.GRU(64, 256), 36, 36, 64).embedding.weight
-    assert (plain.mean().item(), plain.std().item()) == (pytest.approx(0, abs=0.1), pytest.approx(1, abs=0.1))
+
+
+@pytest.mark.parametrize("std", [None, 1.0, 2.0, 0.3])
+def test_the_embedding_starts_around_zero(std):
+    weight = StoryReader(nn.GRU(64, 256), 36, 36, 64, embedding_std=std).embedding.weight
+    deviation = 1 if std is None else std
+    assert weight.mean().item() == pytest.approx(0, abs=0.1 * deviation)
+    assert weight.std().item() == pytest.approx(deviation, rel=0.1)
 
 
 def test_dropout_acts_in_training_alone():
@@ -127,6 +133,8 @@ def test_every_parameter_learns():
         ({"embedding_size": 4}, Copying(delay=3), "embedding_size=4 is for models of text; Copying has none"),
         ({"embedding_size": 4, "tied": True}, TASK, "tied=True is for models of text"),
         ({"original_embedding": True}, Copying(delay=3), "original_embedding=True is for readers of stories; Copying"),
+        ({"embedding_std": 2.0}, Copying(delay=3), "embedding_std=2.0 is for readers of stories; Copying"),
+        ({"layer": "memn2n", "embedding_std": 2.0}, STORIES, "set model.embedding_std from 2.0 to none"),
         ({"layer": "memn2n"}, TASK, "set task.reading to sentences"),
         ({"layer": "memn2n"}, Babi(task=1, reading="sentences", question="twice"), "needs the question last"),
         ({"layer": "memn2n"}, Babi(task=1, reading="sentences", blanks=1), "needs the question last"),

@@ -95,11 +95,17 @@ def test_a_switch_of_a_layer_is_true_or_false(layer, option):
         ("optimizer.clip=0", "clip is 0"),
         ("model.options.x.y=1", "no field"),
         ("optimizer.name=sgd", "must be one of 'adam'"),
+        ("model.embedding_std=0", "embedding_std is 0"),
     ],
 )
 def test_a_wrong_override_says_what_is_right(assignment, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         override(tiny(), [assignment])
+
+
+def test_an_embedding_starts_in_one_way():
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        override(tiny(), ["model.embedding_std=2", "model.original_embedding=true"])
 
 
 def test_fields_that_must_fit_each_other_may_come_in_any_order():

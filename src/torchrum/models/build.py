@@ -30,6 +30,8 @@ class LayerChoice(Protocol):
     @property
     def original_embedding(self) -> bool: ...
     @property
+    def embedding_std(self) -> float | None: ...
+    @property
     def input_dropout(self) -> float: ...
     @property
     def output_dropout(self) -> float: ...
@@ -45,7 +47,7 @@ TEXT_ONLY = ("embedding_size", "input_dropout", "output_dropout", "locked_dropou
 """Fields of a description that only models of text have."""
 STORY_TOO = ("embedding_size", "input_dropout", "output_dropout")
 """Those of them that a reader of stories has as well."""
-STORY_ONLY = ("original_embedding",)
+STORY_ONLY = ("original_embedding", "embedding_std")
 """Those that only a reader of stories has."""
 MODELS: dict[str, Callable[..., nn.Module]] = {"memn2n": MemN2N}
 """Models that are no recurrent layer, by the name that stands in the layer's place."""
@@ -130,7 +132,7 @@ def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
         raise ValueError(f"build_model: {config.layer} needs the question last; set task.question=last, task.blanks=0.")
     for name in (*TEXT_ONLY, *STORY_ONLY):
         if value := getattr(config, name):
-            off = "false" if value is True else "none" if name == "embedding_size" else "0"
+            off = "false" if value is True else "none" if name in ("embedding_size", "embedding_std") else "0"
             raise ValueError(f"build_model: {config.layer} has no {name}; set model.{name} from {value} to {off}.")
     options = {"memory_size": 50, **config.options}
     check_positive_int(config.layer, memory_size=options["memory_size"])
@@ -159,4 +161,5 @@ def _story_reader(config: LayerChoice, task: StoryProblem, embedding_size: int) 
         config.input_dropout,
         config.output_dropout,
         config.original_embedding,
+        config.embedding_std,
     )

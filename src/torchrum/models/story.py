@@ -51,6 +51,7 @@ class StoryReader(nn.Module):
         input_dropout, output_dropout: dropout of the embedded input and of what the read-out sees, in training.
         original_embedding: start the embedding with mean ``-s`` and deviation ``s = sqrt(6 / num_inputs)``, as the
             original implementation of RUM does, instead of 0 and 1.
+        embedding_std: deviation with which the embedding starts around 0; None is 1.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class StoryReader(nn.Module):
         input_dropout: float = 0.0,
         output_dropout: float = 0.0,
         original_embedding: bool = False,
+        embedding_std: float | None = None,
     ) -> None:
         super().__init__()
         self.layer, self.input_dropout, self.output_dropout = layer, input_dropout, output_dropout
@@ -76,6 +78,8 @@ class StoryReader(nn.Module):
         if original_embedding:
             scale = math.sqrt(6 / num_inputs)
             nn.init.normal_(self.embedding.weight, -scale, scale)
+        elif embedding_std is not None:
+            nn.init.normal_(self.embedding.weight, 0, embedding_std)
 
     def embed(self, x: Tensor) -> Tensor:
         """Vectors ``(T, B, E)`` of words ``(B, T)`` or of sentences ``(B, T, J)``."""

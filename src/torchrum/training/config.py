@@ -53,6 +53,8 @@ class ModelConfig:
     """Width of a trained embedding of the symbols; None: one-hot vectors."""
     original_embedding: bool = False
     """Start the embedding of a story reader as the original implementation of RUM does, not from N(0, 1)."""
+    embedding_std: float | None = None
+    """Deviation with which the embedding of a story reader starts; None: 1."""
     input_dropout: float = 0.0
     """Chance that a number of the embedding is zeroed."""
     output_dropout: float = 0.0
@@ -72,6 +74,13 @@ class ModelConfig:
                 raise ConfigError(f"model: {name} is {value!r:.60}, but it must be between -{MOST:,} and {MOST:,}.")
         if self.embedding_size is not None:
             _positive("model", embedding_size=self.embedding_size)
+        if self.embedding_std is not None:
+            _positive("model", embedding_std=self.embedding_std)
+            if self.original_embedding:
+                raise ConfigError(
+                    "model: embedding_std is given, but original_embedding sets how the embedding starts; "
+                    "leave one of them out."
+                )
         for name in ("input_dropout", "output_dropout", "weight_drop"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model: {name} is {getattr(self, name)!r}, but it must be at least 0 and below 1.")
