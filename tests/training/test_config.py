@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ import pytest
 
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.recipes import RECIPES
-from torchrum.training import ConfigError, ModelConfig, OptimizerConfig, TrainConfig, override
+from torchrum.training import ConfigError, ModelConfig, OptimizerConfig, Paper, TrainConfig, override
 from torchrum.training.config_file import (
     FORMAT,
     differences,
@@ -127,8 +128,69 @@ def test_a_schedule_is_one_override_and_survives_json(schedule):
 
 
 def test_a_string_is_not_a_list_of_assignments():
-    with pytest.raises(ConfigError, match="assignments is the string 'steps=3'; pass a list, as"):
+    with pytest.raises(ConfigError, match="assignments is 'steps=3'; pass a list, as"):
         override(tiny(), "steps=3")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("copying-rum", []), "config is 'copying-rum', but it must be a TrainConfig; load_recipe makes one"),
+        ((tiny(), 3), "assignments is 3; pass a list, as"),
+        ((tiny(), [("steps", 3)]), r"override: \('steps', 3\) is not text; write an assignment as 'field=value'"),
+    ],
+)
+def test_override_says_what_it_takes(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        override(*arguments)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: replace(tiny(), steps="3"), "config: steps is '3', but it must be a whole number."),
+        (lambda: replace(tiny(), steps=3.0), "config: steps is 3.0, but it must be a whole number."),
+        (lambda: replace(tiny(), seed=True), "config: seed is True, but it must be a whole number."),
+        (lambda: replace(tiny(), name=None), "config: name is None, but it must be text."),
+        (lambda: replace(tiny(), graph="no"), "config: graph is 'no', but it must be true or false."),
+        (lambda: replace(tiny(), stop_at="1"), "config: stop_at is '1', but it must be a number."),
+        (
+            lambda: replace(tiny(), precision=32),
+            "config: precision is 32, but it must be one of '32-true', 'bf16-mixed',",
+        ),
+        (lambda: replace(tiny(), task="copying"), "config: task is 'copying', but it must be a Task."),
+        (
+            lambda: replace(tiny(), model={"layer": "rum"}),
+            "config: model is {'layer': 'rum'}, but it must be a ModelConfig.",
+        ),
+        (lambda: replace(tiny(), optimizer=None), "config: optimizer is None, but it must be an OptimizerConfig."),
+        (lambda: ModelConfig(layer=3), "model: layer is 3, but it must be text."),
+        (lambda: ModelConfig(hidden_size=[8]), "model: hidden_size is [8], but it must be a whole number."),
+        (lambda: ModelConfig(embedding_size=8.5), "model: embedding_size is 8.5, but it must be a whole number."),
+        (lambda: ModelConfig(weight_drop=None), "model: weight_drop is None, but it must be a number."),
+        (lambda: ModelConfig(options=[]), "model: options is [], but it must be a dict with text as keys."),
+        (lambda: ModelConfig(options={1: 2}), "model: options is {1: 2}, but it must be a dict with text as keys."),
+        (
+            lambda: OptimizerConfig(name=["adam"]),
+            "optimizer: name is ['adam'], but it must be one of 'adam', 'rmsprop',",
+        ),
+        (lambda: OptimizerConfig(lr="1e-3"), "optimizer: lr is '1e-3', but it must be a number."),
+        (lambda: OptimizerConfig(betas=0.9), "optimizer: betas is 0.9, but it must be a list of 2."),
+        (lambda: OptimizerConfig(betas=(0.9, "x")), "optimizer: betas[1] is 'x', but it must be a number."),
+        (lambda: OptimizerConfig(schedule=None), "optimizer: schedule is None, but it must be text."),
+        (lambda: Paper(text="1 %", where="Table 1", value="1"), "paper: value is '1', but it must be a number."),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(make, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make()
+
+
+def test_a_config_keeps_values_of_the_types_that_it_declares():
+    options = {"lam": 1}
+    model, optimizer = ModelConfig(options=options), OptimizerConfig(betas=[0.9, 0.99], clip=1)
+    options["lam"] = 0
+    assert (model.options, optimizer.betas, optimizer.clip) == ({"lam": 1}, (0.9, 0.99), 1)
 
 
 def test_an_unknown_layer_option_names_the_nearest():

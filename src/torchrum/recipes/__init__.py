@@ -14,6 +14,7 @@ from torchrum.recipes import babi, char_others, char_ptb, copying, recall
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError
 from torchrum.training.overrides import unknown_name
+from torchrum.training.typed_data import shown
 
 __all__ = ["FAMILIES", "PAPER_ONLY", "RECIPES", "Recipe", "load_recipe", "registered_recipe"]
 
@@ -45,6 +46,7 @@ PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
 
 def registered_recipe(name: str) -> TrainConfig:
     """The config of a recipe in ``RECIPES``, by its full name: all that a file may name, since it imports nothing."""
+    _check_name(name)
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES, "torchrum list shows those that there are.")
     return RECIPES[name]()
@@ -58,6 +60,7 @@ def load_recipe(name: str) -> TrainConfig:
             of a set, as ``babi-rum``, which takes the first; or ``module:function``, a recipe of your own, whose module
             is imported.
     """
+    _check_name(name)
     if ":" in name:
         return _load_own(name)
     if name in FAMILIES:
@@ -66,6 +69,11 @@ def load_recipe(name: str) -> TrainConfig:
     if sized and name not in RECIPES:
         return RECIPES[min(sized, key=lambda known: int(known.rpartition("-t")[2]))]()
     return registered_recipe(name)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"the name of a recipe is {shown(name)}, but it must be text, such as 'copying-rum'.")
 
 
 def _load_own(name: str) -> TrainConfig:

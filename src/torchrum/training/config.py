@@ -2,7 +2,6 @@
 
 import math
 import re
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from torchrum.tasks.base import Task
 from torchrum.training.errors import ConfigError
 from torchrum.training.schedule import milestones, rate_factors
+from torchrum.training.typed_data import check_fields
 
 MOST_LAYERS, MOST_STEPS, MOST = 1000, 10**15, 10**9
 """Beyond these a layer, a step or a number of a model makes no sense, and some would never end."""
@@ -67,6 +67,7 @@ class ModelConfig:
     """The softmax uses the matrix of the embedding."""
 
     def __post_init__(self) -> None:
+        check_fields("model", self, ConfigError)
         _positive("model", hidden_size=self.hidden_size)
         _positive("model", most=MOST_LAYERS, num_layers=self.num_layers)
         for name, value in self.options.items():
@@ -84,7 +85,6 @@ class ModelConfig:
         for name in ("input_dropout", "output_dropout", "weight_drop"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model: {name} is {getattr(self, name)!r}, but it must be at least 0 and below 1.")
-        object.__setattr__(self, "options", dict(self.options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +113,8 @@ class OptimizerConfig:
     """constant; linear or cosine, down to zero; STEP:FACTOR,..., as 1000:0.3,2000:0.1; or plateau/FACTOR/PATIENCE."""
 
     def __post_init__(self) -> None:
-        require_one_of("optimizer", "name", self.name, ("adam", "rmsprop", "rmsprop_tf"))
+        check_fields("optimizer", self, ConfigError)
         _positive("optimizer", lr=self.lr, clip=1.0 if self.clip is None else self.clip)
-        if len(self.betas) != 2:
-            raise ConfigError(f"optimizer: betas is {self.betas}, but it must be two numbers, as 0.9,0.999.")
         if not all(0 <= value < 1 for value in (*self.betas, self.decay)):
             raise ConfigError(f"optimizer: betas {self.betas} and decay {self.decay} must be at least 0 and below 1.")
         _at_least_zero("optimizer", eps=self.eps or 0.0, weight_decay=self.weight_decay, warmup=self.warmup)
@@ -136,6 +134,9 @@ class Paper:
     """The table, figure or section it stands in."""
     value: float | None = None
     """The number itself, in units of the task's metric, where there is one."""
+
+    def __post_init__(self) -> None:
+        check_fields("paper", self, ConfigError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,20 +202,15 @@ class TrainConfig:
         return re.sub(rf"-{kind}\d+$", f"-{size}", name) if size else name
 
     def __post_init__(self) -> None:
+        check_fields("config", self, ConfigError)
         if not re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", self.name) or self.name.strip(" .") == "":
             raise ConfigError(f"config: name is {self.name!r:.80}, but it must be the name of a folder, not a path.")
-        if not isinstance(self.task, Task):
-            raise ConfigError(f"config: task is {self.task!r:.80}, but it must be a Task, such as Copying(delay=500).")
         _positive("config", batch_size=self.batch_size, devices=self.devices, nodes=self.nodes)
         _positive("config", most=MOST_STEPS, steps=self.steps)
         if self.stop_at is not None and not math.isfinite(self.stop_at):
             raise ConfigError(f"config: stop_at is {self.stop_at}, but it must be a finite number, or none.")
         _positive("config", log_every=self.log_every, eval_every=self.eval_every, stop_after=self.stop_after)
         _positive("config", checkpoint_every=self.checkpoint_every)
-        for name in ("precision", "device", "logger"):
-            require_one_of(
-                "config", name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name])
-            )
         if self.batch_size % (self.devices * self.nodes):
             raise ConfigError(
                 f"config: batch_size {self.batch_size} does not divide among {self.devices * self.nodes} processes; "

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from torchrum.ops._checks import nearest
 from torchrum.training.config import ModelConfig, TrainConfig
 from torchrum.training.errors import ConfigError
+from torchrum.training.typed_data import shown
 
 ALIKE = 0.5
 """How alike two names of fields must be for one to be proposed for the other."""
@@ -59,10 +60,14 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     All are changed at once, so that fields that must fit each other can be given in any order; of two assignments to
     one field the last one counts. A field of the model that ModelConfig does not have is an option of the layer.
     """
-    if isinstance(assignments, str):
-        raise ConfigError(f"override: assignments is the string {assignments!r:.60}; pass a list, as ['steps=1000'].")
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"override: config is {shown(config)}, but it must be a TrainConfig; load_recipe makes one.")
+    if isinstance(assignments, str) or not isinstance(assignments, Iterable):
+        raise ConfigError(f"override: assignments is {shown(assignments)}; pass a list, as ['steps=1000'].")
     changes: Changes = []
     for assignment in assignments:
+        if not isinstance(assignment, str):
+            raise ConfigError(f"override: {shown(assignment)} is not text; write an assignment as 'field=value'.")
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")

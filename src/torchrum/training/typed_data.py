@@ -22,10 +22,13 @@ class Reader:
         source: the file, for errors.
         error: what to raise.
         finite: whether numbers that are not finite are refused.
+        objects: whether an object with the fields of a dataclass stands for it, as in a file.
     """
 
-    def __init__(self, source: object, error: type[Exception] = RunError, finite: bool = False) -> None:
-        self._source, self._error, self._finite = source, error, finite
+    def __init__(
+        self, source: object, error: type[Exception] = RunError, finite: bool = False, objects: bool = True
+    ) -> None:
+        self._source, self._error, self._finite, self._objects = source, error, finite, objects
 
     def build(self, kind: type[T], data: Any, where: str = "") -> T:
         """An instance of the dataclass ``kind``; fields without a default must be there, others may be missing."""
@@ -61,16 +64,17 @@ class Reader:
             return self._sequence(origin, inner, value, where)
         if isinstance(origin, type) and issubclass(origin, Mapping):
             if not isinstance(value, Mapping) or not all(isinstance(key, inner[0]) for key in value):
-                raise self.wrong(where, value, "an object")
+                raise self.wrong(where, value, "an object" if self._objects else "a dict with text as keys")
             return {key: self.value(inner[1], item, _join(where, key)) for key, item in value.items()}
-        if is_dataclass(hint) and not isinstance(value, typing.cast(type, hint)):
+        if self._objects and is_dataclass(hint) and not isinstance(value, typing.cast(type, hint)):
             return self.build(typing.cast(type, hint), value, where)
         return self._plain(hint, value, where)
 
     def _sequence(self, origin: type, inner: tuple[Any, ...], value: Any, where: str) -> Any:
+        fixed = origin is tuple and inner[1:] != (...,)
         if not isinstance(value, list | tuple):
-            raise self.wrong(where, value, "a list")
-        if origin is list or inner[1:] == (...,):
+            raise self.wrong(where, value, f"a list of {len(inner)}" if fixed else "a list")
+        if not fixed:
             # curves have thousands of numbers: only where one is not plain they are looked at one by one
             if inner[0] is float and {*map(type, value)} <= {int, float} and all(-(2**63) < x < 2**63 for x in value):
                 return origin(value)
@@ -81,7 +85,8 @@ class Reader:
         return tuple(self.value(kind, item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
 
     def _plain(self, hint: type, value: Any, where: str) -> Any:
-        words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, hint.__name__)
+        plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        words = plain.get(hint, f"{'an' if hint.__name__[0] in 'AEIO' else 'a'} {hint.__name__}")
         # a whole number may stand for a float, and stays one: files are written as they were read
         if not isinstance(value, (int, float) if hint is float else hint) or (
             isinstance(value, bool) != (hint is bool)
@@ -100,6 +105,22 @@ class Reader:
     def fail(self, text: str) -> Exception:
         """The error with this text and the file."""
         return self._error(f"{self._source}: {text}")
+
+
+def check_fields(owner: str, instance: Any, error: type[Exception]) -> None:
+    """Refuse a dataclass that was built in Python with a value of another type than its field declares.
+
+    Lists become tuples where those are declared. To be called first in ``__post_init__``: what follows may compare.
+
+    Args:
+        owner: what to call it in an error.
+        instance: the dataclass; it may be frozen.
+        error: what to raise.
+    """
+    reader, hints = Reader(owner, error, objects=False), _hints(typing.cast(Any, type(instance)))
+    for item in fields(instance):
+        value = reader.value(hints[item.name], getattr(instance, item.name), item.name)
+        object.__setattr__(instance, item.name, value)
 
 
 @functools.cache
