@@ -54,6 +54,20 @@ def assert_same(given, expected):
     torch.testing.assert_close(parts(given), parts(expected), **TOL[torch.float64])
 
 
+@pytest.mark.parametrize(
+    "name, options", [*CASES, ("rum", {"lam": 0.5})], ids=lambda value: str(value).replace("'", "")
+)
+def test_runs_where_its_tensors_are_whatever_the_default_device(name, options):
+    """torch.set_default_device("cuda") with a layer on the CPU; a tensor on the meta device fails here as one there."""
+    layer, x = build(name, options).eval(), draw(T, B, I)
+    words = {} if name in TORCH else {"reset": torch.tensor([[t == b for b in range(B)] for t in range(T)])}
+    output, hidden = layer(x, **words)
+    with torch.device("meta"):
+        given, given_hidden = layer(x, **words)
+    assert_same(given, output)
+    assert_same(given_hidden, hidden)
+
+
 @every
 def test_shapes_of_two_layers_in_two_directions(name, options):
     layer = build(name, options, num_layers=2, bidirectional=True)

@@ -55,7 +55,7 @@ class Observation:
         if self.lam == 0:
             return
         B, H = self.eps.shape[1:]
-        R = torch.eye(H, dtype=torch.float64).expand(B, H, H)
+        R = torch.eye(H, dtype=torch.float64, device=self.eps.device).expand(B, H, H)
         for eps, tau in zip(self.eps.double(), self.tau.double(), strict=True):
             R = accumulate(R, eps, tau, self.lam if self.learnt_lam is None else self.learnt_lam)
             yield R
@@ -190,7 +190,8 @@ def gradient_norms(layer: nn.Module, x: Tensor, generator: torch.Generator) -> T
         parts = state if isinstance(state, tuple) else (state,)
         states.append(parts[:1] if isinstance(layer, RUM) else parts)
     last = states[-1][0]
-    cost = (last * torch.randn(last.shape, generator=generator, dtype=last.dtype)).sum()
+    directions = torch.randn(last.shape, generator=generator, dtype=last.dtype, device=generator.device)
+    cost = (last * directions.to(last.device)).sum()
     flat = [part for parts in states for part in parts]
     found = iter(torch.autograd.grad(cost, flat, materialize_grads=True))
     norms = torch.stack([_norm([next(found) for _ in parts]) for parts in states])

@@ -37,14 +37,14 @@ class Segments(NamedTuple):
 
 def find_segments(reset: Tensor, lengths: Tensor | None) -> Segments:
     """Cut rows before the steps where ``reset`` ``(T, B)`` holds; on the CPU, where sizes can be read."""
-    reset, T = reset.cpu(), reset.shape[0]
-    ends = torch.full((reset.shape[1],), T) if lengths is None else lengths.cpu().long()
+    reset, T = reset.cpu(), reset.shape[0]  # torch's default device may be another
+    ends = torch.full((reset.shape[1],), T, device="cpu") if lengths is None else lengths.cpu().long()
     begins = reset.clone()
     begins[0] = True
-    begins &= torch.arange(T).unsqueeze(1) < ends
+    begins &= torch.arange(T, device="cpu").unsqueeze(1) < ends
     row, start = begins.T.nonzero().unbind(1)
     changes = row[1:] != row[:-1]
-    edge = torch.ones(min(len(row), 1), dtype=torch.bool)
+    edge = torch.ones(min(len(row), 1), dtype=torch.bool, device="cpu")
     last, first = torch.cat([changes, edge]), torch.cat([edge, changes])
     end = torch.where(last, ends[row], start.roll(-1))
     return Segments(row, start, end - start, reset[start, row], first, last)

@@ -45,4 +45,4 @@ def orthogonal_power(R: Tensor, lam: float | Tensor) -> Tensor:
     check_finite("orthogonal_power", lam=lam)
     if float(lam).is_integer():
         return integer_power(R, int(lam))
-    return real_power(R, torch.tensor(lam, dtype=torch.float64))
+    return real_power(R, torch.tensor(lam, dtype=torch.float64, device=R.device))

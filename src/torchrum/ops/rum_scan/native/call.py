@@ -86,7 +86,7 @@ def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: R
     (block, threads), (whole, numbers) = plan(T, B, H, options), settings(options)
     backward, sums, R0_stride = "grad_out" in tensors, None, 0
     if options.layer_norm and backward:
-        sums = tensors["ln_sums"] = torch.zeros(-(-B // block), 2, gates + 1, H, dtype=dtype)
+        sums = tensors["ln_sums"] = out.new_zeros(-(-B // block), 2, gates + 1, H)
     if R0 is not None:
         R0, R0_stride = memory_as_read(R0, dtype)
     seed_value = int(seed) if seed is not None and options.training and options.zoneout > 0 else 0
