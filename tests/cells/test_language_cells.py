@@ -7,7 +7,7 @@ import torch
 
 from composing import assert_composes
 from tolerances import TOL
-from torchrum.layers.registry import LAYERS
+from torchrum.layers.registry import LAYERS, build_layer
 
 I, H, B, T = 3, 4, 2, 3
 CASES = [
@@ -27,6 +27,27 @@ def build(name, options):
 def test_cell_composes_with_compile_checkpoint_and_func(name, options):
     cell, x = build(name, options), torch.randn(T, B, I, dtype=torch.float64)
     assert_composes(cell, x, cell.initial_state(B, device="cpu", dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "name, option",
+    [
+        ("ln_lstm", "zoneout"),
+        ("ln_lstm", "zoneout_cell"),
+        ("fs", "cell_dropout"),
+        ("hyper_lstm", "recurrent_dropout"),
+        ("nas", "state_dropout"),
+        ("rhn", "input_dropout"),
+        ("rhn", "state_dropout"),
+    ],
+)
+def test_a_chance_is_from_0_to_1_both_included(name, option):
+    for chance in (0, 1, 1.0):
+        output, _ = build_layer(name, I, 6, **{option: chance}).train()(torch.randn(T, B, I))
+        assert output.isfinite().all()
+    for chance in (-0.1, 1.1):
+        with pytest.raises(ValueError, match=r"=-?\d\.1 is not allowed; it must be a number from 0 to 1"):
+            build_layer(name, I, 6, **{option: chance})
 
 
 @each

@@ -114,6 +114,12 @@ def test_a_layer_without_recurrent_weights_cannot_drop_them():
         CharModel(build_layer("eunn", E, H), V, embedding_size=E, weight_drop=0.5)
 
 
+@pytest.mark.parametrize("name", ["input_dropout", "output_dropout", "weight_drop"])
+def test_a_chance_is_from_0_to_1(name):
+    with pytest.raises(ValueError, match=rf"CharModel: {name}=-0\.1 is not allowed; it must be a number from 0 to 1"):
+        CharModel(nn.GRU(E, H), V, embedding_size=E, **{name: -0.1})
+
+
 def test_lengths_are_refused():
     with pytest.raises(ValueError, match="lengths is given"):
         model_of("gru")(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 2]))

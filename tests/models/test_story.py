@@ -140,6 +140,11 @@ def test_every_parameter_learns():
         ({"layer": "memn2n"}, Babi(task=1, reading="sentences", blanks=1), "needs the question last"),
         ({"layer": "memn2n"}, Copying(delay=3), "memn2n reads stories sentence by sentence"),
         ({"layer": "memn2n", "embedding_size": 4}, STORIES, "set model.embedding_size from 4 to none"),
+        (
+            {"layer": "gru", "num_layers": 2, "embedding_size": 4, "options": {"bidirectional": True, "dropout": 1.5}},
+            STORIES,
+            "BothWays: dropout=1.5 is not allowed; it must be a number from 0 to 1",
+        ),
         ({"layer": "memn2n", "input_dropout": 0.5}, STORIES, "memn2n has no input_dropout; set .* from 0.5 to 0"),
         ({"layer": "memn2n", "tied": True}, STORIES, "set model.tied from True to false"),
         ({"layer": "memn2n", "options": {"memory_size": "all"}}, STORIES, "memory_size='all' is not allowed"),

@@ -36,7 +36,7 @@ class FastSlowCell(Cell):
         fast: at least two cells of one hidden size and one form of state. The first reads I numbers, the second the
             slow cell's output; from the third on they read nothing: ``input_size=0``.
         slow: reads the output of the first fast cell.
-        dropout: chance that a number is zeroed, drawn afresh in each step, at the four places above.
+        dropout: chance, from 0 to 1, that a number is zeroed, drawn afresh in each step, at the four places above.
         backend: of ``scan``: "auto", or "fused" to insist on the kernels for fast LSTMs with a slow LSTM or a slow RUM
             of lam 0, "torch" or "reference" on the plain loop.
     """

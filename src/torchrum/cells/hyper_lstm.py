@@ -33,7 +33,7 @@ class HyperLSTMCell(Cell):
         forget_bias: added to f in every step, in both LSTMs; not trained.
         hyper_output: u is the small LSTM's ``"new"`` output, as in the authors' code, or the ``"previous"`` one, as
             in the paper.
-        recurrent_dropout: chance that a unit of tanh(g) is zeroed, drawn afresh in each step.
+        recurrent_dropout: chance, from 0 to 1, that a unit of tanh(g) is zeroed, drawn afresh in each step.
         device, dtype: of the parameters.
     """
 

@@ -39,7 +39,7 @@ class LSTMCell(Cell):
         layer_norm: normalise each gate and the cell state that h' is made from.
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step; not trained.
-        zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value.
+        zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value, from 0 to 1.
         init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows, or
             ``"block_orthogonal"``: W and U tiled with square orthogonal blocks, as the Zoneout LSTM starts.
         device, dtype: of the parameters.

@@ -24,7 +24,7 @@ class NASCell(Cell):
     Args:
         input_size, hidden_size: I, H.
         bias: add b; the released cell has none.
-        state_dropout: chance that a unit of h is hidden from U, one mask for all steps of a sequence.
+        state_dropout: chance, from 0 to 1, that a unit of h is hidden from U, one mask for all steps of a sequence.
         device, dtype: of the parameters.
     """
 

@@ -25,7 +25,8 @@ class RHNCell(Cell):
         depth: highway layers per time step.
         transform_bias: start of b_t; the deeper the cell, the lower: -4 goes with depth 10 on characters.
         init_range: every weight and b_g starts uniform from -init_range to init_range.
-        input_dropout, state_dropout: chances of mask_x, mask_s; one mask for all steps and layers of a sequence.
+        input_dropout, state_dropout: chances of mask_x, mask_s, from 0 to 1; one mask for all steps and layers of a
+            sequence.
         device, dtype: of the parameters.
     """
 

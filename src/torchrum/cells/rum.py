@@ -42,7 +42,8 @@ class RUMCell(Cell):
         update_gate: False takes the candidate h~ as the new state.
         layer_norm: normalise tau, u and the argument of f.
         ln_order: "before" normalises u before its sigmoid, "authors" after it, as the original implementation did.
-        zoneout: chance that a unit keeps its old value; in evaluation the two values are mixed in that proportion.
+        zoneout: chance that a unit keeps its old value, below 1; in evaluation the two values are mixed in that
+            proportion.
         embed_bias: False leaves out b_eps.
         target_bias_init, update_bias_init: start values of b_tau and b_u.
         embed_bias_init: standard deviation of the normal numbers that b_eps starts from; 0 starts it at zero.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torchrum.ops._checks import check_choice, check_finite, check_flags, check_probability
+from torchrum.ops._checks import check_choice, check_finite, check_flags
 from torchrum.ops._dispatch import BACKENDS, Backend
 from torchrum.ops.rum_scan import ACTIVATIONS, RumOptions
 from torchrum.ops.rum_scan.options import Activation, LNOrder
@@ -96,9 +96,12 @@ class RumSettings:
             check_finite(where, **{name: value})
             if value <= 0:
                 raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be above 0{hint}.")
-        check_probability(where, zoneout=self.zoneout)
-        if self.zoneout == 1:
-            raise ValueError(f"{where}: zoneout=1 would keep every state for ever; it must be below 1.")
+        check_finite(where, zoneout=self.zoneout)
+        if not 0 <= self.zoneout < 1:
+            raise ValueError(
+                f"{where}: zoneout={self.zoneout!r} is not allowed; it must be at least 0 and below 1, "
+                "since 1 would keep every state for ever."
+            )
 
     def options(self, hidden_size: int) -> RumOptions:
         """What the scan needs of them; a learnable lam is written NaN."""

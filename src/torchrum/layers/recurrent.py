@@ -15,7 +15,7 @@ from torchrum.cells.base import State
 from torchrum.cells.calling import state_parts
 from torchrum.layers.checks import check_input, check_lengths, check_packed, check_part, check_reset
 from torchrum.layers.segments import Segments, find_segments, scan_segments
-from torchrum.ops._checks import MismatchError, check_flags, check_positive_int
+from torchrum.ops._checks import MismatchError, check_flags, check_positive_int, check_probability
 
 Hidden = Tensor | tuple[Tensor | None, ...]
 
@@ -43,8 +43,7 @@ class Recurrent(nn.Module, ABC):
         name = self._get_name()
         check_positive_int(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         check_flags(name, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
-        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-            raise ValueError(f"{name}: dropout={dropout!r}; it must be a number from 0 to 1.")
+        check_probability(name, dropout=dropout)
         if dropout > 0 and num_layers == 1:
             why = "it acts between layers, and num_layers is 1"
             warnings.warn(f"{name}: dropout={dropout} has no effect: {why}.", stacklevel=3)

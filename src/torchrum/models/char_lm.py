@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from torchrum.layers.recurrent import Recurrent
 from torchrum.models.tagging import width
+from torchrum.ops._checks import check_probability
 
 State = tuple[Tensor, ...]
 RECURRENT = re.compile(r"(^|\.)weight_hh\w*(\.\d+)?$")  # some cells have several, in a list
@@ -25,7 +26,7 @@ class CharModel(nn.Module):
             ``num_symbols``, where the input is one-hot).
         num_symbols: symbols of the text, V.
         embedding_size: width of the embedding, E; None feeds one-hot vectors.
-        input_dropout, output_dropout: chance that a number is zeroed before and after the layer.
+        input_dropout, output_dropout: chance, from 0 to 1, that a number is zeroed before and after the layer.
         locked_dropout: draw these two masks once per call for all its steps, instead of afresh in each step.
         weight_drop: chance that a recurrent weight is zeroed for a whole call (DropConnect; Merity et al., 2018).
         tied: the read-out's matrix is the embedding's; the layer must be as wide as the embedding.
@@ -43,6 +44,8 @@ class CharModel(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
+        chances = {"input_dropout": input_dropout, "output_dropout": output_dropout, "weight_drop": weight_drop}
+        check_probability("CharModel", **chances)
         self.num_symbols = num_symbols
         self.layer = layer
         self.input_dropout, self.output_dropout, self.locked_dropout = input_dropout, output_dropout, locked_dropout

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchrum.layers.recurrent import Recurrent, reverse
 from torchrum.models.position import position_encoding
 from torchrum.models.tagging import init_readout, width
+from torchrum.ops._checks import check_probability
 
 
 class BothWays(nn.Module):
@@ -18,11 +19,12 @@ class BothWays(nn.Module):
     Args:
         layers: for each level the layer that reads forwards and the one that reads backwards, each of one level and one
             direction, with ``batch_first=False``.
-        dropout: dropout between levels.
+        dropout: dropout between levels, from 0 to 1.
     """
 
     def __init__(self, layers: Sequence[Sequence[nn.Module]], dropout: float = 0.0) -> None:
         super().__init__()
+        check_probability("BothWays", dropout=dropout)
         self.forwards, self.backwards = (nn.ModuleList(column) for column in zip(*layers, strict=True))
         self.hidden_size, self.dropout = width(layers[0][0]), dropout
 
@@ -48,7 +50,8 @@ class StoryReader(nn.Module):
         num_outputs: answers to choose from, V.
         embedding_size: width of the embedding, E.
         sentence_size: words of a sentence, J, where a step is a sentence.
-        input_dropout, output_dropout: dropout of the embedded input and of what the read-out sees, in training.
+        input_dropout, output_dropout: dropout of the embedded input and of what the read-out sees, from 0 to 1, in
+            training.
         original_embedding: start the embedding with mean ``-s`` and deviation ``s = sqrt(6 / num_inputs)``, as the
             original implementation of RUM does, instead of 0 and 1.
         embedding_std: deviation with which the embedding starts around 0; None is 1.
@@ -67,6 +70,7 @@ class StoryReader(nn.Module):
         embedding_std: float | None = None,
     ) -> None:
         super().__init__()
+        check_probability("StoryReader", input_dropout=input_dropout, output_dropout=output_dropout)
         self.layer, self.input_dropout, self.output_dropout = layer, input_dropout, output_dropout
         self.both_ways = isinstance(layer, BothWays) or bool(layer.bidirectional)
         self.embedding = nn.Embedding(num_inputs, embedding_size)
