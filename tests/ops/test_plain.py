@@ -127,6 +127,25 @@ def test_no_state_is_as_good_as_zeros(lam, backend, T):
     assert same(found(None), found(given))
 
 
+@both
+@backends
+def test_a_sign_that_is_not_in_memory_is_read(lam, backend):
+    """torch negates lazily where it takes the imaginary part of a conjugate; one number of it is contiguous."""
+    rum = RUM(1, 1, lam=lam, backend=backend, dtype=torch.float64)
+    x, h, grad = (torch.randn(1, 1, 1, dtype=torch.complex128).conj().imag for _ in range(3))
+    assert x.is_neg() and x.is_contiguous()
+
+    def found(x: Tensor, h: Tensor, grad: Tensor) -> list[Tensor]:
+        hx = (h, None) if lam else h
+        output, _ = rum(x, hx)
+        with torch.no_grad():
+            alone, _ = rum(x, hx)
+        return [output, alone, *torch.autograd.grad(output, list(rum.parameters()), grad)]
+
+    wanted = found(*(part.resolve_neg() for part in (x, h, grad)))
+    torch.testing.assert_close(found(x, h, grad), wanted, rtol=1e-10, atol=1e-12)  # of another projection, see agree
+
+
 def node_of(output: Tensor) -> str:
     assert output.grad_fn is not None
     return output.grad_fn.name()

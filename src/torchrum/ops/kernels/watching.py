@@ -12,14 +12,15 @@ _tracing_state, _transforms_active = torch._C._get_tracing_state, torch._C._are_
 
 
 def is_unwatched(tensors: Iterable[Tensor]) -> bool:
-    """Whether the tensors are plain, and no compiler, tracer, transform or mode looks at what is done with them."""
+    """Whether the tensors are plain memory, and no compiler, tracer, transform or mode sees what is done with them."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:  # a loop: it stands on the way of every small call, where a generator is felt
         kind = type(x)
         if kind is Parameter:
             continue
-        if kind is not Tensor or _is_batched(x):  # by autograd.grad(..., is_grads_batched=True), no parameter ever is
+        # autograd.grad(..., is_grads_batched=True) batches, z.conj().imag negates without writing: never a parameter
+        if kind is not Tensor or _is_batched(x) or x.is_neg():
             return False
     if _tracing_state() is not None or _transforms_active():
         return False
