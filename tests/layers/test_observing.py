@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from torchrum import RUM, RUMCell, rotate, rotation_angle
+from torchrum.layers.cells import CellLayer
 from torchrum.layers.observing import diagonal_dominance, observe, recurrent_blocks
 from torchrum.layers.registry import build_layer
 
@@ -25,6 +26,57 @@ def test_the_accumulated_rotation_is_the_layers_own():
     for layer, seen in enumerate((first, second)):
         assert seen.name == f"l{layer}"
         torch.testing.assert_close(list(seen.rotations())[-1].float(), R[layer].detach(), atol=1e-5, rtol=0)
+
+
+def test_the_two_directions_are_observed_apart_each_in_its_own_order():
+    torch.manual_seed(0)
+    rum = RUM(3, 6, lam=1, num_layers=2, bidirectional=True)
+    x, lengths = torch.randn(9, 2, 3), torch.tensor([9, 5])
+    seen = {found.name: found for found in observe(rum, lambda: rum(x))}
+    assert list(seen) == ["l0", "l0_reverse", "l1", "l1_reverse"]
+    output, (_, R) = rum(x)
+    ahead, back = output.detach().chunk(2, -1)
+    torch.testing.assert_close(seen["l1"].state, ahead)
+    torch.testing.assert_close(seen["l1_reverse"].state, back.flip(0))
+    for place, found in enumerate(seen.values()):
+        torch.testing.assert_close(list(found.rotations())[-1].float(), R[place].detach(), atol=1e-5, rtol=0)
+    first, last = observe(rum, lambda: rum(x, lengths=lengths))[2:]
+    output = rum(x, lengths=lengths)[0].detach()
+    torch.testing.assert_close(first.state[:5, 1], output[:5, 1, :6])
+    torch.testing.assert_close(last.state[:5, 1], output[:5, 1, 6:].flip(0))
+
+
+def test_one_pass_is_observed():
+    rum, cell, x = RUM(3, 6, bidirectional=True), RUMCell(3, 6), torch.randn(4, 2, 3)
+    reset = torch.tensor([[False, False], [False, False], [True, False], [False, False]])
+    for call in (lambda: (rum(x), rum(x)), lambda: rum(x, reset=reset)):
+        with pytest.raises(ValueError, match="l0 ran 2 times, and not each time from the state in which it had ended;"):
+            observe(rum, call)
+    with pytest.raises(ValueError, match=r"cell ran 2 times, .* pass its state on"):
+        observe(cell, lambda: (cell(x[0]), cell(x[0, :1])))
+    with pytest.raises(TypeError, match="call is a tuple; it must be a function without arguments, as lambda: model"):
+        observe(rum, rum(x))
+    assert not {"scan", "step", "_advance"} & (vars(rum).keys() | vars(cell).keys())
+
+
+@pytest.mark.parametrize("lam", [0, 1])
+def test_a_loop_over_the_steps_is_the_same_sequence(lam):
+    torch.manual_seed(0)
+    cell, x = RUMCell(3, 6, lam=lam), torch.randn(5, 2, 3)
+    layer = CellLayer(lambda inputs: cell, 3, 6)
+
+    def loop():
+        state = None
+        for x_t in x:
+            state = cell(x_t, state)
+
+    (by_steps,), (at_once,) = observe(cell, loop), observe(layer, lambda: layer(x))
+    assert (by_steps.name, at_once.name) == ("cell", "cells.0")
+    for name in ("eps", "tau", "state", "theta"):
+        torch.testing.assert_close(getattr(by_steps, name), getattr(at_once, name))
+    torch.testing.assert_close(at_once.state, layer(x)[0].detach())
+    for one, other in zip(by_steps.rotations(), at_once.rotations(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_planes_hold_their_vectors():

@@ -1,5 +1,6 @@
 """What a RUM does as it reads: the angle and plane of every rotation, the state's norm, the accumulated rotation."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchrum.cells.base import State
 from torchrum.cells.rum import RUMCell
 from torchrum.cells.rum_sequence import project_rum
 from torchrum.cells.rum_weights import Weights
 from torchrum.layers.rum import RUM
+from torchrum.ops._checks import ArgumentTypeError
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rotation import rotation_angle
 from torchrum.ops.rum_scan import RumOptions, StepWeights
 from torchrum.ops.rum_scan.reference import accumulate, rotation_vectors
 
-Seen = dict[tuple[nn.Module, int], list[tuple[Tensor, Tensor, Tensor]]]
+Part = tuple[Tensor, Tensor, Tensor]  # the projected input, the states before and the states after each step
+Seen = dict[tuple[nn.Module, int], list[Part]]
 
 BLOCKS = ("tau", "u")
 """Row blocks of ``weight_hh``, in order: the target's, which generates tau, and the update gate's."""
@@ -26,10 +30,14 @@ BLOCKS = ("tau", "u")
 
 @dataclass(frozen=True)
 class Observation:
-    """One recurrence over one batch, T steps of B sequences."""
+    """One recurrence over one batch, T steps of B sequences, in the order in which it read them.
+
+    The other direction of a bidirectional layer reads from the end: its step 0 is the last of each sequence. Steps past
+    a sequence's length are those over the padding.
+    """
 
     name: str
-    """Where it stands in the model, as ``layer.l0``."""
+    """Where it stands in the model, as ``layer.l0``, or ``layer.l0_reverse`` for the other direction."""
     lam: float
     """Exponent of the accumulated rotation; NaN if it is learnable."""
     eps: Tensor
@@ -95,10 +103,11 @@ def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
 
     Args:
         model: a model that holds a RUM layer or cell.
-        call: runs the model, as ``lambda: model(x)``; each recurrence must read its sequence once, in one direction.
+        call: runs the model, as ``lambda: model(x)``, without ``reset``. Where it runs a recurrence several times, as
+            a loop over the steps does, each must start from the state in which the one before it ended.
 
     Returns:
-        An observation of each recurrence, in the model's order.
+        An observation of each recurrence, in the model's order; the two directions of a layer are observed apart.
 
     Example:
         >>> rum = RUM(3, 8, lam=1)
@@ -106,6 +115,10 @@ def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
         >>> seen.theta.shape, seen.state.shape
         (torch.Size([5, 2]), torch.Size([5, 2, 8]))
     """
+    if not callable(call):
+        raise ArgumentTypeError(
+            f"observe: call is a {type(call).__name__}; it must be a function without arguments, as lambda: model(x)."
+        )
     was_training, found = model.training, list(recurrences(model))
     seen: Seen = {(module, index): [] for _, module, index, _, _ in found}
     model.eval()
@@ -126,32 +139,72 @@ def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
 @contextmanager
 def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
     """Note the projected input, the states before and the states after, ``(T, B, ...)``, of each call."""
-    name = "scan" if isinstance(module, RUM) else "step"
-    original = getattr(module, name)
-
-    def scan(index: int, x: Tensor, state: tuple[Tensor, ...], *rest: Any, **named: Any) -> Any:
-        assert isinstance(module, RUM)
-        output, last = original(index, x, state, *rest, **named)
-        start = state[0] if state else torch.zeros_like(output[0])
-        before = torch.cat((start.unsqueeze(0).to(output.dtype), output[:-1]))
-        seen[module, index].append((project_rum(x, module._weights(index), module.options), before, output))
-        return output, last
-
-    def step(x: Tensor, state: tuple[Tensor, ...], *rest: Any, **named: Any) -> Any:
-        output, last = original(x, state, *rest, **named)
-        seen[module, 0].append((x.unsqueeze(0), state[0].unsqueeze(0), output.unsqueeze(0)))
-        return output, last
-
-    setattr(module, name, scan if isinstance(module, RUM) else step)
+    wrapped = _watched_layer(module, seen) if isinstance(module, RUM) else _watched_cell(module, seen)
+    for name, method in wrapped.items():
+        setattr(module, name, method)
     try:
         yield
     finally:
-        delattr(module, name)  # the method of the class shows again
+        for name in wrapped:
+            delattr(module, name)  # the method of the class shows again
 
 
-def _observation(
-    name: str, weights: Weights, options: RumOptions, parts: list[tuple[Tensor, Tensor, Tensor]]
-) -> Observation:
+def _watched_layer(module: RUM, seen: Seen) -> dict[str, Callable[..., Any]]:
+    original = module.scan
+
+    def scan(index: int, x: Tensor, state: State, *rest: Any, **named: Any) -> Any:
+        output, last = original(index, x, state, *rest, **named)
+        xp = project_rum(x, module._weights(index), module.options)
+        seen[module, index].append((xp, _states_before(state, output), output))
+        return output, last
+
+    return {"scan": scan}
+
+
+def _watched_cell(cell: nn.Module, seen: Seen) -> dict[str, Callable[..., Any]]:
+    """A layer scans a cell, another cell makes its steps, and a user calls it."""
+    assert isinstance(cell, RUMCell)
+    original_scan, original_step, original_advance = cell.scan, cell.step, cell._advance
+
+    def note(xp: Tensor, state: State, output: Tensor) -> None:
+        seen[cell, 0].append((xp, _states_before(state, output), output))
+
+    def scan(x: Tensor, state: State, *rest: Any, **named: Any) -> Any:
+        output, last = original_scan(x, state, *rest, **named)
+        note(cell.project(x), state, output)
+        return output, last
+
+    def step(x: Tensor, state: State) -> Any:
+        output, last = original_step(x, state)
+        note(x.unsqueeze(0), state, output.unsqueeze(0))
+        return output, last
+
+    def advance(x: Tensor, state: State) -> State:
+        last = original_advance(x, state)
+        note(cell.project(x), state, last[0].unsqueeze(0))
+        return last
+
+    return {"scan": scan, "step": step, "_advance": advance}
+
+
+def _states_before(state: State, output: Tensor) -> Tensor:
+    """The state before each step, ``(T, B, H)``, from the one before the first and those after each."""
+    start = state[0] if state else torch.zeros_like(output[0])
+    return torch.cat((start.unsqueeze(0).to(output.dtype), output[:-1]))
+
+
+def _check_one_pass(name: str, parts: list[Part]) -> None:
+    """Several calls make one sequence only where each starts from the state in which the one before it ended."""
+    for (_, _, old), (_, new, _) in itertools.pairwise(parts):
+        if not torch.equal(old[-1], new[0]):
+            raise ValueError(
+                f"observe: {name} ran {len(parts)} times, and not each time from the state in which it had ended; "
+                "call the model once, or pass its state on, and leave out reset=."
+            )
+
+
+def _observation(name: str, weights: Weights, options: RumOptions, parts: list[Part]) -> Observation:
+    _check_one_pass(name, parts)
     xp, before, after = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     weight = weights["weight_hh"]
     assert weight is not None
