@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
-from torchrum.cells.lstm import LSTMCell, orthogonal_
+from torchrum.cells.lstm import LSTMCell
+from torchrum.cells.starts import orthogonal_
 from torchrum.ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from torchrum.ops.lstm_scan import norm_gates
 

@@ -1,12 +1,11 @@
 """The LSTM with a forget bias, and with the layer norm and zoneout that character models need."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
+from torchrum.cells.starts import INITS, block_orthogonal_, glorot_, orthogonal_
 from torchrum.ops._checks import check_choice, check_finite, check_positive_int, check_probability
 from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.kernels.precision import autocast_dtype
@@ -20,8 +19,6 @@ from torchrum.ops.lstm_scan import (
     lstm_step,
     zoneout_masks,
 )
-
-INITS = ("glorot", "orthogonal", "block_orthogonal")
 
 
 class LSTMCell(Cell):
@@ -161,34 +158,3 @@ class LSTMCell(Cell):
 def projected_like(x: Tensor, width: int) -> Tensor:
     """An empty tensor of the device and dtype that a projection of ``x`` has, under autocast too."""
     return x.new_empty((0, 0, width), dtype=autocast_dtype(x.device.type) or x.dtype)
-
-
-@torch.no_grad()
-def orthogonal_(*blocks: Tensor) -> None:
-    """Make the columns (or rows) of ``blocks``, put side by side, orthonormal; in place."""
-    widths = [block.shape[1] for block in blocks]
-    if sum(widths) == 0:
-        return
-    whole = blocks[0].new_empty(blocks[0].shape[0], sum(widths), dtype=torch.float32)  # QR lacks 16-bit dtypes
-    nn.init.orthogonal_(whole)
-    for block, part in zip(blocks, whole.split(widths, 1), strict=True):
-        block.copy_(part)
-
-
-@torch.no_grad()
-def block_orthogonal_(weight: Tensor) -> None:
-    """Tile ``weight`` with the largest square blocks that fit and make each orthogonal; in place."""
-    size = math.gcd(*weight.shape)
-    if weight.numel() > 0:
-        for rows in weight.split(size):
-            for block in rows.split(size, 1):
-                orthogonal_(block)
-
-
-@torch.no_grad()
-def glorot_(*blocks: Tensor) -> None:
-    """Glorot-uniform ``blocks`` as the one matrix they make side by side, as TensorFlow's cells do; in place."""
-    fan_in, fan_out = sum(block.shape[1] for block in blocks), blocks[0].shape[0]
-    bound = (6 / (fan_in + fan_out)) ** 0.5
-    for block in blocks:
-        block.uniform_(-bound, bound)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
-from torchrum.cells.lstm import glorot_
+from torchrum.cells.starts import glorot_
 from torchrum.cells.variational import sequence_mask
 from torchrum.ops._checks import check_positive_int, check_probability
 

@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchrum.cells.base import State
 from torchrum.cells.rum_settings import RumSettings
+from torchrum.cells.starts import orthogonal
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan.options import RumOptions
 
@@ -36,17 +37,12 @@ def init_rum_weights(weights: Weights, settings: RumSettings) -> None:
     weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
     assert weight_ih is not None and weight_hh is not None
     H, I = weight_hh.shape[1], weight_ih.shape[1]
-
-    def orthogonal(columns: int) -> Tensor:
-        dtype = working_dtype(torch.get_default_dtype())  # 16-bit dtypes have no QR
-        return nn.init.orthogonal_(torch.empty(H, columns, device=weight_ih.device, dtype=dtype))
-
     gates = weight_hh.shape[0] // H
     for gate in range(gates):
         rows = slice(gate * H, (gate + 1) * H)
-        block = orthogonal(I + H)
+        block = orthogonal(H, I + H, weight_ih)
         weight_ih[rows], weight_hh[rows] = settings.gate_scale * block[:, :I], settings.gate_scale * block[:, I:]
-    weight_ih[-H:] = orthogonal(I)
+    weight_ih[-H:] = orthogonal(H, I, weight_ih)
     if settings.embed_scale is not None:
         weight_ih[-H:] *= settings.embed_scale * math.sqrt(max(H / I, 1))  # inputs of unit variance: eps has that scale
     bias, ln_weight, ln_bias, lam = (weights[name] for name in ("bias_ih", "ln_weight", "ln_bias", "lam"))

@@ -1,0 +1,54 @@
+"""How the matrices of cells start: orthogonal, or uniform as TensorFlow has them."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+INITS = ("glorot", "orthogonal", "block_orthogonal")
+
+
+@torch.no_grad()
+def orthogonal(rows: int, columns: int, like: Tensor) -> Tensor:
+    """A random ``(rows, columns)`` with orthonormal rows or columns, whichever are fewer, on the device of ``like``.
+
+    It is drawn in float32, so that a seed gives one matrix for every dtype; 16-bit dtypes have no QR. For float64 it is
+    then made orthonormal to that precision.
+    """
+    start = nn.init.orthogonal_(torch.empty(rows, columns, device=like.device, dtype=torch.float32))
+    if like.dtype != torch.float64:
+        return start
+    Q = start.double()
+    for _ in range(2):  # Q (3 - Q^T Q) / 2: each squares what is left of the 1e-7 of float32
+        Q = 1.5 * Q - 0.5 * ((Q @ Q.mT) @ Q if rows < columns else Q @ (Q.mT @ Q))
+    return Q
+
+
+@torch.no_grad()
+def orthogonal_(*blocks: Tensor) -> None:
+    """Make the columns (or rows) of ``blocks``, put side by side, orthonormal; in place."""
+    widths = [block.shape[1] for block in blocks]
+    if sum(widths) == 0:
+        return
+    whole = orthogonal(blocks[0].shape[0], sum(widths), blocks[0])
+    for block, part in zip(blocks, whole.split(widths, 1), strict=True):
+        block.copy_(part)
+
+
+@torch.no_grad()
+def block_orthogonal_(weight: Tensor) -> None:
+    """Tile ``weight`` with the largest square blocks that fit and make each orthogonal; in place."""
+    size = math.gcd(*weight.shape)
+    if weight.numel() > 0:
+        for rows in weight.split(size):
+            for block in rows.split(size, 1):
+                orthogonal_(block)
+
+
+@torch.no_grad()
+def glorot_(*blocks: Tensor) -> None:
+    """Glorot-uniform ``blocks`` as the one matrix they make side by side, as TensorFlow's cells do; in place."""
+    fan_in, fan_out = sum(block.shape[1] for block in blocks), blocks[0].shape[0]
+    bound = (6 / (fan_in + fan_out)) ** 0.5
+    for block in blocks:
+        block.uniform_(-bound, bound)
