@@ -116,9 +116,13 @@ def test_a_folder_that_cannot_be_read_leaves_no_gap(tmp_path, monkeypatch):
         ),
         ("ein Buch".encode("utf-16"), "not text: it has a UTF-16 byte order mark. If it is UTF-16, convert it"),
         (b"\x01\x02text" * 100, "not text: 33% of its bytes are control characters; at most 1%"),
+        (
+            bytes(torch.randint(128, 256, (4096,), generator=torch.Generator().manual_seed(0)).tolist()) + b"\n",
+            r"not text: \d\d% of its bytes are not UTF-8, and next to none are ASCII. If it is text in another",
+        ),
         (b"tiny", "has 4 bytes, and 0.05 of it leaves nothing"),
     ],
-    ids=["empty", "blank", "noise", "utf-16", "controls", "short"],
+    ids=["empty", "blank", "noise", "utf-16", "controls", "high bytes", "short"],
 )
 def test_what_is_no_text_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "empty.txt"
@@ -126,6 +130,21 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path, content, message):
     with pytest.raises(DataError, match=message) as caught:
         read_own(path, heldout=0.05)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Все счастливые семьи похожи друг на друга.\n".encode("koi8-r") * 20,
+        "Toutes les familles heureuses se ressemblent déjà.\n".encode("latin-1") * 20,
+        ("幸福な家庭はすべて互いに似かよっている。" * 40).encode()[1:-1],  # cut inside a letter at both ends
+        "\N{BLACK CHESS KNIGHT}".encode() * 400,
+    ],
+    ids=["koi8-r", "latin-1", "utf-8, cut", "no letters"],
+)
+def test_text_of_any_language_is_text(tmp_path, text):
+    (tmp_path / "book.txt").write_bytes(text)
+    assert b"".join(read_own(tmp_path / "book.txt", heldout=0.05)) == text
 
 
 def test_a_missing_text_says_what_is_taken(tmp_path):

@@ -21,6 +21,9 @@ from torchrum.data.files import read_files
 PARTS = ("train", "valid", "test")
 CHUNK = 2**22  # symbols that are counted at once: memory does not grow with the text
 MOST_CONTROLS = 0.01  # share of control bytes beyond which a file is not text
+LEAST_ASCII = 0.01  # share of ASCII below which a text must be UTF-8; single-byte encodings have ASCII spaces
+MOST_BROKEN = 0.01  # share of bytes in it that are not UTF-8; a file that was cut has some at its ends
+NOT_ASCII = bytes(range(128, 256))
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 ALLOWED_CONTROLS = b"\t\n\x0b\x0c\r\x1b"
 
@@ -139,6 +142,13 @@ def _read_file(path: Path) -> bytes:
     if controls > MOST_CONTROLS * len(text):
         share = f"{controls / len(text):.0%} of its bytes are control characters"
         raise DataError(f"{path} is not text: {share}; at most {MOST_CONTROLS:.0%} are allowed.")
+    if len(text.translate(None, NOT_ASCII)) < LEAST_ASCII * len(text):
+        broken = 1 - len(text.decode(errors="ignore").encode()) / len(text)
+        if broken > MOST_BROKEN:
+            raise DataError(
+                f"{path} is not text: {broken:.0%} of its bytes are not UTF-8, and next to none are ASCII. "
+                "If it is text in another encoding, convert it: iconv -f ENCODING -t UTF-8."
+            )
     return text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no text
 
 
