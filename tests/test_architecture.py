@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_stack
 
@@ -22,24 +23,24 @@ ORDER = "ops cells layers export rl models data tasks training recipes ledger pl
 RANK = {name: place for place, name in enumerate(ORDER)}
 
 
-def imports_of(path: Path):
-    """Top folders of the package that a file imports."""
+def imported(path: Path, source: str) -> Iterator[tuple[list[str], list[str]]]:
+    """What a file imports of the package: the parts of a module's name behind ``torchrum``, and the names from it."""
     package = path.relative_to(PACKAGE).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            targets = [alias.name.split(".") for alias in node.names]
-            yield from (target[1] for target in targets if target[0] == "torchrum" and len(target) > 1)
+            modules = [alias.name.split(".") for alias in node.names]
+            yield from ((module[1:], []) for module in modules if module[0] == "torchrum")
         elif isinstance(node, ast.ImportFrom):
-            if node.level == 0:
-                target = (node.module or "").split(".")
-                if target[0] != "torchrum":
-                    continue
-                base = tuple(target[1:])
-            else:
-                base = package[: len(package) - node.level + 1] + tuple(
-                    (node.module or "").split(".") if node.module else ()
-                )
-            yield from [base[0]] if base else [alias.name for alias in node.names]
+            module, names = node.module.split(".") if node.module else [], [alias.name for alias in node.names]
+            if node.level > 0:
+                yield [*package[: len(package) - node.level + 1], *module], names
+            elif module[0] == "torchrum":
+                yield module[1:], names
+
+
+def imports_of(path: Path) -> list[str]:
+    """Top folders of the package that a file imports."""
+    return [folder for module, names in imported(path, path.read_text()) for folder in (module[:1] or names)]
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -58,7 +59,7 @@ def test_the_rule_can_fail(monkeypatch):
     bad = PACKAGE / "ops" / "_dispatch.py"
     source = bad.read_text() + "\nfrom ..layers.rum import RUM\n"
     monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: source)
-    assert "layers" in list(imports_of(bad))
+    assert "layers" in imports_of(bad)
 
 
 OPERATORS = sorted(
@@ -70,18 +71,12 @@ OPERATORS = sorted(
 
 def foreign_imports(path: Path, source: str) -> list[tuple[str, list[str]]]:
     """What a file in ops imports of another operator or of kernels: the module behind ``ops``, and the names."""
-    found = []
-    package = path.relative_to(PACKAGE).parts[:-1]
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        module = (node.module or "").split(".") if node.module else []
-        base = [*package[: len(package) - node.level + 1], *module] if node.level else module[1:]
-        names = [alias.name for alias in node.names]
-        if base == ["ops"]:  # from .. import rotation
-            found += [(name, []) for name in names if name in (*OPERATORS, "kernels")]
-        elif base[:1] == ["ops"] and len(base) > 1 and base[1] != package[1] and base[1] in (*OPERATORS, "kernels"):
-            found.append((".".join(base[1:]), names))
+    others, found = {*OPERATORS, "kernels"} - {path.relative_to(PACKAGE).parts[1]}, []
+    for module, names in imported(path, source):
+        if module == ["ops"]:  # from torchrum.ops import rotation
+            found += [(name, []) for name in names if name in others]
+        elif module[:1] == ["ops"] and module[1] in others:
+            found.append((".".join(module[1:]), names))
     return found
 
 
@@ -110,6 +105,7 @@ def test_operators_import_only_what_is_public_of_each_other(path):
     [
         ("lstm_scan/reference.py", "from ..rum_scan.reference import rum_scan_reference"),
         ("lstm_scan/fused/scan.py", "from torchrum.ops.rum_scan.designs import DESIGNS"),
+        ("lstm_scan/fused/scan.py", "import torchrum.ops.rum_scan.designs"),
         ("lstm_scan/reference.py", "from ..rum_scan import DESIGNS"),
         ("kernels/masks.py", "from ..rum_scan import RumOptions"),
     ],
