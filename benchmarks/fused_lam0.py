@@ -298,7 +298,7 @@ def parallel_parts(T: int, B: int, N: int, dtype: torch.dtype) -> float:
 
 
 def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
-    """One case: every variant that the time allows, most promising first."""
+    """One case: every variant that the time allows, likely fastest first."""
     N, T, dtype_name, option_name, variants = CASES[name]
     dtype, options, B = DTYPES[dtype_name], OPTIONS[option_name], 128
     torch.set_float32_matmul_precision("high")  # as cuDNN does by default

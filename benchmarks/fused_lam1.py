@@ -1,7 +1,7 @@
 """Times of the lam = 1 kernels; tests/ops/test_fused_lam1.py (with -m gpu) must be green first.
 
 python benchmarks/fused_lam1.py            # the table
-python benchmarks/fused_lam1.py --tilings  # also every number of rows a thread
+python benchmarks/fused_lam1.py --tilings  # also every number of rows per thread
 """
 
 import argparse
@@ -107,7 +107,7 @@ def measure(name: str, N: int, T: int, options: RumOptions, dtype: torch.dtype, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tilings", action="store_true", help="time every number of rows a thread")
+    parser.add_argument("--tilings", action="store_true", help="time every number of rows per thread")
     tilings = parser.parse_args().tilings
     print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(), f"B={BATCH}")
     print(

@@ -1,5 +1,5 @@
 // Runs a persistent kernel on the CPU: every thread of every block is a coroutine, a barrier or an empty poll yields.
-// Defines what persistent.cuh leaves to the device; the products, transposes and shuffles follow PTX's layouts.
+// Defines what common.cuh leaves to the device; the matmuls, transposes and shuffles follow PTX's layouts.
 #include <ucontext.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-"""Which design runs on a GPU, why no faster one does, and what its operator promises a compiler; without a device."""
+"""Which design runs on a GPU, why no faster one does, and what its operator tells a compiler; without a device."""
 
 import pytest
 import torch
@@ -75,10 +75,10 @@ def test_the_operator_promises_what_the_design_returns(name, N, words):
     inputs = draw(N, options)
     [design] = [design for design in DESIGNS if design.name == name]
     out, R, (gates, kept) = design.module.empty_results(inputs, options)
-    promised = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, "fused"), True)
+    told = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, "fused"), True)
     shapes = [(0,) if part is None else tuple(part.shape) for part in (out, R, gates, kept)]
-    assert [tuple(part.shape) for part in promised] == shapes
-    out, R, gates, kept = promised
+    assert [tuple(part.shape) for part in told] == shapes
+    out, R, gates, kept = told
     saved = (out, gates, R, kept)
     grads = torch.ops.torchrum.rum_scan_backward(
         torch.empty_like(out), None, *inputs, *saved, *make_flags(options, "fused"), False

@@ -215,7 +215,7 @@ def test_16bit_dtypes_match_reference(dtype, options):
     check(3, 3, 48, 40, options, dtype)
 
 
-class _RoundedProduct(torch.autograd.Function):
+class _RoundedMatmul(torch.autograd.Function):
     """``x @ weight.T`` and its backward with every operand rounded to ``dtype``, everything else as it is."""
 
     @staticmethod
@@ -239,7 +239,7 @@ def largest_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 
 def check_rounding(monkeypatch, T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype) -> None:
-    """The kernels err as the plain loop in float64 does once the operands of its products are rounded.
+    """The kernels err as the plain loop in float64 does once the operands of its matmuls are rounded.
 
     Sequences amplify a rounding, so no fixed bound holds for long ones; see the README of the scan. Four times: the
     kernels also round the outputs, the gates and the states that the backward reads, which makes 2.4 in bfloat16.
@@ -250,8 +250,8 @@ def check_rounding(monkeypatch, T: int, B: int, H: int, S: int, options: FastSlo
     with monkeypatch.context() as patch:
 
         def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            product = _RoundedProduct.apply(x, weight, dtype)
-            return product if bias is None else product + bias
+            multiplied = _RoundedMatmul.apply(x, weight, dtype)
+            return multiplied if bias is None else multiplied + bias
 
         patch.setattr(torch.nn.functional, "linear", linear)
         rounded = case.gradients(fast_slow_scan_reference, torch.float64)

@@ -150,7 +150,7 @@ def test_degenerate_rotations_behind_layer_norm(eta, order):
 
 
 def test_no_direction_behind_layer_norm_leaves_the_state():
-    """tau = 0 with eps and the state far from orthogonal: their product is the candidate's, not the rotation's."""
+    """tau = 0 with eps and the state far from orthogonal: `eps.h` is the candidate's, not the rotation's."""
     H, options = 12, RumOptions(layer_norm=True, activation="tanh")
     eps = torch.randn(3, H, device=DEVICE)
     case = fixed_tau(H, eps, 0.9 * eps, options)
@@ -252,7 +252,7 @@ def test_steps_through_the_table_match_direct_ones():
 
 
 def take(monkeypatch: pytest.MonkeyPatch, kind: str, half: bool = False, block: int = 0, warps: int = 4) -> None:
-    """Have both directions' products made by ``kind``: cublas, split or first (the weight before the state)."""
+    """Have both directions' matmuls made by ``kind``: cublas, split or first (the weight before the state)."""
     for name, value in (("SPLIT_K", kind == "split"), ("WEIGHT_FIRST", kind == "first"), ("ROUND_PARTS", half)):
         monkeypatch.setattr(matmul, name, dict.fromkeys(("forward", "backward"), value))
     monkeypatch.setattr(matmul, "BLOCK", dict.fromkeys(("forward", "backward"), block))
@@ -295,7 +295,7 @@ def test_tf32_goes_forward_as_bf16x3_matmuls(monkeypatch, kind, B, H, options):
     assert steps.pieces == 3
     assert steps.matmul.out.dtype == torch.float32
     assert steps.matmul.split_k == (kind == "split" or (kind == "first" and matmul.has_weight_first(steps.low)))
-    clear_graphs()  # of other products than usual
+    clear_graphs()  # of other matmuls than usual
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -324,7 +324,7 @@ def test_tiles_cover_the_product_in_one_wave(K, N, size, block):
 
 
 def test_the_weight_is_fetched_first_only_where_it_fits(monkeypatch):
-    """Its share and two blocks of the state in shared memory; elsewhere the product is left to cuBLAS."""
+    """Its share and two blocks of the state in shared memory; elsewhere the matmul is left to cuBLAS."""
     assert matmul.tiling(128, 2048, 4096, 132, 2).stages(200_000) == 4
     assert matmul.tiling(128, 8192, 16384, 132, 2).stages(200_000) < 2
     take(monkeypatch, "first")

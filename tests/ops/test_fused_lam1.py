@@ -202,7 +202,7 @@ EMULATED = [
     Case(9, options={**LN, "ln_order": "authors", "eta": 1.0}, lengths=[6, 3]),
     Case(9, options={**LN, "update_gate": False}, edit=zero_eps),
     Case(66, B=1, T=5, options={"eta": 1.0}),
-    Case(10, dtype=torch.bfloat16, T=5, options={"activation": "tanh"}),  # rounding moves units over relu's kink
+    Case(10, dtype=torch.bfloat16, T=5, options={"activation": "tanh"}),  # rounding flips signs of ReLU units
     Case(10, dtype=torch.float16, T=5, options={"activation": "tanh"}),
 ]
 

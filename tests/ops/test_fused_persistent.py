@@ -163,8 +163,8 @@ def test_emulated_kernels_match_float64(
     case: str, precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     T, B, N, options, lengths = CASES[case]
-    dtype, products, most = PRECISIONS[precision]
-    torch.set_float32_matmul_precision(products)
+    dtype, matmuls, most = PRECISIONS[precision]
+    torch.set_float32_matmul_precision(matmuls)
     few = {"two row blocks", "three row blocks", "four row blocks", "two tiles after another"}
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 2 if case in few else 4))
     given = draw(T, B, N, options, dtype)
@@ -241,8 +241,8 @@ def test_emulated_degenerate_rotations(precision: str, builds: Path, monkeypatch
 def test_emulated_nan_stays_in_its_row(precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN is no empty mailbox: the blocks go on, the row shows it and the others do not."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
-    options, (dtype, products, _) = RumOptions(eta=1.0), PRECISIONS[precision]
-    torch.set_float32_matmul_precision(products)
+    options, (dtype, matmuls, _) = RumOptions(eta=1.0), PRECISIONS[precision]
+    torch.set_float32_matmul_precision(matmuls)
     given = draw(2, 3, 64, options, dtype)
     given["xp"][1, 1, 5] = float("nan")
     if dtype == torch.float32:
@@ -404,8 +404,8 @@ def test_precision_is_compiled_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert defines(torch.float16) == (0, 0, 0)
 
 
-# Over many steps rounding puts some units on the other side of relu's kink, whose gradient is then off by all of it:
-# a property of half precision, not of a kernel. The larger cases take a smooth activation.
+# Over many steps rounding puts some units on the other side of the ReLU threshold, whose gradient is then off by all
+# of it: a property of 16-bit dtypes, not of a kernel. The larger cases take a smooth activation.
 SMOOTH = RumOptions(eta=1.0, activation="tanh")
 HALF_CASES = {
     "256": (20, 128, 256, SMOOTH, None),
@@ -448,10 +448,10 @@ GPU_RUNS = [
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("case", "precision"), GPU_RUNS)
 def test_kernels_match_float64(case: str, precision: str) -> None:
-    dtype, products, most = PRECISIONS[precision]
+    dtype, matmuls, most = PRECISIONS[precision]
     wider = FLOAT32_CASES if dtype == torch.float32 else HALF_CASES
     T, B, N, options, lengths = {**CASES, **wider}[case]
-    torch.set_float32_matmul_precision(products)
+    torch.set_float32_matmul_precision(matmuls)
     given = draw(T, B, N, options, dtype, "cuda")
     rows = None if lengths is None else torch.tensor(lengths, device="cuda")
     inputs = scan(given, rows, torch.tensor(0, device="cuda"))
@@ -494,8 +494,8 @@ def test_float32_takes_the_persistent_kernels() -> None:
 def test_runs_agree_to_the_bit(precision: str) -> None:
     """The order of every sum is fixed, so a difference between two runs is a race."""
     options = RumOptions(eta=1.0)
-    dtype, products, _ = PRECISIONS[precision]
-    torch.set_float32_matmul_precision(products)
+    dtype, matmuls, _ = PRECISIONS[precision]
+    torch.set_float32_matmul_precision(matmuls)
     given = draw(50, 128, 512, options, dtype, "cuda")
     seed = torch.tensor(1, device="cuda")
     first = fused(given, None, seed, options)

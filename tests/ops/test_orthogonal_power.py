@@ -52,7 +52,7 @@ def test_is_the_exponential_of_the_scaled_logarithm(angles, lam):
 
 
 @pytest.mark.parametrize("angles", ANGLES.values(), ids=ANGLES)
-@pytest.mark.parametrize("kind", [float, learnable])  # products, and the eigenvalues
+@pytest.mark.parametrize("kind", [float, learnable])  # repeated matmuls, and the eigenvalues
 def test_laws_of_powers(angles, kind):
     R = torch.linalg.matrix_exp(generator_of(angles)).expand(2, 1, 6, 6)
     eye = torch.eye(6, dtype=torch.float64).expand_as(R)
@@ -135,9 +135,9 @@ def test_gradient_equals_finite_differences_along_rotations(angles):
     )
 
 
-def test_eigenvalue_and_product_gradients_agree_along_rotations():
+def test_eigenvalue_and_matmul_gradients_agree_along_rotations():
     R, G = torch.linalg.matrix_exp(generator_of(ANGLES["same twice"])).requires_grad_(), draw(6, 6)
-    for n in (2, 3):  # products are differentiable in every direction, and so is the formula
+    for n in (2, 3):  # matmuls are differentiable in every direction, and so is the formula
         (by_products,) = torch.autograd.grad(orthogonal_power(R, n), R, G)
         (by_eigenvalues,) = torch.autograd.grad(orthogonal_power(R, learnable(n)), R, G)
         torch.testing.assert_close(by_eigenvalues, by_products, **TOL[torch.float64])

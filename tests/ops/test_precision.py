@@ -1,4 +1,4 @@
-"""Products that must stay exact while torch rounds float32 to TF32."""
+"""Matmuls that must stay exact while torch rounds float32 to TF32."""
 
 import importlib
 from types import SimpleNamespace
@@ -65,9 +65,9 @@ def test_older_gpus_have_no_tf32(capability, rounded, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hidden", "options", "product"), [(8, {}, "exact"), (513, {}, "split"), (513, {"lam": 1}, "exact")]
+    ("hidden", "options", "matmul"), [(8, {}, "exact"), (513, {}, "split"), (513, {"lam": 1}, "exact")]
 )
-def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, product, monkeypatch):
+def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, matmul, monkeypatch):
     layer = RUM(5, hidden, **options)
     exact = []
 
@@ -94,7 +94,7 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, produc
     monkeypatch.setattr(projection.F, "linear", watched)
     monkeypatch.setattr(projection, "bf16x3_linear", split)
     project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
-    assert seen == [product]
+    assert seen == [matmul]
     assert not exact
 
 

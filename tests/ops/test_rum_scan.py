@@ -167,7 +167,7 @@ def test_a_short_tau_turns_nothing(backend):
 
 
 def test_autocast_leaves_the_memory_exact(backend):
-    """The products with R stay in float32, which bfloat16 ones would miss by a thousand times as much."""
+    """The matmuls with R stay in float32, which bfloat16 ones would miss by a thousand times as much."""
     options = RumOptions(lam=1.0, eta=1.0)
     inputs = draw(options, T=20, B=2, H=24, dtype=torch.float32)
     values, grads, weights = run(inputs, options, backend)

@@ -33,7 +33,7 @@ def test_values_and_gradients(device, shape, with_bias):
     assert found.shape == wanted.shape
     if not found.numel():
         return
-    assert relative(found, wanted) <= 2e-5  # a product of heads alone: 2e-3
+    assert relative(found, wanted) <= 2e-5  # a matmul of heads alone: 2e-3
     grads = torch.autograd.grad(found.square().sum(), mine), torch.autograd.grad(wanted.square().sum(), exact)
     for m, w in zip(*grads, strict=True):
         assert relative(m, w) <= 1e-4

@@ -118,7 +118,7 @@ def test_copies_pickles_and_state_dicts(theirs, training):
 
 
 def assert_gradients(theirs: type, training: bool, places) -> None:
-    for place, (module, args, _) in enumerate(samples(theirs, training, activation="tanh")):  # relu has kinks at zero
+    for place, (module, args, _) in enumerate(samples(theirs, training, activation="tanh")):  # relu bends at zero
         if place in places:
             leaves = [
                 *module.parameters(),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torchrum.bench.work import Shape, Work, make_layer
 
-# glibc otherwise carves large tensors out of a heap full of holes, which triples the authors' peak; so each is mapped
-# by itself, and the peak is that of the tensors
+# glibc otherwise carves large tensors out of a heap full of holes, which triples the peak of the original
+# implementation; so each is mapped by itself, and the peak is that of the tensors
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

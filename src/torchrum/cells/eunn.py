@@ -125,7 +125,8 @@ class EUNNCell(Cell):
     Args:
         input_size, hidden_size: I, H; complex units take two of the H numbers, as ``[re | im]``.
         capacity, style, complex_valued, angle_bound: as in :class:`Rotations`.
-        modrelu_bias: start of b. (The authors' code has -0.01, with V in +-0.01: one-hot inputs leave every unit at 0.)
+        modrelu_bias: start of b. (The original implementation has -0.01 with V in +-0.01, where one-hot inputs leave
+            every unit at 0.)
         device, dtype: of the parameters.
     """
 

@@ -32,8 +32,8 @@ class HyperLSTMCell(Cell):
         layer_norm: in both LSTMs, on each gate and on the cell state that h' is made from.
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step, in both LSTMs; not trained.
-        hyper_output: u is the small LSTM's ``"new"`` output, as in the authors' code, or the ``"previous"`` one, as
-            in the paper.
+        hyper_output: u is the small LSTM's ``"new"`` output, as in the original implementation, or the ``"previous"``
+            one, as in the paper.
         recurrent_dropout: chance, from 0 to 1, that a unit of tanh(g) is zeroed, drawn afresh in each step.
         device, dtype: of the parameters.
     """

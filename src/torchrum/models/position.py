@@ -12,8 +12,8 @@ def position_encoding(words: int, size: int, form: Literal["code", "paper"] = "c
     Args:
         words: words of a sentence, J, padding included.
         size: width of the embedding, E.
-        form: ``"paper"`` is the printed formula; ``"code"`` the one of the authors' program, about twice as large, with
-            mean 1.
+        form: ``"paper"`` is the printed formula; ``"code"`` that of the original implementation, about twice as large,
+            with mean 1.
     """
     j = torch.arange(1, words + 1).unsqueeze(1)
     k = torch.arange(1, size + 1)

@@ -11,7 +11,7 @@ WARM_UP = 3  # steps before recording; they are real ones, so that kernels are t
 
 
 def graph_obstacle(step: TrainStep) -> str | None:
-    """Why a step cannot be recorded, in words; None if nothing is known to stand against it."""
+    """Why a step cannot be recorded, in words; None if no restriction is known."""
     config, engine = step.config, step.engine
     if engine.device.type != "cuda":
         return "the run is on " + engine.device.type

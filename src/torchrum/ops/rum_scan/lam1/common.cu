@@ -1,8 +1,8 @@
 // Shared by the lam = 1 kernels: one block works on one batch row for the whole sequence.
 //
 // Matrices (N x N) live in registers. A thread holds RP consecutive rows and every eighth column group of one, so a
-// product with a vector is FMAs, a few wide broadcast loads and a reduction over 8 lanes. Vectors (N) live in shared
-// memory. What is between two products is vector arithmetic that every warp repeats for itself, VL elements a lane:
+// matmul with a vector is FMAs, a few wide broadcast loads and a reduction over 8 lanes. Vectors (N) live in shared
+// memory. What is between two matmuls is vector arithmetic that every warp repeats for itself, VL elements per lane:
 // that saves block barriers, of which a step has two.
 //
 // Settings come as macros: N, RP (2 or 4), GATES (1 or 2), LN (0 none, 1 before, 2 authors), ACT (1 relu, 2 tanh,
@@ -32,14 +32,14 @@ __device__ inline unsigned short float_to_half(float x) {
 
 constexpr int INPUTS = GATES + 1;
 // Floats from one step's raw gates to the next row's. In float32 they stand in grad_xp, where the backward reads a step's
-// gates and then writes their gradients; half precision has no room for them there.
+// gates and then writes their gradients; 16-bit dtypes have no space for them there.
 constexpr int GATE_STRIDE = (DTYPE ? GATES : INPUTS) * N;
 constexpr int SEGMENTS = 8;  // lanes that share a row
 constexpr int WARP_ROWS = 32 / SEGMENTS * RP;
 constexpr int WARPS = (N + WARP_ROWS - 1) / WARP_ROWS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int REGISTERS = 65536 / THREADS < 255 ? 65536 / THREADS : 255;  // of a thread
-constexpr int VL = (N + 31) / 32;  // vector elements a lane: lane, lane + 32, ...
+constexpr int VL = (N + 31) / 32;  // vector elements per lane: lane, lane + 32, ...
 constexpr int NV = 32 * VL;  // length of a vector in shared memory, zero past N
 // a thread's columns: 4 in each full group of 32, then single ones 8 apart
 constexpr int FULL = N / 32 + (N % 32 > 24);
@@ -198,7 +198,7 @@ __device__ inline float reduce_rows(const Rows& sum, int segment) {
     return x + shuffle(x, 1);
 }
 
-// ---- vectors, VL elements a lane, zero past N ---------------------------------------------------------------------
+// ---- vectors, VL elements per lane, zero past N --------------------------------------------------------------------
 
 #define EACH(i) UNROLL for (int i = 0; i < VL; ++i)
 

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     float* inputs = ln + (LN ? 2 * INPUTS * NV : 0);  // xp of two steps
     float* own = inputs + 2 * INPUTS * NV + p.warp * 4 * NV;  // this warp's copies
     float *own_h = own, *own_e = own + NV, *own_m = own + 2 * NV;
-    float* own_hw = DTYPE ? own + 3 * NV : own_h;  // h as it enters the product with W_hh
+    float* own_hw = DTYPE ? own + 3 * NV : own_h;  // h as it enters the matmul with W_hh
     static_assert(NV * (5 + (LN ? 2 * INPUTS : 0) + 2 * INPUTS + 4 * WARPS) <= SHARED_FLOATS, "shared memory");
 
     for (int i = p.tid; i < SHARED_FLOATS; i += THREADS) shared[i] = 0.f;

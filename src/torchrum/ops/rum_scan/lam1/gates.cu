@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_gates(
     if (GATES == 2) load_tile(W_u, weight + N * N, N, 1, p);
     const i64 all = (i64)T * B, first = (i64)blockIdx.x * share, last = first + share < all ? first + share : all;
 
-    Vector state[TOGETHER];  // h_{t-1} as it enters the product with W_hh
+    Vector state[TOGETHER];  // h_{t-1} as it enters the matmul with W_hh
     auto fetch = [&](i64 at) {
         UNROLL for (int s = 0; s < TOGETHER; ++s) EACH(i) {
             const int j = 32 * i + lane;

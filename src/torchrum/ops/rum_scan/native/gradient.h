@@ -70,7 +70,7 @@ typedef struct {
     int64_t row, count, from, to;
     const real *x;          /* the rows of a source, and where its sums begin */
     int64_t place;
-    real *packed, *columns; /* (to - from, PIECE, PANEL vectors), and room for columns of x */
+    real *packed, *columns; /* (to - from, PIECE, PANEL vectors), and a buffer for columns of x */
     real *sums;             /* the segment's */
 } Piece;
 

@@ -1,4 +1,4 @@
-// The scan's gradient in one launch, from the last step to the first. The weights' gradient is one product afterwards.
+// The scan's gradient in one launch, from the last step to the first. The weights' gradient is one matmul afterwards.
 //
 // Step t: from dL/dh(t) and the saved gates and row scalars, exchange three row sums (four where eps and tau are
 // opposite), then publish the gates' gradient; gather the tile's, multiply by the block's columns of the weights,
@@ -99,7 +99,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
 
         for (int t = T - 1; t >= 0; t--) {
             u32* grads = a.grads + (i64)(t * (int)a.tiles + tile) * TILE_WORDS;
-            float straight[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matrix product
+            float straight[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matmul
             if (pointwise) {
                 if (thread < 64) sums[256 + thread] = x_stat;
                 const float tau[2] = {low_of(x_tau), high_of(x_tau)}, eps[2] = {low_of(x_eps), high_of(x_eps)};

@@ -1,12 +1,12 @@
 // What the persistent forward and backward kernels share: the layout, the exchange between blocks, the row sums.
 //
 // A group of GROUP blocks holds one batch tile of ROWS rows; block `cta` of it owns UNITS units, and keeps its slice
-// of the recurrent weights in registers for the whole sequence. A block has four warpgroups. In the matrix product
+// of the recurrent weights in registers for the whole sequence. A block has four warpgroups. In the matmul
 // warpgroup g takes a quarter of the inner axis; in the pointwise part it takes batch rows 8 g .. 8 g + 7 (if the
 // tile has them), warp w of it units 8 w .. 8 w + 7, and lane (i, q) = (lane / 4, lane % 4) units 8 w + 2 q and
 // 8 w + 2 q + 1 of row i. mma leaves its result the other way round: unit i of rows 2 q and 2 q + 1.
-// The inner axis of a product comes in k-steps of 32 bytes: 16 half numbers, or with WIDE 8 float32 numbers. Layouts are
-// therefore the same in bytes. float32 is multiplied as TF32; TF32X3 makes a product of three, which keeps its digits.
+// The inner axis of a matmul comes in k-steps of 32 bytes: 16 numbers of 16 bits, or with WIDE 8 float32 numbers. Layouts
+// are therefore the same in bytes. float32 is multiplied as TF32; TF32X3 takes three TF32 matmuls, which keep its digits.
 //
 // Blocks exchange data through global memory that is filled with EMPTY before the launch and written once: a word
 // that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written can be EMPTY:
@@ -29,7 +29,7 @@ typedef u32 Pair;
 #define SIZE 2
 #endif
 #define K_STEP (32 / SIZE)  // the inner axis of one mma
-#define SETS (TF32X3 ? 2 : 1)  // of accumulators: with TF32X3 the products with a rest apart
+#define SETS (TF32X3 ? 2 : 1)  // of accumulators: with TF32X3 the matmuls with a rest apart
 
 #define ROWS (8 * NT)
 #define UNITS 32
@@ -94,7 +94,8 @@ DEVICE Quad peek(const u32* p) {
 // The mailboxes of a long sequence do not stay in the L2 until their step. A poll that misses takes a trip to memory, so
 // the block that will write a line calls it back some steps ahead.
 DEVICE void call_back(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-// An 8 x 8 matrix of half numbers over a warp, two a lane: (row i, columns 2q, 2q + 1) becomes (column i, rows 2q, 2q + 1).
+// An 8 x 8 matrix of 16-bit numbers over a warp, two per lane: (row i, columns 2q, 2q + 1) becomes (column i,
+// rows 2q, 2q + 1).
 DEVICE u32 transpose(u32 x) {
     u32 y;
     __syncwarp();  // polling and rare branches part the lanes
@@ -167,7 +168,7 @@ DEVICE void load_cores2(u32& r0, u32& r1, Cores at, int offset) {
 }
 #endif
 
-// The same for float32, two a lane.
+// The same for float32, two per lane.
 DEVICE void transpose(float& x0, float& x1) {
     const u32 b0 = as_bits(x0), b1 = as_bits(x1);
     const u32 low = transpose((b0 & 0xFFFF) | b1 << 16), high = transpose(b0 >> 16 | (b1 & 0xFFFF0000u));
@@ -234,7 +235,7 @@ DEVICE int word_of_pair(int eight, int row, int lane) {
 }
 
 // The gathered operand comes in stages of some k-steps, so that a stage travels while the one before is multiplied:
-// [k / 8][row][k % 8] half numbers or [k / 4][row][k % 4] float32 numbers, 16-byte pieces, PIECES a thread and stage.
+// [k / 8][row][k % 8] 16-bit or [k / 4][row][k % 4] float32 numbers, 16-byte pieces, PIECES per thread and stage.
 // peek_stage asks for the pieces, finish_stage waits until each has arrived and puts it into shared memory.
 #define STAGE_STEPS (WIDE && NT <= 2 ? 16 : 8)
 #define PIECES (NT * STAGE_STEPS / 8)

@@ -60,7 +60,7 @@ DEVICE void multiply(float (&c)[SETS * NT][4], const Weights& weight, const char
 #endif
 }
 
-// `ask` is called when the last stage has arrived: what it asks for travels during the last product.
+// `ask` is called when the last stage has arrived: what it asks for travels during the last matmul.
 template <int FIRST, class Ask>
 DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Quad (&v)[PIECES], char* h, const u32* from, int g, int thread,
                             const Ask& ask) {

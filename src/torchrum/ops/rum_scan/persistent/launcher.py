@@ -84,7 +84,7 @@ class Plan:
         return tuple({**dict(self.defines), "TF32X3": 1}.items())
 
     def shared_bytes(self, name: str, gates: int) -> int:
-        """Dynamic shared memory: the gathered operand, partial products, row sums, weights left over."""
+        """Dynamic shared memory: the gathered operand, partial sums, row sums, weights left over."""
         inner, scratch, splits = (self.padded, 512, 4) if name == "forward" else (gates * self.padded, 320, 8)
         inner_bytes = inner * (4 if self.wide else 2)
         extra = max(inner_bytes // (32 * splits) - most_resident(name, self), 0) * THREADS * 16
@@ -179,7 +179,7 @@ class Gpu:
 
 @functools.cache
 def resident_blocks(device: torch.device) -> int:
-    """Blocks that are on the device at once: one a multiprocessor."""
+    """Blocks that are on the device at once: one per multiprocessor."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

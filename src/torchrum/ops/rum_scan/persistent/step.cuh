@@ -6,7 +6,7 @@ struct Turn {
     bool opposite, narrow;
 };
 #if WIDE
-// The sum s = e + w of the two unit vectors: its square and its product with h.
+// The sum s = e + w of the two unit vectors: its square and its inner product with h.
 struct Bisector {
     float square, along;
 };

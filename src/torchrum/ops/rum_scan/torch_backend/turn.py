@@ -1,10 +1,10 @@
 """The memory of lam = 1 for the torch backend: turning it, and the gradients.
 
 R(eps, tau) = H_m H_e = H_e H_n with H_x = I - 2 x x^T, e and w the directions of eps and tau, m their bisector and
-n = H_e m. A step takes two products 2 y x^T off R, one for each reflection x, where y is R x before it. R is formed
-only every ``WINDOW`` steps; in between it is the last R that was formed and the x and y since, which are far less to
-read. The backward keeps the gradient of R in a frame that does not turn, so that it is formed once per window too.
-README.md has the derivation.
+n = H_e m. A step takes two outer products 2 y x^T off R, one for each reflection x, where y is R x before it. R is
+formed only every ``WINDOW`` steps; in between it is the last R that was formed and the x and y since, which are far
+less to read. The backward keeps the gradient of R in a frame that does not turn, so that it is formed once per window
+too. README.md has the derivation.
 """
 
 import math
@@ -103,7 +103,7 @@ class Memory:
         return R_h.addcmul_(e_h, R_e, value=-2).addcmul_(n_h, y_n, value=-2)
 
     def form(self, steps: int) -> None:
-        """Take the products of the last ``steps`` steps off R."""
+        """Take the outer products of the last ``steps`` steps off R."""
         self.R.baddbmm_(self.x[:, : 2 * steps].mT, self.y[:, : 2 * steps], alpha=-2)
 
 
