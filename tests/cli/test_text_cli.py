@@ -134,7 +134,7 @@ def test_a_run_shows_what_it_writes(run, capsys, tmp_path):
 def test_bytes_that_training_lacks_are_counted(run, capsys, tmp_path):
     (tmp_path / "signs.txt").write_bytes(small_text(4000) + b"@@")
     assert main(f"train char-rum --data {tmp_path / 'signs.txt'} --out {tmp_path} {SMALL} {LANES} --quiet".split()) == 0
-    assert "signs.txt: 2 bytes of its validation and test part never occur in training" in capsys.readouterr().err
+    assert "signs.txt: 2 bytes of its validation and test parts never occur in training" in capsys.readouterr().err
 
 
 def test_the_ledger_learns_nothing_of_the_machine(run):
@@ -148,7 +148,7 @@ def test_a_moved_text_is_named_again(run, capsys, tmp_path):
     (run.parent / "book.txt").rename(tmp_path / "moved.txt")
     try:
         assert main(["eval", str(run), "--device", "cpu"]) == 1
-        assert "book.txt, no longer exists; if it was moved, say where to: --data PATH" in capsys.readouterr().err
+        assert "book.txt, no longer exists; if it was moved, pass its new path: --data PATH" in capsys.readouterr().err
         assert main(["eval", str(run), "--device", "cpu", "--data", str(tmp_path / "moved.txt")]) == 0
         resumed = ["train", "--resume", str(run), "--steps", "8", "--quiet", "--data", str(tmp_path / "moved.txt")]
         assert main(resumed) == 0

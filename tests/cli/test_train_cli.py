@@ -116,7 +116,7 @@ def test_seeds_and_grids(tmp_path):
         (["train", TINY, "--lr", "3"], "did you mean 'optimizer.lr'?"),
         (["train"], "train needs a recipe, or --resume RUN"),
         (["table", "--within", "0"], "--within is 0, but it must be at least 1."),
-        (["train", TINY, "--devices", "3"], "batch_size 8 does not divide among 3 processes"),
+        (["train", TINY, "--devices", "3"], "batch_size 8 cannot be divided among 3 processes"),
         (["train", TINY, "--seeds", "0"], "at least 1"),
         (["trian", TINY], "no command 'trian'; did you mean 'train'?"),
         (["list", "copyin-rum"], "did you mean"),
@@ -125,7 +125,7 @@ def test_seeds_and_grids(tmp_path):
         (["train", TINY, "--optimizer.nonsense", "1"], "no field 'optimizer.nonsense'; there are: optimizer.betas"),
         (["sweep", TINY, "--grid", "nonsense"], "'nonsense' is not a grid; write it as field=a,b,c."),
         (["sweep", TINY, "--grid", "optimizer.lrr=1,2"], "did you mean 'optimizer.lr'?"),
-        (["sweep", TINY, "--grid", "seed=5,6"], "'seed=5,6' cannot be a grid; --seed 5 --seeds N"),
+        (["sweep", TINY, "--grid", "seed=5,6"], "'seed=5,6' cannot be a grid; pass --seed 5 --seeds N"),
         (["sweep", TINY, "--seeds", "0"], "--seeds is 0, but it must be at least 1"),
         (["sweep", TINY, "--trials", "-2", "--search", "optimizer.lr=1:2"], "--trials is -2"),
         (["sweep", TINY, "--trials", "2", "--search", "optimizer.lr=1:2:3"], "is not a search range; write"),
@@ -138,7 +138,7 @@ def test_seeds_and_grids(tmp_path):
         ),
         (
             ["table", "--write", "f", "--within", "9"],
-            "put it into the marker instead: <!-- torchrum:table recall within",
+            "put it in the marker instead: <!-- torchrum:table recall within",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_the_data_directory(monkeypatch):
     monkeypatch.setenv("TORCHRUM_DATA", "~/data")
     assert data_root() == Path.home() / "data"
     monkeypatch.setenv("TORCHRUM_DATA", "~nobody-has-this-name/data")
-    with pytest.raises(DataUnavailableError, match="~nobody-has-this-name/data has no home folder"):
+    with pytest.raises(DataUnavailableError, match="~nobody-has-this-name/data names no home folder"):
         data_root()
 
 

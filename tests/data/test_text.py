@@ -82,9 +82,7 @@ def test_a_folder_is_its_files_in_order_or_its_three_parts(tmp_path):
     assert b"".join(read_own(tmp_path, heldout=0.2)) == b"first second third"
     for name in ("train", "valid"):
         (tmp_path / f"{name}.txt").write_bytes(name.encode())
-    with pytest.raises(
-        DataError, match=r"has no test\.txt; add what is missing of train\.txt, valid\.txt and test\.txt"
-    ):
+    with pytest.raises(DataError, match=r"has no test\.txt; train\.txt, valid\.txt and test\.txt go together\. Add"):
         read_own(tmp_path, heldout=0.2)
     (tmp_path / "test.txt").write_bytes(b"test")
     assert read_own(tmp_path, heldout=0.2) == (b"train", b"valid", b"test")

@@ -248,7 +248,7 @@ def test_weights_that_keep_moving_are_not_recorded_for_ever(place):
         next(layer.parameters()).data = kept[-1].clone()
         assert_same(gradients(wrapped), gradients(layer))
     assert place.made == 2 * (1 + recording_module.MOST_MOVES)
-    assert wrapped.explain() == ("eager", "the weights were at 5 places; update them in place")
+    assert wrapped.explain() == ("eager", "the weights were at 5 addresses; update them in place")
 
 
 def test_two_calls_before_their_backward(place):
@@ -493,7 +493,7 @@ def test_reasons(place):
     wrapped = graphed(build())
     with pytest.raises(ValueError, match="input_size"):
         wrapped(draw(T, B, I + 1))
-    with pytest.raises(ValueError, match="lengths run from 0"):
+    with pytest.raises(ValueError, match="lengths range from 0"):
         wrapped(draw(T, B, I).to("cpu"), lengths=torch.tensor([0, 1, 1, 1]))
     assert wrapped(draw(T, 0, I))[0].shape == (T, 0, H)
     assert wrapped.explain().reason == "the input is empty"
@@ -718,7 +718,7 @@ def test_lengths_on_the_cpu_are_checked():
     for _ in range(2):
         wrapped(x, lengths=torch.tensor([1, 5, 2, 3]))
         assert_graphed(wrapped)
-        with pytest.raises(ValueError, match="lengths run from 0 to 6"):
+        with pytest.raises(ValueError, match="lengths range from 0 to 6"):
             wrapped(x, lengths=torch.tensor([0, 6, 1, 1]))
 
 

@@ -54,7 +54,9 @@ def test_one_pass_is_observed():
             observe(rum, call)
     with pytest.raises(ValueError, match=r"cell ran 2 times, .* pass its state on"):
         observe(cell, lambda: (cell(x[0]), cell(x[0, :1])))
-    with pytest.raises(TypeError, match="call is a tuple; it must be a function without arguments, as lambda: model"):
+    with pytest.raises(
+        TypeError, match="call is a tuple; it must be a function without arguments, such as lambda: model"
+    ):
         observe(rum, rum(x))
     assert not {"scan", "step", "_advance"} & (vars(rum).keys() | vars(cell).keys())
 

@@ -459,7 +459,7 @@ def test_jacobian_and_hessian():
         ),
         (
             lambda: RUM(4, 5)(torch.randn(3, 2, 4), lengths=torch.tensor([3, 4])),
-            "lengths run from 3 to 4; allowed are 1 to T=3",
+            "lengths range from 3 to 4; allowed are 1 to T=3",
         ),
         (lambda: RUM(4, 5)(torch.randn(3, 2, 4), lengths=torch.tensor([3])), r"expected \(2,\) integers"),
         (lambda: RUM(4, 5)(torch.randn(3, 4), lengths=torch.tensor([3])), "lengths needs batched input"),

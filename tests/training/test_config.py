@@ -87,9 +87,9 @@ def test_a_switch_of_a_layer_is_true_or_false(layer, option):
         ("steps.x=3", "has no fields"),
         ("task=copying", "'task' is a group; set one of its fields: task.length"),
         ("steps", "is not an assignment"),
-        ("devices=3", "batch_size 8 does not divide among 3 processes"),
+        ("devices=3", "batch_size 8 cannot be divided among 3 processes"),
         ("seed=-1", "seed is -1"),
-        ("optimizer.schedule=9:1,3:1", "must be constant, linear, cosine, rising steps"),
+        ("optimizer.schedule=9:1,3:1", "must be constant, linear, cosine, steps in rising order"),
         ("optimizer.schedule=cosinus", "schedule is 'cosinus'"),
         ("optimizer.schedule=100", "schedule is '100'"),
         ("optimizer.schedule=100:-1", "schedule is '100:-1'"),
@@ -128,7 +128,7 @@ def test_a_schedule_is_one_override_and_survives_json(schedule):
 
 
 def test_a_string_is_not_a_list_of_assignments():
-    with pytest.raises(ConfigError, match="assignments is 'steps=3'; pass a list, as"):
+    with pytest.raises(ConfigError, match="assignments is 'steps=3'; pass a list, such as"):
         override(tiny(), "steps=3")
 
 
@@ -136,7 +136,7 @@ def test_a_string_is_not_a_list_of_assignments():
     "arguments, message",
     [
         (("copying-rum", []), "config is 'copying-rum', but it must be a TrainConfig; load_recipe makes one"),
-        ((tiny(), 3), "assignments is 3; pass a list, as"),
+        ((tiny(), 3), "assignments is 3; pass a list, such as"),
         ((tiny(), [("steps", 3)]), r"override: \('steps', 3\) is not text; write an assignment as 'field=value'"),
     ],
 )

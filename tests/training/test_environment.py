@@ -95,7 +95,7 @@ def test_the_variables_of_git_do_not_lead_elsewhere(tmp_path, monkeypatch):
 
 def test_head_is_that_of_our_own_checkout(monkeypatch):
     monkeypatch.setattr("torchrum.training.environment.own_commit", lambda: None)
-    with pytest.raises(ConfigError, match="torchrum does not run from a checkout of its own; pass the hash"):
+    with pytest.raises(ConfigError, match="torchrum is not running from a checkout of its own; pass the hash"):
         given_commit("HEAD")
     assert given_commit("ABCDEF0") == "abcdef0"
 

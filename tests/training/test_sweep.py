@@ -64,7 +64,7 @@ def test_a_run_that_diverges_does_not_end_the_sweep(tmp_path, capsys):
     assert list(summary["means"]) == ["optimizer.lr=0.01"]
     assert "optimizer.lr=0.01/seed-0, 2 of 2\n" in error
     assert f"optimizer.lr=0.01: accuracy {good.scores['accuracy']:.4f} +- 0.0000 over 1\n" in error
-    assert error.endswith(f"all of it: {tmp_path / 'summary.json'}\n")
+    assert error.endswith(f"summary: {tmp_path / 'summary.json'}\n")
 
 
 def test_a_search_tries_values_in_range_and_goes_on(tmp_path):
@@ -214,6 +214,8 @@ def sleeper(folder):
 def test_a_training_that_is_killed_ends_the_others(tmp_path):
     start = time.monotonic()
     calls = {"first": partial(sleeper, tmp_path), "second": partial(killer, tmp_path)}
-    with pytest.raises(RunError, match=r"second was killed by SIGKILL\. The same command with --resume"):
+    with pytest.raises(
+        RunError, match=r"second was killed by SIGKILL\. To resume it, give the same command with --resume"
+    ):
         side_by_side.train_side_by_side(calls, 2, lambda label, outcome: None)
     assert time.monotonic() - start < 50

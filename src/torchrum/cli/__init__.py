@@ -13,7 +13,7 @@ from typing import TextIO
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
     "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
-    "sample": ("torchrum.cli.sample:main", "draw text from a trained language model"),
+    "sample": ("torchrum.cli.sample:main", "generate text with a trained language model"),
     "list": ("torchrum.cli.list:main", "list the recipes, or all fields of one"),
     "sweep": ("torchrum.cli.sweep:main", "train over seeds, a grid, or a search"),
     "record": ("torchrum.cli.record:main", "add a run to the results ledger"),

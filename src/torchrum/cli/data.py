@@ -58,7 +58,7 @@ def with_text(config: "TrainConfig", path: Path | None) -> "TrainConfig":
         raise ConfigError(str(error)) from error
     if lost := sum(task.unseen()):
         complain(
-            f"{task.corpus}: {lost} bytes of its validation and test part never occur in training; they are left out"
+            f"{task.corpus}: {lost} bytes of its validation and test parts never occur in training and are left out"
         )
     return replace(config, task=task)
 

@@ -68,7 +68,7 @@ def check_together(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is {count}, but it must be at least 1.")
         if options.write and getattr(options, name) is not None:
             marker = f"<!-- torchrum:table recall {name} 20000 -->"
-            raise ConfigError(f"--{name} does not go with --write; put it into the marker instead: {marker}.")
+            raise ConfigError(f"--{name} cannot be combined with --write; put it in the marker instead: {marker}.")
     known = {name.partition("-")[0] for name in RECIPES}
     if options.task is not None and options.task not in known:
         raise unknown_name("task", options.task, known)

@@ -47,7 +47,7 @@ def data_root() -> Path:
         return Path(given or f"{cache}/torchrum").expanduser()
     except RuntimeError as error:  # ~ of nobody
         raise DataUnavailableError(
-            f"{given or cache} has no home folder to begin with; set {ROOT_VARIABLE} to a folder for the data."
+            f"{given or cache} names no home folder that exists; set {ROOT_VARIABLE} to a folder for the data."
         ) from error
 
 

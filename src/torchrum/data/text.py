@@ -93,8 +93,8 @@ def read_own(path: Path, heldout: float) -> Parts:
             return Parts(*map(_read_file, given))
         if len(missing) < len(given):  # a text that is half divided must not be trained on as a whole
             raise DataError(
-                f"{path} has no {' and no '.join(missing)}; add what is missing of train.txt, valid.txt and test.txt, "
-                "or give all files other names to read them as one text."
+                f"{path} has no {' and no '.join(missing)}; train.txt, valid.txt and test.txt go together. Add what is "
+                "missing, or rename the files to read them as one text."
             )
         files = _text_files(path)
         if not files:

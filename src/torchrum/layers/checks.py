@@ -21,7 +21,7 @@ def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, w
         steps = torch.scalar_tensor(T, dtype=torch.int64, device="cpu")
         torch.ops.aten._assert_async.msg(steps >= 1, f"{where}: the input has no time step; it needs at least one.")
     elif T == 0:
-        raise MismatchError(f"{where}: input has shape {tuple(input.shape)}, no time step; it needs at least one.")
+        raise MismatchError(f"{where}: input has shape {tuple(input.shape)}, with no time step; it needs at least one.")
 
 
 def check_packed(where: str, input: PackedSequence, input_size: int, weight: Tensor) -> None:
@@ -67,7 +67,7 @@ def _check_range(where: str, lengths: Tensor, T: int) -> None:
     if not torch.compiler.is_compiling():
         low, high = (int(lengths.min()), int(lengths.max())) if lengths.numel() > 0 else (1, 1)
         if low < 1 or high > T:
-            raise ValueError(f"{where}: lengths run from {low} to {high}; allowed are 1 to T={T}.")
+            raise ValueError(f"{where}: lengths range from {low} to {high}; allowed are 1 to T={T}.")
     elif in_program():
         inside = ((lengths >= 1) & (lengths <= T)).all()
         torch.ops.aten._assert_async.msg(inside, f"{where}: lengths must run from 1 to T, the steps of the input.")

@@ -117,7 +117,8 @@ def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
     """
     if not callable(call):
         raise ArgumentTypeError(
-            f"observe: call is a {type(call).__name__}; it must be a function without arguments, as lambda: model(x)."
+            f"observe: call is a {type(call).__name__}; it must be a function without arguments, such as "
+            "lambda: model(x)."
         )
     was_training, found = model.training, list(recurrences(model))
     seen: Seen = {(module, index): [] for _, module, index, _, _ in found}

@@ -298,7 +298,7 @@ class Recordings:
                 self._free(entry)
                 entry.weights = weights
                 if entry.moves > MOST_MOVES:
-                    entry.refusal = f"the weights were at {entry.moves + 1} places; update them in place"
+                    entry.refusal = f"the weights were at {entry.moves + 1} addresses; update them in place"
             if entry.refusal is not None:
                 return entry.refusal
             free = next((recording for recording in entry.copies if not recording.busy), None)
@@ -307,7 +307,7 @@ class Recordings:
             if free is not None:
                 return self._reserve(free)
         if not _recording_now.acquire(blocking=False):
-            return "another recording is going on"
+            return "another recording is in progress"
         try:
             made = record()
         except UnrecordableError as reason:

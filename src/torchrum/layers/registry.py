@@ -58,13 +58,13 @@ LAYERS: dict[str, Entry] = {
     "ln_lstm": Entry(
         "cells.lstm:LSTMCell", "LSTM with layer norm and zoneout", {"layer_norm": True, "init": "orthogonal"}
     ),
-    "gru_tf": Entry("cells.gru:GRUCell", "GRU as in TensorFlow: reset before the matrix", {"init": "orthogonal"}),
+    "gru_tf": Entry("cells.gru:GRUCell", "GRU as in TensorFlow: reset gate before the matmul", {"init": "orthogonal"}),
     "urnn": Entry("cells.urnn:URNNCell", "unitary evolution RNN"),
     "eunn": Entry("cells.eunn:EUNNCell", "RNN with a unitary matrix of pair rotations"),
     "goru": Entry("cells.goru:GORUCell", "gated orthogonal recurrent unit"),
     "fast_weights": Entry("cells.fast_weights:FastWeightsCell", "fast weights with layer norm"),
     "ntm": Entry("cells.ntm:NTMCell", "Neural Turing Machine"),
-    "exprnn": Entry("cells.orthogonal:OrthogonalCell", "RNN with an orthogonal matrix by the exponential"),
+    "exprnn": Entry("cells.orthogonal:OrthogonalCell", "RNN with an orthogonal matrix from the matrix exponential"),
     "hyper_lstm": Entry("cells.hyper_lstm:HyperLSTMCell", "LSTM whose weights a smaller LSTM rescales"),
     "hm_lstm": Entry("cells.hm_lstm:HMLSTMCell", "hierarchical multiscale LSTM with learnt boundaries"),
     "nas": Entry("cells.nas:NASCell", "NASCell, found by architecture search"),

@@ -174,7 +174,7 @@ class CharLM(Task):
             raise DataError(f"this task reads your own text, {self.corpus}; pass its path with --data PATH.")
         if not Path(self.path).exists():
             raise DataError(
-                f"the text of this run, {self.path}, no longer exists; if it was moved, say where to: --data PATH."
+                f"the text of this run, {self.path}, no longer exists; if it was moved, pass its new path: --data PATH."
             )
         parts = read_own(Path(self.path), self.heldout)
         if fingerprint(parts) != self.sha256:

@@ -30,7 +30,7 @@ from torchrum.training.unpack import unpack
 FORMAT = "torchrum checkpoint 1"
 MODEL, STATE, MANIFEST, INDEX = "model.safetensors", "state.pt", "manifest.json", "index.json"
 NAME = re.compile(r"step-\d{8,18}")
-ADVICE = "Copy it back from elsewhere, or train anew in another folder."
+ADVICE = "Restore it from a backup, or train again in another folder."
 
 
 @dataclass(frozen=True, kw_only=True)

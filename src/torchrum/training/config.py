@@ -213,8 +213,8 @@ class TrainConfig:
         _positive("config", checkpoint_every=self.checkpoint_every)
         if self.batch_size % (self.devices * self.nodes):
             raise ConfigError(
-                f"config: batch_size {self.batch_size} does not divide among {self.devices * self.nodes} processes; "
-                "take a batch_size that is a multiple of devices * nodes."
+                f"config: batch_size {self.batch_size} cannot be divided among {self.devices * self.nodes} processes; "
+                "choose a multiple of devices * nodes."
             )
         if self.average is not None and not 0 < self.average < 1:
             raise ConfigError(f"config: average is {self.average}, but it must be above 0 and below 1, or none.")

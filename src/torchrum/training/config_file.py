@@ -82,7 +82,8 @@ def _task_class(path: object) -> type[Task]:
     if not isinstance(path, str) or path not in found:
         raise ConfigError(
             f"the task {shown(path)} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION "
-            "--resume RUN, or --recipe MODULE:FUNCTION with eval, figure and report. The ledger holds no such run."
+            "--resume RUN, or --recipe MODULE:FUNCTION with eval, figure and report. Such a run cannot be "
+            "recorded in the ledger."
         )
     return found[path]
 

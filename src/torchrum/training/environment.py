@@ -163,7 +163,7 @@ def given_commit(text: str) -> str:
     if text == "HEAD":
         commit = own_commit()
         if commit is None:
-            raise ConfigError("--commit HEAD: torchrum does not run from a checkout of its own; pass the hash.")
+            raise ConfigError("--commit HEAD: torchrum is not running from a checkout of its own; pass the hash.")
         return commit.hash + ("+changes" if commit.changes else "")
     if not HASH.fullmatch(text.lower()):
         raise ConfigError(f"--commit is {text!r}, but it must be a hash of 7 to 40 hexadecimal digits, or HEAD.")

@@ -65,7 +65,8 @@ class Engine:
         self._tracker: Any = None
         if config.batch_size % self.world_size:
             raise ConfigError(
-                f"batch_size {config.batch_size} does not divide among {self.world_size} processes; take a multiple."
+                f"batch_size {config.batch_size} cannot be divided among {self.world_size} processes; choose "
+                "a multiple of that number."
             )
 
     def share(self, size: int) -> tuple[int, int]:

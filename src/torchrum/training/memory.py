@@ -21,7 +21,7 @@ TOO_LARGE = re.compile(
 """What torch says of sizes that it cannot allocate, or cannot even count."""
 NO_NUMBER = "without overflow"
 """What it says of a learning rate beyond the largest number of its type."""
-ADVICE = "Take smaller sizes: --batch_size, --model.hidden_size, or those of the task."
+ADVICE = "Choose smaller sizes: --batch_size, --model.hidden_size, or those of the task."
 COPIES = 4
 """Of the weights in training: themselves, their gradient, and two of the optimizer."""
 

@@ -63,7 +63,7 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"override: config is {shown(config)}, but it must be a TrainConfig; load_recipe makes one.")
     if isinstance(assignments, str) or not isinstance(assignments, Iterable):
-        raise ConfigError(f"override: assignments is {shown(assignments)}; pass a list, as ['steps=1000'].")
+        raise ConfigError(f"override: assignments is {shown(assignments)}; pass a list, such as ['steps=1000'].")
     changes: Changes = []
     for assignment in assignments:
         if not isinstance(assignment, str):

@@ -61,7 +61,7 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = parse_json(line)
     except ValueError as error:
-        raise RunError(f"{where}, is damaged: {error}. Copy it back from elsewhere.") from error
+        raise RunError(f"{where}, is damaged: {error}. Restore it from a backup.") from error
     reader = Reader(where)
     if not isinstance(record, dict):
         raise reader.wrong("it", record, "an object")
@@ -117,7 +117,7 @@ def check_metrics(folder: Path, mark: Mark, ended: bool = False) -> None:
     if hashlib.sha256(content[: mark.bytes]).hexdigest() != mark.sha256 or (ended and len(content) != mark.bytes):
         raise RunError(
             f"{path} is not as the run wrote it: lines are missing, changed or added. "
-            "Copy it back from elsewhere, or start a new run."
+            "Restore it from a backup, or start a new run."
         )
 
 

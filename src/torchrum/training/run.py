@@ -168,7 +168,7 @@ class Run:
 
     def _check_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
-            kept = f"; the checkpoints in {self.folder} are from before" if has_checkpoint(self.folder) else ""
+            kept = f"; the checkpoints in {self.folder} are from earlier steps" if has_checkpoint(self.folder) else ""
             raise DivergedError(
                 f"the loss is {loss} at step {self.progress.step}{kept}. "
                 "Try a lower --optimizer.lr, or --optimizer.clip 1."

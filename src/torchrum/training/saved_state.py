@@ -87,7 +87,7 @@ def check_config(run: Path, config: TrainConfig, state: SavedState, whole: bool 
     if changed:
         raise RunError(
             f"{run / CONFIG} is not the config of the run's checkpoint: {'; '.join(changed)}. "
-            "Change it back, or copy it back from elsewhere."
+            "Change it back, or restore it from a backup."
         )
 
 

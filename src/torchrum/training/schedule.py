@@ -6,7 +6,8 @@ from torchrum.training.errors import ConfigError
 
 DECAYS = ("linear", "cosine")
 ALLOWED = (
-    "it must be constant, linear, cosine, rising steps with factors (1000:0.3,2000:0.1) or plateau/FACTOR/PATIENCE"
+    "it must be constant, linear, cosine, steps in rising order with factors (1000:0.3,2000:0.1) "
+    "or plateau/FACTOR/PATIENCE"
 )
 
 
@@ -22,7 +23,7 @@ def plateau(schedule: str) -> tuple[float, int] | None:
     if len(numbers) != 2 or not 0 < factor < 1 or patience < 1:
         raise ConfigError(
             f"optimizer: schedule is {schedule!r}; a plateau is plateau/FACTOR/PATIENCE, with a factor between 0 and 1 "
-            "and a number of validations, as plateau/0.25/5."
+            "and a number of validations, such as plateau/0.25/5."
         )
     return factor, patience
 
@@ -72,6 +73,7 @@ def rate_factors(groups: str) -> dict[str, float]:
             factors[name.strip()] = math.nan
     if not all(name and 0 <= factor < math.inf for name, factor in factors.items()):
         raise ConfigError(
-            f"optimizer: groups is {groups!r}; write parts of names with factors of lr, as weight_hh:0.1,embedding:0.5."
+            f"optimizer: groups is {groups!r}; write parts of names with factors of lr, such as "
+            "weight_hh:0.1,embedding:0.5."
         )
     return factors

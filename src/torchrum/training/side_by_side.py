@@ -138,5 +138,5 @@ def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
         raise said
     if received:
         return None
-    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; the reason stands above"
-    raise RunError(f"{label} {how}. The same command with --resume and the folder of the runs resumes it.")
+    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
+    raise RunError(f"{label} {how}. To resume it, give the same command with --resume and the folder of the runs.")

@@ -36,7 +36,8 @@ def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[st
         if not equals or not values:
             raise ConfigError(f"{choice!r} is not a grid; write it as field=a,b,c.")
         if field.strip() == "seed":
-            raise ConfigError(f"{choice!r} cannot be a grid; --seed {values.split(',')[0]} --seeds N takes N of them.")
+            first = values.split(",")[0]
+            raise ConfigError(f"{choice!r} cannot be a grid; pass --seed {first} --seeds N to train with N seeds.")
         axes.append([f"{field}={value}" for value in values.split(",")])
     runs = {}
     for assignments in itertools.product(*axes):
@@ -72,7 +73,10 @@ def run_sweep(
     if not runs:
         raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
     if jobs > 1 and any(config.devices * config.nodes > 1 for config in runs.values()):
-        raise ConfigError(f"jobs is {jobs}, each of one process; set devices and nodes to 1, or jobs to 1.")
+        raise ConfigError(
+            f"jobs is {jobs}, but only trainings of one process each run side by side; set devices and nodes to 1, "
+            "or jobs to 1."
+        )
     engine = Engine(next(iter(runs.values())))
     with ExitStack() as held:
         folder = engine.first(lambda: held.enter_context(claim(Path(folder), rename)).folder)
@@ -109,7 +113,7 @@ class Sweep:
         metric = next(iter(self.runs.values())).task.metric
         for group, mean in self.means.items():
             self._say(f"{group}: {metric} {mean['mean']:.4f} +- {mean['spread']:.4f} over {mean['runs']}")
-        self._say(f"all of it: {self.folder / SUMMARY}")
+        self._say(f"summary: {self.folder / SUMMARY}")
         return found
 
     def _in_turn(self) -> bool:
