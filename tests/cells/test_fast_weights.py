@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tolerances import DEEP
+from tolerances import TOL
 from torchrum.cells.fast_weights import FastWeightsCell
 
 I, H, T = 3, 5, 7
@@ -53,9 +53,7 @@ def test_cell_is_attention_to_its_past(words):
     output, (h, A) = cell.scan(x, cell.initial_state(2, device="cpu", dtype=torch.float64))
     assert output[-1].any()
     for row in range(2):
-        np.testing.assert_allclose(
-            output[:, row].detach(), as_attention(cell, x[:, row].numpy()), **DEEP[torch.float64]
-        )
+        np.testing.assert_allclose(output[:, row].detach(), as_attention(cell, x[:, row].numpy()), **TOL[torch.float64])
     assert h is output[-1] or torch.equal(h, output[-1])
     torch.testing.assert_close(A, A.mT)
 

@@ -8,7 +8,7 @@ import torch
 
 from equations import normalised, sigmoid
 from golden import DIGITS, fill, sines
-from tolerances import DEEP, ORTHOGONAL, TOL
+from tolerances import ORTHOGONAL, TOL
 from torchrum.cells.hm_lstm import HMLSTMCell
 from torchrum.layers.registry import build_layer
 
@@ -100,7 +100,7 @@ def test_cell_is_its_three_cases(words):
     met = set()
     for row in range(B):
         expected, boundaries, cases = written_out(cell, x[:, row].numpy())
-        np.testing.assert_allclose(output[:, row].detach(), expected, **DEEP[torch.float64])
+        np.testing.assert_allclose(output[:, row].detach(), expected, **TOL[torch.float64])
         np.testing.assert_array_equal(z[row].detach(), boundaries)
         met |= cases
     assert met == {"update", "copy", "flush"}

@@ -6,7 +6,7 @@ import torch
 
 from equations import normalised, sigmoid
 from golden import DIGITS, X, fill, sines
-from tolerances import DEEP, ORTHOGONAL, TOL
+from tolerances import ORTHOGONAL, TOL
 from torchrum.cells.hyper_lstm import HyperLSTMCell
 from torchrum.layers.registry import build_layer
 
@@ -105,7 +105,7 @@ def test_cell_is_its_equations(layer_norm, hyper_output):
     x = torch.randn(T, B, I, dtype=torch.float64)
     output, _ = cell.scan(x, cell.initial_state(B, device="cpu", dtype=torch.float64))
     for row in range(B):
-        np.testing.assert_allclose(output[:, row].detach(), written_out(cell, x[:, row].numpy()), **DEEP[torch.float64])
+        np.testing.assert_allclose(output[:, row].detach(), written_out(cell, x[:, row].numpy()), **TOL[torch.float64])
 
 
 def test_start_scales_every_gate_by_a_tenth():
@@ -116,9 +116,9 @@ def test_start_scales_every_gate_by_a_tenth():
     assert not d_b.any()
     assert cell.embed_weight[8 * Z :].any()  # else D_b and E_b would both be 0 and never learn
     for gate in cell.weight_hh.chunk(4):
-        torch.testing.assert_close(gate @ gate.T, torch.eye(H, dtype=torch.float64), **ORTHOGONAL[torch.float32])
+        torch.testing.assert_close(gate @ gate.T, torch.eye(H, dtype=torch.float64), **ORTHOGONAL[torch.float64])
     on_both = torch.cat((cell.hyper_weight_ih, cell.hyper.weight_ih), 1)
-    torch.testing.assert_close(on_both.T @ on_both, torch.eye(I + H, dtype=torch.float64), **ORTHOGONAL[torch.float32])
+    torch.testing.assert_close(on_both.T @ on_both, torch.eye(I + H, dtype=torch.float64), **ORTHOGONAL[torch.float64])
 
 
 def test_recurrent_dropout_acts_on_the_candidate_alone():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from equations import sigmoid
-from tolerances import DEEP, TOL
+from tolerances import TOL
 from torchrum.cells.ntm import NTMCell, address
 
 I, H, N, M = 3, 5, 7, 4
@@ -77,8 +77,8 @@ def test_cell_is_its_equations(words):
     output, state = cell.scan(x, cell.initial_state(2, device="cpu", dtype=torch.float64))
     for row in range(2):
         expected, memory = written_out(cell, x[:, row].numpy())
-        np.testing.assert_allclose(output[:, row].detach(), expected, **DEEP[torch.float64])
-        np.testing.assert_allclose(state[3][row].detach(), memory, **DEEP[torch.float64])
+        np.testing.assert_allclose(output[:, row].detach(), expected, **TOL[torch.float64])
+        np.testing.assert_allclose(state[3][row].detach(), memory, **TOL[torch.float64])
     for weights in state[-2:]:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), **TOL[torch.float64])
 

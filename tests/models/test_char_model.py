@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from tolerances import ORTHOGONAL, TOL
+from tolerances import CARRIED, ORTHOGONAL
 from torchrum.layers.registry import build_layer
 from torchrum.models import CharModel, build_model
 from torchrum.tasks import CharLM, Copying
@@ -34,9 +34,9 @@ def test_carried_state_equals_an_uncut_pass(name):
     for piece in x.split(6, 1):
         logits, state = model(piece, None, state)
         pieces.append(logits)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, **TOL[torch.float32])
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, **CARRIED)
     for part, wanted in zip(state, last, strict=True):
-        torch.testing.assert_close(part, wanted, **TOL[torch.float32])
+        torch.testing.assert_close(part, wanted, **CARRIED)
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
