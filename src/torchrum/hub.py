@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from torchrum.ledger.cells import table_lines
 from torchrum.ledger.record import changes, count_parameters
 from torchrum.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.ledger.texts import plain
@@ -62,7 +63,7 @@ def card_text(config: TrainConfig, entry: Entry | None) -> str:
             "versions": ", ".join(f"{name} {version}" for name, version in entry.versions.items()),
             "note": entry.note,
         }
-        lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {plain(text)} |" for name, text in rows.items() if text)]
+        lines += ["", *table_lines(("", ""), [(name, plain(text)) for name, text in rows.items() if text])]
         lines += ["", "Trained by:", "", f"    {entry.command}"]
     use = ["from torchrum.hub import TrainedModel", "", 'trained = TrainedModel.from_pretrained("THIS/REPOSITORY")']
     lines += ["", "```python", *use, "```", ""]

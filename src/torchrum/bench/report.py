@@ -7,6 +7,7 @@ from typing import Any
 from torchrum.bench.gpu_cases import target_cases
 from torchrum.bench.records import Report, Row
 from torchrum.bench.table import target_words
+from torchrum.ledger.cells import table_lines
 from torchrum.ledger.markers import write_marked
 
 MATMULS: dict[str | None, str] = {"high": " (TF32 matmul)", "highest": " (FP32 matmul)"}
@@ -43,12 +44,12 @@ def markdown(report: Report) -> str:
     wanted = {case.name for case in target_cases()} | {name for name in cases if name.endswith("-authors")}
     cases = {name: found for name, found in cases.items() if name in wanted} or cases
     columns = [name for name in COLUMNS if any(name in found for found in cases.values())]
-    titles = ["RUM / GRU", *(LABELS[name] for name in columns)]
-    lines = ["| case | " + " | ".join(titles) + " |", "| --- |" + " ---: |" * len(titles)]
+    header, table = ["case", "RUM / GRU", *(LABELS[name] for name in columns)], []
     for found in cases.values():
         cells = [_cell(found.get(name)) for name in columns]
         if any(cells):
-            lines.append(f"| {describe_case(found)} | " + " | ".join([_ratio(found), *cells]) + " |")
+            table.append([describe_case(found), _ratio(found), *cells])
+    lines = table_lines(header, table, right=range(1, len(header)))
     place = report.environment
     machine = place.get("gpu") or f"{place['cpu']}, {place['threads']} threads"
     commit = (place.get("commit") or "unknown")[:10]
@@ -89,13 +90,13 @@ def _targets(report: Report) -> list[str]:
     rows: dict[str, dict[str, Row]] = {}
     for row in report.rows:
         rows.setdefault(row.case, {})[row.implementation] = row
-    lines = ["| target | measured | limit | reached |", "| --- | ---: | ---: | --- |"]
+    cells = []
     for target in report.targets:
         case, _, what = target.name.partition(": ")
         name = f"{what}: {describe_case(rows[case])}" if case in rows else target.name
         measured, limit = target_words(target)
-        lines.append(f"| {name} | {measured} | {limit} | {'yes' if target.reached else '**no**'} |")
-    return lines
+        cells.append((name, measured, limit, "yes" if target.reached else "**no**"))
+    return table_lines(("target", "measured", "limit", "reached"), cells, right=(1, 2))
 
 
 def describe_case(found: dict[str, Row]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from torchrum.data.babi import NAMES, TASKS
-from torchrum.ledger.cells import line, span
+from torchrum.ledger.cells import span, table_lines
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.record import SAME
 from torchrum.ledger.schema import Entry
@@ -288,4 +288,4 @@ def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
         for row, cell in zip((*rows, *ends, costs), (*ours, *totals), strict=True):
             row.append(cell)
     ends = [cells for cells in (*ends, costs) if any(cells[1:])]
-    return "\n".join(line(cells) for cells in (header, ["---"] * len(header), *rows, *ends)) + "\n"
+    return "\n".join([*table_lines(header, [*rows, *ends]), ""])

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchrum.ledger.cells import line, span, with_best
+from torchrum.ledger.cells import span, table_lines, with_best
 from torchrum.ledger.curves import best, reached_goal, seen
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.schema import Entry
@@ -97,12 +97,12 @@ def budget_table(comparison: Comparison) -> str:
         return f"No two models of {comparison.task} were run for {budget:,} / T steps.\n"
     name, key = comparison.score()
     header = ["model", *(f"{name}, T = {size} ({budget // size:,} steps)" for size in sizes), "settings tried"]
-    lines = [line(header), line(["---"] * len(header))]
+    rows = []
     for model, found in comparison.tried.items():
         shown = [comparison.shown(model, size) for size in sizes]
         counts = ", ".join(str(len(found.get(size, ()))) for size in sizes)
-        lines.append(line([model, *("" if item is None else item[1].cell(key) for item in shown), counts]))
-    return "\n".join([*lines, ""])
+        rows.append([model, *("" if item is None else item[1].cell(key) for item in shown), counts])
+    return "\n".join([*table_lines(header, rows), ""])
 
 
 def standing_at(runs: Iterable[Entry], steps: int) -> Standing | None:

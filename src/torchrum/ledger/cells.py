@@ -1,11 +1,12 @@
-"""Cells of a Markdown table: scores over seeds, and the line that they make."""
+"""Markdown tables: their lines, and cells with scores over seeds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
-def line(cells: Iterable[str]) -> str:
-    """A line of a Markdown table."""
-    return "| " + " | ".join(cells) + " |"
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """The lines of a Markdown table; columns whose numbers are in ``right`` are aligned to the right."""
+    rule = ["---:" if column in right else "---" for column in range(len(header))]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
 
 
 def with_best(values: Sequence[float], bests: Sequence[float], name: str) -> str:

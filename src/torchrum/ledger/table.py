@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from torchrum.ledger.babi import babi_tables, family_headlines
-from torchrum.ledger.cells import line, span, spread, with_best
+from torchrum.ledger.cells import span, spread, table_lines, with_best
 from torchrum.ledger.curves import best
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.record import SAME, changes, without_own_data
@@ -121,10 +121,10 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
     names = [METRIC_NAMES.get(name, name) for name in scores]
     header = ("model", "settings", "parameters", "steps", "seeds", *names, *tested, "paper", "command")
     lines = [f"{title} (validation; loss of the baseline {problem.baseline():.4f})", ""]
-    lines += [line(header), line(["---"] * len(header))]
-    lines += [line(_cells(row, _test_names(rows), tried.get(model_and_place(row), 1))) for row in rows]
-    for name, text in {} if changes else PAPER_ONLY.get((task, size or None), {}).items():
-        lines.append(line([name, *[""] * (len(header) - 3), text, "not run"]))
+    paper_only = {} if changes else PAPER_ONLY.get((task, size or None), {})
+    cells = [_cells(row, _test_names(rows), tried.get(model_and_place(row), 1)) for row in rows]
+    cells += [[name, *[""] * (len(header) - 3), text, "not run"] for name, text in paper_only.items()]
+    lines += table_lines(header, cells)
     notes = sorted(
         {f"- {entry.recipe}, seed {entry.seed}: {plain(entry.note)}" for row in rows for entry in row if entry.note}
     )

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Literal
 
 from torchrum.ledger.babi import paper_family
-from torchrum.ledger.cells import line, spread
+from torchrum.ledger.cells import spread, table_lines
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.record import SAME
 from torchrum.ledger.schema import Entry
@@ -130,8 +130,8 @@ def verdict_table(found: Iterable[Verdict]) -> str:
     header = ("recipe", "model", "the paper", *ours, "verdict", "settings changed")
     rows = [_cells(item) for item in items]
     kept = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
-    table = [[cells[number] for number in kept] for cells in (header, ["---"] * len(header), *rows)]
-    return "\n".join([*map(line, table), ""])
+    titles, *shown = ([cells[number] for number in kept] for cells in (header, *rows))
+    return "\n".join([*table_lines(titles, shown), ""])
 
 
 def _cells(item: Verdict) -> list[str]:

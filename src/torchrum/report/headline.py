@@ -9,7 +9,7 @@ from statistics import fmean
 from torchrum.bench.cpu import LONG
 from torchrum.bench.records import Report, read_report
 from torchrum.ledger.babi import Column, best_columns
-from torchrum.ledger.cells import line, spread
+from torchrum.ledger.cells import spread, table_lines
 from torchrum.ledger.curves import reached_goal
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.markers import write_marked
@@ -43,11 +43,11 @@ def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
 
 def headline_table(rows: Iterable[Headline], docs: str = "docs") -> str:
     """A Markdown table in which each row links to its page."""
-    lines = [line(("", "RUM", "for comparison")), line(["---"] * 3)]
+    cells = []
     for row in rows:
         link = f"[{row.what}]({docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''})"
-        lines.append(line((link, row.ours, row.others)))
-    return "\n".join([*lines, ""])
+        cells.append((link, row.ours, row.others))
+    return "\n".join([*table_lines(("", "RUM", "for comparison"), cells), ""])
 
 
 def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchrum.bench.plot import report_figure
 from torchrum.bench.records import read_report
 from torchrum.bench.report import markdown as bench_markdown
-from torchrum.ledger.cells import line, spread
+from torchrum.ledger.cells import spread, table_lines
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.notes import comparison_section
 from torchrum.ledger.record import without_own_data
@@ -128,13 +128,8 @@ def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -
     order: tuple[Word, ...] = ("reproduced", "better", "not reproduced", "not comparable", "not run")
     numbers = ", ".join(f"**{counts[word]}** {word}" for word in order if counts[word])
     yield Text(inline(f"Of {len(found)} printed numbers with a recipe: {numbers}."))
-    rows = headlines(entries, results)
-    table = [
-        line(("what", "RUM", "for comparison")),
-        line(["---"] * 3),
-        *(line((r.what, r.ours, r.others)) for r in rows),
-    ]
-    yield from blocks("\n".join(table))
+    rows = [(row.what, row.ours, row.others) for row in headlines(entries, results)]
+    yield from blocks("\n".join(table_lines(("what", "RUM", "for comparison"), rows)))
     yield from pictures("headline", entries, results)
     yield Text(inline(f"**The rule.** {RULE}"))
 
@@ -202,7 +197,7 @@ def _benchmarks(folder: Path) -> Iterator[Block]:
 def runs_table(entries: Sequence[Entry]) -> str:
     """Every run as a line of a Markdown table."""
     header = ("recipe", "model", "changes", "seed", "validation", "test", "steps", "seconds", "hardware", "commit")
-    lines = [line((*header, "command")), line(["---"] * (len(header) + 1))]
+    rows = []
     for entry in entries:
         name, key = next(iter(score_names(entry).items()))
         test = f"{name} {spread([entry.test[key]], key)}" if key in entry.test else ""
@@ -219,5 +214,5 @@ def runs_table(entries: Sequence[Entry]) -> str:
             entry.commit[:10],
             f"`{entry.command}`",
         )
-        lines.append(line(cells))
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join(table_lines((*header, "command"), rows))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchrum.ledger.arrays import collect_arrays, drawable
-from torchrum.ledger.cells import line
+from torchrum.ledger.cells import table_lines
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.record import count_parameters
 from torchrum.plots.comparison import comparison_figure
@@ -63,13 +63,13 @@ def _comparison(configs: dict[Path, TrainConfig], labels: dict[Path, str]) -> It
     lines = {run: read_metrics(run, "validation") for run in configs}
     names = [name for name in next(iter(lines.values()))[0] if name not in ("kind", "step", "seconds")]
     header = ["model", "task", "parameters", "steps", "seconds", *names]
-    rows = [line(header), line(["---"] * len(header))]
+    rows = []
     for run, config in configs.items():
         last = lines[run][-1]
         scores = [f"{last[name]:.1%}" if name == "accuracy" else f"{last[name]:.4g}" for name in names if name in last]
         counts = [f"{count_parameters(config):,}", f"{last['step']:,}", f"{last['seconds']:.0f}"]
-        rows.append(line([labels[run], type(config.task).__name__, *counts, *scores]))
-    yield from blocks("\n".join(rows))
+        rows.append([labels[run], type(config.task).__name__, *counts, *scores])
+    yield from blocks("\n".join(table_lines(header, rows)))
     task = next(iter(configs.values())).task
     if all(config.task == task for config in configs.values()):
         caption = "Validation over the steps; the dashed line is the best that is possible without memory."
@@ -108,14 +108,14 @@ def _run(run: Path, config: TrainConfig) -> Iterator[Block]:
 
 def _settings(config: dict[str, object], prefix: str = "") -> str:
     """The config as a Markdown table of fields."""
-    return "\n".join([line(("field", "value")), line(["---"] * 2), *_fields(config, prefix)])
+    return "\n".join(table_lines(("field", "value"), _fields(config, prefix)))
 
 
-def _fields(config: dict[str, object], prefix: str) -> list[str]:
+def _fields(config: dict[str, object], prefix: str) -> list[tuple[str, str]]:
     rows = []
     for key, value in config.items():
         if isinstance(value, dict):
             rows += _fields(value, f"{prefix}{key}.")
         else:
-            rows.append(line((f"{prefix}{key}", str(value).replace("|", "/"))))
+            rows.append((f"{prefix}{key}", str(value).replace("|", "/")))
     return rows
