@@ -99,21 +99,11 @@ class Recurrent(nn.Module, ABC):
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
-            if reset is not None:
-                raise ValueError(
-                    f"{self._get_name()}: reset needs padded input; pass it with lengths= instead of packing."
-                )
-            return self._forward_packed(input, hx, lengths)
+            return self._forward_packed(input, hx, lengths, reset)
         where = self._get_name()
         check_input(where, input, self.input_size, self.batch_first, self._any_weight())
         if input.dim() == 2:
-            if lengths is not None:
-                raise MismatchError(f"{where}: lengths needs batched input; got {tuple(input.shape)}.")
-            x = input.unsqueeze(1)
-            if reset is not None:
-                reset = check_reset(where, reset, input).unsqueeze(1)
-            out, state = self._run(x, self._read_state(hx, x, unbatched=True), None, reset)
-            return out.squeeze(1), _map(self._write_state(state), lambda part: part.squeeze(1))
+            return self._forward_unbatched(input, hx, lengths, reset)
         x = input.transpose(0, 1) if self.batch_first else input
         if reset is not None:
             reset = check_reset(where, reset, input)
@@ -128,12 +118,27 @@ class Recurrent(nn.Module, ABC):
             out = torch.where(going, out, 0.0)
         return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
 
-    def _forward_packed(
-        self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None
-    ) -> tuple[PackedSequence, Hidden]:
+    def _forward_unbatched(
+        self, input: Tensor, hx: Hidden | None, lengths: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, Hidden]:
+        where = self._get_name()
         if lengths is not None:
-            raise ValueError(f"{self._get_name()}: a PackedSequence carries its own lengths; leave lengths out.")
-        check_packed(self._get_name(), input, self.input_size, self._any_weight())
+            raise MismatchError(f"{where}: lengths needs batched input; got {tuple(input.shape)}.")
+        x = input.unsqueeze(1)
+        if reset is not None:
+            reset = check_reset(where, reset, input).unsqueeze(1)
+        out, state = self._run(x, self._read_state(hx, x, unbatched=True), None, reset)
+        return out.squeeze(1), _map(self._write_state(state), lambda part: part.squeeze(1))
+
+    def _forward_packed(
+        self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None, reset: Tensor | None
+    ) -> tuple[PackedSequence, Hidden]:
+        where = self._get_name()
+        if reset is not None:
+            raise ValueError(f"{where}: reset needs padded input; pass it with lengths= instead of packing.")
+        if lengths is not None:
+            raise ValueError(f"{where}: a PackedSequence carries its own lengths; leave lengths out.")
+        check_packed(where, input, self.input_size, self._any_weight())
         x, sizes = pad_packed_sequence(input)  # (T, B, I), in the order the user packed
         out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
         if input.sorted_indices is not None:
