@@ -28,9 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--story", default="", help="sentences, each ending with a full stop")
     parser.add_argument("--question", help="the question (default: read the story and questions from standard input)")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of answers to show (default: 3)")
-    parser.add_argument(
-        "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
-    )
+    parser.add_checkpoint()
     parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
     options = parser.parse_args(arguments)
 

@@ -10,6 +10,7 @@ from torchrum.cli import complain
 from torchrum.cli.parsing import Parser
 
 if TYPE_CHECKING:
+    from torchrum.data import Corpus
     from torchrum.training.config import TrainConfig
 
 EPILOG = """The data folder is --data-dir, or else $TORCHRUM_DATA, or else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
@@ -82,8 +83,7 @@ def main(arguments: list[str]) -> int:
     add_data_dir(parser)
     options = parser.parse_args(arguments)
 
-    from torchrum.data import CORPORA, data_root, read_files
-    from torchrum.data.files import fetch_from, verify
+    from torchrum.data import CORPORA
     from torchrum.training.errors import ConfigError
     from torchrum.training.overrides import unknown_name
 
@@ -93,20 +93,25 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("--from imports one data set, so name it: torchrum data fetch babi --from FILE.")
     use_data_dir(options.data_dir)
     corpora = [CORPORA[options.corpus]] if options.corpus else list(CORPORA.values())
-    code = 0
-    for corpus in corpora:
-        if options.action == "path":
-            print(data_root() / corpus.name)
-        elif options.action == "fetch":
-            if options.origin is not None:
-                fetch_from(corpus, options.origin)
-            else:
-                read_files(corpus.name, [file.path for file in corpus.files])  # a wrong file is an error too
-            print(f"{data_root() / corpus.name}: {corpus.title}")
+    return max(_act(options.action, corpus, options.origin) for corpus in corpora)
+
+
+def _act(action: str, corpus: "Corpus", origin: Path | None) -> int:
+    """Show, fetch or verify one data set; the exit code."""
+    from torchrum.data import data_root, read_files
+    from torchrum.data.files import fetch_from, verify
+
+    if action == "path":
+        print(data_root() / corpus.name)
+        return 0
+    if action == "fetch":
+        if origin is not None:
+            fetch_from(corpus, origin)
         else:
-            states = verify(corpus)
-            for path, state in states.items():
-                print(f"{corpus.name}/{path}: {state}")
-            if any(state == "missing" or state.startswith("wrong") for state in states.values()):
-                code = 3
-    return code
+            read_files(corpus.name, [file.path for file in corpus.files])  # a wrong file is an error too
+        print(f"{data_root() / corpus.name}: {corpus.title}")
+        return 0
+    states = verify(corpus)
+    for path, state in states.items():
+        print(f"{corpus.name}/{path}: {state}")
+    return 3 if any(state == "missing" or state.startswith("wrong") for state in states.values()) else 0

@@ -19,20 +19,16 @@ def _assignments(text: str) -> str:
     return text
 
 
-def main(arguments: list[str]) -> int:
-    """Score a run."""
+def eval_parser() -> Parser:
+    """The options of ``torchrum eval``."""
     parser = Parser("eval", "Score a run on its test or validation set.")
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_recipe()
     parser.add_argument(
         "--split", choices=("validation", "test"), default="test", help="set to score on (default: test)"
     )
-    parser.add_argument(
-        "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to run on (default: auto)"
-    )
+    parser.add_checkpoint()
+    parser.add_device("auto")
     parser.add_argument(
         "--dynamic",
         nargs="?",
@@ -45,7 +41,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     add_data_dir(parser)
     add_text(parser)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Score a run."""
+    options = eval_parser().parse_args(arguments)
     use_data_dir(options.data_dir)
 
     from torchrum.training import evaluate, read_config

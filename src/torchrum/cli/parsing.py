@@ -61,6 +61,21 @@ class Parser(argparse.ArgumentParser):
             "--recipe", metavar="MODULE:FUNCTION", help="recipe that defines the task of the run, if torchrum does not"
         )
 
+    def add_checkpoint(self) -> None:
+        """Take ``--checkpoint``."""
+        self.add_argument(
+            "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
+        )
+
+    def add_device(self, default: str) -> None:
+        """Take ``--device``."""
+        self.add_argument(
+            "--device",
+            choices=("auto", "cpu", "cuda"),
+            default=default,
+            help=f"device to run on (default: {default})",
+        )
+
     def error(self, message: str) -> NoReturn:
         """Refuse the call, without the usage that would hide the reason."""
         complain(f"{message.rstrip('.')}; see {self.prog} --help.")

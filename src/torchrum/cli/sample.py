@@ -7,8 +7,8 @@ from pathlib import Path
 from torchrum.cli.parsing import Parser
 
 
-def main(arguments: list[str]) -> int:
-    """Write text."""
+def sample_parser() -> Parser:
+    """The options of ``torchrum sample``."""
     parser = Parser("sample", "Generate text with a trained language model.")
     parser.add_argument("run", type=Path, help="a run folder of a recipe that reads text, such as char-rum")
     parser.add_argument("--prompt", default="", help="text to continue (default: the start of a line)")
@@ -23,13 +23,14 @@ def main(arguments: list[str]) -> int:
         help="0 always takes the most likely character (default: 0.8)",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    parser.add_argument(
-        "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="cpu", help="device to run on (default: cpu)"
-    )
-    options = parser.parse_args(arguments)
+    parser.add_checkpoint()
+    parser.add_device("cpu")
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Write text."""
+    options = sample_parser().parse_args(arguments)
 
     import torch
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torchrum.training import TrainConfig
 
 
-def main(arguments: list[str]) -> int:
-    """Train over seeds, a grid, or a search."""
+def read_options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of ``torchrum sweep``, and the fields of the recipe that are set beside them."""
     parser = Parser(
         "sweep",
         "Train a recipe over several seeds, a grid of values, or a search. To resume a sweep, run the same command "
@@ -42,7 +42,12 @@ def main(arguments: list[str]) -> int:
         ),
     ]
     fields, rest = split_fields(arguments, own)
-    options = parser.parse_args(rest)
+    return parser.parse_args(rest), fields
+
+
+def main(arguments: list[str]) -> int:
+    """Train over seeds, a grid, or a search."""
+    options, fields = read_options(arguments)
     use_data_dir(options.data_dir)
 
     with leaving_at_once():
