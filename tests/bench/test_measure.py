@@ -9,7 +9,7 @@ from torch import nn
 from torchrum import RUM
 from torchrum.bench import accuracy
 from torchrum.bench.accuracy import clear_of_threshold, relative_error
-from torchrum.bench.measure import summarise, time_cpu
+from torchrum.bench.measure import summarise, time_cpu, time_cuda
 from torchrum.bench.memory import peak_memory
 from torchrum.bench.work import Shape, Work, equal_parameters, make_layer
 from torchrum.cells.rum import PAPER_OPTIONS
@@ -50,6 +50,22 @@ def test_a_turn_may_begin_with_a_call_that_is_not_timed():
     times = time_cpu(runs, samples=4, warmups=0, settle=True)
     assert "".join(order) == "aaaa" + "bbbb" + "aa" + "bb"  # one untimed, three timed; then the fourth
     assert times["a"].samples == times["b"].samples == 4
+
+
+@pytest.mark.parametrize("samples, turns", [(7, [6, 3]), (30, [6] * 6), (60, [11] * 6)])
+def test_on_a_gpu_a_turn_is_a_sixth_of_the_calls_or_five(samples, turns, monkeypatch):
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+        def record(self) -> None: ...
+        def elapsed_time(self, end: "Event") -> float:
+            return 1.0
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    order: list[str] = []
+    times = time_cuda({name: lambda name=name: order.append(name) for name in ("a", "b")}, samples, warmups=0)
+    assert "".join(order) == "".join("a" * turn + "b" * turn for turn in turns)  # one call of each is not timed
+    assert times["a"].samples == times["b"].samples == samples
 
 
 def test_a_slow_implementation_gets_fewer_samples():

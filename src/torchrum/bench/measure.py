@@ -14,7 +14,7 @@ from torchrum.ops.kernels.capture import recording
 
 Run = Callable[[], object]
 
-CUDA_BLOCK = 5  # timed calls in a row, after one that is not timed
+CUDA_BLOCK = 5  # timed calls in a row, after one that is not timed; a sixth of all of them where that is more
 CPU_BLOCK = 3  # samples in a row, likewise
 FEWEST = 3  # samples of an implementation that is too slow for more
 SHORT_MS = 200  # a call up to which threads that another implementation left spinning would show
@@ -113,7 +113,7 @@ def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, sec
         ImplementationError: a call failed; the others are not to blame.
     """
     pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
-    spent = dict.fromkeys(runs, 0.0)
+    spent, block = dict.fromkeys(runs, 0.0), max(CUDA_BLOCK, samples // 6)
     for name, run in runs.items():
         with _blaming(name):
             start = time.perf_counter()
@@ -131,7 +131,7 @@ def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, sec
                     torch.cuda.synchronize()
                     start = time.perf_counter()
                     runs[name]()
-                    for _ in range(min(CUDA_BLOCK, samples - len(pairs[name]))):
+                    for _ in range(min(block, samples - len(pairs[name]))):
                         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                         begin.record()
                         runs[name]()
