@@ -95,6 +95,7 @@ def test_a_switch_of_a_layer_is_true_or_false(layer, option):
         ("optimizer.schedule=100:-1", "schedule is '100:-1'"),
         ("optimizer.clip=0", "clip is 0"),
         ("model.options.x.y=1", "no field"),
+        ("model.options=3", "'model.options' is a group; set an option of the layer by its name, such as model.lam"),
         ("optimizer.name=sgd", "must be one of 'adam'"),
         ("model.embedding_std=0", "embedding_std is 0"),
     ],
@@ -102,6 +103,14 @@ def test_a_switch_of_a_layer_is_true_or_false(layer, option):
 def test_a_wrong_override_says_what_is_right(assignment, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         override(tiny(), [assignment])
+
+
+def test_another_layer_leaves_the_options_of_the_old_one_behind():
+    config = replace(tiny(), model=ModelConfig(layer="rum", options={"lam": 1, "layer_norm": True}))
+    for order in (1, -1):
+        changed = override(config, ["model.layer=ln_lstm", "model.zoneout=0.1"][::order])
+        assert changed.model == replace(config.model, layer="ln_lstm", options={"zoneout": 0.1})
+    assert override(config, ["model.layer=rum", "model.eta=1"]).model.options == {**config.model.options, "eta": 1}
 
 
 def test_an_embedding_starts_in_one_way():

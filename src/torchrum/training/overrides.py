@@ -58,7 +58,8 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     """Change fields by text: ``override(config, ["steps=1000", "task.delay=200", "model.lam=1"])``.
 
     All are changed at once, so that fields that must fit each other can be given in any order; of two assignments to
-    one field the last one counts. A field of the model that ModelConfig does not have is an option of the layer.
+    one field the last one counts. A field of the model that ModelConfig does not have is an option of the layer;
+    another layer starts without the options that the one before it had.
     """
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"override: config is {shown(config)}, but it must be a TrainConfig; load_recipe makes one.")
@@ -97,6 +98,8 @@ def _assign(owner: T, changes: Changes) -> T:
         if not is_dataclass(current):
             raise ConfigError(f"{parts[0][0]!r} cannot be set: {name} is {current!r} and has no fields.")
         values[name] = _assign(current, parts)
+    if isinstance(owner, ModelConfig) and values.get("layer", owner.layer) != owner.layer:
+        values["options"] = {}  # those of the other layer
     try:
         changed = replace(owner, **values)  # type: ignore[type-var]
     except ConfigError:
@@ -121,6 +124,8 @@ def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
     values, known = dict(model.options), layer_options(model.layer)
     for key, path, text in changes:
         name = ".".join(path)
+        if name == "options":
+            raise ConfigError(f"{key!r} is a group; set an option of the layer by its name, such as model.lam.")
         if known is not None and name not in known:
             prefix = key[: len(key) - len(name)]
             raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
