@@ -12,7 +12,7 @@ constexpr bool W_IN_REGISTERS = SAVED * RP * COLUMNS + 100 <= REGISTERS;  // bes
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     const io_t* grad_out, const io_t* xp, const float* h0, const float* weight, const float* ln_weight,
     const float* ln_bias, const i64* lengths, const i64* seed, const io_t* out, const float* gates, const float* R_n,
-    const float* ckpt, const float* K_n, io_t* grad_xp, float* grad_h0, float* grad_ln, float* grad_turned, int T, int B,
+    const float* kept, const float* K_n, io_t* grad_xp, float* grad_h0, float* grad_ln, float* grad_turned, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
     const Place p = place();
@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
         add_skew(own_k, own_h);
         add_skew(own_e, own_a);
         add_skew(own_m, own_b);
-        if (t > 0 && t % EVERY == 0) load_R(ckpt + ((i64)(t / EVERY - 1) * B + b) * N * N);
+        if (t > 0 && t % EVERY == 0) load_R(kept + ((i64)(t / EVERY - 1) * B + b) * N * N);
         if (t > 0) prepare(t - 1);
     }
 

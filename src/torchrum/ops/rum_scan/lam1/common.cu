@@ -358,11 +358,11 @@ __device__ inline Rotation rotation(const Vector& e, float inv_eps, const Vector
     warp_sum(sum);
     // Rounding leaves e and w with lengths of 1 + 1e-7; near opposite vectors the part of e + w along e is as small and
     // the angle would be off by 1e-7/|e + w|. The part across e is safe, and gives the part along it.
-    float across = sum[0] - sum[1] * sum[1], along = __fdividef(across, 2.f - sum[1]), mend = along - sum[1];
+    float across = sum[0] - sum[1] * sum[1], along = __fdividef(across, 2.f - sum[1]), fix = along - sum[1];
     bool wide = sum[1] < 1.f && sum[0] > OPPOSITE;
     if (wide) {
-        EACH(i) both.x[i] += mend * e.x[i];
-        sum[0] = across + along * along, sum[1] = along, sum[2] += mend * sum[3];
+        EACH(i) both.x[i] += fix * e.x[i];
+        sum[0] = across + along * along, sum[1] = along, sum[2] += fix * sum[3];
     }
     rot.e_h = sum[3];
     if (!still && sum[0] <= OPPOSITE) {  // the same in every lane

@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
-    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* ckpt,
+    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* kept,
     io_t* last_copy, io_t* out_copy, float* R_copy, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
@@ -106,17 +106,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
 
         // A reflection of R's rows keeps what rounding has added to |R x|, step after step. With 2 - (|R x|^2 - 1)/2 in
         // place of 2 it is taken out again.
-        const Vector all_m = read(along_m, lane), all_u = read(along_e, lane);
-        float lengths_of[2] = {inner(all_m, all_m), inner(all_u, all_u)};
+        const Vector all_m = read(along_m, lane), all_e = read(along_e, lane);
+        float lengths_of[2] = {inner(all_m, all_m), inner(all_e, all_e)};
         warp_sum(lengths_of);
-        const float mend_m = 1.25f - 0.0625f * lengths_of[0], mend_u = 1.25f - 0.0625f * lengths_of[1];
-        Rows by_m = rows(along_m, p.row), by_u = rows(along_e, p.row);
+        const float fix_m = 1.25f - 0.0625f * lengths_of[0], fix_e = 1.25f - 0.0625f * lengths_of[1];
+        Rows by_m = rows(along_m, p.row), by_e = rows(along_e, p.row);
         UNROLL for (int r = 0; r < RP; ++r) {
-            by_u.x[r] = mend_u * (by_u.x[r] - turns * rot.m_e * (mend_m - 1.f) * by_m.x[r]);
-            by_m.x[r] *= mend_m;
+            by_e.x[r] = fix_e * (by_e.x[r] - turns * rot.m_e * (fix_m - 1.f) * by_m.x[r]);
+            by_m.x[r] *= fix_m;
         }
-        add_outer(R, by_m, own_m, by_u, own_e, p.segment);
-        if (ckpt && (t + 1) % EVERY == 0 && t + 1 < T) store_tile(R, ckpt + ((i64)((t + 1) / EVERY - 1) * B + b) * N * N, p);
+        add_outer(R, by_m, own_m, by_e, own_e, p.segment);
+        if (kept && (t + 1) % EVERY == 0 && t + 1 < T) store_tile(R, kept + ((i64)((t + 1) / EVERY - 1) * B + b) * N * N, p);
 
         Vector now, next;
         EACH(i) now.x[i] = turned[32 * i + lane] + x[GATES * NV + 32 * i + lane];

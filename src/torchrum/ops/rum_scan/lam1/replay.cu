@@ -41,18 +41,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_replay(
         write(own_m, rot.m, lane);
         __syncwarp();
 
-        Rows s_h = {}, s_u = {}, s_m = {};
+        Rows s_h = {}, s_e = {}, s_m = {};
         UNROLL for (int k = 0; k < CHUNKS; ++k) {
             multiply(s_h, P, k, chunk(own_h, k, p.segment));
-            multiply(s_u, P, k, chunk(own_e, k, p.segment));
+            multiply(s_e, P, k, chunk(own_e, k, p.segment));
             multiply(s_m, P, k, chunk(own_m, k, p.segment));
         }
         const float P_h = reduce_rows(s_h, p.segment), P_m = reduce_rows(s_m, p.segment);
-        const float P_mu = 2.f * (reduce_rows(s_u, p.segment) - 2.f * rot.m_e * P_m);
+        const float P_me = 2.f * (reduce_rows(s_e, p.segment) - 2.f * rot.m_e * P_m);
         if (p.owner) {
             along_m[p.own] = -2.f * P_m;
-            along_e[p.own] = -P_mu;
-            if (p.own < N) turned[at * N + p.own] = P_h - 2.f * rot.m_h * P_m - rot.e_h * P_mu;
+            along_e[p.own] = -P_me;
+            if (p.own < N) turned[at * N + p.own] = P_h - 2.f * rot.m_h * P_m - rot.e_h * P_me;
         }
         __syncwarp();
         add_outer(P, rows(along_m, p.row), own_m, rows(along_e, p.row), own_e, p.segment);
