@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from torchrum.tasks import Copying
 from torchrum.tasks.base import Batch
 from torchrum.training import (
     ConfigError,
+    ModelConfig,
     OptimizerConfig,
     RunError,
     Trainer,
@@ -454,3 +456,18 @@ def test_the_average_of_the_weights_is_scored_kept_and_resumed(tmp_path, monkeyp
 def test_an_average_that_keeps_nothing_or_everything_is_refused(value):
     with pytest.raises(ConfigError, match="average is"):
         override(tiny(), [f"average={value}"])
+
+
+def test_the_default_device_of_torch_decides_nothing(tmp_path):
+    """As torch.set_default_device("cuda") would: the config says where a run is, and load_model returns on the CPU."""
+    config = replace(tiny(), task=Copying(delay=3), model=ModelConfig(layer="rum", hidden_size=8), steps=20)
+    wanted = Trainer(config, quiet=True).fit(tmp_path / "wanted")
+    with torch.device("meta"):
+        found = Trainer(config, quiet=True).fit(tmp_path / "found")
+        scores = evaluate(tmp_path / "found", device="cpu")
+        model = load_model(tmp_path / "found")
+        assert torch.get_default_device().type == "meta"
+    assert found.scores == wanted.scores
+    assert numbers(tmp_path / "found") == numbers(tmp_path / "wanted")
+    assert scores == evaluate(tmp_path / "wanted", device="cpu")
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}

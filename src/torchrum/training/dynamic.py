@@ -17,6 +17,7 @@ from torchrum.tasks.base import Batch, Split, Task
 from torchrum.tasks.char_lm import CharLM
 from torchrum.training.carried import detached_copy
 from torchrum.training.config import TrainConfig, require_one_of
+from torchrum.training.default_device import on_host
 from torchrum.training.errors import ConfigError, DivergedError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
@@ -118,6 +119,7 @@ def _learn(
     return loss.detach(), list(grads), detached_copy(state)
 
 
+@on_host()
 def dynamic_evaluate(
     run: Path | str,
     split: Split = "test",

@@ -8,6 +8,7 @@ from torch import nn
 
 from torchrum.training.config import TrainConfig, require_one_of
 from torchrum.training.config_file import from_json
+from torchrum.training.default_device import on_host
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.files import read_json
 from torchrum.training.records import CONFIG
@@ -47,6 +48,7 @@ def read_config(run: Path | str) -> TrainConfig:
     return from_json(read_json(path), path, RunError)
 
 
+@on_host()
 def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.Module:
     """The trained model of a run folder, on the CPU, ready to use.
 

@@ -11,6 +11,7 @@ from torch import nn
 from torchrum.tasks.base import Batch, Task
 from torchrum.training.config import TrainConfig, require_one_of
 from torchrum.training.config_file import first_of, run_differences
+from torchrum.training.default_device import on_host
 from torchrum.training.errors import ConfigError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
@@ -54,6 +55,7 @@ def same_task(config: TrainConfig, task: Task) -> Task:
     return task
 
 
+@on_host()
 def evaluate(
     run: Path | str,
     split: Literal["validation", "test"] = "test",

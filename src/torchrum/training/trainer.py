@@ -10,6 +10,7 @@ from torch import nn
 from torchrum.training.assembly import assemble
 from torchrum.training.checkpoint import has_checkpoint
 from torchrum.training.config import TrainConfig
+from torchrum.training.default_device import on_host
 from torchrum.training.errors import ConfigError, RunError
 from torchrum.training.fabric import LOST, Engine
 from torchrum.training.introduction import introduction
@@ -44,6 +45,7 @@ class Trainer:
         self.config = config
         self._given, self._quiet, self._on_end = model, quiet, on_end
 
+    @on_host()
     def fit(self, folder: Path | str, resume: bool = False, rename: bool = False) -> Result:
         """Train to the end, to the goal, or to a signal.
 
