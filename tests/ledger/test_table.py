@@ -136,7 +136,7 @@ def test_a_file_without_markers_is_refused(tmp_path):
 
 @pytest.mark.parametrize("words", ["recall within", "recall best many", "recall papers", "recall best 20 30"])
 def test_a_marker_that_asks_for_no_table_is_refused(words):
-    with pytest.raises(LedgerError, match=f"there is no table '{words}'; write .* best STEPS, within WORK, paper"):
+    with pytest.raises(LedgerError, match=f"there is no table '{words}'; write .* best STEPS, within BUDGET, paper"):
         marked_table(words, RUM)
 
 

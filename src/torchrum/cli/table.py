@@ -48,8 +48,8 @@ def table_parser() -> Parser:
     parser.add_argument(
         "--within",
         type=int,
-        metavar="WORK",
-        help="compare at a matched step budget: WORK / T steps, T being the size of the problem",
+        metavar="BUDGET",
+        help="compare after BUDGET / T steps each, a matched step budget; T is the size of the problem",
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="update the tables between the markers in this file")
     return parser

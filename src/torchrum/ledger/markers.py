@@ -77,6 +77,6 @@ def marked_table(words: str, entries: Sequence[Entry]) -> str:
         case _:
             raise LedgerError(
                 f"there is no table {words!r}; write <!-- torchrum:table TASK -->, or after TASK one of: best, best "
-                "STEPS, within WORK, paper."
+                "STEPS, within BUDGET, paper."
             )
     return f"\n{text}\n"

@@ -48,7 +48,7 @@ TASKS: dict[str, tuple[str, str, int | None]] = {
         None,
     ),
 }
-"""Title, introduction, and the work at which models are compared; without it every run is shown."""
+"""Title, introduction, and the step budget at which models are compared; without it every run is shown."""
 
 LOOKS = {
     "kernels": (
@@ -135,7 +135,7 @@ def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -
 
 
 def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -> Section:
-    title, about, work = TASKS[task]
+    title, about, budget = TASKS[task]
     parts: list[Block] = [Text(inline(about))]
     here = [item for item in found if item.recipe.partition("-")[0] == task]
     parts += blocks(verdict_table(here))
@@ -143,9 +143,9 @@ def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Ve
         parts += pictures(task, entries, results)
     if not any(entry.task == task for entry in entries):
         parts.append(Text(inline("No run of this task is in the ledger yet.")))
-    elif work is not None:
-        parts.append(Text(inline(f"**At a matched step budget** of {work:,} / T steps:")))
-        parts += blocks(comparison_section(entries, task, work))
+    elif budget is not None:
+        parts.append(Text(inline(f"**At a matched step budget** of {budget:,} / T steps:")))
+        parts += blocks(comparison_section(entries, task, budget))
     else:
         parts += blocks(table(entries, task))
     return Section(title, parts, task)
