@@ -114,15 +114,17 @@ def babi(model: str, task: int) -> TrainConfig:
     """The run of one model on one task, in the paper's setting, the same for every model.
 
     256 units, an embedding of 64, Adam with 0.001, batches of 32 and 20 epochs, no regularisation. Unlike the paper's
-    code, training questions are shuffled, the embedding starts from N(0, 1), the answer is read at the last word and
-    the checkpoint that was best on validation counts, of equal ones the earliest.
+    code, training questions are shuffled, the embedding starts with a deviation of 2, the answer is read at the last
+    word, the weights are averaged over the last hundred steps or so, and the checkpoint that was best on validation
+    counts, of equal ones the earliest.
     """
     layer, options, about = MODELS[model]
     return TrainConfig(
         name=f"babi-{model}-qa{task}",
         task=Babi(task=task),
-        model=ModelConfig(layer=layer, hidden_size=256, embedding_size=64, options=options),
+        model=ModelConfig(layer=layer, hidden_size=256, embedding_size=64, embedding_std=2.0, options=options),
         optimizer=OptimizerConfig(name="adam", lr=1e-3),
+        average=0.99,
         batch_size=BATCH,
         steps=EPOCHS * EPOCH,
         log_every=EPOCH // 3,
