@@ -331,6 +331,19 @@ def test_save_load_copy_pickle(lam):
     assert torch.equal(assigned(x)[0], expected)
 
 
+@pytest.mark.parametrize("backend, lam", [("reference", 1), ("reference", 0.5), ("torch", 1), ("auto", 1)])
+@pytest.mark.parametrize("given, own", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_a_memory_of_another_dtype_takes_that_of_the_layer(backend, lam, given, own):
+    rum, x = RUM(3, 4, lam=lam, backend=backend, dtype=own), torch.randn(5, 2, 3, dtype=own)
+    R = torch.linalg.qr(torch.randn(1, 2, 4, 4, dtype=torch.float64)).Q
+    R[..., 0] *= R.det().unsqueeze(-1)  # a rotation: others have no real power
+    R = R.to(given)
+    output, (h_n, R_n) = rum(x, (None, R))
+    wanted, (wanted_h, wanted_R) = rum(x, (None, R.to(own)))
+    assert R_n.dtype == own
+    assert all(map(torch.equal, (output, h_n, R_n), (wanted, wanted_h, wanted_R)))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("lam", [0, 1])
 def test_dtypes(dtype, lam):

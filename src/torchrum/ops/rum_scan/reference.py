@@ -96,7 +96,8 @@ def rum_scan_reference(
     """A whole sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
     xp, h0, R0, *_, lengths, seed = inputs
     B, H = h0.shape
-    h, R = h0.to(working_dtype(xp.dtype)), R0
+    h = h0.to(working_dtype(xp.dtype))
+    R = None if R0 is None else R0.to(h.dtype)
     if options.keeps_rotation and R is None:
         R = torch.eye(H, dtype=h.dtype, device=h.device).expand(B, H, H)
     assert seed is not None or not options.draws
