@@ -8,6 +8,7 @@ from pathlib import Path
 from torchrum.bench.plot import report_figure
 from torchrum.bench.records import read_report
 from torchrum.bench.report import markdown as bench_markdown
+from torchrum.ledger.babi import babi_tables
 from torchrum.ledger.cells import spread, table_lines
 from torchrum.ledger.labels import model_label
 from torchrum.ledger.notes import comparison_section
@@ -48,7 +49,7 @@ TASKS: dict[str, tuple[str, str, int | None]] = {
         None,
     ),
 }
-"""Title, introduction, and the step budget at which models are compared; without it every run is shown."""
+"""Title, introduction, and the step budget at which models are compared; without it every run counts."""
 
 LOOKS = {
     "kernels": (
@@ -147,7 +148,7 @@ def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Ve
         parts.append(Text(inline(f"**At a matched step budget** of {budget:,} / T steps:")))
         parts += blocks(comparison_section(entries, task, budget))
     else:
-        parts += blocks(table(entries, task))
+        parts += blocks(babi_tables(entries, best=True) if task == "babi" else table(entries, task))
     return Section(title, parts, task)
 
 
