@@ -12,7 +12,7 @@ import pytest
 
 from torchrum.data import DataUnavailableError
 from torchrum.training import ConfigError, RunError, read_metrics, run_sweep, side_by_side
-from torchrum.training.search import search
+from torchrum.training.search import read_range, search
 from torchrum.training.sweep import _summarise, grid
 from training import processes
 from training.tiny import tiny
@@ -27,6 +27,8 @@ def test_grid_is_every_combination_and_seed():
     assert (config.optimizer.lr, config.model.hidden_size, config.seed) == (0.01, 4, 1)
     with pytest.raises(ConfigError, match="is not a grid"):
         grid(SHORT, ["steps"])
+    with pytest.raises(ConfigError, match="'steps=3': steps has a grid already; write all its values in one"):
+        grid(SHORT, ["steps=1,2", "steps=3"])
     with pytest.raises(ConfigError, match="did you mean 'steps'"):
         grid(SHORT, ["stepz=1,2"])
 
@@ -89,6 +91,41 @@ def test_a_range_that_cannot_be_searched_is_refused(tmp_path, ends):
     pytest.importorskip("optuna", reason="Optuna is an extra")
     with pytest.raises(ConfigError, match=f"the search range optimizer.lr={ends} is not possible: "):
         search(SHORT, [f"optimizer.lr={ends}"], 1, tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "space, message",
+    [
+        (["name=1:2"], "name=1:2 is not possible: name is not a number; write name=a,b,c"),
+        (["graph=0:1"], "graph is not a number"),
+        (["precision=16:32"], "precision is not a number"),
+        (["model.hidden_size=1.5:2.5"], "model.hidden_size is '1.5', but it must be a whole number"),
+        (["optimizer.lr=-1:1"], "lr is -1.0, but it must be greater than 0"),
+        (["optimizer.name=adam,sgd"], "optimizer.name is 'sgd', but it must be one of"),
+        (["optimizer.ls=1:2"], "no field 'optimizer.ls'; did you mean"),
+        (["optimizer.lr=1:2", "optimizer.lr=3:4"], "a field is searched twice: optimizer.lr=1:2, optimizer.lr=3:4"),
+    ],
+)
+def test_a_range_that_its_field_does_not_take_is_refused_before_anything_is_written(tmp_path, space, message):
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    with pytest.raises(ConfigError, match=message):
+        search(SHORT, space, 1, tmp_path / "x", quiet=True)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_range_has_the_numbers_of_its_field():
+    """A learning rate from 0 to 1 is not 0 or 1."""
+    config = replace(SHORT, model=replace(SHORT.model, layer="rum"))
+    for text, whole in {
+        "optimizer.lr=1:2": False,
+        "optimizer.clip=1:2": False,
+        "model.hidden_size=4:6": True,
+        "task.length=2:1e1": True,
+        "model.lam=0:1": False,
+        "model.options.zoneout=0:0.5": False,
+    }.items():
+        found = read_range(config, text)
+        assert isinstance(found.low, int) == isinstance(found.high, int) == whole, text
 
 
 @pytest.mark.parametrize("content", [b"garbage\n", b"null\n", b"[]\n", b'{"op_code": 99}\n', b"\xff\xfe\n", None])

@@ -158,6 +158,20 @@ def layer_options(layer: str) -> dict[str, Any] | None:
     return {name: parameter.annotation for name, parameter in parameters.items() if name not in fixed}
 
 
+def declared_type(config: TrainConfig, key: str) -> Any:
+    """The type of a field or of an option of the layer, the first but None where there are several; None if unknown."""
+    owner, path = config, key.split(".")
+    while len(path) > 1 and is_dataclass(owner) and path[0] in field_names(owner):
+        owner = getattr(owner, path.pop(0))
+    if is_dataclass(owner) and path[0] in field_names(owner):
+        hint = typing.get_type_hints(type(owner))[path[0]]
+    else:
+        hint = (layer_options(config.model.layer) or {}).get(path[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(inner for inner in typing.get_args(hint) if inner is not type(None))
+    return hint
+
+
 def guess(text: str) -> Any:
     """Read a value whose type is not declared: a number, true, false, none, a JSON list, else text."""
     if text.lower() in ("none", "null"):

@@ -1,18 +1,74 @@
 """A search for good values of fields, by Optuna."""
 
 import math
+import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, NamedTuple, TextIO, cast
 
 from torchrum.training.config import TrainConfig
 from torchrum.training.errors import ConfigError, DivergedError, RunError
 from torchrum.training.fabric import Engine
 from torchrum.training.files import write_json
-from torchrum.training.overrides import override
+from torchrum.training.overrides import declared_type, override
 from torchrum.training.progress import Lenient
 from torchrum.training.sweep import SUMMARY, OnEnd, claim, train_or_keep
 from torchrum.training.typed_data import UNFIT
+
+
+class Range(NamedTuple):
+    """What is searched: one of ``choices``, or a number from ``low`` to ``high``, whole where these are."""
+
+    name: str
+    choices: list[str]
+    low: float = 0
+    high: float = 0
+    log: bool = False
+    """Whether the logarithm is what is drawn evenly."""
+
+    def choose(self, trial: Any) -> Any:
+        """The value that Optuna proposes."""
+        if self.choices:
+            return trial.suggest_categorical(self.name, self.choices)
+        suggest = trial.suggest_int if isinstance(self.low, int) else trial.suggest_float
+        return suggest(self.name, self.low, self.high, log=self.log)
+
+
+def read_range(config: TrainConfig, text: str) -> Range:
+    """Read ``field=low:high``, ``field=low:high:log`` or ``field=a,b,c``; the field must take each value."""
+    name, equals, values = text.partition("=")
+    parts = values.split(":")
+    if not equals or not values or (len(parts) == 3 and parts[2] != "log") or len(parts) > 3:
+        raise ConfigError(f"{text!r} is not a search range; write field=low:high, field=low:high:log or field=a,b,c.")
+    if len(parts) == 1:
+        found = Range(name, values.split(","))
+    else:
+        try:
+            found = Range(name, [], *_ends(config, name, parts[:2]), log=len(parts) == 3)
+            if found.log and found.low <= 0:
+                raise ValueError("a logarithmic range must be above 0.")
+        except ValueError as error:
+            raise ConfigError(f"the search range {text} is not possible: {error}") from error
+    for value in found.choices or parts[:2]:
+        override(config, [f"{name}={value}"])
+    return found
+
+
+def _ends(config: TrainConfig, name: str, parts: list[str]) -> tuple[float, float]:
+    """The ends of a range: ints if the field is whole or, where its type is not declared, if both are."""
+    hint = declared_type(config, name)
+    if hint in (bool, str) or typing.get_origin(hint) is not None:
+        raise ValueError(f"{name} is not a number; write {name}=a,b,c.")
+    try:
+        low, high = map(float, parts)
+    except ValueError:
+        raise ValueError("both ends must be numbers.") from None
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError("both ends must be finite.")
+    if low > high:
+        raise ValueError("the lower end must come first.")
+    whole = hint is int or (hint is not float and low.is_integer() and high.is_integer())
+    return (int(low), int(high)) if whole else (low, high)
 
 
 def search(
@@ -38,7 +94,9 @@ def search(
         raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # each run tells its story already
-    ranges = [_range(item) for item in space]
+    ranges = [read_range(config, item) for item in space]
+    if len({item.name for item in ranges}) < len(ranges):
+        raise ConfigError(f"a field is searched twice: {', '.join(space)}; give each field one range.")
     engine = Engine(config)
     if engine.world_size > 1:
         raise ConfigError("a search trains in one process; start it with devices 1, or sweep over a grid.")
@@ -48,7 +106,7 @@ def search(
 
 def _search(
     config: TrainConfig,
-    ranges: list[tuple[str, list[str]]],
+    ranges: list[Range],
     trials: int,
     folder: Path,
     quiet: bool,
@@ -61,7 +119,7 @@ def _search(
     finished = [trial for trial in study.trials if trial.state.is_finished()]
     for _ in range(len(finished), trials):
         trial = study.ask()
-        assignments = [f"{name}={_choose(trial, name, values)}" for name, values in ranges]
+        assignments = [f"{item.name}={item.choose(trial)}" for item in ranges]
         place = folder / f"trial-{trial.number:04d}"
         try:
             result = train_or_keep(override(config, assignments), place, quiet, engine, on_end)
@@ -101,25 +159,3 @@ def _study(config: TrainConfig, path: Path) -> Any:
         )
     except (*UNFIT, AssertionError, AttributeError, RecursionError) as error:  # Optuna takes its file as it is
         raise RunError(f"{path} is damaged ({error!r:.80}); remove it, and the search begins anew.") from error
-
-
-def _range(text: str) -> tuple[str, list[str]]:
-    name, equals, values = text.partition("=")
-    parts = values.split(":")
-    if not equals or not values or (len(parts) == 3 and parts[2] != "log") or len(parts) > 3:
-        raise ConfigError(f"{text!r} is not a search range; write field=low:high, field=low:high:log or field=a,b,c.")
-    return name, parts if len(parts) > 1 else [values]
-
-
-def _choose(trial: Any, name: str, values: list[str]) -> Any:
-    try:
-        if len(values) == 1:
-            return trial.suggest_categorical(name, values[0].split(","))
-        whole = all(part.lstrip("+-").isdigit() for part in values[:2])
-        suggest = trial.suggest_int if whole else trial.suggest_float
-        low, high = (int(part) if whole else float(part) for part in values[:2])
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("both ends must be finite.")
-        return suggest(name, low, high, log=len(values) == 3)
-    except ValueError as error:
-        raise ConfigError(f"the search range {name}={':'.join(values)} is not possible: {error}") from error

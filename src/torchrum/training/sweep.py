@@ -30,7 +30,7 @@ OnEnd = Callable[[Path], object] | None
 
 def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[str, TrainConfig]:
     """Every combination of ``choices`` (``"field=a,b"``) and seeds, by the name of its folder."""
-    axes = []
+    axes: list[list[str]] = []
     for choice in choices:
         field, equals, values = choice.partition("=")
         if not equals or not values:
@@ -38,6 +38,8 @@ def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[st
         if field.strip() == "seed":
             first = values.split(",")[0]
             raise ConfigError(f"{choice!r} cannot be a grid; pass --seed {first} --seeds N to train with N seeds.")
+        if any(axis[0].startswith(f"{field}=") for axis in axes):
+            raise ConfigError(f"{choice!r}: {field} has a grid already; write all its values in one, as {field}=a,b,c.")
         axes.append([f"{field}={value}" for value in values.split(",")])
     runs = {}
     for assignments in itertools.product(*axes):
