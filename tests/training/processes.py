@@ -30,9 +30,15 @@ _context.set_forkserver_preload(
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
     """Start ``function`` in a fresh process."""
-    process = _context.Process(target=function, args=arguments)
+    process = _context.Process(target=_begin, args=(function, *arguments))
     process.start()
     return process
+
+
+def _begin(function: Callable[..., Any], *arguments: Any) -> None:
+    """Let Ctrl-C through: a sweep of an earlier test may have started the fork server, and it holds SIGINT back."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    function(*arguments)
 
 
 def train(folder: Path, steps: int, hidden_size: int = 8) -> None:
