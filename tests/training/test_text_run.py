@@ -63,18 +63,44 @@ def test_a_run_that_diverges_shows_no_text_and_says_so(tmp_path, lr, message):
         Trainer(config, quiet=True).fit(tmp_path / "run")
 
 
+@pytest.mark.parametrize("layer, recorded", [("hm_lstm", 3), ("rum", 0)])
+def test_the_final_score_records_cells_that_run_step_by_step(tmp_path, layer, recorded, monkeypatch):
+    monkeypatch.setattr("torchrum.tasks.char_lm.ONE_LANE", 40)
+    (tmp_path / "book.txt").write_bytes(small_text(3000))
+    config = override(
+        replace(load_recipe("char-rum"), model=ModelConfig(layer=layer, hidden_size=8, embedding_size=4)),
+        [*SMALL.split(), "task.shown=0", "model.hidden_size=8"],
+    )
+    Trainer(replace(config, task=config.task.reading(tmp_path / "book.txt")), quiet=True).fit(tmp_path / "run")
+    scores = evaluate(tmp_path / "run", device="cpu")
+    lengths = []
+
+    def watched(model):
+        def call(x, state):
+            lengths.append(x.shape[1])
+            return model(x, state)
+
+        return call
+
+    monkeypatch.setattr("torchrum.training.scoring.graphed", watched)
+    assert evaluate(tmp_path / "run", device="cpu") == scores
+    assert lengths == [40, 40, 30][:recorded]  # 150 symbols; the first segment starts without a state
+
+
 LAYERS = {
     "rum": ["model.hidden_size=64"],
     "fs": ["model.hidden_size=32", "model.slow=rum", "model.slow_size=48", "model.eta=1"],
     "lstm": ["model.hidden_size=32"],
+    "hm_lstm": ["model.hidden_size=16"],
 }
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision, tolerance", [("32-true", 1e-3), ("bf16-mixed", 2e-2)])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_captured_steps_give_the_losses_of_plain_ones(tmp_path, layer, precision, tolerance):
+def test_captured_steps_give_the_losses_of_plain_ones(tmp_path, layer, precision, tolerance, monkeypatch):
     """Over the start of a second epoch, where the carried state is reset in its place; then scored in one lane."""
+    monkeypatch.setattr("torchrum.tasks.char_lm.ONE_LANE", 40)
     (tmp_path / "book.txt").write_bytes(small_text(3000))
     fields = [
         *SMALL.replace("device=cpu", "device=cuda").split(),

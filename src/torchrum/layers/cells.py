@@ -55,6 +55,11 @@ class CellLayer(Recurrent):
         return cell
 
 
+def takes_steps(module: nn.Module) -> bool:
+    """Whether a cell in ``module`` runs step by step, each of many launches, and not by kernels of its own."""
+    return any(isinstance(cell, Cell) and type(cell).scan is Cell.scan for cell in module.modules())
+
+
 def compile_steps(module: nn.Module) -> int:
     """Let ``torch.compile`` make the step of every cell in ``module``; returns how many there are.
 

@@ -24,7 +24,7 @@ from torchrum.tasks.fixed import check_sizes
 SPLITS: tuple[Split, ...] = typing.get_args(Split)  # in the order of the parts of a text
 IGNORED = -100  # the answer where a lane is padded; cross_entropy leaves it out
 SHIFT = 61  # a prime: epochs start at many places before one comes again
-ONE_LANE = 4000  # steps of a segment in the final evaluation: long, since each call has a fixed cost
+ONE_LANE = 1000  # steps of a segment in the final evaluation: long, since each call has a fixed cost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from torchrum.layers.cells import takes_steps
+from torchrum.layers.graphed import graphed
 from torchrum.tasks.base import Batch, Task
 from torchrum.training.config import TrainConfig, require_one_of
 from torchrum.training.config_file import first_of, run_differences
@@ -17,18 +19,40 @@ from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
 
 
+class _Carrying(nn.Module):
+    """A model that carries state, called as a layer is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input: torch.Tensor, hx: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        return self.model(input, None, hx)
+
+
 @torch.no_grad()
-def score(task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine) -> dict[str, float]:
-    """Loss and metrics of ``model``, each batch weighted by its number of answers; the host waits once, at the end."""
+def score(
+    task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine, graph: bool = False
+) -> dict[str, float]:
+    """Loss and metrics of ``model``, each batch weighted by its number of answers; the host waits once, at the end.
+
+    Where state is carried, ``graph`` records cells that run step by step as a CUDA graph: in one lane, launches would
+    take nearly all the time.
+    """
     totals: dict[str, torch.Tensor] = {}
     weights, carried = 0, None
+    replayed = graphed(_Carrying(model)) if graph and task.carries_state and takes_steps(model) else None
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
             batch = batch.to(engine.device)
             with engine.autocast():
-                if task.carries_state:
+                if replayed is not None and carried is not None:
+                    logits, carried = replayed(batch.x, carried)
+                elif task.carries_state:
                     logits, carried = model(batch.x, batch.lengths, carried)
                 else:
                     logits = model(batch.x, batch.lengths)
@@ -81,5 +105,6 @@ def evaluate(
         config = replace(config, task=same_task(config, task))
     model = load_model(run, which)
     engine = Engine(config)
-    scores = score(config.task, engine.place(model), config.task.evaluation(split, config.seed), engine)
+    batches = config.task.evaluation(split, config.seed)
+    scores = score(config.task, engine.place(model), batches, engine, graph=config.graph)
     return scores | config.task.summary(split, scores)
