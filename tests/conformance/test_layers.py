@@ -339,6 +339,18 @@ def test_no_grad_keeps_no_graph(name, options):
     assert not any(part.requires_grad for part in (output, *parts(hidden)))
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_option_of_a_wrong_type_is_named(name):
+    """Text for a number, or for a switch, which would pass for true."""
+    plain = {
+        key: p for key, p in inspect.signature(LAYERS[name]).parameters.items() if p.annotation in (bool, int, float)
+    }
+    assert {"input_size", "dropout", "bidirectional"} <= plain.keys()
+    for key in plain:
+        with pytest.raises((ValueError, TypeError), match=f"{key}='x'"):
+            build_layer(**{"name": name, "input_size": I, "hidden_size": H, key: "x"})
+
+
 def test_unknown_names_are_errors_that_name_the_nearest():
     with pytest.raises(ValueError, match=r"build_layer: name='gorru' is not known; .* Did you mean 'goru'"):
         build_layer("gorru", I, H)

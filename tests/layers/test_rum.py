@@ -426,6 +426,11 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5, eta=0), "eta=0 is not allowed; it must be above 0, or None"),
         (lambda: RUM(4, 5, eta=float("inf")), "eta=inf"),
         (lambda: RUM(4, 5, activation="rleu"), "Did you mean 'relu'"),
+        (
+            lambda: RUM(4, 5, activation=torch.nn.ReLU),
+            r"activation is the class ReLU; pass one of its instances, as ReLU",
+        ),
+        (lambda: RUM(4, 5, target_activation=torch.nn.Tanh), "target_activation is the class Tanh"),
         (lambda: RUM(4, 5, activation=None), "pass torch.nn.Identity"),
         (lambda: RUM(4, 5, target_activation="tahn"), "Did you mean 'tanh'"),
         (lambda: RUM(4, 5, ln_order="authors"), "only with layer_norm=True and update_gate=True"),

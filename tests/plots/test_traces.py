@@ -150,6 +150,14 @@ def test_gradient_norms_need_one_direction(kind):
         gradient_norms(kind(3, 4, bidirectional=True), torch.randn(5, 2, 3), torch.Generator())
 
 
+def test_gradient_norms_need_time_first():
+    for kind in (torch.nn.GRU, RUM):
+        with pytest.raises(ValueError, match=r"the layer has batch_first=True; give one that reads \(T, B, I\)"):
+            gradient_norms(kind(3, 4, batch_first=True), torch.randn(5, 2, 3), torch.Generator())
+    with pytest.raises(ValueError, match=r"x has shape \(5, 3\); it must be \(T, B, I\)"):
+        gradient_norms(RUM(3, 4), torch.randn(5, 3), torch.Generator())
+
+
 def test_gradient_norms_are_those_of_the_jacobian():
     torch.manual_seed(0)
     layer = torch.nn.RNN(2, 3).double()

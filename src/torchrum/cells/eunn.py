@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrum.cells.base import Cell, State
 from torchrum.cells.starts import glorot_
 from torchrum.cells.unitary import UnitaryMap, check_even, modrelu, modrelu_complex, real_form, widen
-from torchrum.ops._checks import check_choice, check_finite, check_positive_int
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int
 
 STYLES = ("tunable", "fft")
 
@@ -49,6 +49,7 @@ class Rotations(UnitaryMap):
     ) -> None:
         super().__init__()
         check_positive_int("Rotations", size=size)
+        check_flags("Rotations", complex_valued=complex_valued)
         check_choice("Rotations", "style", style, STYLES)
         check_finite("Rotations", angle_bound=angle_bound)
         if angle_bound < 0:

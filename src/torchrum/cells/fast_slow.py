@@ -194,6 +194,7 @@ def fast_slow(
     check_choice("fast_slow", "slow", slow, SLOW)
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
+    check_probability("fast_slow", cell_dropout=cell_dropout)
     if slow != "rum" and (eta is not None or ln_order != "before"):
         raise ValueError(
             f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need slow='rum'; slow={slow!r} has neither."

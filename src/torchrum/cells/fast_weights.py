@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.unitary import widen
-from torchrum.ops._checks import check_finite, check_positive_int
+from torchrum.ops._checks import check_finite, check_flags, check_positive_int
 
 
 class FastWeightsCell(Cell):
@@ -49,6 +49,7 @@ class FastWeightsCell(Cell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive_int("FastWeightsCell", input_size=input_size, hidden_size=hidden_size, inner_steps=inner_steps)
+        check_flags("FastWeightsCell", layer_norm=layer_norm)
         check_finite("FastWeightsCell", decay=decay, rate=rate, ln_eps=ln_eps, recurrent_scale=recurrent_scale)
         self.inner_steps = inner_steps
         self.decay = decay

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.starts import INITS, glorot_, orthogonal_
-from torchrum.ops._checks import check_choice, check_finite, check_positive_int
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int
 
 
 class GRUCell(Cell):
@@ -39,6 +39,7 @@ class GRUCell(Cell):
         super().__init__(input_size, hidden_size)
         check_positive_int("GRUCell", input_size=input_size, hidden_size=hidden_size)
         check_finite("GRUCell", gate_bias=gate_bias)
+        check_flags("GRUCell", reset_after=reset_after)
         check_choice("GRUCell", "init", init, INITS)
         self.reset_after = reset_after
         self.gate_bias = gate_bias

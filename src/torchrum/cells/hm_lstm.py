@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.starts import orthogonal_
-from torchrum.ops._checks import check_choice, check_finite, check_positive_int
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int
 from torchrum.ops.lstm_scan import norm_gates
 
 BOUNDARIES = ("step", "soft")
@@ -68,6 +68,7 @@ class HMLSTMCell(Cell):
             check_positive_int("HMLSTMCell", level_size=level_size)
         check_finite("HMLSTMCell", ln_eps=ln_eps, forget_bias=forget_bias)
         check_finite("HMLSTMCell", slope_per_step=slope_per_step, max_slope=max_slope)
+        check_flags("HMLSTMCell", layer_norm=layer_norm)
         check_choice("HMLSTMCell", "boundary", boundary, BOUNDARIES)
         if num_levels < 2:
             raise ValueError(f"HMLSTMCell: num_levels={num_levels} has no boundary to find; it must be 2 or more.")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchrum.cells.base import Cell, State
 from torchrum.cells.starts import glorot_
 from torchrum.cells.variational import sequence_mask
-from torchrum.ops._checks import check_positive_int, check_probability
+from torchrum.ops._checks import check_flags, check_positive_int, check_probability
 
 
 class NASCell(Cell):
@@ -42,6 +42,7 @@ class NASCell(Cell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive_int("NASCell", input_size=input_size, hidden_size=hidden_size)
+        check_flags("NASCell", bias=bias)
         check_probability("NASCell", state_dropout=state_dropout)
         self.state_dropout = state_dropout
         self.weight_ih = nn.Parameter(torch.empty(8 * hidden_size, input_size, device=device, dtype=dtype))

@@ -54,6 +54,10 @@ class RumSettings:
         )
         for name in ("activation", "target_activation"):
             value = getattr(self, name)
+            if isinstance(value, type):
+                raise ValueError(
+                    f"{where}: {name} is the class {value.__name__}; pass one of its instances, as {value.__name__}()."
+                )
             if value is not None and not callable(value):
                 check_choice(where, name, value, tuple(ACTIVATIONS))
         if self.activation is None:

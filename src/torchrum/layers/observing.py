@@ -15,7 +15,7 @@ from torchrum.cells.rum import RUMCell
 from torchrum.cells.rum_sequence import project_rum
 from torchrum.cells.rum_weights import Weights
 from torchrum.layers.rum import RUM
-from torchrum.ops._checks import ArgumentTypeError
+from torchrum.ops._checks import ArgumentTypeError, MismatchError
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rotation import rotation_angle
 from torchrum.ops.rum_scan import RumOptions, StepWeights
@@ -237,6 +237,10 @@ def gradient_norms(layer: nn.Module, x: Tensor, generator: torch.Generator) -> T
     """
     if getattr(layer, "bidirectional", False):  # read step by step, both directions would run forwards
         raise ValueError("gradient_norms: the layer is bidirectional; give one that reads in one direction.")
+    if getattr(layer, "batch_first", False):  # a step of the batch would be read as a sequence
+        raise ValueError("gradient_norms: the layer has batch_first=True; give one that reads (T, B, I).")
+    if x.dim() != 3:
+        raise MismatchError(f"gradient_norms: x has shape {tuple(x.shape)}; it must be (T, B, I).")
     states: list[tuple[Tensor, ...]] = []
     state: Any = None
     for step in x.split(1):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchrum.layers.cells import CellLayer
-from torchrum.ops._checks import check_choice
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int, check_probability
 
 # The arguments that every layer takes.
 SHARED = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
@@ -117,6 +117,7 @@ def torch_lstm(
 
     ``shared`` are the arguments that every layer takes.
     """
+    _check("lstm", shared, bias, forget_bias=forget_bias)
     layer = nn.LSTM(**shared, bias=bias, device=device, dtype=dtype)
     _raise_bias(layer, slice(layer.hidden_size, 2 * layer.hidden_size), forget_bias)  # rows: i, f, g, o
     return layer
@@ -134,9 +135,18 @@ def torch_gru(
 
     ``shared`` are the arguments that every layer takes.
     """
+    _check("gru", shared, bias, gate_bias=gate_bias)
     layer = nn.GRU(**shared, bias=bias, device=device, dtype=dtype)
     _raise_bias(layer, slice(0, 2 * layer.hidden_size), gate_bias)  # rows: r, z, n
     return layer
+
+
+def _check(where: str, shared: dict[str, Any], bias: object, **numbers: object) -> None:
+    """What torch takes for true, or complains of in words of its own."""
+    check_positive_int(where, **{name: shared[name] for name in ("input_size", "hidden_size", "num_layers")})
+    check_flags(where, bias=bias, batch_first=shared["batch_first"], bidirectional=shared["bidirectional"])
+    check_probability(where, dropout=shared["dropout"])
+    check_finite(where, **numbers)
 
 
 @torch.no_grad()
