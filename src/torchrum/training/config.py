@@ -79,8 +79,8 @@ class ModelConfig:
             _positive("model", embedding_std=self.embedding_std)
             if self.original_embedding:
                 raise ConfigError(
-                    "model: embedding_std is given, but original_embedding sets how the embedding starts; "
-                    "leave one of them out."
+                    f"model: embedding_std is {self.embedding_std}, but original_embedding sets how the embedding "
+                    "starts; set embedding_std to none, or original_embedding to false."
                 )
         for name in ("input_dropout", "output_dropout", "weight_drop"):
             if not 0 <= getattr(self, name) < 1:
