@@ -71,7 +71,7 @@ TINY = ["train", "training.tiny:tiny"]
         ([*TINY, "--seeds", "2", "--jobs", "2", "--devices", "2"], "set devices and nodes to 1, or jobs to 1"),
         ([*TINY, "--seed", "2147483647", "--seeds", "2"], "seed is 2147483648"),
         ([*COPYING, "--model.bidirectional", "true"], "model.bidirectional=True, but only readers of stories"),
-        (["train", "char-rum", "--task.shown", "-1"], "CharLM: shown=-1; it must be at least 0"),
+        (["train", "char-rum", "--task.shown", "-1"], "CharLM: shown=-1; it must be a whole number of at least 0"),
         (["sweep", *TINY[1:], "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
         ([*TINY, "--seeds", "2", "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
         (["train", "babi-rum", "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),

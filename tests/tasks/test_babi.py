@@ -199,6 +199,11 @@ def test_a_joint_run_is_scored_by_task():
     [
         ({"task": 21}, "task=21; it must be a number from 1 to 20"),
         ({"task": True}, "task=True"),
+        ({"task": 1.0}, "task=1.0; it must be a number from 1 to 20"),
+        ({"extra": 3}, "extra=3; it must be a tuple of tasks"),
+        ({"extra": [3]}, r"extra=\[3\]; it must be a tuple of tasks"),
+        ({"augment16": "no"}, "augment16='no'; it must be True or False"),
+        ({"authors_readout": "no"}, "authors_readout='no'; it must be True or False"),
         ({"variant": "hn"}, "variant='hn'; it must be one of en-10k, en"),
         ({"question": "middle"}, "question='middle'"),
         ({"reading": "letters"}, "reading='letters'"),

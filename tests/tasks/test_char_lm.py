@@ -185,6 +185,10 @@ def test_a_text_that_has_changed_is_refused(task, book):
         ({"lanes": 0}, "lanes=0"),
         ({"segment": 2.5}, "segment=2.5"),
         ({"heldout": 0.5}, "heldout=0.5"),
+        ({"heldout": "x"}, "heldout='x' is not allowed; it must be a finite number"),
+        ({"shown": "3"}, "shown='3'; it must be a whole number of at least 0"),
+        ({"shown": 1.5}, "shown=1.5; it must be a whole number"),
+        ({"shifted": "no"}, "shifted='no'; it must be True or False"),
         ({"lanes": 60_000}, r"has 5101618 symbols, but 60000 lanes of one segment of 150 need 9000001; take a longer"),
     ],
 )

@@ -114,7 +114,7 @@ def test_another_layer_leaves_the_options_of_the_old_one_behind():
 
 
 def test_an_embedding_starts_in_one_way():
-    with pytest.raises(ConfigError, match="embedding_std is 2.0, but .* set embedding_std to none"):
+    with pytest.raises(ConfigError, match=r"embedding_std is 2.0, but .* set embedding_std to none"):
         override(tiny(), ["model.embedding_std=2", "model.original_embedding=true"])
 
 

@@ -7,6 +7,7 @@ import statistics
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,36 @@ def test_grid_is_every_combination_and_seed():
         grid(SHORT, ["steps=1,2", "steps=3"])
     with pytest.raises(ConfigError, match="did you mean 'steps'"):
         grid(SHORT, ["stepz=1,2"])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: grid(SHORT, "steps=1,2"), r"grid: choices is 'steps=1,2'; pass a list, such as \['steps=10,20'\]"),
+        (lambda: grid(SHORT, 3), "grid: choices is 3; pass a list"),
+        (lambda: grid(SHORT, [3]), "3 is not a grid; write it as field=a,b,c"),
+        (lambda: grid(SHORT, [], seeds="2"), "grid: seeds is '2', but it must be a whole number"),
+        (lambda: run_sweep([SHORT], "x"), r"run_sweep: runs is .*, but it must be a dict with a TrainConfig for"),
+        (lambda: run_sweep(SHORT, "x"), r"run_sweep: runs is .*, but it must be a dict"),
+        (lambda: run_sweep({"a": 3}, "x"), r"run_sweep: runs is \{'a': 3\}, but it must be a dict with a TrainConfig"),
+        (
+            lambda: run_sweep({"../a": SHORT}, "x"),
+            r"run_sweep: '\.\./a' is not the name of a folder inside that of the",
+        ),
+        (lambda: run_sweep({f"{Path.cwd()}/a": SHORT}, "x"), "is not the name of a folder inside"),
+        (lambda: run_sweep({".": SHORT}, "x"), r"'\.' is not the name of a folder inside"),
+        (lambda: run_sweep({"a": SHORT}, "x", jobs="2"), "run_sweep: jobs is '2', but it must be a whole number of at"),
+        (
+            lambda: run_sweep({"a": SHORT}, "x", jobs=0),
+            "run_sweep: jobs is 0, but it must be a whole number of at least",
+        ),
+    ],
+)
+def test_a_sweep_says_what_it_takes(tmp_path, monkeypatch, call, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        call()
+    assert not list(tmp_path.iterdir())
 
 
 def test_seeds_are_trained_summed_up_and_kept(tmp_path):

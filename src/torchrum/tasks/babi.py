@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchrum.data import babi
 from torchrum.data.corpora import OFFICIAL
+from torchrum.ops._checks import check_flags
 from torchrum.tasks.base import Batch, Task
 from torchrum.tasks.stories import Layout, Place, Rows, TrainingStories, encode, scored_batches
 
@@ -58,7 +59,7 @@ class Babi(Task):
     """Tasks of a joint run to show once more in each epoch; one that is named several times is shown more often."""
 
     def __post_init__(self) -> None:
-        if self.task is not None and (isinstance(self.task, bool) or self.task not in babi.TASKS):
+        if self.task is not None and (type(self.task) is not int or self.task not in babi.TASKS):
             raise ValueError(f"Babi: task={self.task!r}; it must be a number from 1 to 20, or None for all of them.")
         choices = {"variant": ("en-10k", "en"), "reading": ("words", "sentences"), "question": get_args(Place)}
         for name, allowed in choices.items():
@@ -66,8 +67,11 @@ class Babi(Task):
                 raise ValueError(f"Babi: {name}={getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
         if isinstance(self.blanks, bool) or not isinstance(self.blanks, int) or not 0 <= self.blanks <= 1000:
             raise ValueError(f"Babi: blanks={self.blanks!r}; it must be a whole number from 0 to 1000.")
+        check_flags("Babi", authors_readout=self.authors_readout, augment16=self.augment16)
         if self.authors_readout and (self.reading, self.question, self.blanks) != ("words", "last", 0):
             raise ValueError("Babi: authors_readout has its own layout; leave out reading, question and blanks.")
+        if not isinstance(self.extra, tuple):
+            raise ValueError(f"Babi: extra={self.extra!r}; it must be a tuple of tasks, such as (3, 16).")
         if self.extra and (self.task is not None or not set(self.extra) <= set(babi.TASKS)):
             raise ValueError(f"Babi: extra={self.extra} must be tasks from 1 to 20, of a joint run; set task to None.")
         if self.augment16 and self.task not in (None, 16):

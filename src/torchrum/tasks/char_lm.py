@@ -18,6 +18,7 @@ from torchrum.data.errors import DataError
 from torchrum.data.text import KNOWN, Facts, Parts, describe, encode, fingerprint, read_known, read_own
 from torchrum.models import CharModel
 from torchrum.models.sampling import sample
+from torchrum.ops._checks import check_finite, check_flags
 from torchrum.tasks.base import Batch, Split, Task
 from torchrum.tasks.fixed import check_sizes
 
@@ -76,10 +77,11 @@ class CharLM(Task):
 
     def __post_init__(self) -> None:
         check_sizes(self, "lanes", "segment", "validation_lanes")
+        check_sizes(self, "shown", least=0)
+        check_flags("CharLM", shifted=self.shifted)
+        check_finite("CharLM", heldout=self.heldout)
         if not 0 < self.heldout < 0.5:
             raise ValueError(f"CharLM: heldout={self.heldout!r}; it must be above 0 and below 0.5.")
-        if self.shown < 0:
-            raise ValueError(f"CharLM: shown={self.shown}; it must be at least 0.")
         self._check_text()
         if self.segments < 1:
             needed = self.lanes * self.segment + 1

@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +23,7 @@ from torchrum.training.records import holds_run, read_result
 from torchrum.training.run_state import Result
 from torchrum.training.side_by_side import Outcome, train_side_by_side
 from torchrum.training.trainer import Trainer
+from torchrum.training.typed_data import shown
 
 SUMMARY = "summary.json"
 OnEnd = Callable[[Path], object] | None
@@ -30,11 +31,15 @@ OnEnd = Callable[[Path], object] | None
 
 def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[str, TrainConfig]:
     """Every combination of ``choices`` (``"field=a,b"``) and seeds, by the name of its folder."""
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise ConfigError(f"grid: choices is {shown(choices)}; pass a list, such as ['steps=10,20'].")
+    if type(seeds) is not int:
+        raise ConfigError(f"grid: seeds is {shown(seeds)}, but it must be a whole number.")
     axes: list[list[str]] = []
     for choice in choices:
-        field, equals, values = choice.partition("=")
+        field, equals, values = choice.partition("=") if isinstance(choice, str) else ("", "", "")
         if not equals or not values:
-            raise ConfigError(f"{choice!r} is not a grid; write it as field=a,b,c.")
+            raise ConfigError(f"{choice!r:.60} is not a grid; write it as field=a,b,c.")
         if field.strip() == "seed":
             first = values.split(",")[0]
             raise ConfigError(f"{choice!r} cannot be a grid; pass --seed {first} --seeds N to train with N seeds.")
@@ -72,6 +77,7 @@ def run_sweep(
         The results in the order of ``runs``, without those that a signal kept from beginning; ``folder/summary.json``
         has them too. A run that diverged is one of them, without scores.
     """
+    _check(runs, jobs)
     if not runs:
         raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
     if jobs > 1 and any(config.devices * config.nodes > 1 for config in runs.values()):
@@ -83,6 +89,19 @@ def run_sweep(
     with ExitStack() as held:
         folder = engine.first(lambda: held.enter_context(claim(Path(folder), rename)).folder)
         return Sweep(runs, folder, quiet, on_end, engine).train(jobs)
+
+
+def _check(runs: object, jobs: object) -> None:
+    """The arguments of ``run_sweep``."""
+    if not isinstance(runs, Mapping) or not all(isinstance(config, TrainConfig) for config in runs.values()):
+        raise ConfigError(
+            f"run_sweep: runs is {shown(runs)}, but it must be a dict with a TrainConfig for the name of each folder."
+        )
+    for label in runs:
+        if not isinstance(label, str) or not label.strip("/. ") or label.startswith("/") or ".." in Path(label).parts:
+            raise ConfigError(f"run_sweep: {shown(label)} is not the name of a folder inside that of the sweep.")
+    if type(jobs) is not int or jobs < 1:
+        raise ConfigError(f"run_sweep: jobs is {shown(jobs)}, but it must be a whole number of at least 1.")
 
 
 def claim(folder: Path, rename: bool) -> FolderLock:

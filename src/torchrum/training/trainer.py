@@ -20,6 +20,7 @@ from torchrum.training.run import Run
 from torchrum.training.run_folder import claim_run
 from torchrum.training.run_state import Result
 from torchrum.training.signals import Interrupts
+from torchrum.training.typed_data import shown
 
 
 class Trainer:
@@ -41,7 +42,15 @@ class Trainer:
         on_end: Callable[[Path], object] | None = None,
     ) -> None:
         if not isinstance(config, TrainConfig):
-            raise ConfigError(f"Trainer: config is {config!r:.80}, but it must be a TrainConfig; try load_recipe(...).")
+            raise ConfigError(
+                f"Trainer: config is {shown(config)}, but it must be a TrainConfig; try load_recipe(...)."
+            )
+        if model is not None and not isinstance(model, nn.Module):
+            raise ConfigError(f"Trainer: model is {shown(model)}, but it must be a torch.nn.Module, or None.")
+        if on_end is not None and not callable(on_end):
+            raise ConfigError(
+                f"Trainer: on_end is {shown(on_end)}, but it must be a function of the run folder, or None."
+            )
         self.config = config
         self._given, self._quiet, self._on_end = model, quiet, on_end
 
