@@ -25,10 +25,11 @@ TINY = "training.tiny:tiny"
     "arguments, message",
     [
         (["sweep"], "the following arguments are required: recipe"),
-        (["sweep", TINY, "--seeds", "x"], "argument --seeds: invalid int value: 'x'"),
+        (["sweep", TINY, "--seeds", "x"], "argument --seeds: it is 'x', but it must be a whole number; see torchrum"),
         (["bench", "--suite", "nonsense"], "argument --suite: invalid choice: 'nonsense'"),
         (["eval"], "the following arguments are required: run"),
-        (["demo", "--steps", "x"], "argument --steps: invalid int value: 'x'"),
+        (["demo", "--steps", "x"], "argument --steps: it is 'x', but it must be a whole number"),
+        (["bench", "--seconds", "x"], "argument --seconds: it is 'x', but it must be a number; see torchrum bench"),
     ],
 )
 def test_what_argparse_refuses_has_exit_code_2(capsys, arguments, message):

@@ -121,11 +121,19 @@ def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
         ("segment=0", "segment is 0, but it must be at least 1"),
         ("lr=-1", "lr and decay must be at least 0"),
         ("decay=nan", "lr and decay must be at least 0"),
+        ("lr=inf", "lr inf, .* eps above 0, and all finite"),
     ],
 )
 def test_wrong_settings_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         DynamicConfig.parse(text)
+
+
+def test_settings_of_a_wrong_type_are_refused():
+    with pytest.raises(ConfigError, match="dynamic: segment is '20', but it must be a whole number"):
+        DynamicConfig(segment="20")
+    with pytest.raises(ConfigError, match="dynamic: lr is None, but it must be a number"):
+        DynamicConfig(lr=None)
 
 
 def test_the_run_comes_before_the_option(run, capsys):

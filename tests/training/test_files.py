@@ -23,8 +23,9 @@ def test_neither_a_device_nor_a_folder_is_written_over(tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"pipe cannot be written: it is not a plain file"):
         write_atomic(tmp_path / "pipe", b"x")
     for folder in (tmp_path, Path()):
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(IsADirectoryError) as caught:
             write_atomic(folder, b"x")
+        assert caught.value.filename == str(folder)  # not that of a file in between
     (tmp_path / "link").symlink_to("pipe")
     write_atomic(tmp_path / "link", b"x")  # the link goes, what it led to stays
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}

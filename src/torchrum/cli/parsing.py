@@ -48,6 +48,8 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.register("type", Path, _path)
+        self.register("type", int, _whole)
+        self.register("type", float, _number)
 
     def add_results(self) -> None:
         """Take ``--results``."""
@@ -88,6 +90,22 @@ def use_recipe(name: str | None) -> None:
         from torchrum.recipes import load_recipe
 
         load_recipe(name)
+
+
+def _whole(text: str) -> int:
+    """What ``type=int`` reads."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r:.60}, but it must be a whole number") from None
+
+
+def _number(text: str) -> float:
+    """What ``type=float`` reads."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r:.60}, but it must be a number") from None
 
 
 def _path(text: str) -> Path:

@@ -22,6 +22,7 @@ from torchrum.training.errors import ConfigError, DivergedError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
 from torchrum.training.scoring import same_task
+from torchrum.training.typed_data import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,13 @@ class DynamicConfig:
     """Lanes of the training part when the root mean squares are measured."""
 
     def __post_init__(self) -> None:
+        check_fields("dynamic", self, ConfigError)
         for name in ("segment", "lanes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"dynamic: {name} is {getattr(self, name)}, but it must be at least 1.")
         if not (0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf):
             given = f"lr {self.lr}, decay {self.decay}, eps {self.eps}"
-            raise ConfigError(f"dynamic: {given}; lr and decay must be at least 0, eps above 0.")
+            raise ConfigError(f"dynamic: {given}; lr and decay must be at least 0, eps above 0, and all finite.")
 
     @classmethod
     def parse(cls, text: str) -> "DynamicConfig":

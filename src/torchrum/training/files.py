@@ -39,7 +39,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
     A link of that name is replaced, not followed. A pipe or a device is refused, since a file would take its place.
     """
-    if not path.name:  # the current folder
+    if not path.name or (path.is_dir() and not path.is_symlink()):  # no name: the current folder
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if os.path.lexists(path) and not (path.is_symlink() or path.is_file() or path.is_dir()):
         raise RunError(f"{path} cannot be written: it is not a plain file.")
