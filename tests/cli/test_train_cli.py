@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
-from torchrum.cli import COMMANDS, main
+from torchrum.cli import COMMANDS, main, show_warning
 from torchrum.ledger import headline
 from torchrum.recipes import FAMILIES, RECIPES
 from torchrum.training import read_metrics
@@ -56,6 +57,18 @@ def test_the_curve_of_each_run_is_drawn(tmp_path, drawn):
     assert [str(run.relative_to(tmp_path)) for run in drawn] == [
         *("tiny", "tiny-2/seed-0", "tiny-2/seed-1", "tiny", "tiny-3/model.hidden_size=5/seed-0")
     ]
+
+
+def test_a_warning_of_ours_is_one_line_without_code(tmp_path, capsys):
+    given = ["--model.layer", "rum", "--model.dropout", "0.5", "--out", str(tmp_path), "--steps", "2", "--quiet"]
+    before = warnings.showwarning
+    assert main(["train", TINY, *given]) == 0
+    error = capsys.readouterr().err
+    assert "torchrum: warning: RUM: dropout=0.5 has no effect: it acts between layers, and num_layers is 1.\n" in error
+    assert "UserWarning" not in error
+    assert warnings.showwarning is before
+    show_warning("theirs", UserWarning, str(tmp_path / "own.py"), 7)
+    assert capsys.readouterr().err == f"{tmp_path / 'own.py'}:7: UserWarning: theirs\n"
 
 
 def test_a_run_ends_well_without_matplotlib(tmp_path, capsys, monkeypatch):

@@ -7,8 +7,9 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
@@ -55,6 +56,16 @@ def complain(text: str, *details: str) -> None:
         print("torchrum: " + "\n  ".join(lines), file=sys.stderr, flush=True)
     except OSError:  # nobody can be told
         silence(sys.stderr)
+
+
+def show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """A warning that our own code gives is meant for the user: one line, without the place in the code."""
+    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) in os.path.abspath(filename):
+        complain(f"warning: {message}")
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
 
 
 def silence(stream: TextIO) -> None:
@@ -111,7 +122,9 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         complain(str(unknown_name("command", name, COMMANDS, "see torchrum --help.")))
         return 2
-    return run_command(name, rest)
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        return run_command(name, rest)
 
 
 def run_command(name: str, arguments: list[str]) -> int:
