@@ -441,6 +441,12 @@ def test_jacobian_and_hessian():
         ),
         (lambda: RUM(4, 5, zoneout=-0.1), "zoneout=-0.1 is not allowed; it must be at least 0 and below 1"),
         (lambda: RUMCell(4, 5, zoneout=True), "RUMCell: zoneout=True is not allowed; it must be a finite number"),
+        (
+            lambda: RUM(4, 5, dtype=torch.complex64),
+            "RUM: dtype=torch.complex64 is not allowed; it must be torch.float64",
+        ),
+        (lambda: RUM(4, 5, dtype="float32"), "dtype='float32' is not allowed"),
+        (lambda: RUMCell(4, 5, dtype=torch.int64), "RUMCell: dtype=torch.int64 is not allowed"),
         (lambda: RUM(4, 5, backend="cuda"), "backend='cuda' is not known"),
         (lambda: RUM(4, 5, update_gate=0), "update_gate=0; it must be True or False"),
         (lambda: RUM(4, 5, target_bias_init=float("nan")), "target_bias_init=nan"),

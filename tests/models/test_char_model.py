@@ -120,6 +120,16 @@ def test_a_chance_is_from_0_to_1(name):
         CharModel(nn.GRU(E, H), V, embedding_size=E, **{name: -0.1})
 
 
+def test_a_model_says_what_it_is_made_of():
+    for layer in (3, nn.Linear(3, 4), nn.GRU):
+        with pytest.raises(TypeError, match=r"layer is of type \w+; it must be a recurrent layer with a hidden_size"):
+            CharModel(layer, V)
+    with pytest.raises(
+        ValueError, match="CharModel: num_symbols='7' is not allowed; it must be an integer of at least 1"
+    ):
+        CharModel(nn.GRU(E, H), "7", embedding_size=E)
+
+
 def test_lengths_are_refused():
     with pytest.raises(ValueError, match="lengths is given"):
         model_of("gru")(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 2]))

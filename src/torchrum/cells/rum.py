@@ -7,7 +7,14 @@ from torchrum.cells.base import Cell, State
 from torchrum.cells.calling import call_as_nn
 from torchrum.cells.rum_sequence import project_rum, run_rum, scan_rum
 from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, Eta, RumSettings
-from torchrum.cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
+from torchrum.cells.rum_weights import (
+    RUM_PARAMETERS,
+    Weights,
+    check_dtype,
+    init_rum_weights,
+    rum_initial_state,
+    rum_shapes,
+)
 from torchrum.ops._checks import check_flags, check_positive_int
 from torchrum.ops._dispatch import Backend
 from torchrum.ops.rum_scan.options import Activation, LNOrder
@@ -93,6 +100,7 @@ class RUMCell(Cell):
     ) -> None:
         check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
         check_flags("RUMCell", bias=bias)
+        check_dtype("RUMCell", dtype)
         super().__init__(input_size, hidden_size)
         self.settings = RumSettings.given("RUMCell", locals())
         self.options = self.settings.options(hidden_size)

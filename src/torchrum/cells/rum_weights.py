@@ -9,6 +9,7 @@ from torch import Tensor
 from torchrum.cells.base import State
 from torchrum.cells.rum_settings import RumSettings
 from torchrum.cells.starts import orthogonal
+from torchrum.ops._checks import ArgumentTypeError
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan.options import RumOptions
 
@@ -16,6 +17,14 @@ Weights = Mapping[str, Tensor | None]
 """Of one recurrence, by the names in ``RUM_PARAMETERS``."""
 
 RUM_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")
+
+
+def check_dtype(where: str, dtype: object) -> None:
+    """A RUM computes in real floating point numbers; torch would build it in others too."""
+    if dtype not in (None, float, torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        raise ArgumentTypeError(
+            f"{where}: dtype={dtype!r} is not allowed; it must be torch.float64, float32, bfloat16 or float16."
+        )
 
 
 def rum_shapes(I: int, H: int, options: RumOptions, bias: bool, embed_bias: bool) -> dict[str, tuple[int, ...]]:

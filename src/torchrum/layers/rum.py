@@ -5,7 +5,14 @@ from torch import Tensor, nn
 
 from torchrum.cells.rum_sequence import run_rum
 from torchrum.cells.rum_settings import USUAL, Eta, RumSettings
-from torchrum.cells.rum_weights import RUM_PARAMETERS, Weights, init_rum_weights, rum_initial_state, rum_shapes
+from torchrum.cells.rum_weights import (
+    RUM_PARAMETERS,
+    Weights,
+    check_dtype,
+    init_rum_weights,
+    rum_initial_state,
+    rum_shapes,
+)
 from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.kernels.precision import autocast_dtype
@@ -76,6 +83,7 @@ class RUM(Recurrent):
         backend: Backend = USUAL.backend,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        check_dtype("RUM", dtype)
         self.settings = RumSettings.given("RUM", locals())
         self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend

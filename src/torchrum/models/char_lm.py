@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from torchrum.layers.recurrent import Recurrent
 from torchrum.models.tagging import width
-from torchrum.ops._checks import check_probability
+from torchrum.ops._checks import check_positive_int, check_probability
 
 State = tuple[Tensor, ...]
 RECURRENT = re.compile(r"(^|\.)weight_hh\w*(\.\d+)?$")  # some cells have several, in a list
@@ -46,6 +46,8 @@ class CharModel(nn.Module):
         super().__init__()
         chances = {"input_dropout": input_dropout, "output_dropout": output_dropout, "weight_drop": weight_drop}
         check_probability("CharModel", **chances)
+        check_positive_int("CharModel", num_symbols=num_symbols)
+        size = width(layer)
         self.num_symbols = num_symbols
         self.layer = layer
         self.input_dropout, self.output_dropout, self.locked_dropout = input_dropout, output_dropout, locked_dropout
@@ -56,16 +58,16 @@ class CharModel(nn.Module):
                 f"CharModel: weight_drop={weight_drop}, but {type(layer).__name__} has no weight_hh to drop."
             )
         self.embedding = None if embedding_size is None else nn.Embedding(num_symbols, embedding_size)
-        self.readout = nn.Linear(width(layer), num_symbols)
+        self.readout = nn.Linear(size, num_symbols)
         if self.embedding is not None:
             nn.init.orthogonal_(self.embedding.weight)
         nn.init.orthogonal_(self.readout.weight)
         nn.init.uniform_(self.readout.bias, -0.01, 0.01)
         if tied:
-            if embedding_size != width(layer):
+            if embedding_size != size:
                 raise ValueError(
                     f"CharModel: tied=True needs an embedding as wide as the layer, but embedding_size is "
-                    f"{embedding_size} and the layer has {width(layer)} units; make them equal."
+                    f"{embedding_size} and the layer has {size} units; make them equal."
                 )
             assert self.embedding is not None
             self.readout.weight = self.embedding.weight

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchrum.ops._checks import ArgumentTypeError
+
 
 def init_readout(readout: nn.Linear, fans: int) -> None:
     """Initialise a read-out as the RUM authors do: bias 0.01 and Glorot's bound, with ``fans`` other than the usual.
@@ -20,8 +22,11 @@ def init_readout(readout: nn.Linear, fans: int) -> None:
 
 def width(layer: nn.Module) -> int:
     """Features that a recurrent layer puts out, in one direction."""
-    size = layer.hidden_size
-    assert isinstance(size, int)
+    size = getattr(layer, "hidden_size", None)
+    if not isinstance(layer, nn.Module) or not isinstance(size, int):
+        raise ArgumentTypeError(
+            f"layer is of type {type(layer).__name__}; it must be a recurrent layer with a hidden_size, such as RUM."
+        )
     return size
 
 
