@@ -39,7 +39,8 @@ def test_an_entry_tells_its_run(run, tmp_path):
 
 
 def test_a_record_is_not_written_over(run, tmp_path):
-    path = record(run, tmp_path, commit=COMMIT)
+    path = record(str(run), str(tmp_path), commit=COMMIT)
+    assert read_ledger(str(tmp_path)) == read_ledger(tmp_path) != []
     before = path.read_bytes()
     with pytest.raises(LedgerError, match="exists; pass --replace"):
         record(run, tmp_path, commit=COMMIT, note="again")

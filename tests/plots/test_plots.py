@@ -99,7 +99,7 @@ def test_unknown_figures_and_empty_ledgers_are_refused(tmp_path):
     with pytest.raises(LedgerError, match="no figure 'bench'; there are: copying, recall"):
         draw_figure("bench", tmp_path, tmp_path)
     with pytest.raises(LedgerError, match="nothing to draw recall from; add a run with torchrum record RUN"):
-        draw_figure("recall", tmp_path, tmp_path)
+        draw_figure("recall", str(tmp_path), str(tmp_path))
     with pytest.raises(LedgerError, match="nothing to draw phases from; add a run with torchrum record --arrays RUN"):
         draw_figure("phases", tmp_path, tmp_path)
 
@@ -127,7 +127,7 @@ def test_a_curve_of_a_run_folder(run):
     metrics.close()
     assert draw_curve(run) == run / "curve.png"
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert draw_curve(run, run / "other.svg").exists()
+    assert draw_curve(str(run), str(run / "other.svg")).exists()
     assert main(["figure", str(run), "--out", str(run / "elsewhere")]) == 0
     assert (run / "elsewhere" / "curve.png").exists()
 

@@ -138,7 +138,7 @@ def test_runs_that_cannot_be_drawn_say_why(run, tmp_path):
         draw_run("copying", run, tmp_path)
     lstm = train(tmp_path / "lstm", "recall-lstm-t30")
     with pytest.raises(RunError, match="has no RUM to draw: its model is 'lstm'"):
-        draw_run("kernels", lstm, tmp_path)
+        draw_run("kernels", str(lstm), str(tmp_path))
     plain = train(tmp_path / "plain", "recall-rum-t30")
     with pytest.raises(RunError, match="accumulates no rotation"):
         draw_run("phases", plain, tmp_path)

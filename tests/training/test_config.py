@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.recipes import RECIPES
@@ -160,6 +161,10 @@ def test_override_says_what_it_takes(arguments, message):
         (lambda: replace(tiny(), steps="3"), "config: steps is '3', but it must be a whole number."),
         (lambda: replace(tiny(), steps=3.0), "config: steps is 3.0, but it must be a whole number."),
         (lambda: replace(tiny(), seed=True), "config: seed is True, but it must be a whole number."),
+        (
+            lambda: replace(tiny(), steps=torch.tensor(3)),
+            "config: steps is tensor(3), but it must be a whole number of Python's own; pass its .item().",
+        ),
         (lambda: replace(tiny(), name=None), "config: name is None, but it must be text."),
         (lambda: replace(tiny(), graph="no"), "config: graph is 'no', but it must be true or false."),
         (lambda: replace(tiny(), stop_at="1"), "config: stop_at is '1', but it must be a number."),

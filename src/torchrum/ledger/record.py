@@ -30,8 +30,8 @@ SAME = ("steps", "compile", "model.orthogonal_map")
 
 
 def record(
-    run: Path,
-    results: Path,
+    run: Path | str,
+    results: Path | str,
     *,
     note: str = "",
     commit: str | None = None,
@@ -52,6 +52,7 @@ def record(
     Returns:
         The path of the entry.
     """
+    run, results = Path(run), Path(results)
     entry = read_run(run, note=note, commit=commit)
     path = results / entry.task / entry.file_name
     if path.exists() and not replace:

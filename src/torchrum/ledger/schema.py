@@ -117,10 +117,10 @@ def from_json(text: bytes | str, source: str) -> Entry:
     return entry
 
 
-def read_ledger(folder: Path, task: str | None = None) -> list[Entry]:
+def read_ledger(folder: Path | str, task: str | None = None) -> list[Entry]:
     """Every entry below ``folder``, sorted by name, of one task or of all; a file in the wrong place is an error."""
     entries = []
-    for path in sorted(folder.glob(f"{task or '*'}/*.json")):
+    for path in sorted(Path(folder).glob(f"{task or '*'}/*.json")):
         if path.parent.name == "bench":  # timings, which have a form of their own
             continue
         try:

@@ -254,7 +254,7 @@ FIGURES: dict[str, Plan] = {
 """Name to what can be drawn of it."""
 
 
-def draw_figure(name: str, results: Path, out: Path) -> list[Path]:
+def draw_figure(name: str, results: Path | str, out: Path | str) -> list[Path]:
     """Draw a figure from the ledger, in a light and a dark version.
 
     Args:
@@ -265,6 +265,7 @@ def draw_figure(name: str, results: Path, out: Path) -> list[Path]:
     Returns:
         The paths of the pictures.
     """
+    results, out = Path(results), Path(out)
     if name not in FIGURES:
         raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
     paths = draw_plan(FIGURES[name], read_ledger(results), results, out)
@@ -289,7 +290,7 @@ def draw_plan(plan: Plan, entries: Sequence[Entry], results: Path, out: Path) ->
     return [path for drawing in drawings for path in save_themes(drawing.draw, out / drawing.name)]
 
 
-def draw_run(name: str, run: Path, out: Path) -> list[Path]:
+def draw_run(name: str, run: Path | str, out: Path | str) -> list[Path]:
     """Draw a figure of one run folder with a trained RUM, in a light and a dark version.
 
     Args:
@@ -300,6 +301,7 @@ def draw_run(name: str, run: Path, out: Path) -> list[Path]:
     Returns:
         The paths of the pictures.
     """
+    run, out = Path(run), Path(out)
     config = read_config(run)
     title = f"{config.name}, {config.model.hidden_size} units, seed {config.seed}"
     drawn: dict[str, Callable[[Arrays], Figure]] = {

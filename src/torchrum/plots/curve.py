@@ -10,7 +10,7 @@ from torchrum.training.records import read_metrics, shared_scores
 TRAINING, VALIDATION = "#9ecae1", "#d55e00"
 
 
-def draw_curve(run: Path, out: Path | None = None) -> Path:
+def draw_curve(run: Path | str, out: Path | str | None = None) -> Path:
     """Draw loss and metrics of a run folder, training and validation.
 
     Args:
@@ -41,4 +41,4 @@ def draw_curve(run: Path, out: Path | None = None) -> Path:
             count_steps(axes)
         figure.axes[-1].legend(loc="best")
         figure.suptitle(f"{config.name}, seed {config.seed}", fontsize=10)
-        return save(figure, out or run / "curve.png")
+        return save(figure, Path(run) / "curve.png" if out is None else Path(out))

@@ -91,7 +91,8 @@ class Reader:
         if not isinstance(value, (int, float) if hint is float else hint) or (
             isinstance(value, bool) != (hint is bool)
         ):
-            raise self.wrong(where, value, words)
+            number = hint in (int, float) and callable(getattr(value, "item", None))  # of numpy, or a tensor
+            raise self.wrong(where, value, f"{words} of Python's own; pass its .item()" if number else words)
         if isinstance(value, int) and abs(value) >= 2**63:
             raise self.wrong(where, value, f"{words} below 2**63")
         if isinstance(value, float) and self._finite and not math.isfinite(value):
