@@ -69,7 +69,7 @@ def test_the_final_score_records_cells_that_run_step_by_step(tmp_path, layer, re
     (tmp_path / "book.txt").write_bytes(small_text(3000))
     config = override(
         replace(load_recipe("char-rum"), model=ModelConfig(layer=layer, hidden_size=8, embedding_size=4)),
-        [*SMALL.split(), "task.shown=0", "model.hidden_size=8"],
+        [*SMALL.split(), "task.shown=0"],
     )
     Trainer(replace(config, task=config.task.reading(tmp_path / "book.txt")), quiet=True).fit(tmp_path / "run")
     scores = evaluate(tmp_path / "run", device="cpu")
