@@ -89,7 +89,7 @@ def test_a_senseless_option_is_one_line(tmp_path, capsys, monkeypatch, arguments
     assert message in error
     assert error.startswith("torchrum: ")
     assert error.count("\n") == 1
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("value", ["1e12", "1e18"])

@@ -176,6 +176,17 @@ def test_fields_may_stand_anywhere_and_stray_words_are_refused(tmp_path, capsys)
     assert "stray" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["char-rum"], ["char-rum", "--seeds", "2"], ["babi-rum", "--task=2"]], ids=str)
+def test_without_data_nothing_is_left(tmp_path, capsys, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHRUM_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("TORCHRUM_OFFLINE", "1")
+    assert main(["train", *arguments, "--device", "cpu", "--quiet"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("torchrum: ") and "TORCHRUM_OFFLINE is set" in error
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_is_not_resumed_as_another_recipe(tmp_path, capsys):
     assert main(["train", TINY, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
     resume = ["--resume", str(tmp_path / "tiny"), "--steps", "3", "--quiet"]

@@ -92,6 +92,45 @@ def test_an_empty_folder_goes_with_its_lock(tmp_path):
     assert not list((tmp_path / "there").iterdir())
 
 
+def test_the_parents_that_were_made_go_too(tmp_path):
+    (tmp_path / "there").mkdir()
+    with lock_folder(tmp_path / "there" / "out" / "run"):
+        assert (tmp_path / "there" / "out" / "run" / LOCK).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert not list((tmp_path / "there").iterdir())
+    with lock_folder(tmp_path / "out" / "run"):
+        (tmp_path / "out" / "other").mkdir()  # another process's
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["other"]
+    with pytest.raises(OSError, match="File name too long"):
+        lock_folder(tmp_path / "new" / ("x" * 300))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_parent_that_another_process_removes_is_made_again(tmp_path, monkeypatch):
+    real, removed = Path.mkdir, []
+
+    def late(path, *arguments, **options):
+        if path.name == "run" and not removed:
+            removed.append(path.parent)
+            path.parent.rmdir()
+        real(path, *arguments, **options)
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "mkdir", late)
+    with lock_folder(tmp_path / "out" / "run") as lock:
+        assert lock.folder.is_dir()
+    assert removed
+
+
+def test_a_working_folder_that_was_removed_is_an_error(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError):
+        lock_folder(Path("out/run"))
+
+
 def test_a_lock_whose_file_was_removed_is_worth_nothing(tmp_path, monkeypatch):
     """A process that opened the file just before its holder removed it must not believe that it has the folder."""
     first, second = FolderLock(tmp_path), FolderLock(tmp_path)

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ LOCK = ".lock"
 """The file in the folder that is locked; it holds the process id of the holder, and goes with it."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems without locks answer; a run there goes unprotected."""
+_ATTEMPTS = 100
+"""How often to make a folder whose parents other processes remove; a parent that cannot be there ends in an error."""
 _BEYOND = 2**20  # Windows locks bytes, and nobody can read them: one that is not there leaves the process id readable
 
 _held: set[int] = set()
@@ -37,35 +40,61 @@ class FolderLock:
     """The right to write into a folder, until ``release`` or the end of the process.
 
     Args:
-        folder: what to lock; it is made if it is not there, and an empty one goes when it is released.
+        folder: what to lock; it is made if it is not there, with its parents, and what was made goes when the lock is
+            released, if nothing was written there.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._path, self._made = folder / LOCK, False
+        self._path = folder / LOCK
+        self._made: list[Path] = []  # the innermost last
         self._handle: int | None = None
 
     def acquire(self) -> bool:
         """Take the lock; False if another process has it."""
+        try:
+            handle = self._take()
+        except OSError:
+            self._remove_made()
+            raise
+        if handle is None:
+            return False
+        self._handle = handle
+        _held.add(handle)
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        return True
+
+    def _take(self) -> int | None:
+        """A handle of the locked file, or None if another process has it."""
         while True:
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._made = True
+            self._make_folder()
             try:
                 handle = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             except FileNotFoundError:  # its last holder has just removed the folder
                 continue
             if not _lock(handle):
                 os.close(handle)
-                return False
+                return None
             if self._is_there(handle):
-                break
+                return handle
             os.close(handle)  # its last holder has removed the file; the lock is worth nothing
-        self._handle = handle
-        _held.add(handle)
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        return True
+
+    def _make_folder(self) -> None:
+        """Make the folder and its parents where they are missing, and note which were made here."""
+        for attempt in range(_ATTEMPTS):
+            missing = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
+            try:
+                for place in reversed(missing):
+                    place.mkdir()
+                    self._made.append(place)
+                return
+            except FileExistsError:
+                if not place.is_dir():  # a link to nowhere; a folder that another process has just made will do
+                    raise
+            except FileNotFoundError:  # another process has just removed a parent that it had made
+                if attempt == _ATTEMPTS - 1:
+                    raise
 
     def _is_there(self, handle: int) -> bool:
         try:
@@ -74,18 +103,20 @@ class FolderLock:
             return False
 
     def release(self) -> None:
-        """Give the lock up, and remove its file and, if nothing was written there, the folder that was made for it."""
+        """Give the lock up, and remove its file and the folders that were made for it and are empty."""
         if self._handle is None:
             return
-        try:
+        with suppress(OSError):  # the disk is gone: the kernel gives up the lock in any case
             self._path.unlink(missing_ok=True)
-            if self._made:
-                self.folder.rmdir()
-        except OSError:
-            pass  # not empty, or the disk is gone: the kernel gives up the lock in any case
+        self._remove_made()
         _held.discard(self._handle)
         os.close(self._handle)
         self._handle = None
+
+    def _remove_made(self) -> None:
+        with suppress(OSError):  # not empty
+            while self._made:
+                self._made.pop().rmdir()
 
     def in_use(self) -> RunError:
         """The error for a folder that another process has; it says which one, if that can be told."""
