@@ -195,6 +195,26 @@ def test_a_run_is_not_resumed_as_another_recipe(tmp_path, capsys):
     assert main(["train", TINY, *resume]) == 0
 
 
+def test_a_resumed_run_stays_in_its_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quiet, elsewhere = ["--steps", "2", "--quiet"], ["--out", "elsewhere"]
+    assert main(["train", TINY, *quiet]) == 0
+    assert main(["train", TINY, "--seeds", "1", *quiet]) == 0
+    one, several = ["--resume", "runs/tiny"], ["--resume", "runs/tiny-2"]
+    for command in (["train", *one], ["train", TINY, "--seeds", "2", *several], ["sweep", TINY, *several]):
+        capsys.readouterr()
+        assert main([*command, *quiet, *elsewhere]) == 2
+        assert capsys.readouterr().err == (
+            f"torchrum: --out elsewhere does not contain {command[-1]}, and a resumed run stays in its folder; leave "
+            "--out out, or --resume to start a new run there.\n"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    # the last two as in the command that started the run
+    for same, steps in (("runs/tiny", "3"), ("runs", "4"), (str(tmp_path / "runs"), "5")):
+        assert main(["train", *one, "--out", same, "--quiet", "--steps", steps]) == 0
+    assert main(["train", TINY, "--seeds", "2", *several, "--out", "runs", *quiet]) == 0
+
+
 def test_several_runs_are_not_resumed_as_one(tmp_path, capsys):
     (tmp_path / "set" / "seed-0" / "task").mkdir(parents=True)
     (tmp_path / "set" / "seed-0" / "task" / "config.json").touch()

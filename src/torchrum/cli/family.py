@@ -26,7 +26,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
     from torchrum.cli import is_first
     from torchrum.cli.data import with_text
-    from torchrum.cli.train import check_count, check_resumed
+    from torchrum.cli.train import check_count, check_resumed, chosen_folder
     from torchrum.ledger.babi import Column, babi_table
     from torchrum.recipes import FAMILIES, RECIPES
     from torchrum.training import override, run_sweep
@@ -44,7 +44,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
             label = label if options.seeds is None else f"seed-{config.seed}/{label}"
             runs[label], places[label] = config, (config.seed, int(member.rpartition("-qa")[2]))
     new = options.resume is None
-    results = run_sweep(runs, options.resume or options.out / name, options.quiet, rename=new, jobs=options.jobs)
+    results = run_sweep(runs, chosen_folder(options, name), options.quiet, rename=new, jobs=options.jobs)
     code = max(result.exit_code for result in results)
     interrupted = len(results) < len(runs) or any(result.stopped.startswith("SIG") for result in results)
     if interrupted or not is_first():  # a test set is looked at when its run is done

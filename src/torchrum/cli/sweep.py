@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser
 from torchrum.cli.starting import leaving_at_once
-from torchrum.cli.train import add_common, check_count, check_resumed, draw, split_fields
+from torchrum.cli.train import add_common, check_count, check_resumed, chosen_folder, draw, split_fields
 
 if TYPE_CHECKING:
     from torchrum.training import TrainConfig
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     recipe = load_recipe(options.recipe)
     check_resumed(options.resume, [recipe.name])
     config = with_text(override(recipe, [*options.fields, *fields]), options.data)
-    folder = options.resume or options.out / config.label
+    folder = chosen_folder(options, config.label)
     if options.trials is not None or options.search:
         code = run_search(config, folder, options)
     else:

@@ -55,7 +55,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """The options that train and sweep share."""
     add = parser.add_argument
     return [
-        add("--out", type=Path, default=Path("runs"), help="parent folder of the runs (default: runs)"),
+        add("--out", type=Path, help="parent folder of the runs (default: runs)"),
         add("--resume", type=Path, metavar="FOLDER", help="resume the run, or the runs of a sweep, in this folder"),
         add("--seeds", type=int, metavar="N", help="train N times, with the seeds seed, seed + 1, ..."),
         add(
@@ -96,6 +96,24 @@ def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
     if run is not None and (name := read_config(run).name) not in names:
         wanted = names[0] if len(names) == 1 else f"{names[0]} and so on"
         raise ConfigError(f"{folder} contains runs of {name}, not of {wanted}; leave --resume out to start new ones.")
+
+
+def chosen_folder(options: argparse.Namespace, label: str) -> Path:
+    """Where to train: the folder ``--resume``, or one named ``label`` in ``--out``.
+
+    ``--out`` beside ``--resume`` may only repeat where the folder is, as in the command that started the runs.
+    """
+    from torchrum.training.errors import ConfigError
+
+    folder, out = options.resume, options.out
+    if folder is None:
+        return (out or Path("runs")) / label
+    if out is not None and out.resolve() not in (folder.resolve(), *folder.resolve().parents):
+        raise ConfigError(
+            f"--out {out} does not contain {folder}, and a resumed run stays in its folder; leave --out out, or "
+            "--resume to start a new run there."
+        )
+    return folder
 
 
 def check_single(folder: Path) -> None:
@@ -166,7 +184,7 @@ def main(arguments: list[str]) -> int:
         assert recipe is not None
         config = with_text(override(recipe, fields), options.data)
         trainer = Trainer(config, quiet=options.quiet, on_end=draw)
-        code = trainer.fit(options.out / config.label, rename=True).exit_code
+        code = trainer.fit(chosen_folder(options, config.label), rename=True).exit_code
     leave_together()
     # a further process that leaves with a code would make the first one be killed before it is done
     return code if is_first() else 0
@@ -181,7 +199,7 @@ def train_seeds(recipe: "TrainConfig", fields: list[str], options: argparse.Name
     check_resumed(options.resume, [recipe.name])
     config = with_text(override(recipe, fields), options.data)
     runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
-    folder, new = options.resume or options.out / config.label, options.resume is None
+    folder, new = chosen_folder(options, config.label), options.resume is None
     results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
     return max(result.exit_code for result in results)
 
@@ -196,4 +214,5 @@ def resume_run(recipe: "TrainConfig | None", fields: list[str], options: argpars
     config = with_text(override(read_config(options.resume), fields), options.data)
     if recipe is not None and recipe.name != config.name:
         raise ConfigError(f"{options.resume} is a run of {config.name}, not of {recipe.name}; leave the recipe out.")
-    return Trainer(config, quiet=options.quiet, on_end=draw).fit(options.resume, resume=True).exit_code
+    folder = chosen_folder(options, config.label)
+    return Trainer(config, quiet=options.quiet, on_end=draw).fit(folder, resume=True).exit_code
