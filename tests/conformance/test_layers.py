@@ -351,6 +351,14 @@ def test_an_option_of_a_wrong_type_is_named(name):
             build_layer(**{"name": name, "input_size": I, "hidden_size": H, key: "x"})
 
 
+@pytest.mark.parametrize("name", [name for name in LAYERS if "ln_eps" in inspect.signature(LAYERS[name]).parameters])
+def test_what_is_added_to_a_variance_is_not_negative(name):
+    """A layer norm took the square root of a negative number."""
+    with pytest.raises(ValueError, match=r"Cell: ln_eps=-1e-05 is not allowed; it must be 0 or more\."):
+        build_layer(name, I, H, ln_eps=-1e-5)
+    build_layer(name, I, H, ln_eps=0)  # as torch.nn.LayerNorm takes it: rows of one value are then NaN
+
+
 def test_unknown_names_are_errors_that_name_the_nearest():
     with pytest.raises(ValueError, match=r"build_layer: name='gorru' is not known; .* Did you mean 'goru'"):
         build_layer("gorru", I, H)

@@ -122,7 +122,7 @@ def test_noisy_ages_keep_their_order_and_have_gaps():
         ({"tying": "both"}, "tying='both'"),
         ({"position": "odd"}, "position='odd'"),
         ({"noise": 2}, "noise=2 is not allowed; it must be a number from 0 to 1"),
-        ({"linear_steps": -1}, "linear_steps=-1 is not allowed; it must be at least 0"),
+        ({"linear_steps": -1}, "linear_steps=-1 is not allowed; it must be 0 or more"),
         ({"noise": "some"}, "noise='some' is not allowed"),
         ({"memory_size": 0}, "memory_size=0 is not allowed; it must be an integer of at least 1"),
         ({"memory_size": 1.5}, "memory_size=1.5 is not allowed"),

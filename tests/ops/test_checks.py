@@ -8,6 +8,7 @@ from torchrum.ops._checks import (
     check_choice,
     check_finite,
     check_floating,
+    check_not_negative,
     check_positive_int,
     check_probability,
     check_same_device,
@@ -35,6 +36,8 @@ X = torch.ones(2, 3)
         (check_finite, {"eta": math.nan}, r"op: eta=nan is not allowed; it must be a finite number"),
         (check_finite, {"eta": -math.inf}, r"op: eta=-inf is not allowed"),
         (check_finite, {"eta": "1"}, r"op: eta='1' is not allowed"),
+        (check_not_negative, {"ln_eps": -1e-5}, r"op: ln_eps=-1e-05 is not allowed; it must be 0 or more\."),
+        (check_not_negative, {"ln_eps": math.inf}, r"op: ln_eps=inf is not allowed; it must be a finite number"),
         (check_probability, {"zoneout": 1.5}, r"op: zoneout=1\.5 is not allowed; it must be a number from 0 to 1"),
         (check_probability, {"zoneout": math.nan}, r"op: zoneout=nan is not allowed"),
     ],
@@ -65,4 +68,5 @@ def test_good_values_pass():
     check_same_device("op", a=X, b=X)
     check_positive_int("op", size=1)
     check_finite("op", eta=0.5, lam=-2)
+    check_not_negative("op", ln_eps=0)
     check_probability("op", zoneout=0, dropout=1.0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrum.cells.base import Cell, State
 from torchrum.cells.starts import glorot_
 from torchrum.cells.unitary import UnitaryMap, check_even, modrelu, modrelu_complex, real_form, widen
-from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_not_negative, check_positive_int
 
 STYLES = ("tunable", "fft")
 
@@ -51,9 +51,7 @@ class Rotations(UnitaryMap):
         check_positive_int("Rotations", size=size)
         check_flags("Rotations", complex_valued=complex_valued)
         check_choice("Rotations", "style", style, STYLES)
-        check_finite("Rotations", angle_bound=angle_bound)
-        if angle_bound < 0:
-            raise ValueError(f"Rotations: angle_bound={angle_bound!r} is not allowed; it must be 0 or more.")
+        check_not_negative("Rotations", angle_bound=angle_bound)
         if capacity is None:
             capacity = 2 if style == "tunable" else max(1, (size - 1).bit_length())
         check_positive_int("Rotations", capacity=capacity)

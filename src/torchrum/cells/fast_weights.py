@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.unitary import widen
-from torchrum.ops._checks import check_finite, check_flags, check_positive_int
+from torchrum.ops._checks import check_finite, check_flags, check_not_negative, check_positive_int
 
 
 class FastWeightsCell(Cell):
@@ -50,7 +50,8 @@ class FastWeightsCell(Cell):
         super().__init__(input_size, hidden_size)
         check_positive_int("FastWeightsCell", input_size=input_size, hidden_size=hidden_size, inner_steps=inner_steps)
         check_flags("FastWeightsCell", layer_norm=layer_norm)
-        check_finite("FastWeightsCell", decay=decay, rate=rate, ln_eps=ln_eps, recurrent_scale=recurrent_scale)
+        check_finite("FastWeightsCell", decay=decay, rate=rate, recurrent_scale=recurrent_scale)
+        check_not_negative("FastWeightsCell", ln_eps=ln_eps)
         self.inner_steps = inner_steps
         self.decay = decay
         self.rate = rate

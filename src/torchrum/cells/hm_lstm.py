@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.starts import orthogonal_
-from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_not_negative, check_positive_int
 from torchrum.ops.lstm_scan import norm_gates
 
 BOUNDARIES = ("step", "soft")
@@ -66,8 +66,8 @@ class HMLSTMCell(Cell):
         check_positive_int("HMLSTMCell", input_size=input_size, hidden_size=hidden_size, num_levels=num_levels)
         if level_size is not None:
             check_positive_int("HMLSTMCell", level_size=level_size)
-        check_finite("HMLSTMCell", ln_eps=ln_eps, forget_bias=forget_bias)
-        check_finite("HMLSTMCell", slope_per_step=slope_per_step, max_slope=max_slope)
+        check_finite("HMLSTMCell", forget_bias=forget_bias, slope_per_step=slope_per_step, max_slope=max_slope)
+        check_not_negative("HMLSTMCell", ln_eps=ln_eps)
         check_flags("HMLSTMCell", layer_norm=layer_norm)
         check_choice("HMLSTMCell", "boundary", boundary, BOUNDARIES)
         if num_levels < 2:

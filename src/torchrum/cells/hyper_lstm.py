@@ -7,7 +7,14 @@ from torch import Tensor, nn
 from torchrum.cells.base import Cell, State
 from torchrum.cells.lstm import LSTMCell
 from torchrum.cells.starts import orthogonal_
-from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int, check_probability
+from torchrum.ops._checks import (
+    check_choice,
+    check_finite,
+    check_flags,
+    check_not_negative,
+    check_positive_int,
+    check_probability,
+)
 from torchrum.ops.lstm_scan import norm_gates
 
 READS = ("new", "previous")
@@ -58,7 +65,8 @@ class HyperLSTMCell(Cell):
         super().__init__(input_size, hidden_size)
         check_positive_int("HyperLSTMCell", input_size=input_size, hidden_size=hidden_size)
         check_positive_int("HyperLSTMCell", hyper_size=hyper_size, embedding_size=embedding_size)
-        check_finite("HyperLSTMCell", ln_eps=ln_eps, forget_bias=forget_bias)
+        check_finite("HyperLSTMCell", forget_bias=forget_bias)
+        check_not_negative("HyperLSTMCell", ln_eps=ln_eps)
         check_flags("HyperLSTMCell", layer_norm=layer_norm)
         check_choice("HyperLSTMCell", "hyper_output", hyper_output, READS)
         check_probability("HyperLSTMCell", recurrent_dropout=recurrent_dropout)

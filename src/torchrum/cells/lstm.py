@@ -6,7 +6,14 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.starts import INITS, block_orthogonal_, glorot_, orthogonal_
-from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int, check_probability
+from torchrum.ops._checks import (
+    check_choice,
+    check_finite,
+    check_flags,
+    check_not_negative,
+    check_positive_int,
+    check_probability,
+)
 from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.kernels.precision import autocast_dtype
 from torchrum.ops.lstm_scan import (
@@ -65,7 +72,8 @@ class LSTMCell(Cell):
             check_positive_int("LSTMCell", input_size=input_size)
         check_positive_int("LSTMCell", hidden_size=hidden_size)
         check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell)
-        check_finite("LSTMCell", forget_bias=forget_bias, ln_eps=ln_eps)
+        check_finite("LSTMCell", forget_bias=forget_bias)
+        check_not_negative("LSTMCell", ln_eps=ln_eps)
         check_flags("LSTMCell", layer_norm=layer_norm)
         check_choice("LSTMCell", "init", init, INITS)
         check_choice("LSTMCell", "backend", backend, ("auto", "fused", "torch", "reference"))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.variational import sequence_mask
-from torchrum.ops._checks import check_finite, check_positive_int, check_probability
+from torchrum.ops._checks import check_finite, check_not_negative, check_positive_int, check_probability
 
 
 class RHNCell(Cell):
@@ -45,10 +45,9 @@ class RHNCell(Cell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive_int("RHNCell", input_size=input_size, hidden_size=hidden_size, depth=depth)
-        check_finite("RHNCell", transform_bias=transform_bias, init_range=init_range)
+        check_finite("RHNCell", transform_bias=transform_bias)
+        check_not_negative("RHNCell", init_range=init_range)
         check_probability("RHNCell", input_dropout=input_dropout, state_dropout=state_dropout)
-        if init_range < 0:
-            raise ValueError(f"RHNCell: init_range={init_range!r} is not allowed; it must be 0 or more.")
         self.depth = depth
         self.transform_bias = transform_bias
         self.init_range = init_range

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.models.position import position_encoding
-from torchrum.ops._checks import check_finite, check_flags, check_positive_int, check_probability
+from torchrum.ops._checks import check_flags, check_not_negative, check_positive_int, check_probability
 
 
 class MemN2N(nn.Module):
@@ -53,15 +53,13 @@ class MemN2N(nn.Module):
         super().__init__()
         check_positive_int("MemN2N", num_inputs=num_inputs, hidden_size=hidden_size, sentence_size=sentence_size)
         check_positive_int("MemN2N", memory_size=memory_size, hops=hops)
-        check_finite("MemN2N", linear_steps=linear_steps)
+        check_not_negative("MemN2N", linear_steps=linear_steps)
         check_probability("MemN2N", noise=noise)
         check_flags("MemN2N", relu=relu)
         if tying not in ("adjacent", "layerwise"):
             raise ValueError(f"MemN2N: tying={tying!r}; it must be 'adjacent' or 'layerwise'.")
         if position not in ("code", "paper", None):
             raise ValueError(f"MemN2N: position={position!r}; it must be 'code', 'paper' or None.")
-        if linear_steps < 0:
-            raise ValueError(f"MemN2N: linear_steps={linear_steps!r} is not allowed; it must be at least 0.")
         self.hidden_size, self.memory_size, self.hops, self.tying = hidden_size, memory_size, hops, tying
         self.linear_steps, self.noise, self.relu = linear_steps, noise, relu
         tables = hops + 1 if tying == "adjacent" else 4  # A, C1, C2, ...; layer-wise A, C, B, W

@@ -104,6 +104,14 @@ def check_finite(where: str, **values: object) -> None:
             raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be a finite number.")
 
 
+def check_not_negative(where: str, **values: object) -> None:
+    """Every value must be a finite number of at least 0."""
+    check_finite(where, **values)
+    for name, value in values.items():
+        if value < 0:  # type: ignore[operator]
+            raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be 0 or more.")
+
+
 def check_probability(where: str, **values: object) -> None:
     """Every value must be a number from 0 to 1."""
     for name, value in values.items():
