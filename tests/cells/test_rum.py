@@ -67,6 +67,29 @@ def test_wrong_shapes_are_refused_by_every_backend(lam, input, hx, message, back
             cell(torch.randn(input), state)
 
 
+@pytest.mark.parametrize("name", ["activation", "target_activation"])
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (lambda x: x.mean(-1, keepdim=True), r"\(x\) has shape \(3, 1\), but x has \(3, 5\); {} must be elementwise\."),
+        (lambda x: x.mean(), r"\(x\) has shape \(\), but x has \(3, 5\); {} must be elementwise"),
+        (lambda x: x[0], r"\(x\) has shape \(5,\), but x has \(3, 5\)"),
+        (lambda x: x.unsqueeze(0), r"\(x\) has shape \(1, 3, 5\), but x has \(3, 5\)"),
+        (lambda x: x > 0, r"\(x\) has dtype torch.bool; it must be float64"),
+        (lambda x: None, r"\(x\) is a NoneType; it must be a torch.Tensor"),
+    ],
+    ids=["(3, 1)", "()", "(5,)", "(1, 3, 5)", "bool", "None"],
+)
+def test_an_activation_that_is_not_elementwise_is_refused(name, function, message):
+    """Such shapes were broadcast."""
+    for model, x in (
+        (RUMCell(4, 5, **{name: function}), torch.randn(3, 4)),
+        (RUM(4, 5, lam=1, **{name: function}), torch.randn(2, 3, 4)),
+    ):
+        with pytest.raises(ValueError, match=f"RUM: {name}{message.format(name)}"):
+            model(x)
+
+
 def test_wrong_types_are_refused():
     cell, x = RUMCell(4, 5), torch.randn(3, 4)
     with pytest.raises(TypeError, match="input is a list; it must be a Tensor"):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchrum.ops._checks import MismatchError, check_floating
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.orthogonal_power import orthogonal_power
@@ -21,8 +22,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation_function(activation: Activation) -> Callable[[Tensor], Tensor]:
-    return ACTIVATIONS[activation] if isinstance(activation, str) else activation
+def activate(x: Tensor, activation: Activation, name: str) -> Tensor:
+    """``activation`` of ``x``; what a callable of the user's returns is checked, and ``name`` is who is told of it."""
+    if isinstance(activation, str):
+        return ACTIVATIONS[activation](x)
+    y = activation(x)
+    check_floating("RUM", **{f"{name}(x)": y})
+    if y.shape != x.shape:  # it would broadcast, or fail steps later
+        raise MismatchError(
+            f"RUM: {name}(x) has shape {tuple(y.shape)}, but x has {tuple(x.shape)}; {name} must be elementwise."
+        )
+    return y
 
 
 def block_norm(x: Tensor, block: int, weights: StepWeights, options: RumOptions) -> Tensor:
@@ -42,7 +52,7 @@ def rotation_vectors(xp: Tensor, h: Tensor, weights: StepWeights, options: RumOp
     gates = xp[..., :-H].to(h.dtype) + F.linear(h.to(xp.dtype), weights.weight_hh).to(h.dtype)
     tau = block_norm(gates[..., :H], 0, weights, options)
     if options.target_activation is not None:
-        tau = activation_function(options.target_activation)(tau)
+        tau = activate(tau, options.target_activation, "target_activation")
     return eps, tau, gates
 
 
@@ -70,7 +80,7 @@ def rum_step_reference(
     else:
         R = accumulate(R, eps, tau, options.lam if lam is None else lam)
         turned = (R @ h.to(R.dtype).unsqueeze(-1)).squeeze(-1).to(h.dtype)
-    new = activation_function(options.activation)(norm(eps + turned, options.num_gates))
+    new = activate(norm(eps + turned, options.num_gates), options.activation, "activation")
 
     if options.update_gate:
         u = gates[..., H:]
