@@ -130,6 +130,20 @@ def test_a_model_says_what_it_is_made_of():
         CharModel(nn.GRU(E, H), "7", embedding_size=E)
 
 
+@pytest.mark.parametrize("name", ["locked_dropout", "tied", "calibrated"])
+def test_a_switch_is_true_or_false(name):
+    with pytest.raises(TypeError, match=f"CharModel: {name}='no'; it must be True or False"):
+        CharModel(nn.GRU(E, H), V, embedding_size=E, **{name: "no"})
+
+
+def test_the_temperature_divides_logits_in_evaluation_alone():
+    model, x = model_of("gru", calibrated=True), torch.randint(V, (B, 4))
+    trained = model(x)[0]
+    model.temperature.fill_(2.0)
+    assert torch.equal(model(x)[0], trained)
+    torch.testing.assert_close(model.eval()(x)[0], trained / 2)
+
+
 def test_lengths_are_refused():
     with pytest.raises(ValueError, match="lengths is given"):
         model_of("gru")(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 2]))

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -6,7 +7,7 @@ from torchrum.cells.hm_lstm import HMLSTMCell
 from torchrum.models import build_model
 from torchrum.recipes import RECIPES, load_recipe
 from torchrum.recipes.char_others import OTHERS
-from torchrum.recipes.char_ptb import EPOCH, MODELS
+from torchrum.recipes.char_ptb import EPOCH, MODELS, TUNED
 
 COUNTS = {
     "zoneout-lstm": 4_254_050,
@@ -87,4 +88,18 @@ def test_rows_of_the_table_share_text_and_batch(name):
 
 
 def test_every_recipe_has_its_count():
-    assert {f"char-ptb-{name}" for name in COUNTS} == {name for name in RECIPES if name.startswith("char-ptb")}
+    tuned = {f"{name}-tuned" for name in TUNED}  # whose models are the same
+    assert {f"char-ptb-{name}" for name in {*COUNTS, *tuned}} == {
+        name for name in RECIPES if name.startswith("char-ptb")
+    }
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_a_tuned_recipe_has_the_model_of_the_table_and_one_setting_for_all(name):
+    plain, tuned = load_recipe(f"char-ptb-{name}"), load_recipe(f"char-ptb-{name}-tuned")
+    added = (
+        {"output_dropout": 0.25, "options": {**plain.model.options, "dropout": 0.25}} if name == "rum-2x1500" else {}
+    )
+    assert tuned.model == replace(plain.model, calibrated=True, **added)
+    assert tuned.optimizer == replace(plain.optimizer, schedule="cosine", weight_decay=0.05)
+    assert (tuned.average, tuned.steps) == (0.999, (240 if name.startswith("fs") else 60) * EPOCH)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tolerances import TOL
+from torchrum.layers.registry import build_layer
 from torchrum.training import ConfigError, OptimizerConfig, RunError
 from torchrum.training.optim import (
     KEPT,
@@ -167,6 +168,20 @@ def test_groups_have_rates_of_their_own(graph):
     found = {name: rates[id(param)] for name, param in model.named_parameters()}
     wanted = {"weight_ih_l0": 0.5, "weight_hh_l0": 0.05, "bias_ih_l0": 0.0, "bias_hh_l0": 0.0}
     assert found == pytest.approx(wanted)
+
+
+def test_weight_decay_pulls_matrices_alone():
+    model = build_layer("hm_lstm", 3, 4)  # its layer norms have a row of gains per level
+    optimizer = build_optimizer(OptimizerConfig(weight_decay=0.1), model, False, torch.device("cpu"))
+    pulled = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0.1 for p in group["params"]}
+    names = {name.rpartition("cells.0.")[2] for name, p in model.named_parameters() if id(p) in pulled}
+    assert names == {"weight_ih", "gate_weight", "output_weight", *(f"weight_hh.{n}" for n in range(3))}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p, before[name] * (1 - 0.1 * 1e-3 if id(p) in pulled else 1))
 
 
 def test_wrong_groups_are_refused():

@@ -16,10 +16,14 @@ SMALL = "steps=30 eval_every=3 log_every=3 batch_size=8 task.lanes=8 task.segmen
 FIELDS = "model.hidden_size=12 model.embedding_size=6 model.weight_drop=0.2 model.input_dropout=0.1 task.shown=5"
 
 
-@pytest.mark.parametrize("schedule, average", [("plateau/0.5/1", None), ("cosine", 0.9)], ids=["plateau", "average"])
-def test_a_run_survives_being_cut(tmp_path, schedule, average):
+@pytest.mark.parametrize(
+    "fields, average",
+    [("optimizer.schedule=plateau/0.5/1", None), ("optimizer.schedule=cosine model.calibrated=true", 0.9)],
+    ids=["plateau", "average"],
+)
+def test_a_run_survives_being_cut(tmp_path, fields, average):
     (tmp_path / "book.txt").write_bytes(small_text(3000))
-    config = override(load_recipe("char-rum"), [*SMALL.split(), *FIELDS.split(), f"optimizer.schedule={schedule}"])
+    config = override(load_recipe("char-rum"), [*SMALL.split(), *FIELDS.split(), *fields.split()])
     # a rate at which validation does not improve every time
     optimizer = replace(config.optimizer, lr=0.5, warmup=0)
     config = replace(config, task=config.task.reading(tmp_path / "book.txt"), optimizer=optimizer, average=average)

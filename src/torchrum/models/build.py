@@ -41,9 +41,19 @@ class LayerChoice(Protocol):
     def weight_drop(self) -> float: ...
     @property
     def tied(self) -> bool: ...
+    @property
+    def calibrated(self) -> bool: ...
 
 
-TEXT_ONLY = ("embedding_size", "input_dropout", "output_dropout", "locked_dropout", "weight_drop", "tied")
+TEXT_ONLY = (
+    "embedding_size",
+    "input_dropout",
+    "output_dropout",
+    "locked_dropout",
+    "weight_drop",
+    "tied",
+    "calibrated",
+)
 """Fields of a description that only models of text have."""
 STORY_TOO = ("embedding_size", "input_dropout", "output_dropout")
 """Those of them that a reader of stories has as well."""

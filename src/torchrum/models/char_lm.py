@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from torchrum.layers.recurrent import Recurrent
 from torchrum.models.tagging import width
-from torchrum.ops._checks import check_positive_int, check_probability
+from torchrum.ops._checks import check_flags, check_positive_int, check_probability
 
 State = tuple[Tensor, ...]
 RECURRENT = re.compile(r"(^|\.)weight_hh\w*(\.\d+)?$")  # some cells have several, in a list
@@ -30,7 +30,11 @@ class CharModel(nn.Module):
         locked_dropout: draw these two masks once per call for all its steps, instead of afresh in each step.
         weight_drop: chance that a recurrent weight is zeroed for a whole call (DropConnect; Merity et al., 2018).
         tied: the read-out's matrix is the embedding's; the layer must be as wide as the embedding.
+        calibrated: have a buffer ``temperature``, 1 at first, by which logits are divided in evaluation mode: a model
+            that has seen its text many times is too sure of itself (Guo et al., 2017).
     """
+
+    temperature: Tensor
 
     def __init__(
         self,
@@ -42,16 +46,18 @@ class CharModel(nn.Module):
         locked_dropout: bool = False,
         weight_drop: float = 0.0,
         tied: bool = False,
+        calibrated: bool = False,
     ) -> None:
         super().__init__()
         chances = {"input_dropout": input_dropout, "output_dropout": output_dropout, "weight_drop": weight_drop}
         check_probability("CharModel", **chances)
         check_positive_int("CharModel", num_symbols=num_symbols)
+        check_flags("CharModel", locked_dropout=locked_dropout, tied=tied, calibrated=calibrated)
         size = width(layer)
         self.num_symbols = num_symbols
         self.layer = layer
         self.input_dropout, self.output_dropout, self.locked_dropout = input_dropout, output_dropout, locked_dropout
-        self.weight_drop = weight_drop
+        self.weight_drop, self.calibrated = weight_drop, calibrated
         self.dropped = [name for name, _ in layer.named_parameters() if RECURRENT.search(name)]
         if weight_drop and not self.dropped:
             raise ValueError(
@@ -63,6 +69,8 @@ class CharModel(nn.Module):
             nn.init.orthogonal_(self.embedding.weight)
         nn.init.orthogonal_(self.readout.weight)
         nn.init.uniform_(self.readout.bias, -0.01, 0.01)
+        if calibrated:
+            self.register_buffer("temperature", torch.ones(()))
         if tied:
             if embedding_size != size:
                 raise ValueError(
@@ -111,6 +119,8 @@ class CharModel(nn.Module):
         output = self._drop(output, self.output_dropout)  # (T, B, H)
         with torch.autocast(x.device.type, enabled=False):  # logits of 8 bits would blur the loss
             logits = F.linear(output.to(weight.dtype), weight, self.readout.bias)
+            if self.calibrated and not self.training:
+                logits = logits / self.temperature
         return logits.transpose(0, 1), tuple(part.to(given.dtype) for part, given in zip(last, state, strict=True))
 
     def _scan(self, inputs: Tensor, hx: Any) -> tuple[Tensor, Any]:

@@ -65,6 +65,8 @@ class ModelConfig:
     """Chance that a recurrent weight is zeroed for a segment."""
     tied: bool = False
     """The softmax uses the matrix of the embedding."""
+    calibrated: bool = False
+    """Divide the logits of a trained model by a temperature that is fitted to the validation set."""
 
     def __post_init__(self) -> None:
         check_fields("model", self, ConfigError)
@@ -102,7 +104,7 @@ class OptimizerConfig:
     eps: float | None = None
     """Added to the denominator; None: 1e-8, or 1e-10 for rmsprop_tf."""
     weight_decay: float = 0.0
-    """Decoupled weight decay (adam only)."""
+    """Decoupled weight decay of all matrices (adam only)."""
     clip: float | None = None
     """Largest norm of the gradient of all parameters; a gradient that is not finite is dropped. None: no limit."""
     groups: str = ""

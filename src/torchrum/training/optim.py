@@ -76,7 +76,7 @@ class RMSpropTF(Optimizer):
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, device: torch.device) -> Optimizer:
     """Make the optimizer; with ``graph`` its step can be recorded in a CUDA graph and its rate still be changed."""
-    params = parameter_groups(model, rate_factors(config.groups))
+    params = parameter_groups(model, rate_factors(config.groups), config.weight_decay)
     lr: float | Tensor = torch.tensor(config.lr, device=device) if graph else config.lr
     for group in params if graph else ():  # each fills its own rate
         group["lr"] = torch.tensor(config.lr, device=device)
@@ -88,9 +88,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, devi
         return torch.optim.RMSprop(params, lr=lr, alpha=config.decay, eps=eps, capturable=graph)
     kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
     fused = graph or None  # one kernel instead of a dozen: of a small model's step they are a tenth
-    return kind(
-        params, lr=lr, betas=config.betas, eps=eps, weight_decay=config.weight_decay, capturable=graph, fused=fused
-    )
+    return kind(params, lr=lr, betas=config.betas, eps=eps, capturable=graph, fused=fused)
 
 
 KEPT = {
@@ -117,21 +115,27 @@ def load_optimizer_state(
     optimizer.load_state_dict({**whole, "state": {number: dict(kept) for number, kept in state.items()}})
 
 
-def parameter_groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
-    """The parameters with the factor of their rate: that of the first name in ``factors`` that is a part of theirs."""
-    groups: dict[float, list[Tensor]] = {}
+def parameter_groups(model: nn.Module, factors: dict[str, float], weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    """The parameters with the factor of their rate: that of the first name in ``factors`` that is a part of theirs.
+
+    Weight decay pulls matrices alone: gains of layer norms and biases have no reason to be near zero.
+    """
+    groups: dict[tuple[float, float], list[Tensor]] = {}
     found = set()
     for name, param in model.named_parameters():
         part = next((part for part in factors if part in name), None)
         found.add(part)
         if param.requires_grad:
-            groups.setdefault(1.0 if part is None else factors[part], []).append(param)
+            decay = weight_decay if param.dim() > 1 and not name.rpartition(".")[2].startswith("ln_") else 0.0
+            groups.setdefault((1.0 if part is None else factors[part], decay), []).append(param)
     if lost := [part for part in factors if part not in found]:
         names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name, _ in model.named_parameters()))
         raise ConfigError(
             f"optimizer: groups names {', '.join(lost)}, but no parameter has such a name; there are {names}."
         )
-    return [{"params": params, "rate_factor": factor} for factor, params in groups.items()]
+    return [
+        {"params": params, "rate_factor": factor, "weight_decay": decay} for (factor, decay), params in groups.items()
+    ]
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int, drops: int = 0) -> float:

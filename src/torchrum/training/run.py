@@ -28,7 +28,7 @@ from torchrum.training.records import CONFIG, ENVIRONMENT, RESULT, MetricsFile, 
 from torchrum.training.resume import Resumed
 from torchrum.training.run_state import Progress, Result
 from torchrum.training.schedule import plateau
-from torchrum.training.scoring import score
+from torchrum.training.scoring import calibrate, is_calibrated, score
 from torchrum.training.signals import Interrupts
 from torchrum.training.step import TrainStep
 
@@ -176,7 +176,7 @@ class Run:
 
     def _validate(self, batches: list[Any]) -> tuple[dict[str, float], bool]:
         task, progress = self.config.task, self.progress
-        scores = self.engine.first(lambda: score(task, self._scored, batches, self.engine))
+        scores = self.engine.first(lambda: self._score(batches))
         sign = 1 if task.goal == "max" else -1
         value = scores[task.metric]
         improved = math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best)
@@ -192,6 +192,13 @@ class Run:
         if self.engine.rank == 0 and math.isfinite(scores["loss"]) and (text := self._shown()):
             self._display.say(text)
         return scores, improved
+
+    def _score(self, batches: list[Any]) -> dict[str, float]:
+        task, scored, module = self.config.task, self._scored, self._trained.module
+        if is_calibrated(scored) and is_calibrated(module):
+            calibrate(task, scored, batches, self.engine)
+            module.temperature.copy_(scored.temperature)  # which an average would follow
+        return score(task, scored, batches, self.engine)
 
     def _record_weights(self) -> None:
         """How far the diagonal of each recurrent block of a RUM stands out: figures show it over training."""

@@ -1,15 +1,16 @@
 """Scores of a model on the fixed examples of a task."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from torch import nn
 
 from torchrum.layers.cells import takes_steps
 from torchrum.layers.graphed import graphed
+from torchrum.models import CharModel
 from torchrum.tasks.base import Batch, Task
 from torchrum.training.config import TrainConfig, require_one_of
 from torchrum.training.config_file import first_of, run_differences
@@ -17,6 +18,9 @@ from torchrum.training.default_device import on_host
 from torchrum.training.errors import ConfigError
 from torchrum.training.fabric import Engine
 from torchrum.training.loading import load_model, read_config
+
+TEMPERATURES = [2 ** (number / 8) for number in range(-8, 17)]
+"""Those that are tried, from 0.5 to 4."""
 
 
 class _Carrying(nn.Module):
@@ -33,16 +37,11 @@ class _Carrying(nn.Module):
 
 
 @torch.no_grad()
-def score(
+def _predict(
     task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine, graph: bool = False
-) -> dict[str, float]:
-    """Loss and metrics of ``model``, each batch weighted by its number of answers; the host waits once, at the end.
-
-    Where state is carried, ``graph`` records cells that run step by step as a CUDA graph: in one lane, launches would
-    take nearly all the time.
-    """
-    totals: dict[str, torch.Tensor] = {}
-    weights, carried = 0, None
+) -> Iterator[tuple[torch.Tensor, Batch]]:
+    """Yield the logits of each batch, in float32 at least, and the batch; ``score`` has the arguments."""
+    carried = None
     replayed = graphed(_Carrying(model)) if graph and task.carries_state and takes_steps(model) else None
     was_training = model.training
     model.eval()
@@ -56,16 +55,57 @@ def score(
                     logits, carried = model(batch.x, batch.lengths, carried)
                 else:
                     logits = model(batch.x, batch.lengths)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            weight = task.weight(batch)
-            found = {"loss": task.loss(logits, batch), **task.metrics(logits, batch), **task.details(logits, batch)}
-            for name, value in found.items():
-                totals[name] = totals.get(name, torch.zeros((), device=engine.device)) + value * weight
-            weights += weight
+            yield logits if logits.dtype == torch.float64 else logits.float(), batch
     finally:
         model.train(was_training)
+
+
+@torch.no_grad()
+def score(
+    task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine, graph: bool = False
+) -> dict[str, float]:
+    """Loss and metrics of ``model``, each batch weighted by its number of answers; the host waits once, at the end.
+
+    A calibrated model is also scored without its temperature, for comparison with models that have none. Where state
+    is carried, ``graph`` records cells that run step by step as a CUDA graph: in one lane, launches would take nearly
+    all the time.
+    """
+    totals: dict[str, torch.Tensor] = {}
+    weights = 0
+    for logits, batch in _predict(task, model, batches, engine, graph):
+        weight = task.weight(batch)
+        found = {"loss": task.loss(logits, batch), **task.metrics(logits, batch), **task.details(logits, batch)}
+        if is_calibrated(model):
+            found[f"uncalibrated_{task.metric}"] = task.metrics(logits * model.temperature, batch)[task.metric]
+        for name, value in found.items():
+            totals[name] = totals.get(name, torch.zeros((), device=engine.device)) + value * weight
+        weights += weight
     values = torch.stack(list(totals.values())).tolist() if totals else []
-    return task.summarise({name: value / weights for name, value in zip(totals, values, strict=True)})
+    scores = task.summarise({name: value / weights for name, value in zip(totals, values, strict=True)})
+    return scores | ({"temperature": float(model.temperature)} if is_calibrated(model) else {})
+
+
+def is_calibrated(model: nn.Module) -> TypeGuard[CharModel]:
+    """Whether a model has a temperature."""
+    return isinstance(model, CharModel) and model.calibrated
+
+
+@torch.no_grad()
+def calibrate(task: Task, model: CharModel, batches: Iterable[Batch], engine: Engine) -> None:
+    """Set the temperature of ``model`` to the one at which it scores best on ``batches``.
+
+    The loss has one minimum: it is read at each of ``TEMPERATURES``, and a parabola through the lowest three, over
+    their logarithms, says where between them it lies.
+    """
+    model.temperature.fill_(1.0)
+    totals = torch.zeros(len(TEMPERATURES), device=engine.device, dtype=torch.float64)
+    for logits, batch in _predict(task, model, batches, engine):
+        totals += torch.stack([task.loss(logits / value, batch) for value in TEMPERATURES]) * task.weight(batch)
+    lowest, aside = int(totals.argmin()), 0.0
+    if 0 < lowest < len(TEMPERATURES) - 1:
+        before, least, after = totals[lowest - 1 : lowest + 2].tolist()
+        aside = (before - after) / (before - 2 * least + after) / 2
+    model.temperature.fill_(TEMPERATURES[lowest] * (TEMPERATURES[1] / TEMPERATURES[0]) ** aside)
 
 
 def same_task(config: TrainConfig, task: Task) -> Task:
