@@ -58,6 +58,18 @@ def test_a_tuned_recipe_says_where_it_differs_from_the_papers():
     assert "(best of 2 settings)" in table([preset, tuned], "recall", 1000)
 
 
+def test_a_calibrated_model_is_shown_with_and_without_its_temperature():
+    curve = {"step": [100], "loss": [0.8], "bpc": [1.2]}
+    plain, tuned = (make_entry(f"char-ptb-fs-rum-2-{end}", 0, curve) for end in ("cosine", "tuned"))
+    plain, tuned = replace(plain, test={"bpc": 1.21}), replace(tuned, test={"bpc": 1.19, "uncalibrated_bpc": 1.2})
+    header, _, *rows = lines(table([plain, tuned], "char"))
+    shown = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [row["test, temperature 1"] for row in shown] == ["", "1.2000"]
+    assert "optimizer.schedule=cosine" in shown[0]["settings"]
+    for text in ("model.calibrated=true", "optimizer.weight_decay=0.05", "average=0.999"):
+        assert text in shown[1]["settings"] and text not in shown[0]["settings"]
+
+
 def test_another_problem_has_a_table_of_its_own_without_the_papers_numbers():
     other = replace(LSTM, overrides=["task.length=20"])
     text = table([other, LSTM], "recall")

@@ -136,11 +136,13 @@ def _test_names(rows: Sequence[Row]) -> list[str]:
     metric = next(iter(score_names(rows[0][0]).values()))
     found = {name for row in rows for entry in row for name in entry.test}
     forms = [name for name in found if name.removeprefix("dynamic_").startswith(f"{metric}_")]
-    return sorted(forms or found & {metric})
+    return sorted(forms or found & {metric}) + sorted(found & {f"uncalibrated_{metric}"})
 
 
 def _test_title(name: str) -> str:
     """How a table calls a test score; behind the metric stands the convention in which symbols are counted."""
+    if name.startswith("uncalibrated_"):
+        return "test, temperature 1"
     rest = name.removeprefix("dynamic_")
     metric, _, convention = rest.partition("_")
     kind = "test" if rest == name else "dynamic test"
