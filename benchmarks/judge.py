@@ -18,6 +18,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="files of torchrum bench --json")
     parser.add_argument("--tests", type=Path, metavar="LOG", help="pytest's output on the same machine")
     options = parser.parse_args(arguments)
+    for path in [*options.reports, *filter(None, [options.tests])]:
+        if not path.is_file():
+            parser.error(f"{path} is not a file")
     for path in options.reports:
         report = read_report(path)
         if report.suite not in TARGETS:

@@ -86,6 +86,9 @@ def main() -> None:
     if options.write:
         if not options.json:
             parser.error("--write needs --json FILE, whose results the tables show")
+        for name, path in (("json", options.json), ("write", options.write)):
+            if not path.is_file():
+                parser.error(f"--{name} {path} is not a file")
         options.write.write_text(fill(options.write.read_text(), read_results(options.json)))
         return
     known = read_results(options.json) if options.json and options.json.exists() else []

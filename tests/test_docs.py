@@ -11,9 +11,14 @@ import pytest
 
 from browser import Browser
 from torchrum.cli import COMMANDS
+from torchrum.cli.bench import bench_parser
+from torchrum.cli.family import choose
+from torchrum.cli.parsing import Parser
+from torchrum.cli.train import add_common, split_fields
 from torchrum.ledger import read_ledger
 from torchrum.plots.catalog import FIGURES
-from torchrum.recipes import load_recipe
+from torchrum.recipes import FAMILIES, load_recipe
+from torchrum.training import override
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -80,6 +85,31 @@ def test_commands_exist_and_their_recipes_load(page: Path) -> None:
         assert words[1] in COMMANDS, line
         if words[1] in ("train", "sweep") and words[2] not in OWN:
             load_recipe(words[2])
+
+
+def documented(command: str) -> list[list[str]]:
+    """Words of every call of ``torchrum COMMAND`` in any page, in a block or in a sentence."""
+    pages = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "results").glob("*.md")]
+    texts = [page.read_text(encoding="utf-8").replace("\\\n", "") for page in pages]
+    found = {line for text in texts for line in re.findall(rf"torchrum {command} [^`\n|]+", text)}
+    return [shlex.split(line, comments=True)[2:] for line in sorted(found)]
+
+
+def test_trainings_of_every_page_have_such_fields() -> None:
+    called = [words for words in documented("train") if words and words[0] not in (*OWN, "my_module:my_recipe")]
+    assert len(called) > 100
+    for words in called:
+        parser = Parser("train", "")
+        parser.add_argument("recipe")
+        fields, rest = split_fields(words, add_common(parser))
+        recipe = parser.parse_args(rest).recipe
+        override(load_recipe(recipe), choose(recipe, fields)[1] if recipe in FAMILIES else fields)
+
+
+def test_timings_of_a_suite_go_to_its_file() -> None:
+    called = [bench_parser().parse_args(words) for words in documented("bench") if "--json" in words]
+    assert {options.suite for options in called} == {"cpu", "gpu"}
+    assert [options for options in called if options.json.stem != options.suite] == []
 
 
 def test_launchers_are_called_as_the_help_says() -> None:

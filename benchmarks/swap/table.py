@@ -115,9 +115,9 @@ def norms(rows: Sequence[Row], models: list[str]) -> str:
     def found(model: str) -> list[str]:
         own = [row for row in rows if row["model"] == model]
         carried = [row["h_norm_train"] for row in own if row["task"] == "carried"]
-        largest = [max(norm for row in own for norm in (*row["h_norms"], row["h_norm_train"]))]
-        values = (max(carried), *largest, max(row["grad_max"] for row in own))
-        return [f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in values]
+        largest = max(norm for row in own for norm in (*row["h_norms"], row["h_norm_train"]))
+        values = (max(carried, default=None), largest, max(row["grad_max"] for row in own))
+        return ["-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in values]
 
     head = ["model", "norm of h after 800 carried chunks", "largest norm of h", "largest gradient before clipping"]
     known = {row["model"] for row in rows}

@@ -116,6 +116,13 @@ def test_a_report_is_judged_in_its_file(tmp_path, capsys):
     assert "there are: gpu, cpu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["none.json"], [__file__, "--tests", "none.log"]], ids=len)
+def test_a_report_that_is_not_there_is_one_line(capsys, arguments):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert capsys.readouterr().err.endswith(f"error: {arguments[-1]} is not a file\n")
+
+
 def test_trials_are_timed_by_the_timer_of_the_package(monkeypatch):
     def time_cuda(runs, samples, warmups):
         assert (samples, warmups) == (7, 3)

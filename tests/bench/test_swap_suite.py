@@ -147,3 +147,17 @@ def test_a_page_gets_its_tables():
     assert "| **ahead / behind / diverged** |  | 0 | 1 / 0 / 0 |" in filled
     assert "| rum-paper | 33 | 33 | 1,047 |" in filled
     assert fill(filled, rows) == filled
+    cut_off = fill(page, [{**row, "task": "rows", "model": "rum-paper", "score": 0.5}])  # before the others had run
+    assert "| rum-paper | - | 3 | 7 |" in cut_off
+
+
+@pytest.mark.parametrize("missing", ["json", "write"])
+def test_a_file_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys, missing):
+    paths = {name: tmp_path / name for name in ("json", "write")}
+    for name, path in paths.items():
+        if name != missing:
+            path.touch()
+    monkeypatch.setattr(sys, "argv", ["swap_suite.py", *(f"--{name}={path}" for name, path in paths.items())])
+    with pytest.raises(SystemExit):
+        swap_suite.main()
+    assert capsys.readouterr().err.endswith(f"error: --{missing} {paths[missing]} is not a file\n")
