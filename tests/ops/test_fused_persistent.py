@@ -31,7 +31,7 @@ from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs
 from torchrum.ops.rum_scan import persistent as design
 from torchrum.ops.rum_scan.persistent import launcher as persistent
-from torchrum.ops.rum_scan.types import Residuals, Results
+from torchrum.ops.rum_scan.types import Residuals, Results, ScanFromZero
 
 EMULATOR = Path(__file__).with_name("persistent_emulator.h")
 BF16, FP32 = NORM_ERROR[torch.bfloat16], NORM_ERROR[torch.float32]
@@ -237,6 +237,26 @@ def test_emulated_degenerate_rotations(precision: str, builds: Path, monkeypatch
     assert_close(given, None, options, most=most)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_emulated_kernels_read_no_state_as_zeros(
+    dtype: torch.dtype, builds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where eps and tau are opposite, as in row 2; and a forward that saves nothing writes the same states."""
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    options = RumOptions(activation="tanh")
+    given = draw(2, 3, 64, options, dtype)
+    given["xp"][:, 2, :64] = -2 * given["xp"][:, 2, 128:]
+    given["h0"].zero_()
+    inputs = scan(given, None, torch.tensor(1))
+    from_zero = ScanFromZero(*inputs)._replace(h0=inputs.h0.to("meta"))
+    wanted, found = (run_design(design, part, options, given["grad_out"]) for part in (inputs, from_zero))
+    assert "dh0" in wanted and "dh0" not in found
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    unsaved = design.forward(from_zero, options, save=False)
+    assert unsaved.residuals == Residuals()
+    assert torch.equal(unsaved.out, wanted["out"])
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "tf32"])
 def test_emulated_nan_stays_in_its_row(precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN is no empty mailbox: the blocks go on, the row shows it and the others do not."""
@@ -313,12 +333,10 @@ def test_what_the_kernels_cannot_read_is_copied(dtype: torch.dtype) -> None:
         assert torch.equal(y, x.to(dtype))
 
 
-@pytest.mark.parametrize("start", ["given", "kept zeros", "filled"])
+@pytest.mark.parametrize("start", ["given", "zeros"])
 def test_a_plain_call_of_a_layer(start: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
-    if start == "filled":
-        monkeypatch.setattr(persistent, "kept_zeros", lambda *_: None)
     layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
     with plain_calls_by(design):
         output = layer(x, hx)[0]

@@ -11,10 +11,10 @@
 
 struct BackwardArgs {
     const Element *grad_out, *xp, *weight, *out, *gates;
-    const float *h0, *stats;
+    const float *stats, *h0;  // h0 is null for zeros
     const i64 *lengths, *seed;
     Element* dxp;
-    float* dh0;
+    float* dh0;    // may be null
     u32* grads;    // (T, tiles, TILE_WORDS): the gates' gradient of each step, laid out as the forward's states
     float* early;  // boards: (T, tiles, NT, BOARD)
     i64 T, B, N, tiles, groups, keep_below;
@@ -88,7 +88,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
             if (t > 0)
                 x_h = load_pair(a.out + (i64)(t - 1) * (B * N) + state_at, count);
             else
-                x_h = count ? pack(a.h0[state_at], count == 2 ? a.h0[state_at + 1] : 0.f) : Pair();
+                x_h = count && a.h0 ? pack(a.h0[state_at], count == 2 ? a.h0[state_at + 1] : 0.f) : Pair();
             const int stat_row = tile * ROWS + 8 * g + (thread >> 3);
             if (thread < 64) x_stat = stat_row < B ? a.stats[((i64)t * B + stat_row) * 8 + (thread & 7)] : 0.f;
         };
@@ -117,7 +117,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     const Element* eps_row = a.xp + (row * (GATES + 1) + GATES) * N;
                     mirror = half_turn_of(eps_row, N, turn.inv_eps);
                     const int m = mirror.unit;
-                    const float there = t > 0 ? to_float(a.out[(row - B) * N + m]) : a.h0[(i64)b * N + m];
+                    const float there = t > 0 ? to_float(a.out[(row - B) * N + m]) : a.h0 ? a.h0[(i64)b * N + m] : 0.f;
                     mirror.along = (there - mirror.e_i * turn.p) * mirror.inv_norm;
                     const float e = to_float(eps_row[m]), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
                     const float gate = GATES == 2 ? sigmoid(to_float(a.gates[(row * GATES + 1) * N + m])) : 0.f;
@@ -230,8 +230,8 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 carry[0] += straight[0], carry[1] += straight[1];
             }
         }
-        if (count > 0) a.dh0[b * N + first] = carry[0];
-        if (count > 1) a.dh0[b * N + first + 1] = carry[1];
+        if (a.dh0 && count > 0) a.dh0[b * N + first] = carry[0];
+        if (a.dh0 && count > 1) a.dh0[b * N + first + 1] = carry[1];
         block_sync();  // the next tile reuses the sums' memory
     }
 }

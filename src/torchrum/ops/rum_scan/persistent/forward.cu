@@ -10,9 +10,9 @@
 
 struct ForwardArgs {
     const Element *xp, *weight;
-    const float* h0;
+    const float* h0;  // null for zeros
     const i64 *lengths, *seed;
-    Element *out, *last_copy, *out_copy, *gates;  // the copies may be null
+    Element *out, *last_copy, *out_copy, *gates;  // all but out may be null, and stats too
     float* stats;  // (T, B, 8): |eps|^2, |tau|^2, eps.tau, tau.h (WIDE: of the Bisector), eps.h, |h1|, then two sums for eta's gradient
     u32* states;   // (T, tiles, TILE_WORDS), slot t holds h(t-1)
     float *early, *late;  // boards: (T, tiles, NT, BOARD) and (T + 1, tiles, NT, BOARD)
@@ -82,7 +82,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
     const int g = THREAD >> 7, thread = THREAD & 127, w = thread >> 5, lane = THREAD & 31, i = lane >> 2, q = lane & 3;
     const int group = (u32)BLOCK / GROUP, cta = (u32)BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
     const int first = cta * UNITS + 8 * w + 2 * q;  // this lane's first unit
-    const bool pointwise = g < NT, saves = cta == 0 && w == 0 && q == 0;
+    const bool pointwise = g < NT, saves = a.stats && cta == 0 && w == 0 && q == 0;
 
     char* h_bytes = shared_memory();
     float4* partial = (float4*)(h_bytes + NP * ROWS * SIZE);          // [4 warpgroups][NT][128 threads]; one set is enough, as in the backward
@@ -152,8 +152,8 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
         };
 
         if (pointwise) {
-            if (count > 0) h[0] = a.h0[b * N + first];
-            if (count > 1) h[1] = a.h0[b * N + first + 1];
+            if (a.h0 && count > 0) h[0] = a.h0[b * N + first];
+            if (a.h0 && count > 1) h[1] = a.h0[b * N + first + 1];
             if (LENGTHS && inside) length = (int)a.lengths[b];
             publish_state(0);
             load_inputs(0);
@@ -219,9 +219,11 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 store_out(t - 1);
                 save_late(t - 1);
             }
-            Element* gates = a.gates + (i64)t * (B * GATES * N) + (b * GATES * N + first);
-            store_pair(gates, count, pack(tau[0], tau[1]));
-            if (GATES == 2) store_pair(gates + N, count, pack(raw_u[0], raw_u[1]));
+            if (a.gates) {
+                Element* gates = a.gates + (i64)t * (B * GATES * N) + (b * GATES * N + first);
+                store_pair(gates, count, pack(tau[0], tau[1]));
+                if (GATES == 2) store_pair(gates + N, count, pack(raw_u[0], raw_u[1]));
+            }
             const float u[2] = {GATES == 2 ? sigmoid(raw_u[0]) : 0.f, GATES == 2 ? sigmoid(raw_u[1]) : 0.f};
             float s[4];
             {

@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.driver import Fill
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.precision import tf32_allowed
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
-from torchrum.ops.kernels.zeros import kept_zeros
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 
@@ -236,11 +234,9 @@ class Layout(NamedTuple):
     """A launch but for its tensors."""
 
     words: int
-    """32-bit words of memory that it needs beside them."""
+    """32-bit words of its mailboxes."""
     places: tuple[int, ...]
-    """Where in that memory something begins, in bytes: what the caller does not keep, zeros for h0, mailboxes."""
-    fills: tuple[Fill, ...]
-    """What is filled before the launch, by its place in that memory."""
+    """Where among them each begins, in bytes."""
     form: struct.Struct
     """Of the pointers, with which the kernels' one argument begins."""
     numbers: bytes
@@ -248,31 +244,20 @@ class Layout(NamedTuple):
     shared_bytes: int
 
 
-def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions, kept: bool, zero: bool) -> Layout:
-    """The launch of kernel ``name`` for ``sizes`` (T, B, N).
-
-    Args:
-        kept: whether the caller keeps what a kernel writes beside its results: gates and row scalars of the forward,
-            the gradient of h0 of the backward.
-        zero: whether the memory holds zeros for h0.
-    """
-    (T, B, N), gates, board = sizes, options.num_gates, plan.tiles * plan.board_words
+def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions) -> Layout:
+    """The launch of kernel ``name`` for ``sizes`` (T, B, N)."""
+    (T, _, _), gates, board = sizes, options.num_gates, plan.tiles * plan.board_words
     tile_words = plan.tiles * plan.padded * plan.rows * (4 if plan.wide else 2) // 4
-    unkept: tuple[int, ...]
+    boxes: tuple[int, ...]
     if name == "forward":
-        unkept = (-(-T * B * gates * N // (1 if plan.wide else 2)), T * B * STATS)
         boxes = (T * tile_words, T * board, (T + 1) * board, *((T * board,) if plan.wide else ()))
     else:
-        unkept, boxes = (B * N,), (T * gates * tile_words, T * board)
-    words = (*((0,) * len(unkept) if kept else unkept), B * N if zero else 0, *boxes)
-    ends = (0, *itertools.accumulate(-(-count // 32) * 32 for count in words))  # on lines of 128 bytes
-    places = tuple(4 * end for end in ends[:-1])
-    *_, h0, mail = places[: len(unkept) + 2]
-    fills = ((mail, EMPTY, sum(boxes)), *(((h0, 0, B * N),) if zero else ()))
+        boxes = (T * gates * tile_words, T * board)
+    ends = (0, *itertools.accumulate(boxes))  # each a multiple of 128 bytes
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
     pointers = {"forward": 10, "backward": 11}[name] + len(boxes)
     form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
-    return Layout(ends[-1], places, fills, form, rest, plan.shared_bytes(name, gates))
+    return Layout(ends[-1], tuple(4 * end for end in ends[:-1]), form, rest, plan.shared_bytes(name, gates))
 
 
 class Prepared(NamedTuple):
@@ -283,12 +268,11 @@ class Prepared(NamedTuple):
     blocks: int
 
 
-def _find(name: str, inputs: ScanInputs, options: RumOptions, kept: bool, zero: bool) -> Prepared:
-    """The launch of kernel ``name``; the last two arguments are those of ``lay_out``."""
+def _find(name: str, inputs: ScanInputs, options: RumOptions) -> Prepared:
+    """The launch of kernel ``name``."""
     xp = inputs.xp
     tf32 = name == "backward" and xp.dtype is torch.float32 and tf32_allowed()  # see Plan.macros
-    flags = (inputs.lengths is not None, tf32, kept, zero)
-    return _prepare(name, machine, xp.device, xp.shape, xp.dtype, options, flags)
+    return _prepare(name, machine, xp.device, xp.shape, xp.dtype, options, inputs.lengths is not None, tf32)
 
 
 @functools.lru_cache(512)
@@ -299,28 +283,27 @@ def _prepare(
     shape: tuple[int, int, int],
     dtype: torch.dtype,
     options: RumOptions,
-    flags: tuple[bool, bool, bool, bool],
+    with_lengths: bool,
+    tf32: bool,
 ) -> Prepared:
     """``_find``, once for everything that decides; ``on`` is the machine, ``shape`` that of xp."""
-    (T, B, width), (with_lengths, tf32, kept, zero) = shape, flags
+    T, B, width = shape
     N = width // options.num_inputs
     plan = make_plan(B, N, dtype, options, with_lengths, on.blocks(device), tf32)
-    layout = lay_out(name, plan, (T, B, N), options, kept, zero)
+    layout = lay_out(name, plan, (T, B, N), options)
     return Prepared(layout, on.kernel(name, plan, device), plan.group * plan.groups)
 
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
-    """Run the scan and fill ``copies``; without ``save`` the residuals are written to memory that is given back."""
+    """Run the scan and fill ``copies``; without ``save`` there are no residuals."""
     xp, weight = _readable(inputs.xp.dtype, inputs.xp, inputs.weight_hh)
     T, B, N = *xp.shape[:2], weight.shape[1]
     results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
-    h0, lengths = _row_inputs(inputs, inputs.from_zero)
-    layout, kernel, blocks = _find("forward", inputs, options, save, h0 is None)
-    memory = xp.new_empty(layout.words, dtype=torch.int32)
-    gates, stats, zeros, *boxes = layout.places
-    kept = results.residuals if save else (gates, stats)
-    pointers = (xp, weight, zeros if h0 is None else h0, lengths, inputs.seed, results.out, *copies[:2], *kept, *boxes)
-    args, fills = _fill_in(layout, memory, pointers)
+    layout, kernel, blocks = _find("forward", inputs, options)
+    mail = xp.new_empty(layout.words, dtype=torch.int32)
+    tensors = (xp, weight, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
+    args = _fill_in(layout, mail, tensors)
+    fills = [(mail.data_ptr(), EMPTY, layout.words)]
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
 
@@ -333,26 +316,28 @@ def backward(
     assert gates is not None and stats is not None
     read = _readable(dtype, grad_out, inputs.xp, inputs.weight_hh, results.out, gates)
     _, xp, weight, out, _ = read
-    h0, lengths = _row_inputs(inputs, from_zero)
-    layout, kernel, blocks = _find("backward", inputs, options, not from_zero, h0 is None)
-    memory, dxp = xp.new_empty(layout.words, dtype=torch.int32), torch.empty_like(xp)
-    unread, zeros, *boxes = layout.places
+    layout, kernel, blocks = _find("backward", inputs, options)
+    mail, dxp = xp.new_empty(layout.words, dtype=torch.int32), torch.empty_like(xp)
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
-    row_inputs = (zeros if h0 is None else h0, stats.contiguous(), lengths, inputs.seed)
-    args, fills = _fill_in(layout, memory, (*read, *row_inputs, dxp, unread if dh0 is None else dh0, *boxes))
+    tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0)  # kept until the launch, copies among them
+    args = _fill_in(layout, mail, tensors)
+    fills = [(mail.data_ptr(), EMPTY, layout.words)]
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
-    del memory  # what comes next on the stream may have it
+    del mail  # what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     if dweight.dtype is not inputs.weight_hh.dtype:
         dweight = dweight.to(inputs.weight_hh.dtype)
     return Gradients(dxp, None if dh0 is None else dh0.to(inputs.h0.dtype), None, dweight)
 
 
-def _row_inputs(inputs: ScanInputs, from_zero: bool) -> tuple[Tensor | None, Tensor | None]:
-    """h0 and lengths as the kernels read them; no h0 for zeros that are filled before the launch."""
-    xp, h0, lengths = inputs.xp, inputs.h0, inputs.lengths
-    start = kept_zeros(xp.device, h0.numel()) if from_zero else h0.to(torch.float32).contiguous()
-    return start, None if lengths is None else lengths.to(torch.int64).contiguous()
+def _row_inputs(inputs: ScanInputs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """h0, lengths and seed as the kernels read them; no h0 for zeros."""
+    lengths = inputs.lengths
+    return (
+        None if inputs.from_zero else inputs.h0.to(torch.float32).contiguous(),
+        None if lengths is None else lengths.to(torch.int64).contiguous(),
+        inputs.seed,
+    )
 
 
 def _readable(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
@@ -367,9 +352,8 @@ def _copy(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _fill_in(layout: Layout, memory: Tensor, pointers: Sequence[Tensor | int | None]) -> tuple[bytes, list[Fill]]:
-    """The kernels' argument, and what is filled in ``memory``; an integer is a place in it, None a null pointer."""
-    first = memory.data_ptr()  # views of it would cost as much as conversions
-    addresses = [0 if x is None else first + x if type(x) is int else x.data_ptr() for x in pointers]  # type: ignore[union-attr]
-    args = layout.form.pack(*addresses) + layout.numbers
-    return args, [(first + place, word, words) for place, word, words in layout.fills]
+def _fill_in(layout: Layout, mail: Tensor, tensors: Sequence[Tensor | None]) -> bytes:
+    """The kernels' argument, with null pointers for tensors that are not there."""
+    first = mail.data_ptr()  # views of it would cost as much as conversions
+    addresses = [0 if x is None else x.data_ptr() for x in tensors]
+    return layout.form.pack(*addresses, *[first + place for place in layout.places]) + layout.numbers
