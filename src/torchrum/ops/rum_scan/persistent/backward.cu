@@ -17,6 +17,7 @@ struct BackwardArgs {
     float* dh0;    // may be null
     u32* grads;    // (T, tiles, TILE_WORDS): the gates' gradient of each step, laid out as the forward's states
     float* early;  // boards: (T, tiles, NT, BOARD)
+    u32* arrivals;  // as the forward's
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
 };
@@ -232,6 +233,10 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         }
         if (a.dh0 && count > 0) a.dh0[b * N + first] = carry[0];
         if (a.dh0 && count > 1) a.dh0[b * N + first + 1] = carry[1];
+        if (a.arrivals && is_last_reader(a.arrivals + tile)) {
+            clear_mail(a.grads, T, TILE_WORDS, (int)a.tiles, tile);
+            clear_mail((u32*)a.early, T, NT * BOARD, (int)a.tiles, tile);
+        }
         block_sync();  // the next tile reuses the sums' memory
     }
 }

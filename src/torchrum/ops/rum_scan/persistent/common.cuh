@@ -8,7 +8,7 @@
 // The inner axis of a matmul comes in k-steps of 32 bytes: 16 numbers of 16 bits, or with WIDE 8 float32 numbers. Layouts
 // are therefore the same in bytes. float32 is multiplied as TF32; TF32X3 takes three TF32 matmuls, which keep its digits.
 //
-// Blocks exchange data through global memory that is filled with EMPTY before the launch and written once: a word
+// Blocks exchange data through global memory that is EMPTY before the launch and written once: a word
 // that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written can be EMPTY:
 // it is a NaN with a payload that neither conversions nor arithmetic produce.
 
@@ -90,6 +90,14 @@ DEVICE Quad peek(const u32* p) {
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
     return v;
+}
+DEVICE void clear_quad(u32* p) { asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(EMPTY) : "memory"); }
+// Adds one to a counter of all blocks and says what it was; what the block has read and written comes before.
+DEVICE u32 count_up(u32* p) {
+    __threadfence();
+    const u32 before = atomicAdd(p, 1u);
+    __threadfence();
+    return before;
 }
 // The mailboxes of a long sequence do not stay in the L2 until their step. A poll that misses takes a trip to memory, so
 // the block that will write a line calls it back some steps ahead.
@@ -404,4 +412,21 @@ DEVICE void read_sums(float (&s)[4], const float* total, int row) {
         sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }
     s[0] = sum.x, s[1] = sum.y, s[2] = sum.z, s[3] = sum.w;
+}
+
+// Mail that is not filled for each launch is left EMPTY by the last block of a group that has read all of a tile's; it
+// alone is told so. The counter starts at EMPTY, and goes back to it.
+RARE bool is_last_reader(u32* arrivals) {
+    u32* before = (u32*)shared_memory();
+    block_sync();
+    if (THREAD == 0) *before = count_up(arrivals);
+    block_sync();
+    const bool last = *before == EMPTY + (u32)(GROUP - 1);
+    if (last && THREAD == 0) *arrivals = EMPTY;
+    return last;
+}
+// Of a box (steps, tiles, words) one tile's.
+RARE void clear_mail(u32* box, int steps, int words, int tiles, int tile) {
+    for (int n = THREAD * 4; n < steps * words; n += 512 * 4)
+        clear_quad(box + (i64)(n / words * tiles + tile) * words + n % words);
 }

@@ -19,6 +19,7 @@ struct ForwardArgs {
 #if WIDE
     float* narrow;  // boards as early's, used where eps and tau are nearly opposite
 #endif
+    u32* arrivals;  // (tiles), for mail that the launch clears; null where it was filled for this one alone
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
 };
@@ -311,6 +312,14 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             h[0] *= scale, h[1] *= scale;
             store_out(T - 1);
             save_late(T - 1);
+        }
+        if (a.arrivals && is_last_reader(a.arrivals + tile)) {
+            clear_mail(a.states, T, TILE_WORDS, (int)a.tiles, tile);
+            clear_mail((u32*)a.early, T, NT * BOARD, (int)a.tiles, tile);
+            clear_mail((u32*)a.late, T + 1, NT * BOARD, (int)a.tiles, tile);
+#if WIDE
+            clear_mail((u32*)a.narrow, T, NT * BOARD, (int)a.tiles, tile);
+#endif
         }
         block_sync();  // the next tile reuses the sums' memory
     }

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchrum.ops.kernels.driver import Fill
+from torchrum.ops.kernels.mail import EMPTY, kept_mail
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.precision import tf32_allowed
@@ -30,7 +32,6 @@ MIN_HIDDEN = 32
 ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
 ARCHITECTURE = "sm_90a"  # the only target that has the warpgroup instructions
 FLAGS = ("--use_fast_math",)
-EMPTY = 0xFFFFFFFF  # all bits set: a word that nobody has written yet
 STATS = 8  # row scalars that the forward leaves for the backward
 
 RESIDENT = {"forward": 12, "backward": 11}
@@ -174,6 +175,9 @@ class Gpu:
     def kernel(self, name: str, plan: Plan, device: torch.device) -> Kernel:
         return _kernel(name, plan, torch.cuda.current_device() if device.index is None else device.index)
 
+    def mail(self, xp: Tensor, words: int) -> Tensor | None:
+        return kept_mail(xp, words)
+
 
 @functools.cache
 def resident_blocks(device: torch.device) -> int:
@@ -236,7 +240,7 @@ class Layout(NamedTuple):
     words: int
     """32-bit words of its mailboxes."""
     places: tuple[int, ...]
-    """Where among them each begins, in bytes."""
+    """Where among them each begins, in bytes; the last one counts the blocks that read no more."""
     form: struct.Struct
     """Of the pointers, with which the kernels' one argument begins."""
     numbers: bytes
@@ -253,9 +257,9 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
         boxes = (T * tile_words, T * board, (T + 1) * board, *((T * board,) if plan.wide else ()))
     else:
         boxes = (T * gates * tile_words, T * board)
-    ends = (0, *itertools.accumulate(boxes))  # each a multiple of 128 bytes
+    ends = (0, *itertools.accumulate((*boxes, plan.tiles)))  # boxes are multiples of 128 bytes
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
-    pointers = {"forward": 10, "backward": 11}[name] + len(boxes)
+    pointers = {"forward": 11, "backward": 12}[name] + len(boxes)
     form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
     return Layout(ends[-1], tuple(4 * end for end in ends[:-1]), form, rest, plan.shared_bytes(name, gates))
 
@@ -300,10 +304,9 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
     T, B, N = *xp.shape[:2], weight.shape[1]
     results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
     layout, kernel, blocks = _find("forward", inputs, options)
-    mail = xp.new_empty(layout.words, dtype=torch.int32)
+    mail, fills = _mail(xp, layout.words)
     tensors = (xp, weight, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
-    args = _fill_in(layout, mail, tensors)
-    fills = [(mail.data_ptr(), EMPTY, layout.words)]
+    args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
 
@@ -317,11 +320,10 @@ def backward(
     read = _readable(dtype, grad_out, inputs.xp, inputs.weight_hh, results.out, gates)
     _, xp, weight, out, _ = read
     layout, kernel, blocks = _find("backward", inputs, options)
-    mail, dxp = xp.new_empty(layout.words, dtype=torch.int32), torch.empty_like(xp)
+    (mail, fills), dxp = _mail(xp, layout.words), torch.empty_like(xp)
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
     tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0)  # kept until the launch, copies among them
-    args = _fill_in(layout, mail, tensors)
-    fills = [(mail.data_ptr(), EMPTY, layout.words)]
+    args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     del mail  # what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
@@ -352,8 +354,23 @@ def _copy(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _fill_in(layout: Layout, mail: Tensor, tensors: Sequence[Tensor | None]) -> bytes:
-    """The kernels' argument, with null pointers for tensors that are not there."""
+def _mail(xp: Tensor, words: int) -> tuple[Tensor, tuple[Fill, ...]]:
+    """Memory for mailboxes, and what is filled before the launch: nothing where the launch before has cleared them."""
+    kept = machine.mail(xp, words)
+    if kept is not None:
+        return kept, ()
+    mail = xp.new_empty(words, dtype=torch.int32)
+    return mail, ((mail.data_ptr(), EMPTY, words),)
+
+
+def _fill_in(layout: Layout, mail: Tensor, tensors: Sequence[Tensor | None], clear: bool) -> bytes:
+    """The kernels' argument, with null pointers for tensors that are not there.
+
+    ``clear`` has the kernel leave ``mail`` as it found it.
+    """
     first = mail.data_ptr()  # views of it would cost as much as conversions
     addresses = [0 if x is None else x.data_ptr() for x in tensors]
-    return layout.form.pack(*addresses, *[first + place for place in layout.places]) + layout.numbers
+    addresses += [first + place for place in layout.places]
+    if not clear:
+        addresses[-1] = 0
+    return layout.form.pack(*addresses) + layout.numbers
