@@ -153,6 +153,18 @@ def assert_copies_are_the_results(design: Any, inputs: ScanInputs, options: RumO
         assert R is None or torch.equal(R[0], found.R)
 
 
+def assert_bias_is_added(design: Any, inputs: ScanInputs, bias: Tensor, options: RumOptions) -> None:
+    """A design by the driver, given xp and the bias that it lacks, computes what it does with their sum."""
+    whole, need_R0 = inputs._replace(xp=inputs.xp + bias), inputs.R0 is not None
+    results, wanted_results = design.forward(inputs, options, True, Copies(), bias), design.forward(whole, options)
+    assert torch.equal(results.out, wanted_results.out)
+    grad_out = torch.randn_like(results.out)
+    found = design.backward(grad_out, None, inputs, results, options, need_R0, bias)
+    wanted = design.backward(grad_out, None, whole, wanted_results, options, need_R0)
+    for name, grad in wanted._asdict().items():
+        assert grad is None or torch.equal(getattr(found, name), grad), name
+
+
 def assert_plain_calls_match(layer: Any, x: Tensor, hx: Any, most: float) -> None:
     """A layer's plain calls, against float64: results and gradients, and results that a user writes to.
 

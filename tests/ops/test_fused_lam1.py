@@ -21,6 +21,7 @@ from torch import Tensor
 
 from grids import thinned
 from oracle import (
+    assert_bias_is_added,
     assert_copies_are_the_results,
     assert_plain_calls_match,
     draw_inputs,
@@ -224,7 +225,8 @@ def gates_case(device: str, case: Case) -> None:
     states = torch.cat((start.to(case.dtype).unsqueeze(0), out[:-1])).double()
     want = xp[..., :G].double() + states @ weight.double().mT
     grad_xp = torch.full_like(xp, 7.0)
-    got = lam1._gates(*(x.to(device) for x in (xp, start, weight.float(), out, grad_xp)), options).cpu()
+    read, *others = (x.to(device) for x in (xp, start, weight.float(), out, grad_xp))
+    got = lam1._gates(read, None, *others, options).cpu()
     assert got.dtype == torch.float32
     assert (got[..., :G].double() - want).norm() <= 3e-7 * want.norm()
     assert torch.equal(got[..., G:], torch.full_like(got[..., G:], 7.0))
@@ -291,6 +293,17 @@ def test_a_plain_call_of_a_layer(with_state: bool) -> None:
     with plain_calls_by(design):
         assert "PlainScan" in layer(x, hx)[0].grad_fn.name()
         assert_plain_calls_match(layer, x, hx, NORM_ERROR[torch.float32])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_the_kernels_add_a_bias(layer_norm: bool) -> None:
+    """All four of them: the gradient of R0 takes the replay."""
+    options = RumOptions(lam=1.0, activation="tanh", layer_norm=layer_norm)
+    inputs = draw_inputs(4, 3, 9, options)
+    inputs = inputs._replace(R0=torch.linalg.qr(torch.randn(3, 9, 9)).Q)
+    assert_bias_is_added(design, inputs, torch.randn(27), options)
 
 
 @needs_compiler

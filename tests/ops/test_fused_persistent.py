@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from grids import thinned
 from oracle import (
+    assert_bias_is_added,
     assert_copies_are_the_results,
     assert_plain_calls_match,
     draw_inputs,
@@ -28,7 +29,7 @@ from tolerances import NORM_ERROR, TF32_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels.driver import Fill
 from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, plain
 from torchrum.ops.rum_scan import persistent as design
 from torchrum.ops.rum_scan.persistent import launcher as persistent
 from torchrum.ops.rum_scan.types import Residuals, Results, ScanFromZero
@@ -357,15 +358,44 @@ def test_what_the_kernels_cannot_read_is_copied(dtype: torch.dtype) -> None:
         assert torch.equal(y, x.to(dtype))
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["projected with its bias", "bias added by the kernels"])
 @pytest.mark.parametrize("start", ["given", "zeros"])
-def test_a_plain_call_of_a_layer(start: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+def test_a_plain_call_of_a_layer(start: str, apart: bool, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    monkeypatch.setattr(plain, "adds_apart", lambda *_: apart)
     layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
     with plain_calls_by(design):
         output = layer(x, hx)[0]
         assert output.grad_fn is not None and "PlainScan" in output.grad_fn.name()
         assert_plain_calls_match(layer, x, hx, FP32)
+
+
+@pytest.mark.parametrize("case", ["odd", "no gate", "zoneout, eta, lengths"])
+def test_the_kernels_add_a_bias(case: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+    """Also where eps and tau are opposite with it, as in the last row."""
+    T, B, N, options, lengths = CASES[case]
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    given, seed = draw(T, B, N, options, torch.float32), torch.tensor(1)
+    bias = torch.randn(options.num_inputs * N)
+    given["weight_hh"][:N] = 0
+    given["xp"][:, -1, :N] = -2 * (given["xp"][:, -1, -N:] + bias[-N:]) - bias[:N]
+    inputs = scan(given, None if lengths is None else torch.tensor(lengths), seed)
+    assert_bias_is_added(design, inputs, bias, options)
+
+
+def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
+    monkeypatch: pytest.MonkeyPatch, builds: Path
+) -> None:
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
+    layer, x, grads = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(2, 5, 3, 40)
+    weights = list(layer.parameters())
+    with plain_calls_by(design):
+        output = layer(x)[0]
+        found = torch.autograd.grad(output, weights, grads, retain_graph=True, is_grads_batched=True)
+        wanted = [torch.autograd.grad(output, weights, grad, retain_graph=True) for grad in grads]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*wanted, strict=True))), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [RumOptions(eta=1.0, activation="tanh"), RumOptions()], ids=["eta", "no eta"])

@@ -108,11 +108,11 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, matmul
 )
 def test_small_projections_on_a_gpu_add_the_bias_apart(x, apart, monkeypatch):
     weight = torch.empty(150, 50, device="meta", dtype=x.dtype)
-    assert not projection._adds_apart(x, weight)
+    assert not projection.adds_apart(x, weight)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert projection._adds_apart(x, weight) is apart
+    assert projection.adds_apart(x, weight) is apart
     monkeypatch.setattr(projection, "autocasts", lambda x: True)
-    assert not projection._adds_apart(x, weight)
+    assert not projection.adds_apart(x, weight)
 
 
 @pytest.mark.parametrize("on", AUTOCAST_DEVICES)
@@ -127,7 +127,7 @@ def test_autocast_is_that_of_the_tensors_device(on, device):
 def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
     layer, x = RUM(5, 8, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
     together = project_rum(x, layer._weights(0), layer.options)
-    monkeypatch.setattr(projection, "_adds_apart", lambda x, weight: True)
+    monkeypatch.setattr(projection, "adds_apart", lambda x, weight: True)
     apart = project_rum(x, layer._weights(0), layer.options)
     torch.testing.assert_close(apart, together)
     with torch.no_grad():

@@ -30,8 +30,8 @@ class Design(NamedTuple):
     sized: bool = False
     """Whether its obstacle depends on the batch size, to which a compiler that traces the choice must not be bound."""
     by_driver: bool = False
-    """Whether it launches by CUDA's driver alone: it needs no tensor for a state of zeros, and ``forward`` can fill
-    copies of its results."""
+    """Whether it launches by CUDA's driver alone: it needs no tensor for a state of zeros, ``forward`` can fill copies
+    of its results, and both directions can add the bias to the projected input where they read it."""
 
 
 FUSED, TORCH, REFERENCE = (Design(name, name) for name in ("fused", "torch", "reference"))

@@ -4,9 +4,11 @@ Each folder exports the same four functions::
 
     obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
     empty_results(inputs, options) -> Results, unfilled: what ``forward`` returns, for a compiler
-    forward(inputs, options, save=True) -> Results; without ``save`` the residuals may be left out. Those ``by_driver``
-        take a fourth argument, ``copies`` of the results, which they fill too
+    forward(inputs, options, save=True) -> Results; without ``save`` the residuals may be left out
     backward(grad_out, grad_R, inputs, results, options, need_R0) -> Gradients
+
+Those ``by_driver`` take more: ``forward`` takes ``copies`` of the results, which it fills too, and both take the
+``bias``, ``(3H,)``, of an ``xp`` that comes without, which they add where they read it.
 """
 
 from typing import Any

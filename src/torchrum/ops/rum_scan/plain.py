@@ -26,8 +26,8 @@ from torchrum.ops.rum_scan.native.projecting import (
 )
 from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.projection import project, project_backward, project_eagerly
-from torchrum.ops.rum_scan.types import Copies, LayerInputs, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.projection import adds_apart, padded_bias, project, project_backward, project_eagerly
+from torchrum.ops.rum_scan.types import NO_COPIES, Copies, LayerInputs, Residuals, Results, ScanInputs
 
 
 class PlainCall(NamedTuple):
@@ -69,15 +69,15 @@ def plain_scan(
                 return _apply(call, *inputs)
     if x.is_cpu and _is_native(inputs, call):
         return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
-    design, scanned = _prepare(inputs, call)
-    if call.returned is not None and design.by_driver:
-        copies = _empty_copies(scanned, call, whole=False)
-        out, R, _ = design.module.forward(scanned, call.options, False, copies)
+    design, scanned, bias = _prepare(inputs, call)
+    if design.by_driver:
+        copies = NO_COPIES if call.returned is None else _empty_copies(scanned, call, whole=False)
+        out, R, _ = design.module.forward(scanned, call.options, False, copies, bias)
     else:
         out, R, _ = results = design.module.forward(scanned, call.options, save=False)
-        if call.returned is None:
-            return out, out[-1], R
-        copies = _copy(results, call, whole=False)
+        copies = NO_COPIES if call.returned is None else _copy(results, call, whole=False)
+    if call.returned is None:
+        return out, out[-1], R
     assert copies.last is not None
     return out, copies.last, R.view(*call.returned, *R.shape) if R is not None and call.returned else R
 
@@ -87,14 +87,21 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
     return call.backend in ("auto", "native") and projects(inputs.x)
 
 
-def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs]:
-    """The design that runs, and what it takes."""
-    xp = project_eagerly(inputs.x, inputs.weight_ih, inputs.bias, call.options)
+def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None]:
+    """The design that runs, what it takes, and the bias that xp lacks."""
+    x, weight, bias = inputs[:3]
+    apart = bias is not None and bias.device == x.device and adds_apart(x, weight)  # torch refuses another device
+    xp = project_eagerly(x, weight, None if apart else bias, call.options)
     scanned = inputs.projected(xp)
     design = look_up(scanned, call.options, False, call.backend)
-    if inputs.h0 is None and not design.by_driver:
+    lacking = padded_bias(weight, bias) if apart else None
+    if design.by_driver:
+        return design, scanned, lacking
+    if lacking is not None:
+        xp.add_(lacking)
+    if inputs.h0 is None:
         scanned = inputs.with_zeros().projected(xp, from_zero=True)
-    return design, scanned
+    return design, scanned, None
 
 
 def _empty_copies(scanned: ScanInputs, call: PlainCall, whole: bool) -> Copies:
@@ -120,18 +127,18 @@ def _copy(results: Results, call: PlainCall, whole: bool) -> Copies:
 class _PlainScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor | None, ...]:
-        inputs, xp = LayerInputs(*args), None
+        inputs, xp, bias = LayerInputs(*args), None, None
         out: Tensor | None
         last: Tensor | None
         if inputs.x.is_cpu and _is_native(inputs, call):
             design, inputs = NATIVE, inputs.with_zeros()
             out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:
-            design, scanned = _prepare(inputs, call)
+            design, scanned, bias = _prepare(inputs, call)
             xp, whole = scanned.xp, call.returned is not None
             if design.by_driver:
                 last, out, R = copies = _empty_copies(scanned, call, whole)
-                results = design.module.forward(scanned, call.options, True, copies)
+                results = design.module.forward(scanned, call.options, True, copies, bias)
             else:
                 results = design.module.forward(scanned, call.options, save=True)
                 last, out, R = _copy(results, call, whole)
@@ -139,21 +146,21 @@ class _PlainScan(torch.autograd.Function):
                 out, R, _ = results
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, xp, *results[:2], *results.residuals)
+        ctx.save_for_backward(*inputs, xp, bias, *results[:2], *results.residuals)
         return out, last, R
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:
-        *args, xp, out, R, gates, kept = ctx.saved_tensors
-        inputs, results = LayerInputs(*args), Results(out, R, Residuals(gates, kept))
+        *args, xp, lacking, out, R, gates, kept = ctx.saved_tensors
+        inputs, projected, results = LayerInputs(*args), (xp, lacking), Results(out, R, Residuals(gates, kept))
         needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, arriving[2]
         if grad_R is not None and ctx.call.returned:
             arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
         if autocasts(inputs.x):
             with without_autocast(inputs.x.device.type):
-                found = _gradients(ctx, needs, arriving, inputs, xp, results)
+                found = _gradients(ctx, needs, arriving, inputs, projected, results)
         else:
-            found = _gradients(ctx, needs, arriving, inputs, xp, results)
+            found = _gradients(ctx, needs, arriving, inputs, projected, results)
         grad_x, grad_weight, grad_bias, grad_h0, *others = found
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has none
@@ -165,11 +172,14 @@ def _gradients(
     needs: tuple[bool, ...],
     arriving: Sequence[Tensor | None],
     inputs: LayerInputs,
-    xp: Tensor | None,
+    projected: tuple[Tensor | None, Tensor | None],
     results: Results,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own."""
-    call, design = ctx.call, ctx.design
+    """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own.
+
+    ``projected`` is xp, None where the native scan has projected, and the bias that xp lacks.
+    """
+    call, design, (xp, bias) = ctx.call, ctx.design, projected
     plain = not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None])
     if plain and xp is None:
         return backward_projecting(arriving, inputs, results, call.options, needs)
@@ -180,15 +190,17 @@ def _gradients(
         results = operator_results(results)
     if xp is None or torch.is_grad_enabled():
         xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # with a graph
+    elif bias is not None and not plain:
+        xp = xp + bias
     readable = inputs if plain and design.by_driver else inputs.with_zeros()
     scanned = readable.projected(xp, from_zero=inputs.h0 is None)
     if plain:
-        grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4])
+        added = (bias,) if design.by_driver else ()
+        grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4], *added)
     else:  # somebody differentiates or batches this backward
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
-    projected = project_backward(grads.xp, inputs.x, inputs.weight_ih, needs[:3])
-    return *projected, *grads[1:]
+    return *project_backward(grads.xp, inputs.x, inputs.weight_ih, needs[:3]), *grads[1:]
 
 
 # Function.apply without what it asks on each call: there are no defaults to bind, and functorch is not at work

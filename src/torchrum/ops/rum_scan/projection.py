@@ -57,7 +57,7 @@ def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: Rum
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None or not _adds_apart(x, weight):
+    if bias is None or not adds_apart(x, weight):
         return explained_linear(x, weight, bias)
     projected = F.linear(x, weight)
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
@@ -65,8 +65,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return projected.add_(bias)
 
 
-def _adds_apart(x: Tensor, weight: Tensor) -> bool:
-    """Whether a second launch for the bias costs less.
+def adds_apart(x: Tensor, weight: Tensor) -> bool:
+    """Whether it costs less to add the bias apart from the matmul, by a second launch or by the scan that reads it.
 
     With a bias torch asks cuBLASLt, which looks for an algorithm on every call: 80 us of host time where a matmul takes
     30. In 16 bits the sum would be rounded twice.

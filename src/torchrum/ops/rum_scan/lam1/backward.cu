@@ -11,7 +11,7 @@ constexpr bool W_IN_REGISTERS = SAVED * RP * COLUMNS + 100 <= REGISTERS;  // bes
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     const io_t* grad_out, const io_t* xp, const float* h0, const float* weight, const float* ln_weight,
-    const float* ln_bias, const i64* lengths, const i64* seed, const io_t* out, const float* gates, const float* R_n,
+    const float* ln_bias, const i64* lengths, const i64* seed, const float* bias, const io_t* out, const float* gates, const float* R_n,
     const float* kept, const float* K_n, io_t* grad_xp, float* grad_h0, float* grad_ln, float* grad_turned, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
@@ -63,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_backward(
     };
     auto put_down = [&](int t) {
         if (p.tid < N)
-            UNROLL for (int g = 0; g < SAVED; ++g) saved[((t & 1) * SAVED + g) * NV + p.tid] = coming[g];
+            UNROLL for (int g = 0; g < SAVED; ++g)
+                saved[((t & 1) * SAVED + g) * NV + p.tid] = g == 2 ? with_bias(coming[g], bias, GATES * N + p.tid) : coming[g];
     };
     if (LN) stage_norms(ln, ln_weight, ln_bias, p.tid);
     fetch(length - 1);

@@ -71,6 +71,8 @@ __device__ inline float load(const io_t* p, i64 i) { return from_bits(p[i]); }
 __device__ inline void store(io_t* p, i64 i, float x) { p[i] = to_bits(x); }
 __device__ inline float rounded(float x) { return from_bits(to_bits(x)); }
 #endif
+// Number i of a row of xp, which may not have its bias yet; null where it has.
+__device__ inline float with_bias(float x, const float* bias, int i) { return bias ? x + bias[i] : x; }
 
 // ---- matrices -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     const io_t* xp, const float* h0, const float* R0, const float* weight, const float* ln_weight, const float* ln_bias,
-    const i64* lengths, const i64* seed, io_t* out, float* R_n, float* kept,
+    const i64* lengths, const i64* seed, const float* bias, io_t* out, float* R_n, float* kept,
     io_t* last_copy, io_t* out_copy, float* R_copy, int T, int B,
     float eta, float ln_eps, float zoneout, u32 keep_below) {
     SHARED_MEMORY(shared);
@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_forward(
     };
     auto put_down = [&](int t) {
         if (p.tid < N)
-            UNROLL for (int g = 0; g < INPUTS; ++g) inputs[((t & 1) * INPUTS + g) * NV + p.tid] = coming[g];
+            UNROLL for (int g = 0; g < INPUTS; ++g)
+                inputs[((t & 1) * INPUTS + g) * NV + p.tid] = with_bias(coming[g], bias, g * N + p.tid);
     };
     if (LN) stage_norms(ln, ln_weight, ln_bias, p.tid);
     if (length > 0) fetch(0), put_down(0);

@@ -5,7 +5,8 @@
 constexpr int TOGETHER = 2;  // states at a time, so that one's sums can wait for the other's
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_gates(
-    const io_t* xp, const float* h0, const float* weight, const io_t* out, float* gates, int T, int B, int share) {
+    const io_t* xp, const float* bias, const float* h0, const float* weight, const io_t* out, float* gates, int T, int B,
+    int share) {
     SHARED_MEMORY(shared);
     const Place p = place();
     const int lane = p.lane;
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_gates(
         UNROLL for (int s = 0; s < TOGETHER; ++s) {
             mine[s] = p.owner && p.own < N && at + s < last;
             UNROLL for (int g = 0; g < GATES; ++g)
-                x[s][g] = mine[s] ? load(xp, (at + s) * INPUTS * N + g * N + p.own) : 0.f;
+                x[s][g] = mine[s] ? with_bias(load(xp, (at + s) * INPUTS * N + g * N + p.own), bias, g * N + p.own) : 0.f;
         }
         Rows s_tau[TOGETHER] = {}, s_u[TOGETHER] = {};
         UNROLL for (int k = 0; k < CHUNKS; ++k) UNROLL for (int s = 0; s < TOGETHER; ++s) {

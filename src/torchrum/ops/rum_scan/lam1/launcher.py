@@ -76,7 +76,13 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     return Results(xp.new_empty(T, B, H), R, Residuals(None, R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)))
 
 
-def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
+def forward(
+    inputs: ScanInputs,
+    options: RumOptions,
+    save: bool = True,
+    copies: Copies = NO_COPIES,
+    bias: Tensor | None = None,
+) -> Results:
     """Run the scan and fill ``copies``; without ``save``, or in a short sequence, there are no checkpoints."""
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     (T, B, _), H = xp.shape, h0.shape[-1]
@@ -88,14 +94,21 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
         R_n.copy_(torch.eye(H, device=xp.device) if R0 is None else R0)
         return results
     tensors = _all_plain(None if inputs.from_zero else h0, R0, weight_hh, ln_weight, ln_bias)
-    args = (xp.contiguous(), *tensors, _plain(lengths, torch.int64), seed, out, R_n, kept, *copies, T, B)
+    rows = _plain(lengths, torch.int64), seed, _plain(bias)
+    args = (xp.contiguous(), *tensors, *rows, out, R_n, kept, *copies, T, B)
     kernel, threads, shared, numbers = _find_kernel("forward", xp, options)
     kernel.launch(B, threads, shared, (*args, *numbers))  # one block per batch row
     return results
 
 
 def backward(
-    grad_out: Tensor, grad_R: Tensor | None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
+    grad_out: Tensor,
+    grad_R: Tensor | None,
+    inputs: ScanInputs,
+    results: Results,
+    options: RumOptions,
+    need_R0: bool,
+    bias: Tensor | None = None,
 ) -> Gradients:
     """Gradients of the inputs; R0's costs a second pass over the sequence, where ``need_R0``."""
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
@@ -114,10 +127,10 @@ def backward(
     if grad_R_n is not None:
         moved = torch.bmm(R_n.mT, grad_R_n.float())
         K_n = (moved - moved.mT).contiguous()
-    xp, out, lengths = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64)
+    xp, out, lengths, bias = xp.contiguous(), out.contiguous(), _plain(lengths, torch.int64), _plain(bias)
     start, weight, *ln = _all_plain(None if inputs.from_zero else h0, weight_hh, ln_weight, ln_bias)
     grad_xp = torch.empty_like(xp)
-    gates = _gates(xp, start, weight, out, grad_xp, options)
+    gates = _gates(xp, bias, start, weight, out, grad_xp, options)
     grad_h0 = None if inputs.from_zero else xp.new_empty(B, H, dtype=torch.float32)
     grad_ln = xp.new_empty(B, options.num_inputs, 2, H, dtype=torch.float32) if options.layer_norm else None
     grad_turned = turned = None
@@ -125,10 +138,10 @@ def backward(
         # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
         turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
         kernel, threads, shared, _ = _find_kernel("replay", xp, options)
-        args = (xp, start, *ln, lengths, out, gates, turned, P_n, T, B, float(options.ln_eps))
+        args = (xp, bias, start, *ln, lengths, out, gates, turned, P_n, T, B, float(options.ln_eps))
         kernel.launch(B, threads, shared, args)
         grad_turned = torch.zeros_like(turned)
-    tensors = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, out, gates, R_n, kept, K_n)
+    tensors = (_plain(grad_out, xp.dtype), xp, start, weight, *ln, lengths, seed, bias, out, gates, R_n, kept, K_n)
     kernel, threads, shared, numbers = _find_kernel("backward", xp, options)
     kernel.launch(B, threads, shared, (*tensors, grad_xp, grad_h0, grad_ln, grad_turned, T, B, *numbers))
 
@@ -149,7 +162,13 @@ def backward(
 
 
 def _gates(
-    xp: Tensor, h0: Tensor | None, weight: Tensor | None, out: Tensor, grad_xp: Tensor, options: RumOptions
+    xp: Tensor,
+    bias: Tensor | None,
+    h0: Tensor | None,
+    weight: Tensor | None,
+    out: Tensor,
+    grad_xp: Tensor,
+    options: RumOptions,
 ) -> Tensor:
     """The raw gates of all steps anew, in float32: less memory than keeping them, and one pass over ``out``.
 
@@ -159,7 +178,7 @@ def _gates(
     gates = grad_xp if xp.dtype == torch.float32 else xp.new_empty(T, B, options.num_gates * H, dtype=torch.float32)
     share = -(-T * B // GATE_BLOCKS)
     kernel, threads, shared, _ = _find_kernel("gates", xp, options)
-    kernel.launch(-(-T * B // share), threads, shared, (xp, h0, weight, out, gates, T, B, share))
+    kernel.launch(-(-T * B // share), threads, shared, (xp, bias, h0, weight, out, gates, T, B, share))
     return gates
 
 

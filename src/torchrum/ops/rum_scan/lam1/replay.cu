@@ -2,8 +2,8 @@
 // initial memory needs them. Rarely asked for, so nothing is prefetched.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_replay(
-    const io_t* xp, const float* h0, const float* ln_weight, const float* ln_bias, const i64* lengths, const io_t* out,
-    const float* gates, float* turned, float* P_n, int T, int B, float ln_eps) {
+    const io_t* xp, const float* bias, const float* h0, const float* ln_weight, const float* ln_bias, const i64* lengths,
+    const io_t* out, const float* gates, float* turned, float* P_n, int T, int B, float ln_eps) {
     SHARED_MEMORY(shared);
     const Place p = place();
     const int lane = p.lane, b = blockIdx.x;
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lam1_replay(
             const int j = 32 * i + lane;
             const bool in = inside(i, lane);
             h.x[i] = !in ? 0.f : t > 0 ? load(out, (at - B) * N + j) : h0 ? h0[(i64)b * N + j] : 0.f;
-            e.x[i] = in ? load(xp, at * INPUTS * N + GATES * N + j) : 0.f;
+            e.x[i] = in ? with_bias(load(xp, at * INPUTS * N + GATES * N + j), bias, GATES * N + j) : 0.f;
             tau.x[i] = in ? gates[at * GATE_STRIDE + j] : 0.f;
         }
         const float inv_eps = inverse_length(warp_sum(inner(e, e)));

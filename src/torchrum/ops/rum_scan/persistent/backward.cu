@@ -10,7 +10,7 @@
 #define QUARTER_BYTES (INNER / 4 * ROWS * SIZE)
 
 struct BackwardArgs {
-    const Element *grad_out, *xp, *weight, *out, *gates;
+    const Element *bias, *grad_out, *xp, *weight, *out, *gates;  // bias is null where xp has it
     const float *stats, *h0;  // h0 is null for zeros
     const i64 *lengths, *seed;
     Element* dxp;
@@ -103,6 +103,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
             float straight[2] = {0.f, 0.f};  // what reaches h(t-1) outside the matmul
             if (pointwise) {
                 if (thread < 64) sums[256 + thread] = x_stat;
+                if (a.bias) x_eps = sum_of(x_eps, load_pair(a.bias + GATES * N + first, count));
                 const float tau[2] = {low_of(x_tau), high_of(x_tau)}, eps[2] = {low_of(x_eps), high_of(x_eps)};
                 const float h[2] = {low_of(x_h), high_of(x_h)};
                 const float u[2] = {GATES == 2 ? sigmoid(low_of(x_u)) : 0.f, GATES == 2 ? sigmoid(high_of(x_u)) : 0.f};
@@ -115,12 +116,12 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                 float mirror_flow = 0.f;
                 if (turn.opposite) {
                     const i64 row = (i64)t * B + b;
-                    const Element* eps_row = a.xp + (row * (GATES + 1) + GATES) * N;
-                    mirror = half_turn_of(eps_row, N, turn.inv_eps);
+                    const Element *eps_row = a.xp + (row * (GATES + 1) + GATES) * N, *eps_bias = a.bias ? a.bias + GATES * N : 0;
+                    mirror = half_turn_of(eps_row, eps_bias, N, turn.inv_eps);
                     const int m = mirror.unit;
                     const float there = t > 0 ? to_float(a.out[(row - B) * N + m]) : a.h0 ? a.h0[(i64)b * N + m] : 0.f;
                     mirror.along = (there - mirror.e_i * turn.p) * mirror.inv_norm;
-                    const float e = to_float(eps_row[m]), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
+                    const float e = eps_at(eps_row, eps_bias, m), x = e + turned(turn, mirror, m, e, 0.f, there), z = activate(x);
                     const float gate = GATES == 2 ? sigmoid(to_float(a.gates[(row * GATES + 1) * N + m])) : 0.f;
                     mirror_flow = slope(x, z) * (1.f - gate) * (gate * there + (1.f - gate) * z);
                 }

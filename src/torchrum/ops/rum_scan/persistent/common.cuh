@@ -235,6 +235,7 @@ DEVICE void store_pair(u16* at, int count, u32 x) {
 }
 DEVICE void publish_pair(u32* p, u32 x) { publish_word(p, x); }
 #endif
+DEVICE Pair sum_of(Pair x, Pair y) { return pack(low_of(x) + low_of(y), high_of(x) + high_of(y)); }
 // Where a lane's pair lies among the words of an operand, [unit / (16 / SIZE)][row][16 bytes], of eight rows from `row`. A
 // warp's pairs fill one line of 128 bytes, with WIDE two, of which lanes 0 and 2 hold the beginning.
 DEVICE int word_of_pair(int eight, int row, int lane) {

@@ -9,7 +9,7 @@
 #define QUARTER_BYTES (NP / 4 * ROWS * SIZE)
 
 struct ForwardArgs {
-    const Element *xp, *weight;
+    const Element *xp, *bias, *weight;  // bias is null where xp has it
     const float* h0;  // null for zeros
     const i64 *lengths, *seed;
     Element *out, *last_copy, *out_copy, *gates;  // all but out may be null, and stats too
@@ -127,6 +127,12 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             if (GATES == 2) x_u = load_pair(at + N, count);
             x_eps = load_pair(at + GATES * N, count);
         };
+        auto add_bias = [&]() {  // to what has come of them
+            if (!a.bias) return;
+            x_tau = sum_of(x_tau, load_pair(a.bias + first, count));
+            if (GATES == 2) x_u = sum_of(x_u, load_pair(a.bias + N + first, count));
+            x_eps = sum_of(x_eps, load_pair(a.bias + GATES * N + first, count));
+        };
         auto board = [&](float* boards, int t) { return boards + (i64)(t * (int)a.tiles + tile) * (NT * BOARD) + g * BOARD; };
         auto states = [&](int t) { return a.states + (i64)(t * (int)a.tiles + tile) * TILE_WORDS; };
         auto publish_state = [&](int slot) { publish_pair(states(slot) + state_word, pack(h[0], h[1])); };
@@ -158,6 +164,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             if (LENGTHS && inside) length = (int)a.lengths[b];
             publish_state(0);
             load_inputs(0);
+            add_bias();
             float v[4] = {0.f, low_of(x_eps) * low_of(x_eps) + high_of(x_eps) * high_of(x_eps), 0.f, 0.f};
             publish_sums(v, sums + 256, board(a.late, 0), g, cta, thread);
             if (ETA && !DEFER) wait_late(0);
@@ -258,7 +265,8 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             const Turn turn = turn_of(ee, s[0], s[1], s[2], s[3]);
             HalfTurn mirror = {0, 0.f, 0.f, 0.f};
             if (turn.opposite) {
-                mirror = half_turn_of(a.xp + (((i64)t * B + b) * (GATES + 1) + GATES) * N, N, turn.inv_eps);
+                const Element *eps_row = a.xp + (((i64)t * B + b) * (GATES + 1) + GATES) * N, *eps_bias = a.bias ? a.bias + GATES * N : 0;
+                mirror = half_turn_of(eps_row, eps_bias, N, turn.inv_eps);
                 const Quad state = peek(states(t) + (mirror.unit / (16 / SIZE) * ROWS + 8 * g + i) * 4);
                 const int byte = mirror.unit % (16 / SIZE) * SIZE;
                 const u32 word = byte < 4 ? state.x : byte < 8 ? state.y : byte < 12 ? state.z : state.w;
@@ -282,7 +290,10 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 if (t < length) h[k] = mixed;
             }
             auto publish_late = [&]() {  // what the readers of h(t) need beside it
-                if (t + 1 < T) v[1] = low_of(x_eps) * low_of(x_eps) + high_of(x_eps) * high_of(x_eps);
+                if (t + 1 < T) {
+                    add_bias();
+                    v[1] = low_of(x_eps) * low_of(x_eps) + high_of(x_eps) * high_of(x_eps);
+                }
                 publish_sums(v, sums + 256, board(a.late, t + 1), g, cta, thread);
             };
             if (ETA && !DEFER) {

@@ -259,7 +259,7 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
         boxes = (T * gates * tile_words, T * board)
     ends = (0, *itertools.accumulate((*boxes, plan.tiles)))  # boxes are multiples of 128 bytes
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
-    pointers = {"forward": 11, "backward": 12}[name] + len(boxes)
+    pointers = {"forward": 12, "backward": 13}[name] + len(boxes)
     form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
     return Layout(ends[-1], tuple(4 * end for end in ends[:-1]), form, rest, plan.shared_bytes(name, gates))
 
@@ -298,31 +298,46 @@ def _prepare(
     return Prepared(layout, on.kernel(name, plan, device), plan.group * plan.groups)
 
 
-def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
+def forward(
+    inputs: ScanInputs,
+    options: RumOptions,
+    save: bool = True,
+    copies: Copies = NO_COPIES,
+    bias: Tensor | None = None,
+) -> Results:
     """Run the scan and fill ``copies``; without ``save`` there are no residuals."""
     xp, weight = _readable(inputs.xp.dtype, inputs.xp, inputs.weight_hh)
+    added = None if bias is None else _readable(xp.dtype, bias)[0]
     T, B, N = *xp.shape[:2], weight.shape[1]
     results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
     layout, kernel, blocks = _find("forward", inputs, options)
     mail, fills = _mail(xp, layout.words)
-    tensors = (xp, weight, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
+    tensors = (xp, added, weight, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
 
 
 def backward(
-    grad_out: Tensor, grad_R: None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
+    grad_out: Tensor,
+    grad_R: None,
+    inputs: ScanInputs,
+    results: Results,
+    options: RumOptions,
+    need_R0: bool,
+    bias: Tensor | None = None,
 ) -> Gradients:
     """Gradients of the inputs; there is neither R nor layer norm here."""
     (gates, stats), from_zero, dtype = results.residuals, inputs.from_zero, inputs.xp.dtype
     assert gates is not None and stats is not None
     read = _readable(dtype, grad_out, inputs.xp, inputs.weight_hh, results.out, gates)
     _, xp, weight, out, _ = read
+    added = None if bias is None else _readable(dtype, bias)[0]
     layout, kernel, blocks = _find("backward", inputs, options)
     (mail, fills), dxp = _mail(xp, layout.words), torch.empty_like(xp)
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
-    tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0)  # kept until the launch, copies among them
+    # all in one name until the launch: there may be copies among them
+    tensors = (added, *read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     del mail  # what comes next on the stream may have it

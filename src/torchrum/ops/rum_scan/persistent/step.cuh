@@ -55,16 +55,20 @@ struct HalfTurn {
     int unit;
     float e_i, inv_norm, along;  // eps_i / |eps|, 1 / norm (0 without such a mirror), f . h
 };
-RARE HalfTurn half_turn_of(const Element* eps, int N, float inv_eps) {
+// One number of an eps that may not have its bias yet.
+DEVICE float eps_at(const Element* eps, const Element* bias, int j) {
+    return bias ? to_float(eps[j]) + to_float(bias[j]) : to_float(eps[j]);
+}
+RARE HalfTurn half_turn_of(const Element* eps, const Element* bias, int N, float inv_eps) {
     HalfTurn f;
     float least = 3e38f;
     f.unit = 0;
     for (int j = 0; j < N; j++) {
-        float x = to_float(eps[j]);
+        float x = eps_at(eps, bias, j);
         x = x < 0.f ? -x : x;
         if (x < least) least = x, f.unit = j;
     }
-    f.e_i = to_float(eps[f.unit]) * inv_eps;
+    f.e_i = eps_at(eps, bias, f.unit) * inv_eps;
     float square = 1.f - f.e_i * f.e_i;
     f.inv_norm = square > 1e-12f ? inverse_root(square) : 0.f;
     f.along = 0.f;
