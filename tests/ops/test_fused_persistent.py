@@ -384,6 +384,45 @@ def test_the_kernels_add_a_bias(case: str, monkeypatch: pytest.MonkeyPatch, buil
     assert_bias_is_added(design, inputs, bias, options)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("case", "blocks", "groups"),
+    [("odd", 4, 1), ("no gate", 4, 1), ("two tiles after another", 2, 1), ("three row blocks", 6, 3)],
+)
+def test_the_backward_sums_the_gradient_of_the_bias(
+    case: str, blocks: int, groups: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, builds: Path
+) -> None:
+    """Over rows, steps, tiles and groups of blocks, and leaves the mail of all of them empty."""
+    (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
+    mail = torch.full((2**18,), -1, dtype=torch.int32)
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks, mail))
+    given = draw(T, B, N, options, dtype)
+    inputs = scan(given, torch.tensor([T, 1, *[T - 1] * (B - 2)]), seed)
+    plan = persistent.find_plan(inputs, options)
+    assert plan.sums_bias and plan.groups == groups
+    results = design.forward(inputs, options)
+    found, again = (
+        design.backward(given["grad_out"], None, inputs, results, options, False, None, True) for _ in range(2)
+    )
+    assert found.bias.dtype is dtype
+    assert relative_error(found.bias, found.xp.double().sum((0, 1))) <= PRECISIONS[str(dtype)[6:]][2]
+    assert torch.equal(found.bias, again.bias)
+    assert (mail == -1).all()
+    assert design.backward(given["grad_out"], None, inputs, results, options, False).bias is None
+
+
+def test_wide_weights_leave_no_registers_for_the_gradient_of_the_bias(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(persistent, "machine", Emulator(tmp_path, 132))
+
+    def sums(N: int, dtype: torch.dtype) -> bool:
+        return persistent.find_plan(draw_inputs(1, 8, N, RumOptions(), dtype), RumOptions()).sums_bias
+
+    assert sums(128, torch.float32) and sums(320, torch.float32) and sums(512, torch.bfloat16)
+    assert not sums(352, torch.float32) and not sums(640, torch.bfloat16)
+
+
 def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
     monkeypatch: pytest.MonkeyPatch, builds: Path
 ) -> None:

@@ -8,7 +8,8 @@ Each folder exports the same four functions::
     backward(grad_out, grad_R, inputs, results, options, need_R0) -> Gradients
 
 Those ``by_driver`` take more: ``forward`` takes ``copies`` of the results, which it fills too, and both take the
-``bias``, ``(3H,)``, of an ``xp`` that comes without, which they add where they read it.
+``bias``, ``(3H,)``, of an ``xp`` that comes without, which they add where they read it. ``backward`` is told whether
+the bias needs a gradient, and may return it; where it does not, the caller sums that of ``xp``.
 """
 
 from typing import Any

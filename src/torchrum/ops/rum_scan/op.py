@@ -32,7 +32,7 @@ _INPUTS = (
     "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
     "Tensor? lengths, Tensor? seed"
 )
-NUM_INPUTS = len(ScanInputs._fields)
+NUM_INPUTS, NUM_GRADIENTS = len(ScanInputs._fields), len(Gradients._fields) - 1
 assert [part.split()[-1] for part in _INPUTS.split(", ")] == list(ScanInputs._fields)
 # The names here are in programs that were exported already, so `gates` and `ends` stay: they are Residuals.
 # save: whether to keep what the backward needs; without it the last two results are empty
@@ -93,7 +93,7 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     if design in (PERSISTENT, STEPWISE):  # under vmap the forward may have run with another batch size
         design = STEPWISE if kept is None else PERSISTENT
     grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
-    return tuple(_or_empty(part, inputs.xp) for part in grads)
+    return tuple(_or_empty(part, inputs.xp) for part in grads[:NUM_GRADIENTS])
 
 
 def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, Flags, bool]:
@@ -118,7 +118,7 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
     like = Gradients(*inputs[:6])._replace(R0=results.R if need_R0 else None)
     return tuple(
         inputs.xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format)
-        for part in like
+        for part in like[:NUM_GRADIENTS]
     )
 
 
@@ -227,7 +227,8 @@ def backward_by_operator(
         grads = torch.ops.torchrum.rum_scan_backward(*args, *flags, need_R0)
     there = [part is not None for part in inputs[:6]]
     there[2] = need_R0
-    return Gradients._make(grad if given else None for given, grad in zip(there, grads, strict=True))
+    parts: list[Any] = [grad if given else None for given, grad in zip(there, grads, strict=True)]
+    return Gradients(*parts)
 
 
 def rum_scan_op(inputs: ScanInputs, options: RumOptions, backend: str) -> tuple[Tensor, Tensor | None]:

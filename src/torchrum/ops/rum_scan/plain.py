@@ -24,7 +24,7 @@ from torchrum.ops.rum_scan.native.projecting import (
     operator_results,
     projects,
 )
-from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
+from torchrum.ops.rum_scan.op import NUM_GRADIENTS, backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.projection import adds_apart, padded_bias, project, project_backward, project_eagerly
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, LayerInputs, Residuals, Results, ScanInputs
@@ -195,12 +195,13 @@ def _gradients(
     readable = inputs if plain and design.by_driver else inputs.with_zeros()
     scanned = readable.projected(xp, from_zero=inputs.h0 is None)
     if plain:
-        added = (bias,) if design.by_driver else ()
+        added = (bias, needs[2]) if design.by_driver else ()
         grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4], *added)
     else:  # somebody differentiates or batches this backward
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
-    return *project_backward(grads.xp, inputs.x, inputs.weight_ih, needs[:3]), *grads[1:]
+    projected_grads = project_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
+    return *projected_grads, *grads[1:NUM_GRADIENTS]
 
 
 # Function.apply without what it asks on each call: there are no defaults to bind, and functorch is not at work

@@ -77,13 +77,13 @@ def adds_apart(x: Tensor, weight: Tensor) -> bool:
 
 
 def project_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]
+    grad: Tensor, x: Tensor, weight: Tensor, grad_bias: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, the weight and the padded bias, where ``needs`` asks for them."""
+    """Gradients of x, the weight and the padded bias, where ``needs`` asks for them; the last may be known."""
     return (
         torch.matmul(grad, weight) if needs[0] else None,
         grad.reshape(-1, grad.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None,
-        sum_rows(grad) if needs[2] else None,
+        sum_rows(grad) if needs[2] and grad_bias is None else grad_bias,
     )
 
 

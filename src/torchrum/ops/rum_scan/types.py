@@ -144,3 +144,6 @@ class Gradients(NamedTuple):
     weight_hh: Tensor
     ln_weight: Tensor | None = None
     ln_bias: Tensor | None = None
+    bias: Tensor | None = None
+    """``(3H,)``, the sum of xp's over steps and rows, where it was asked for and the design has it; no operator returns
+    it."""

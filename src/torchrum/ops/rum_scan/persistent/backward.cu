@@ -8,15 +8,21 @@
 #define INNER (GATES * NP)
 #define TILE_WORDS (INNER * ROWS * SIZE / 4)
 #define QUARTER_BYTES (INNER / 4 * ROWS * SIZE)
+#define SUMS_BIAS (STEPS + 2 <= MOST_RESIDENT)  // whether weights leave registers for the sums; Plan.sums_bias
+#define SHARE ((GATES + 1) * UNITS)             // of a block in the gradient of the bias
 
 struct BackwardArgs {
     const Element *bias, *grad_out, *xp, *weight, *out, *gates;  // bias is null where xp has it
     const float *stats, *h0;  // h0 is null for zeros
     const i64 *lengths, *seed;
     Element* dxp;
-    float* dh0;    // may be null
+    float* dh0;      // may be null
+    Element* dbias;  // (3N), may be null
     u32* grads;    // (T, tiles, TILE_WORDS): the gates' gradient of each step, laid out as the forward's states
     float* early;  // boards: (T, tiles, NT, BOARD)
+#if SUMS_BIAS
+    float* shares;  // (groups, GROUP, SHARE)
+#endif
     u32* arrivals;  // as the forward's
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
@@ -36,6 +42,53 @@ DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Qua
         multiply_stages<LAST>(c, weight, v, grads, from, g, thread);
     }
 }
+
+#if SUMS_BIAS
+// The gradient of the bias from each lane's sums over steps, of its units of tau, u and eps. Blocks of the first group add
+// up the shares of all groups, warp by warp, always in the same order. `scratch` is [NT + 16][SHARE].
+DEVICE void sum_bias(float (&sums)[GATES + 1][2], const BackwardArgs& a, float* scratch, int group, int cta) {
+    const int warp = THREAD >> 5, lane = THREAD & 31;
+    float* totals = scratch + NT * SHARE;
+#pragma unroll
+    for (int n = 0; n < GATES + 1; n++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            for (int mask = 4; mask < 32; mask *= 2) sums[n][k] += shuffle_xor(sums[n][k], mask);  // over eight rows
+            if (lane < 4 && warp < 4 * NT) scratch[warp / 4 * SHARE + n * UNITS + warp % 4 * 8 + 2 * lane + k] = sums[n][k];
+        }
+    block_sync();
+    if (THREAD < SHARE) {
+        float share = scratch[THREAD];
+        for (int j = 1; j < NT; j++) share += scratch[j * SHARE + THREAD];
+        publish_float(a.shares + (group * GROUP + cta) * SHARE + THREAD, share);
+    }
+    if (group > 0) return;
+
+    const bool mine = lane < SHARE / 4;
+    float total[4] = {0.f, 0.f, 0.f, 0.f};
+    int spins = 0;
+    for (int other = warp; other < (int)a.groups; other += 16) {
+        u32* from = (u32*)a.shares + (other * GROUP + cta) * SHARE + lane * 4;
+        Quad v = {0, 0, 0, 0};
+        if (mine) v = peek(from);
+        while (!whole_warp(!mine || arrived(v))) {
+            spin_once(spins);
+            if (mine) v = peek(from);
+        }
+        total[0] += as_float(v.x), total[1] += as_float(v.y), total[2] += as_float(v.z), total[3] += as_float(v.w);
+        if (mine && a.arrivals) clear_quad(from);  // nobody else reads it
+    }
+    if (mine)
+        for (int k = 0; k < 4; k++) totals[warp * SHARE + lane * 4 + k] = total[k];
+    block_sync();
+    if (THREAD < SHARE / 2) {
+        const int N = (int)a.N, input = THREAD / (UNITS / 2), unit = cta * UNITS + THREAD % (UNITS / 2) * 2;
+        float x = 0.f, y = 0.f;
+        for (int j = 0; j < 16; j++) x += totals[j * SHARE + 2 * THREAD], y += totals[j * SHARE + 2 * THREAD + 1];
+        store_pair(a.dbias + input * N + unit, pair_count(unit, N), pack(x, y));
+    }
+}
+#endif
 
 KERNEL rum_persistent_backward(const BackwardArgs a) {
     const int g = THREAD >> 7, thread = THREAD & 127, w = thread >> 5, lane = THREAD & 31, i = lane >> 2, q = lane & 3;
@@ -69,6 +122,9 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         weight.set(s, f);
     }
 
+#if SUMS_BIAS
+    float bias_sums[GATES + 1][2] = {};
+#endif
     for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) {
         const int b = tile * ROWS + 8 * g + i;
         const bool inside = pointwise && b < B;
@@ -198,6 +254,12 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
                     }
                     if (t >= length) d_tau[k] = d_u[k] = d_eps[k] = 0.f, straight[k] = grad[k];
                     if (!real) d_tau[k] = d_u[k] = d_eps[k] = straight[k] = 0.f;
+#if SUMS_BIAS
+                    if (inside) {
+                        bias_sums[0][k] += d_tau[k], bias_sums[GATES][k] += d_eps[k];
+                        if (GATES == 2) bias_sums[1][k] += d_u[k];
+                    }
+#endif
                 }
                 const Pair o_tau = pack(d_tau[0], d_tau[1]), o_u = GATES == 2 ? pack(d_u[0], d_u[1]) : Pair();
                 publish_pair(grads + grad_word, o_tau);
@@ -240,4 +302,7 @@ KERNEL rum_persistent_backward(const BackwardArgs a) {
         }
         block_sync();  // the next tile reuses the sums' memory
     }
+#if SUMS_BIAS
+    if (a.dbias) sum_bias(bias_sums, a, (float*)partial, group, cta);
+#endif
 }

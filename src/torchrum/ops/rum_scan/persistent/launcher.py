@@ -73,6 +73,12 @@ class Plan:
     def board_words(self) -> int:
         return self.row_blocks * self.group * 32
 
+    @property
+    def sums_bias(self) -> bool:
+        """Whether the backward has registers to sum the bias's gradient in; as ``SUMS_BIAS`` of backward.cu."""
+        inner_bytes = dict(self.defines)["GATES"] * self.padded * (4 if self.wide else 2)
+        return inner_bytes // (32 * 8) + 2 <= most_resident("backward", self)
+
     def macros(self, name: str) -> tuple[tuple[str, int], ...]:
         """What a direction is compiled with: its defines, but a forward in float32 keeps all digits.
 
@@ -246,6 +252,7 @@ class Layout(NamedTuple):
     numbers: bytes
     """The rest of it: six integers and two doubles, eight bytes each."""
     shared_bytes: int
+    sums_bias: bool
 
 
 def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions) -> Layout:
@@ -256,12 +263,14 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     if name == "forward":
         boxes = (T * tile_words, T * board, (T + 1) * board, *((T * board,) if plan.wide else ()))
     else:
-        boxes = (T * gates * tile_words, T * board)
+        shares = (plan.groups * plan.group * options.num_inputs * UNITS,) if plan.sums_bias else ()
+        boxes = (T * gates * tile_words, T * board, *shares)
     ends = (0, *itertools.accumulate((*boxes, plan.tiles)))  # boxes are multiples of 128 bytes
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
-    pointers = {"forward": 12, "backward": 13}[name] + len(boxes)
+    pointers = {"forward": 12, "backward": 14}[name] + len(boxes)
     form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
-    return Layout(ends[-1], tuple(4 * end for end in ends[:-1]), form, rest, plan.shared_bytes(name, gates))
+    places, shared_bytes = tuple(4 * end for end in ends[:-1]), plan.shared_bytes(name, gates)
+    return Layout(ends[-1], places, form, rest, shared_bytes, plan.sums_bias)
 
 
 class Prepared(NamedTuple):
@@ -326,6 +335,7 @@ def backward(
     options: RumOptions,
     need_R0: bool,
     bias: Tensor | None = None,
+    need_bias: bool = False,
 ) -> Gradients:
     """Gradients of the inputs; there is neither R nor layer norm here."""
     (gates, stats), from_zero, dtype = results.residuals, inputs.from_zero, inputs.xp.dtype
@@ -336,15 +346,16 @@ def backward(
     layout, kernel, blocks = _find("backward", inputs, options)
     (mail, fills), dxp = _mail(xp, layout.words), torch.empty_like(xp)
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
+    dbias = xp.new_empty(xp.shape[2]) if need_bias and layout.sums_bias else None
     # all in one name until the launch: there may be copies among them
-    tensors = (added, *read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0)
+    tensors = (added, *read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0, dbias)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     del mail  # what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     if dweight.dtype is not inputs.weight_hh.dtype:
         dweight = dweight.to(inputs.weight_hh.dtype)
-    return Gradients(dxp, None if dh0 is None else dh0.to(inputs.h0.dtype), None, dweight)
+    return Gradients(dxp, None if dh0 is None else dh0.to(inputs.h0.dtype), None, dweight, bias=dbias)
 
 
 def _row_inputs(inputs: ScanInputs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
