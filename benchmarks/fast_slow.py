@@ -189,11 +189,11 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
 
             def matmuls(stage=stage) -> None:
                 for _ in range(length):
-                    stage.matmul()
+                    stage.matmul.prepare()()
 
             def rows(stage=stage, T=T) -> None:
                 for t in range(length):
-                    stage.row(None, None, t, T)
+                    stage.row(None, None, t, T)()
 
             one, other = (microseconds(captured(run))[0] / length for run in (matmuls, rows))
             shapes = f"{tuple(stage.matmul.left.shape)} x {tuple(stage.matmul.right.shape)}"
@@ -202,7 +202,8 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
 
         def steps(scan=scan) -> None:
             for t in range(length):
-                scan.step(t)
+                for launch in scan.launches(t):
+                    launch()
 
         print(f"{direction:8} whole step {microseconds(captured(steps))[0] / length:6.2f} us", flush=True)
 

@@ -265,9 +265,9 @@ class Pieces:
         with compiling_only():
             self.backward.sums(self.xp, self.out, self.gates, self.stats)
             for steps in (self.forward, self.backward):
-                steps.row(None, 0)
+                steps.row(None, 0)()
                 if steps.matmul.split_k:
-                    steps.matmul()
+                    steps.matmul.prepare()()
 
     def times(self, length: int = 32) -> dict[str, float]:
         """Each kernel in a captured chain of its own, and both of a step in turns."""
@@ -275,9 +275,11 @@ class Pieces:
         self.backward.begin(*self.backward.given, *self.loaded, self.seed)
         runs = {}
         for steps in (self.forward, self.backward):
-            runs[f"{steps.direction} matmul"] = lambda steps=steps: [steps.matmul() for _ in range(length)]
-            runs[f"{steps.direction} row"] = lambda steps=steps: [steps.row(None, t) for t in range(length)]
-            runs[f"{steps.direction} step"] = lambda steps=steps: [steps.step(t) for t in range(length)]
+            runs[f"{steps.direction} matmul"] = lambda steps=steps: [steps.matmul.prepare()() for _ in range(length)]
+            runs[f"{steps.direction} row"] = lambda steps=steps: [steps.row(None, t)() for t in range(length)]
+            runs[f"{steps.direction} step"] = lambda steps=steps: [
+                launch() for t in range(length) for launch in steps.launches(t)
+            ]
         graphs = [captured(run) for run in runs.values()]
         times = microseconds(*(graph.replay for graph in graphs), samples=10)
         return {name: time / length for name, time in zip(runs, times, strict=True)}

@@ -43,8 +43,16 @@ def test_a_rehearsal_compiles_and_a_launch_launches(compiled):
     compiling.compile_together(lambda: compiling.launch(kernel, (2,), 7))
     assert kernel.calls == [("compile", (2,), (7,))]
     assert not compiling.rehearsing()
-    assert compiling.launch(kernel, (2,), 7) == "launched"
+    compiling.launch(kernel, (2,), 7)
     assert kernel.calls[1:] == [("launch", (2,), (7,))]
+
+
+def test_a_launch_is_prepared_without_a_trace_and_returns_the_kernel(compiled):
+    kernel = Kernel()
+    prepared = compiling.prepare(kernel, (2,), 7)
+    assert not kernel.calls
+    assert prepared() == prepared() == "launched"
+    assert kernel.calls == [("launch", (2,), (7,))] * 2
 
 
 def test_a_failed_rehearsal_leaves_the_kernels_to_their_launches(compiled):
@@ -56,7 +64,7 @@ def test_a_failed_rehearsal_leaves_the_kernels_to_their_launches(compiled):
 
     compiling.compile_together(fail)
     assert not compiling.rehearsing()
-    assert compiling.launch(kernel, (1,)) == "launched"
+    assert compiling.prepare(kernel, (1,))() == "launched"
 
 
 @pytest.mark.parametrize("name", thinned(["stepwise", "stepwise_tf32", "fast_slow"], 3))

@@ -325,7 +325,8 @@ def test_steps_through_the_table_match_direct_ones(slow):
     def run(scan: ForwardScan | BackwardScan) -> None:
         for chunk in (4, 1):
             for t in range(chunk):
-                scan.step(t)
+                for launch in scan.launches(t):
+                    launch()
             scan.table[:1].add_(scan.stride * chunk)
 
     forward = ForwardScan(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=True)
@@ -457,7 +458,7 @@ gpu = pytest.mark.gpu
 @pytest.fixture
 def never_captured(monkeypatch):
     """Leave out the kernels for a capture around the scan, half of what there is to compile."""
-    monkeypatch.setattr(Chain, "warm_up", lambda scan: scan.step(0))
+    monkeypatch.setattr(Chain, "warm_up", lambda scan: [launch() for launch in scan.launches(0)])
     clear_graphs()
     yield
     clear_graphs()

@@ -1,6 +1,8 @@
 """The bookkeeping of the chunk graphs, on a stand-in for CUDA that records what a capture would and replays it."""
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 pytest.importorskip("triton", reason="the table is filled by a Triton kernel")
 
 from torchrum.ops.kernels import step_graphs as graphs
+
+ON_THE_GPU, OFF_THE_GPU = torch.zeros(7), torch.zeros(7)
 
 
 class FakeGraph:
@@ -62,7 +66,11 @@ class FakeSteps:
     def __init__(self, stride: int) -> None:
         self.table, self.stride, self.visited, self.warmed = FakeTable(), stride, [], 0
 
-    def step(self, t: int) -> None:
+    def launches(self, t: int) -> list[Callable[[], None]]:
+        return [functools.partial(self.launch, t)]
+
+    def launch(self, t: int) -> None:
+        assert sys._getframe(1).f_code is graphs.run_pass.__code__  # the way to a launch is short
         enqueue(lambda: self.visited.append(self.table.step + self.stride * t))
 
     def warm_up(self) -> None:
@@ -79,6 +87,7 @@ def _fake_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", fake_capture)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", Quiet)
+    monkeypatch.setattr(graphs, "can_graph", lambda x, T: x is not OFF_THE_GPU)
     monkeypatch.setattr(graphs, "_Place", lambda: type("Place", (), {"stream": None, "pool": None, "done": Quiet()})())
     monkeypatch.setattr(graphs, "compile_together", lambda rehearse: None)
     monkeypatch.setattr(graphs, "_places", {})
@@ -93,7 +102,7 @@ def run(key: str, stride: int, T: int) -> FakeSteps:
     def begin(steps: FakeSteps) -> None:
         steps.visited, steps.table.step = [], 0 if stride == 1 else T - 1
 
-    return graphs.run_graphed(one_pass(key, stride, begin, lambda steps: steps), T)
+    return graphs.run_pass(one_pass(key, stride, begin, lambda steps: steps), ON_THE_GPU, T)
 
 
 @pytest.mark.parametrize("T", [1, 5, 127, 128, 150, 385])
@@ -109,11 +118,11 @@ def test_off_the_gpu_steps_are_taken_one_by_one(stride):
     def build(graphed: bool) -> FakeSteps:
         told.append(graphed)
         steps = FakeSteps(stride)
-        steps.step = taken.append
+        steps.launch = taken.append
         return steps
 
     scan_pass = graphs.Pass(lambda: "key", build, lambda steps: told.append("begin"), lambda steps: list(taken))
-    assert graphs.run_pass(scan_pass, torch.zeros(7), 7) == list(range(7))[::stride]
+    assert graphs.run_pass(scan_pass, OFF_THE_GPU, 7) == list(range(7))[::stride]
     assert told == [False, "begin"]
     assert not graphs._scans
 
@@ -157,13 +166,13 @@ def test_a_first_call_rehearses_itself_and_the_scan_to_come_without_a_trace(monk
 
     def following() -> None:
         told.append("following")
-        graphs.run_graphed(one_pass("next", -1, begin, finish), 4)
+        graphs.run_pass(one_pass("next", -1, begin, finish), ON_THE_GPU, 4)
 
     monkeypatch.setattr(graphs, "compile_together", compile_together)
     first = one_pass("first", 1, begin, finish, following)
-    assert graphs.run_graphed(first, 5) == [0, 1, 2, 3, 4]
+    assert graphs.run_pass(first, ON_THE_GPU, 5) == [0, 1, 2, 3, 4]
     rehearsed, real = ["begin", "finish", "following", "begin", "finish"], ["begin", "begin", "finish"]
     assert told == ["rehearsal", *rehearsed, *real]
     assert not graphs._scans["next"].graphs
-    assert graphs.run_graphed(first, 5) == [0, 1, 2, 3, 4]
+    assert graphs.run_pass(first, ON_THE_GPU, 5) == [0, 1, 2, 3, 4]
     assert told[9:] == ["begin", "finish"]

@@ -237,7 +237,8 @@ def test_steps_through_the_table_match_direct_ones():
     def take_steps(steps: ForwardSteps | BackwardSteps) -> None:
         for chunk in (4, 1):
             for t in range(chunk):
-                steps.step(t)
+                for launch in steps.launches(t):
+                    launch()
             steps.table[:1].add_(steps.stride * chunk)
 
     forward = ForwardSteps(case.xp, B, H, options, True, graphed=True)
@@ -307,7 +308,7 @@ def test_split_k_adds_up(monkeypatch, B, K, N, block, half):
     monkeypatch.setattr(matmul, "multiprocessors", lambda x: 24)  # few tiles: the interpreter is slow
     left, right = (torch.randn(size, device=DEVICE).to(torch.bfloat16) for size in ((B, K), (N, K)))
     multiply = matmul.StepMatmul(left, right.t(), pdl=False, direction="forward")
-    multiply()
+    multiply.prepare()()
     wanted = left.double() @ right.double().t()
     assert multiply.out.dtype == (torch.bfloat16 if half else torch.float32)
     assert (multiply.out.double().sum(0) - wanted).norm() <= (4e-3 if half else 1e-5) * wanted.norm()
@@ -404,7 +405,7 @@ def test_gpu_tunings(monkeypatch, T, B, H, pdl, kind, half):
     take(monkeypatch, kind, half)
     monkeypatch.setattr(row_launch, "PDL", pdl)
     # without the kernels for a capture around the scan, half of what there is to compile
-    monkeypatch.setattr(Buffers, "warm_up", lambda steps: steps.step(0))
+    monkeypatch.setattr(Buffers, "warm_up", lambda steps: [launch() for launch in steps.launches(0)])
     clear_graphs()
     check(T, B, H, RumOptions(eta=1.0, layer_norm=H == 50), torch.bfloat16)
     clear_graphs()
@@ -425,7 +426,7 @@ def test_gpu_weight_first_product(monkeypatch, B, K, N, block, warps, inner_last
     multiply = matmul.StepMatmul(left, right.t().contiguous().t() if inner_last else right, False, "forward")
     assert multiply.weight_first
     multiply.out.fill_(float("nan"))
-    multiply()
+    multiply.prepare()()
     wanted = left.double() @ right.double()
     assert (multiply.out.double().sum(0) - wanted).norm() <= 1e-5 * wanted.norm()
 

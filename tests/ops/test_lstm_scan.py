@@ -238,7 +238,8 @@ def test_steps_through_the_table_match_direct_ones():
     def run(scan: ForwardScan | BackwardScan) -> None:
         for chunk in (4, 1):
             for t in range(chunk):
-                scan.step(t)
+                for launch in scan.launches(t):
+                    launch()
             scan.table[:1].add_(scan.stride * chunk)
 
     shared = empty_shared(out, seeds, lengths)

@@ -18,7 +18,7 @@ from torchrum import RUM, RUMCell
 from torchrum.cells import rum_sequence
 from torchrum.ops.kernels import mail
 from torchrum.ops.kernels.driver import Fill
-from torchrum.ops.rum_scan import designs, lam1, native, persistent, plain
+from torchrum.ops.rum_scan import designs, lam1, native, persistent, plain, stepwise
 from torchrum.ops.rum_scan.lam1 import launcher as lam1_launcher
 from torchrum.ops.rum_scan.persistent import launcher as persistent_launcher
 
@@ -364,18 +364,45 @@ def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, trai
 @pytest.mark.parametrize("training", [False, True])
 def test_a_launch_is_at_most_eight_calls_deep(gpu_without_kernels, monkeypatch, lam, training):
     """The way that the scan's README lists, and nothing between."""
-    package, stacks = str(Path(torchrum.__file__).parent), []
-
-    def launch(*_: object, **words: object) -> None:
-        stacks.append([part for part in traceback.extract_stack() if part.filename.startswith(package)])
-
-    monkeypatch.setattr(gpu_without_kernels, "launch", launch)
+    stacks = []
+    monkeypatch.setattr(gpu_without_kernels, "launch", lambda *_, **words: stacks.append(stack_in_package()))
     with torch.set_grad_enabled(training):
         RUM(64, 64, lam=lam)(torch.randn(3, 2, 64))
     (stack,) = stacks
-    shown = [(part.filename.removeprefix(package), part.name) for part in stack]
-    assert len(shown) + 1 <= 8, shown  # and Kernel.launch
-    assert len({file for file, _ in shown}) + 1 <= 8
+    assert len(stack) + 1 <= 8, stack  # and Kernel.launch
+    assert len({file for file, _ in stack}) + 1 <= 8
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_launch_of_stepwise_is_at_most_eight_calls_deep(monkeypatch, dtype, training):
+    """That of a step's matmul, by torch or by Triton, and that of its row kernel; Triton's launch is none of ours."""
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    from torchrum.ops.kernels import matmul
+    from torchrum.ops.rum_scan.stepwise.scan import stepwise_forward_kernel
+
+    stacks = []
+    spied = [(stepwise_forward_kernel, "run"), (matmul.split_k_kernel, "run"), (torch, "mm")]
+    for owner, name in spied:
+        monkeypatch.setattr(owner, name, lambda *_, **words: stacks.append(stack_in_package()))
+    for name, value in (("SPLIT_K", True), ("WEIGHT_FIRST", False)):
+        monkeypatch.setattr(matmul, name, dict.fromkeys(("forward", "backward"), value))
+    monkeypatch.setattr(stepwise, "obstacle", lambda *_: None)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.set_grad_enabled(training):
+        RUM(64, 64, backend="stepwise", device=device, dtype=dtype)(torch.randn(3, 2, 64, device=device, dtype=dtype))
+    steps = [stack for stack in stacks if any(name == "run_pass" for _, name in stack)]  # the projection has none
+    assert len(steps) == 2 * 3
+    for stack in steps:
+        assert len(stack) <= 8, stack
+        assert len({file for file, _ in stack}) + 1 <= 8  # and designs.py
+
+
+def stack_in_package() -> list[tuple[str, str]]:
+    """The package's files and functions that the caller is called through."""
+    package = str(Path(torchrum.__file__).parent)
+    stack = [part for part in traceback.extract_stack() if part.filename.startswith(package)]
+    return [(part.filename.removeprefix(package), part.name) for part in stack]
 
 
 @pytest.mark.parametrize("lam, most", [(0, 12.5), (1, 9.5)])

@@ -5,13 +5,14 @@ inputs and its state side by side, so that a step is as many matmuls as cells. T
 straight into the buffers of the cells that read them; going back they read gradients from those cells' matmuls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchrum.ops.kernels.compiling import Launch
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.kernels.matmul import StepMatmul
 from torchrum.ops.kernels.row_launch import padded, pdl_runs, row_flags
@@ -111,8 +112,8 @@ class Stage:
             if mine is not None:  # the buffers outlive the model: no bias must not be the last model's bias
                 mine.zero_() if given is None else mine.copy_(given)
 
-    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        """Enqueue the row kernel, on the tensors in the slots or on those given."""
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
+        """The row kernel's launch, on the tensors in the slots or on those given."""
         raise NotImplementedError
 
     def tensors(self, table: Tensor | None) -> Given:
@@ -196,18 +197,16 @@ class Chain:
         if self.table is not None:
             self.table[:1].fill_(0 if self.stride == 1 else T - 1)
 
-    def step(self, t: int, direct: bool = False) -> None:
+    def launches(self, t: int, direct: bool = False) -> Iterator[Launch]:
         table = None if direct else self.table
         for number, stage in enumerate(self.stages):
-            if self.stride == 1:
-                stage.matmul()
-            stage.row(table, None if direct else self.slots(number), t, self.T)
-            if self.stride == -1:
-                stage.matmul()
+            row = stage.row(table, None if direct else self.slots(number), t, self.T)
+            yield from (stage.matmul.prepare(), row)[:: self.stride]
 
     def warm_up(self) -> None:
-        self.step(0)
-        self.step(0, direct=True)  # a capture around the scan bakes the addresses in instead
+        for direct in (False, True):  # a capture around the scan bakes the addresses in instead
+            for launch in self.launches(0, direct):
+                launch()
 
     def forget(self) -> None:
         for stage in self.stages:

@@ -5,6 +5,7 @@ that runs without Python's lock. A rehearsal goes through the launches of a scan
 kernel to other threads.
 """
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from torchrum.ops.kernels.rows import INTERPRET
 THREADS_PER_CORE = 2  # each waits for Python's lock, for the assembler or for the C compiler half of the time
 MOST_THREADS = 32
 
+Launch = Callable[[], Any]
+"""A launch with all of its arguments: calling it enqueues one kernel."""
+
 _this_thread = threading.local()
 
 
@@ -26,12 +30,19 @@ def rehearsing() -> bool:
     return getattr(_this_thread, "rehearsing", False)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> Any:
-    """Launch a Triton kernel and return it; in a rehearsal compile it for such a launch and return None."""
-    if not rehearsing():
-        return kernel[grid](*args, **flags)
-    kernel.warmup(*args, grid=grid, **flags)  # the same arguments, so the launch will find what is made here
-    return None
+def prepare(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> Launch:
+    """The launch of a Triton kernel, which returns the compiled kernel; in a rehearsal it only compiles.
+
+    A ``partial`` is no frame of Python's: whoever calls it launches.
+    """
+    if rehearsing():  # the same arguments, so the launch will find what is made here
+        return functools.partial(kernel.warmup, *args, grid=grid, **flags)
+    return functools.partial(kernel[grid], *args, **flags)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None:
+    """Launch a Triton kernel now; in a rehearsal compile it for such a launch."""
+    prepare(kernel, grid, *args, **flags)()
 
 
 class _Compilers(ThreadPoolExecutor):

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
-from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.compiling import Launch, launch, prepare
 from torchrum.ops.kernels.lstm_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
 
 
@@ -17,8 +17,8 @@ class LstmForward(ForwardStage):
         self.h, self.c = h, c
         self.flags["READS_XP"] = plan.projected
 
-    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        launch(
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
+        return prepare(
             lstm_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
             self.matmul.out, self.bias, self.h, self.c, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
@@ -34,8 +34,8 @@ class LstmBackward(BackwardStage):
         self.dh, self.dc = dh, dc
         del self.flags["LN_EPS"]  # the moments are kept
 
-    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        launch(
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
+        return prepare(
             lstm_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.dh, self.dc,
             self.low, self.ln_weight, self.ln_bias, self.shared.lengths, self.shared.seeds, t, self.B, **self.flags,

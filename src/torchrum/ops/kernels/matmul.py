@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels.bf16x3 import matmul_16bit
-from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.compiling import Launch, prepare
 from torchrum.ops.kernels.rows import INTERPRET
 
 # Tuning, read when a matmul is made. SPLIT_K alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
@@ -131,7 +131,7 @@ class StepMatmul:
         self, left: Tensor, right: Tensor, pdl: bool, direction: str, summed: torch.dtype | None = None
     ) -> None:
         self.left, self.right, self.pdl = left, right, pdl
-        (B, K), N = left.shape, right.shape[1]
+        (B, K), N = self.sizes = left.shape, right.shape[1]
         self.parts, dtype = 1, summed or left.dtype
         self.split_k = self.weight_first = False
         if splits(direction, B, left.dtype):
@@ -143,6 +143,8 @@ class StepMatmul:
             if self.split_k:
                 self.parts, dtype = self.tiling.parts, summed
         self.out = torch.empty((self.parts, B, N), dtype=dtype, device=left.device)
+        multiply = torch.mm if dtype == left.dtype else matmul_16bit
+        self.by_cublas = None if self.split_k else functools.partial(multiply, left, right, out=self.out[0])
 
     def _prepare_weight_first(self, direction: str) -> bool:
         if not WEIGHT_FIRST[direction] or not has_weight_first(self.left):
@@ -163,25 +165,21 @@ class StepMatmul:
         self.inner_last = inner_last
         return True
 
-    def __call__(self) -> None:
-        if not self.split_k:
-            if self.out.dtype == self.left.dtype:
-                torch.mm(self.left, self.right, out=self.out[0])
-            else:
-                matmul_16bit(self.left, self.right, out=self.out[0])
-            return
-        (B, K), N, cut = self.left.shape, self.right.shape[1], self.tiling
+    def prepare(self) -> Launch:
+        """The launch that multiplies what then stands in ``left`` and ``right``."""
+        if self.by_cublas is not None:
+            return self.by_cublas
+        ((B, K), N), cut = self.sizes, self.tiling
         dependent = {"launch_pdl": True} if self.pdl else {}
         if self.weight_first:
             from torchrum.ops.kernels.matmul_hopper import weight_first_kernel
 
-            launch(
+            return prepare(
                 weight_first_kernel, (cut.tiles, cut.parts), *self.descriptors, self.out, B, N=N, CHUNKS=cut.chunks,
                 STAGES=self.stages, PLACES=self.places, BN=cut.block, INNER_LAST=self.inner_last, PDL=self.pdl,
                 num_warps=self.warps, **dependent,
             )  # fmt: skip
-            return
-        launch(
+        return prepare(
             split_k_kernel, (cut.tiles, cut.parts), self.left, self.right, self.out, B, N, K,
             *self.right.stride(), cut.chunks, BM=ROWS, BN=cut.block, BK=INNER, PDL=self.pdl,
             num_warps=8 if cut.block == 128 else 4, num_stages=4, **dependent,

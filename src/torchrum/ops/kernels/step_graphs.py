@@ -9,7 +9,7 @@ import ctypes
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchrum.ops.kernels import row_launch
 from torchrum.ops.kernels.capture import recording
-from torchrum.ops.kernels.compiling import compile_together, launch, rehearsing
+from torchrum.ops.kernels.compiling import Launch, compile_together, launch, rehearsing
 from torchrum.ops.kernels.matmul import splits
 from torchrum.ops.kernels.precision import has_tf32, tf32_allowed
 
@@ -91,8 +91,8 @@ class Steps(Protocol):
     stride: int
     """+1 or -1: which way the table's step moves."""
 
-    def step(self, t: int) -> None:
-        """Enqueue one step; ``t`` counts in the scan's direction from the table's step."""
+    def launches(self, t: int) -> Iterable[Launch]:
+        """What one step launches, in order; ``t`` counts in the scan's direction from the table's step."""
 
     def warm_up(self) -> None:
         """Enqueue each kernel once, in every form that a later call may capture."""
@@ -129,15 +129,14 @@ class _Graphed:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.warm = False
 
-    def graph(self, length: int, place: "_Place") -> torch.cuda.CUDAGraph:
-        if length not in self.graphs:
-            graph = torch.cuda.CUDAGraph()
-            with recording(graph, place.pool, place.stream, other_threads=True):
-                for t in range(length):
-                    self.steps.step(t)
-                self.steps.table[:1].add_(self.steps.stride * length)
-            self.graphs[length] = graph
-        return self.graphs[length]
+    @contextmanager
+    def chunk(self, length: int, place: "_Place") -> Iterator[None]:
+        """Record the graph of so many steps, which are taken inside; behind them the table's step moves on."""
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph, place.pool, place.stream, other_threads=True):
+            yield
+            self.steps.table[:1].add_(self.steps.stride * length)
+        self.graphs[length] = graph
 
 
 class _Place:
@@ -175,45 +174,61 @@ def chunk_lengths(T: int) -> list[int]:
 
 
 def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
-    """Take the ``T`` steps on the current stream of ``x``'s device: as graphs where it can, else one by one."""
-    if can_graph(x, T):
-        return run_graphed(scan_pass, T)
-    steps = scan_pass.build(False)
-    scan_pass.begin(steps)
-    for t in range(T) if steps.stride == 1 else range(T - 1, -1, -1):
-        steps.step(t)
-    return scan_pass.finish(steps)
+    """Take the ``T`` steps on the current stream of ``x``'s device: as graphs where it can, else one by one.
 
-
-def run_graphed(scan_pass: Pass[S, R], T: int) -> R:
-    """Replay ``T`` steps on the current stream of the current device."""
-    device, key = torch.device("cuda", torch.cuda.current_device()), scan_pass.key()
+    Both loops over a step's launches stand here, so that a launch is one call away from here.
+    """
+    if not can_graph(x, T):
+        steps = scan_pass.build(False)
+        scan_pass.begin(steps)
+        for t in range(T)[:: steps.stride]:
+            for launch in steps.launches(t):
+                launch()
+        return scan_pass.finish(steps)
     with _lock:
-        if device not in _places:
-            _places[device] = _Place()
-        place = _places[device]
-        torch.cuda.current_stream().wait_event(place.done)
-        scan = _scans.get(key)
-        if scan is None:
-            with torch.inference_mode(False), torch.no_grad():  # buffers outlive the mode of the first call
-                scan = _scans[key] = _Graphed(scan_pass.build(True))
-            _evict()
-        _scans.move_to_end(key)
+        place, scan = _find_scan(scan_pass)
         if rehearsing():
             return _rehearse(scan, scan_pass)
-        if not scan.warm:  # compile and load the kernels: neither may happen while capturing
-            compile_together(lambda: _rehearse(scan, scan_pass, onwards=True))
-            scan_pass.begin(scan.steps)
-            scan.steps.warm_up()
-            scan.warm = True
+        if not scan.warm:
+            _warm_up(scan, scan_pass)
         scan_pass.begin(scan.steps)
-        graphs = [scan.graph(length, place) for length in chunk_lengths(T)]
-        for graph in graphs:
-            graph.replay()
+        lengths = chunk_lengths(T)
+        for length in lengths:
+            if length not in scan.graphs:
+                with scan.chunk(length, place):
+                    for t in range(length):
+                        for launch in scan.steps.launches(t):
+                            launch()
+        for length in lengths:
+            scan.graphs[length].replay()
         result = scan_pass.finish(scan.steps)
         scan.steps.forget()
         place.done.record()
         return result
+
+
+def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
+    """What is kept on the current device for such a pass, made if need be; its buffers are free on return."""
+    device, key = torch.device("cuda", torch.cuda.current_device()), scan_pass.key()
+    if device not in _places:
+        _places[device] = _Place()
+    place = _places[device]
+    torch.cuda.current_stream().wait_event(place.done)
+    scan = _scans.get(key)
+    if scan is None:
+        with torch.inference_mode(False), torch.no_grad():  # buffers outlive the mode of the first call
+            scan = _scans[key] = _Graphed(scan_pass.build(True))
+        _evict()
+    _scans.move_to_end(key)
+    return place, scan
+
+
+def _warm_up(scan: _Graphed, scan_pass: Pass[S, R]) -> None:
+    """Compile and load the kernels: neither may happen while capturing."""
+    compile_together(lambda: _rehearse(scan, scan_pass, onwards=True))
+    scan_pass.begin(scan.steps)
+    scan.steps.warm_up()
+    scan.warm = True
 
 
 def _rehearse(scan: _Graphed, scan_pass: Pass[S, R], onwards: bool = False) -> R:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
 from torchrum.ops.kernels.chain_rows import dependent_start, gather_grad, hand_on, load_gate, zone
-from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.compiling import Launch, prepare
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
@@ -128,8 +128,8 @@ class RumForward(ForwardStage):
         super().__init__(like, B, plan, shared)
         self.h = h
 
-    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
-        launch(
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
+        return prepare(
             slow_rum_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
             self.matmul.out, self.bias, self.h, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
@@ -145,9 +145,9 @@ class RumBackward(BackwardStage):
         self.dh = dh
         del self.flags["LN_EPS"]  # the moments are kept
 
-    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> None:
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
-        launch(
+        return prepare(
             slow_rum_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.dh,
             self.low, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,

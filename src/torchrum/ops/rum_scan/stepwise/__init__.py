@@ -1,13 +1,13 @@
 """lam = 0 on any recent GPU: one matmul and one Triton kernel per step, replayed as CUDA graphs.
 
-Triton is imported on first use: it is absent on machines without a GPU.
+``forward`` and ``backward`` are imported on first use: they need Triton, which is absent on machines without a GPU.
 """
 
-from torch import Tensor
+from typing import Any
 
 from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import Residuals, Results, ScanInputs
 
 __all__ = ["backward", "empty_results", "forward", "obstacle"]
 
@@ -29,17 +29,12 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     return Results(xp.new_empty(T, B, H), None, Residuals(xp.new_empty(T, B, options.num_gates * H)))
 
 
-def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
-    """Run the scan; the residuals come with it in any case."""
-    from torchrum.ops.rum_scan.stepwise.scan import stepwise_forward
+def __getattr__(name: str) -> Any:
+    """``forward`` and ``backward``, names of this module from the first time that either is asked for."""
+    if name not in ("forward", "backward"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torchrum.ops.rum_scan.stepwise.scan import forward
+    from torchrum.ops.rum_scan.stepwise.scan_backward import backward
 
-    return stepwise_forward(inputs, empty_results(inputs, options), options)
-
-
-def backward(
-    grad_out: Tensor, grad_R: None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
-) -> Gradients:
-    """Gradients of the inputs; there is no R with lam 0."""
-    from torchrum.ops.rum_scan.stepwise.scan_backward import stepwise_backward
-
-    return stepwise_backward(grad_out, inputs, results, options)
+    globals().update(forward=forward, backward=backward)
+    return globals()[name]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchrum.ops.kernels import row_launch
 from torchrum.ops.kernels.bf16x3 import BF16, split_left, split_right
-from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.compiling import Launch, prepare, rehearsing
 from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts
 from torchrum.ops.kernels.row_launch import padded, row_flags, row_registers, takes_pdl
 from torchrum.ops.kernels.rows import own_row, prefetch
@@ -28,6 +28,7 @@ from torchrum.ops.kernels.step_graphs import (
     tensor_at,
 )
 from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.stepwise import empty_results
 from torchrum.ops.rum_scan.types import Results, ScanInputs
 
 
@@ -111,7 +112,9 @@ class Buffers:
     """The parts of a scan that both directions keep at fixed addresses."""
 
     direction: str
+    stride: int
     flags: dict[str, Any]
+    matmul: StepMatmul
 
     def __init__(
         self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool, bf16x3: bool = False
@@ -133,20 +136,19 @@ class Buffers:
         self.h0 = empty(B, H)
         self.given: tuple[Tensor, ...] = ()
 
-    def row(self, table: Tensor | None, t: int) -> None:
-        """Enqueue the row kernel, on the table's tensors or on those given."""
+    def row(self, table: Tensor | None, t: int) -> Launch:
+        """The row kernel's launch, on the table's tensors or on those given."""
         raise NotImplementedError
 
-    def launched(self, kernel: Any) -> None:
-        if row_launch.CARVEOUT and self.flags["PDL"]:
-            prefer_shared(kernel)
-
-    def step(self, t: int) -> None:
-        raise NotImplementedError
+    def launches(self, t: int) -> tuple[Launch, ...]:
+        return (self.matmul.prepare(), self.row(self.table, t))[:: self.stride]  # backward the row kernel comes first
 
     def warm_up(self) -> None:
-        self.step(0)
-        self.row(None, 0)  # a capture around the scan bakes the addresses in instead
+        _, row = [launch() for launch in self.launches(0)][:: self.stride]
+        direct = self.row(None, 0)()  # a capture around the scan bakes the addresses in instead
+        if row_launch.CARVEOUT and self.flags["PDL"] and not rehearsing():
+            prefer_shared(row)
+            prefer_shared(direct)
 
     def forget(self) -> None:
         self.given = ()
@@ -200,24 +202,19 @@ class ForwardSteps(Buffers):
         if self.table is not None:
             fill_table(self.table, 0, len(xp), *self.given)
 
-    def row(self, table: Tensor | None, t: int) -> None:
+    def row(self, table: Tensor | None, t: int) -> Launch:
         given = self.given if table is None else [None] * len(self.given)
-        kernel = launch(
+        return prepare(
             stepwise_forward_kernel, (self.B,),
             table, *given, self.matmul.out, self.h0, self.low, self.ln_weight, self.ln_bias, self.lengths, self.seed,
             t, len(self.given[0]), self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
-        self.launched(kernel)
-
-    def step(self, t: int) -> None:
-        self.matmul()
-        self.row(self.table, t)
 
 
-def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) -> Results:
-    """Fill ``results`` with the states ``(T, B, H)`` and the raw gates ``(T, B, num_gates * H)``."""
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
+    """The states ``(T, B, H)`` and, in any case, the raw gates ``(T, B, num_gates * H)``."""
     xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
-    out, _, (gates, _) = results
+    out, _, (gates, _) = results = empty_results(inputs, options)
     assert gates is not None
     (T, B, _), H = xp.shape, weight_hh.shape[1]
     if xp.numel() == 0:
@@ -235,9 +232,9 @@ def stepwise_forward(inputs: ScanInputs, results: Results, options: RumOptions) 
             steps.begin(xp, out, gates, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
 
         def following() -> None:
-            from torchrum.ops.rum_scan.stepwise.scan_backward import stepwise_backward
+            from torchrum.ops.rum_scan.stepwise.scan_backward import backward
 
-            stepwise_backward(out, inputs, results, options)
+            backward(out, None, inputs, results, options, need_R0=False)
 
         then = following if options.training else None
         run_pass(Pass(key, build, begin, lambda steps: None, then), xp, T)

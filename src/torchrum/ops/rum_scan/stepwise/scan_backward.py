@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.kernels.compiling import launch
+from torchrum.ops.kernels.compiling import Launch, launch, prepare
 from torchrum.ops.kernels.matmul import StepMatmul, load_parts
 from torchrum.ops.kernels.row_launch import padded
 from torchrum.ops.kernels.rows import own_row, prefetch
@@ -142,19 +142,14 @@ class BackwardSteps(Buffers):
             **{name: self.flags[name] for name in names}, num_warps=min(self.flags["num_warps"], 8),
         )  # fmt: skip
 
-    def row(self, table: Tensor | None, t: int) -> None:
+    def row(self, table: Tensor | None, t: int) -> Launch:
         given = (*self.given, self.dseen) if table is None else [None] * (len(self.given) + 1)
-        kernel = launch(
+        return prepare(
             stepwise_backward_kernel, (self.B,),
             table, *given, self.matmul.out, self.dstate, self.low, self.h0,
             self.ln_weight, self.ln_bias, self.lengths, self.seed, t, len(self.given[0]), self.B,
             PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
-        self.launched(kernel)
-
-    def step(self, t: int) -> None:
-        self.row(self.table, t)
-        self.matmul()
 
     def finish(self) -> tuple[Tensor, Tensor | None]:
         """Gradient of the first state and of layer norm's (weight, bias), both in float32."""
@@ -171,8 +166,10 @@ class BackwardSteps(Buffers):
         self.dseen = None if self.dseen is None else self.dseen.new_empty(0)
 
 
-def stepwise_backward(grad_out: Tensor, inputs: ScanInputs, results: Results, options: RumOptions) -> Gradients:
-    """Gradients of the inputs, each in the dtype of its tensor."""
+def backward(
+    grad_out: Tensor, grad_R: None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
+) -> Gradients:
+    """Gradients of the inputs, each in the dtype of its tensor; there is no R with lam 0."""
     xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     out, _, (gates, _) = results
     assert gates is not None
