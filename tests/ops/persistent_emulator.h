@@ -130,6 +130,7 @@ static void publish_word(unsigned* p, unsigned x) {
 }
 static void publish_words(unsigned* p, unsigned x, unsigned y) { publish_word(p, x), publish_word(p + 1, y); }
 static void clear_quad(unsigned* p) { p[0] = p[1] = p[2] = p[3] = 0xFFFFFFFFu; }
+static void fence() {}
 static unsigned count_up(unsigned* p) { return (*p)++; }
 static void call_back(const void* p) {}
 struct Quad;

@@ -32,7 +32,7 @@ from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, plain
 from torchrum.ops.rum_scan import persistent as design
 from torchrum.ops.rum_scan.persistent import launcher as persistent
-from torchrum.ops.rum_scan.types import Residuals, Results, ScanFromZero
+from torchrum.ops.rum_scan.types import NO_COPIES, Residuals, Results, ScanFromZero
 
 EMULATOR = Path(__file__).with_name("persistent_emulator.h")
 BF16, FP32 = NORM_ERROR[torch.bfloat16], NORM_ERROR[torch.float32]
@@ -358,12 +358,13 @@ def test_what_the_kernels_cannot_read_is_copied(dtype: torch.dtype) -> None:
         assert torch.equal(y, x.to(dtype))
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["projected with its bias", "bias added by the kernels"])
+@pytest.mark.parametrize("by_kernels", ["nothing", "bias", "projection"])
 @pytest.mark.parametrize("start", ["given", "zeros"])
-def test_a_plain_call_of_a_layer(start: str, apart: bool, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+def test_a_plain_call_of_a_layer(start: str, by_kernels: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
-    monkeypatch.setattr(plain, "adds_apart", lambda *_: apart)
+    monkeypatch.setattr(plain, "adds_apart", lambda *_: by_kernels != "nothing")
+    monkeypatch.setattr(plain, "PROJECTED_NUMBERS", 5 * 3 * 7 if by_kernels == "projection" else 5 * 3 * 7 - 1)
     layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
     with plain_calls_by(design):
         output = layer(x, hx)[0]
@@ -382,6 +383,28 @@ def test_the_kernels_add_a_bias(case: str, monkeypatch: pytest.MonkeyPatch, buil
     given["xp"][:, -1, :N] = -2 * (given["xp"][:, -1, -N:] + bias[-N:]) - bias[:N]
     inputs = scan(given, None if lengths is None else torch.tensor(lengths), seed)
     assert_bias_is_added(design, inputs, bias, options)
+
+
+@pytest.mark.parametrize(
+    ("case", "blocks"), [("odd", 4), ("no gate", 4), ("two tiles after another", 2), ("three row blocks", 6)]
+)
+def test_the_forward_projects_an_input(case: str, blocks: int, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+    """Of more features than lanes share, and not contiguous; opposite eps and tau read what other blocks projected."""
+    (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
+    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks))
+    given = draw(T, B, N, options, torch.float32)
+    x, weight = torch.randn(B, T, 9).transpose(0, 1), torch.randn(options.num_inputs * N, 9)
+    weight[:N] = -2 * weight[-N:]
+    given["weight_hh"][:N] = 0
+    wanted = torch.nn.functional.linear(x.double(), weight.double())
+    given["xp"] = torch.full_like(given["xp"], torch.nan)
+    bias = torch.zeros(options.num_inputs * N)
+    inputs = scan(given, None, seed)
+    found = design.forward(inputs, options, True, NO_COPIES, bias, x, weight)
+    torch.testing.assert_close(inputs.xp.double(), wanted, rtol=1e-5, atol=1e-5)
+    again = design.forward(inputs, options)
+    assert torch.equal(found.out, again.out) and torch.equal(found.residuals.kept, again.residuals.kept)
+    assert (found.residuals.kept[..., 2] <= 1e-8).all()  # |eps/|eps| + tau/|tau||^2: half turns
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -585,6 +608,31 @@ def test_float32_near_opposite_vectors(eta: float | None) -> None:
     given["xp"][:, 26, :96] = 0
     given["xp"][:, 27, :96] = -2 * given["xp"][:, 27, 192:]
     assert_close(given, None, options, "cuda", FP32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("half_turns", [False, True])
+@pytest.mark.parametrize(("T", "B", "features"), [(1, 1, 64), (3, 5, 35), (16, 16, 4), (1, 60, 17)])
+def test_a_small_input_is_projected_in_the_launch(T: int, B: int, features: int, half_turns: bool) -> None:
+    """A half turn reads all of eps, also where another block has projected it."""
+    torch.manual_seed(0)
+    layer = RUM(features, 50, activation="tanh", device="cuda")
+    if half_turns:
+        with torch.no_grad():
+            layer.weight_hh_l0[:50] = 0
+            layer.weight_ih_l0[:50] = -2 * layer.weight_ih_l0[100:]
+            layer.bias_ih_l0[:50] = -2 * layer.bias_ih_l0[100:]
+    x = torch.randn(T, B, features, device="cuda")
+    exact = RUM(features, 50, activation="tanh", backend="reference", dtype=torch.float64)
+    exact.load_state_dict(layer.state_dict())
+    wanted = exact(x.cpu().double())[0].detach()
+    layer(x)
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        found = layer(x)[0]
+    assert not [event.name for event in profiler.events() if event.name in ("aten::linear", "aten::mm", "aten::addmm")]
+    assert relative_error(found.cpu(), wanted) <= FP32
+    assert torch.equal(layer(x)[0], found)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,8 @@ Each folder exports the same four functions::
 
 Those ``by_driver`` take more: ``forward`` takes ``copies`` of the results, which it fills too, and both take the
 ``bias``, ``(3H,)``, of an ``xp`` that comes without, which they add where they read it. ``backward`` is told whether
-the bias needs a gradient, and may return it; where it does not, the caller sums that of ``xp``.
+the bias needs a gradient, and may return it; where it does not, the caller sums that of ``xp``. The ``forward`` of one
+that ``projects`` takes x and ``weight_ih`` last, and fills ``xp``.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_back
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import ScanInputs
 
-PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True, by_driver=True)
+PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True, by_driver=True, projects=True)
 STEPWISE = Design("stepwise", "fused", stepwise, lam=0.0)
 LAM1 = Design("lam1", "fused", lam1, lam=1.0, by_driver=True)
 NATIVE = Design("native", "native", native)

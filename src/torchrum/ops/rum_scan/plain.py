@@ -26,7 +26,14 @@ from torchrum.ops.rum_scan.native.projecting import (
 )
 from torchrum.ops.rum_scan.op import NUM_GRADIENTS, backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.projection import adds_apart, padded_bias, project, project_backward, project_eagerly
+from torchrum.ops.rum_scan.projection import (
+    PROJECTED_NUMBERS,
+    adds_apart,
+    padded_bias,
+    project,
+    project_backward,
+    project_eagerly,
+)
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, LayerInputs, Residuals, Results, ScanInputs
 
 
@@ -69,10 +76,10 @@ def plain_scan(
                 return _apply(call, *inputs)
     if x.is_cpu and _is_native(inputs, call):
         return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
-    design, scanned, bias = _prepare(inputs, call)
+    design, scanned, bias, raw = _prepare(inputs, call)
     if design.by_driver:
         copies = NO_COPIES if call.returned is None else _empty_copies(scanned, call, whole=False)
-        out, R, _ = design.module.forward(scanned, call.options, False, copies, bias)
+        out, R, _ = design.module.forward(scanned, call.options, False, copies, bias, *raw)
     else:
         out, R, _ = results = design.module.forward(scanned, call.options, save=False)
         copies = NO_COPIES if call.returned is None else _copy(results, call, whole=False)
@@ -87,21 +94,31 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
     return call.backend in ("auto", "native") and projects(inputs.x)
 
 
-def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None]:
-    """The design that runs, what it takes, and the bias that xp lacks."""
+def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None, tuple[Tensor, ...]]:
+    """The design that runs, what it takes, the bias that xp lacks, and x and its weight where xp is to be filled."""
     x, weight, bias = inputs[:3]
-    apart = bias is not None and bias.device == x.device and adds_apart(x, weight)  # torch refuses another device
+    apart = (bias is None or bias.device == x.device) and adds_apart(x, weight)  # torch refuses another device
+    lacking = padded_bias(weight, bias) if apart else None
+    if apart and not call.options.keeps_rotation and _is_small(x, weight):
+        scanned = inputs.projected(x.new_empty(*x.shape[:2], weight.shape[0]))
+        design = look_up(scanned, call.options, False, call.backend)
+        if design.projects:
+            return design, scanned, lacking, (x, weight)
     xp = project_eagerly(x, weight, None if apart else bias, call.options)
     scanned = inputs.projected(xp)
     design = look_up(scanned, call.options, False, call.backend)
-    lacking = padded_bias(weight, bias) if apart else None
     if design.by_driver:
-        return design, scanned, lacking
+        return design, scanned, lacking, ()
     if lacking is not None:
         xp.add_(lacking)
     if inputs.h0 is None:
         scanned = inputs.with_zeros().projected(xp, from_zero=True)
-    return design, scanned, None
+    return design, scanned, None, ()
+
+
+def _is_small(x: Tensor, weight: Tensor) -> bool:
+    """Whether a kernel may project ``x``; torch refuses a weight that does not fit it."""
+    return x.numel() <= PROJECTED_NUMBERS and weight.device == x.device and weight.shape[1] == x.shape[2]
 
 
 def _empty_copies(scanned: ScanInputs, call: PlainCall, whole: bool) -> Copies:
@@ -134,11 +151,11 @@ class _PlainScan(torch.autograd.Function):
             design, inputs = NATIVE, inputs.with_zeros()
             out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:
-            design, scanned, bias = _prepare(inputs, call)
+            design, scanned, bias, raw = _prepare(inputs, call)
             xp, whole = scanned.xp, call.returned is not None
             if design.by_driver:
                 last, out, R = copies = _empty_copies(scanned, call, whole)
-                results = design.module.forward(scanned, call.options, True, copies, bias)
+                results = design.module.forward(scanned, call.options, True, copies, bias, *raw)
             else:
                 results = design.module.forward(scanned, call.options, save=True)
                 last, out, R = _copy(results, call, whole)

@@ -16,6 +16,9 @@ EXACT_UNITS = 512
 its matmuls have sixteen bits."""
 SMALL_NUMBERS = 2**22
 """Numbers of a result up to which a GPU adds the bias by itself."""
+PROJECTED_NUMBERS = 1024
+"""Numbers of an input up to which a scan's kernel projects it: the host saves a launch, which costs more than what the
+kernel takes longer."""
 ROWS_AT_ONCE = 1024
 """Rows from which a GPU's sum over them shares each column out to many blocks."""
 

@@ -92,11 +92,12 @@ DEVICE Quad peek(const u32* p) {
     return v;
 }
 DEVICE void clear_quad(u32* p) { asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(EMPTY) : "memory"); }
+DEVICE void fence() { __threadfence(); }
 // Adds one to a counter of all blocks and says what it was; what the block has read and written comes before.
 DEVICE u32 count_up(u32* p) {
-    __threadfence();
+    fence();
     const u32 before = atomicAdd(p, 1u);
-    __threadfence();
+    fence();
     return before;
 }
 // The mailboxes of a long sequence do not stay in the L2 until their step. A poll that misses takes a trip to memory, so

@@ -9,7 +9,8 @@
 #define QUARTER_BYTES (NP / 4 * ROWS * SIZE)
 
 struct ForwardArgs {
-    const Element *xp, *bias, *weight;  // bias is null where xp has it
+    Element* xp;
+    const Element *bias, *weight, *x, *weight_ih;  // bias is null where xp has it, x where xp is there
     const float* h0;  // null for zeros
     const i64 *lengths, *seed;
     Element *out, *last_copy, *out_copy, *gates;  // all but out may be null, and stats too
@@ -22,6 +23,7 @@ struct ForwardArgs {
     u32* arrivals;  // (tiles), for mail that the launch clears; null where it was filled for this one alone
     i64 T, B, N, tiles, groups, keep_below;
     double eta, zoneout;
+    i64 features;  // of x
 };
 
 #if WGMMA && !defined(EMULATE)
@@ -79,6 +81,26 @@ DEVICE void multiply_stages(float (&c)[SETS * NT][4], const Weights& weight, Qua
     }
 }
 
+#if WIDE
+// xp of the block's units for one tile, without the bias: a small matmul of its own would cost the host a launch. Four
+// lanes share a number.
+DEVICE void project(const ForwardArgs& a, int tile, int cta) {
+    const int B = (int)a.B, N = (int)a.N, I = (int)a.features, begin = tile * ROWS, rows = B - begin < ROWS ? B - begin : ROWS;
+    const int columns = (GATES + 1) * UNITS, numbers = (int)a.T * rows * columns;  // a multiple of 32: warps stay whole
+    for (int n = THREAD >> 2; n < numbers; n += 128) {
+        const int block = n % columns / UNITS, unit = cta * UNITS + n % UNITS, row = n / columns;
+        const i64 at = (i64)(row / rows) * B + begin + row % rows;  // among all T * B
+        const float *x = a.x + at * I, *w = a.weight_ih + (i64)(block * N + unit) * I;
+        float sum = 0.f;
+        if (unit < N)
+            for (int k = THREAD & 3; k < I; k += 4) sum += x[k] * w[k];
+        sum += shuffle_xor(sum, 1);
+        sum += shuffle_xor(sum, 2);
+        if (unit < N && (THREAD & 3) == 0) a.xp[at * ((GATES + 1) * N) + block * N + unit] = sum;
+    }
+}
+#endif
+
 KERNEL rum_persistent_forward(const ForwardArgs a) {
     const int g = THREAD >> 7, thread = THREAD & 127, w = thread >> 5, lane = THREAD & 31, i = lane >> 2, q = lane & 3;
     const int group = (u32)BLOCK / GROUP, cta = (u32)BLOCK % GROUP, T = (int)a.T, B = (int)a.B, N = (int)a.N;
@@ -88,6 +110,14 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
     char* h_bytes = shared_memory();
     float4* partial = (float4*)(h_bytes + NP * ROWS * SIZE);          // [4 warpgroups][NT][128 threads]; one set is enough, as in the backward
     float* sums = (float*)(partial + 4 * NT * 128) + g * 512;  // this warpgroup's four [4][32]
+
+#if WIDE
+    if (a.x) {
+        for (int tile = group; tile < (int)a.tiles; tile += (int)a.groups) project(a, tile, cta);
+        block_sync();
+        fence();  // a half turn reads what other blocks have written; behind the barrier, for the writes of all threads
+    }
+#endif
 
     Weights weight;
     weight.extra = (Quad*)(sums - g * 512 + 4 * 512);
@@ -265,6 +295,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             const Turn turn = turn_of(ee, s[0], s[1], s[2], s[3]);
             HalfTurn mirror = {0, 0.f, 0.f, 0.f};
             if (turn.opposite) {
+                if (WIDE && a.x) fence();
                 const Element *eps_row = a.xp + (((i64)t * B + b) * (GATES + 1) + GATES) * N, *eps_bias = a.bias ? a.bias + GATES * N : 0;
                 mirror = half_turn_of(eps_row, eps_bias, N, turn.inv_eps);
                 const Quad state = peek(states(t) + (mirror.unit / (16 / SIZE) * ROWS + 8 * g + i) * 4);

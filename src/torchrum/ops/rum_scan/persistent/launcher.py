@@ -250,13 +250,13 @@ class Layout(NamedTuple):
     form: struct.Struct
     """Of the pointers, with which the kernels' one argument begins."""
     numbers: bytes
-    """The rest of it: six integers and two doubles, eight bytes each."""
+    """The rest of it: six integers, two doubles and in the forward one more integer, eight bytes each."""
     shared_bytes: int
     sums_bias: bool
 
 
-def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions) -> Layout:
-    """The launch of kernel ``name`` for ``sizes`` (T, B, N)."""
+def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions, features: int) -> Layout:
+    """The launch of kernel ``name`` for ``sizes`` (T, B, N) and ``features`` of an x that it projects."""
     (T, _, _), gates, board = sizes, options.num_gates, plan.tiles * plan.board_words
     tile_words = plan.tiles * plan.padded * plan.rows * (4 if plan.wide else 2) // 4
     boxes: tuple[int, ...]
@@ -267,8 +267,10 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
         boxes = (T * gates * tile_words, T * board, *shares)
     ends = (0, *itertools.accumulate((*boxes, plan.tiles)))  # boxes are multiples of 128 bytes
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
-    pointers = {"forward": 12, "backward": 14}[name] + len(boxes)
+    pointers = 14 + len(boxes)
     form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
+    if name == "forward":
+        rest += struct.pack("=q", features)
     places, shared_bytes = tuple(4 * end for end in ends[:-1]), plan.shared_bytes(name, gates)
     return Layout(ends[-1], places, form, rest, shared_bytes, plan.sums_bias)
 
@@ -281,11 +283,12 @@ class Prepared(NamedTuple):
     blocks: int
 
 
-def _find(name: str, inputs: ScanInputs, options: RumOptions) -> Prepared:
-    """The launch of kernel ``name``."""
+def _find(name: str, inputs: ScanInputs, options: RumOptions, features: int = 0) -> Prepared:
+    """The launch of kernel ``name``; the forward projects an x of so many ``features``, 0 where xp is there."""
     xp = inputs.xp
     tf32 = name == "backward" and xp.dtype is torch.float32 and tf32_allowed()  # see Plan.macros
-    return _prepare(name, machine, xp.device, xp.shape, xp.dtype, options, inputs.lengths is not None, tf32)
+    flags = inputs.lengths is not None, tf32
+    return _prepare(name, machine, xp.device, xp.shape, features, xp.dtype, options, flags)
 
 
 @functools.lru_cache(512)
@@ -294,16 +297,19 @@ def _prepare(
     on: Any,
     device: torch.device,
     shape: tuple[int, int, int],
+    features: int,
     dtype: torch.dtype,
     options: RumOptions,
-    with_lengths: bool,
-    tf32: bool,
+    flags: tuple[bool, bool],
 ) -> Prepared:
-    """``_find``, once for everything that decides; ``on`` is the machine, ``shape`` that of xp."""
-    T, B, width = shape
+    """``_find``, once for everything that decides.
+
+    ``on`` is the machine, ``shape`` that of xp; ``flags`` say whether there are lengths, and whether TF32 is allowed.
+    """
+    (T, B, width), (with_lengths, tf32) = shape, flags
     N = width // options.num_inputs
     plan = make_plan(B, N, dtype, options, with_lengths, on.blocks(device), tf32)
-    layout = lay_out(name, plan, (T, B, N), options)
+    layout = lay_out(name, plan, (T, B, N), options, features)
     return Prepared(layout, on.kernel(name, plan, device), plan.group * plan.groups)
 
 
@@ -313,15 +319,21 @@ def forward(
     save: bool = True,
     copies: Copies = NO_COPIES,
     bias: Tensor | None = None,
+    x: Tensor | None = None,
+    weight_ih: Tensor | None = None,
 ) -> Results:
-    """Run the scan and fill ``copies``; without ``save`` there are no residuals."""
+    """Run the scan and fill ``copies``; without ``save`` there are no residuals.
+
+    With an ``x`` ``(T, B, I)``, float32, ``inputs.xp`` is memory that is filled with ``x weight_ih^T``.
+    """
     xp, weight = _readable(inputs.xp.dtype, inputs.xp, inputs.weight_hh)
     added = None if bias is None else _readable(xp.dtype, bias)[0]
+    raw = (None, None) if x is None or weight_ih is None else _readable(xp.dtype, x, weight_ih)
     T, B, N = *xp.shape[:2], weight.shape[1]
     results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
-    layout, kernel, blocks = _find("forward", inputs, options)
+    layout, kernel, blocks = _find("forward", inputs, options, 0 if x is None else x.shape[2])
     mail, fills = _mail(xp, layout.words)
-    tensors = (xp, added, weight, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
+    tensors = (xp, added, weight, *raw, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
