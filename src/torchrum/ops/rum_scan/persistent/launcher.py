@@ -326,14 +326,13 @@ def forward(
 
     With an ``x`` ``(T, B, I)``, float32, ``inputs.xp`` is memory that is filled with ``x weight_ih^T``.
     """
-    xp, weight = _readable(inputs.xp.dtype, inputs.xp, inputs.weight_hh)
-    added = None if bias is None else _readable(xp.dtype, bias)[0]
-    raw = (None, None) if x is None or weight_ih is None else _readable(xp.dtype, x, weight_ih)
-    T, B, N = *xp.shape[:2], weight.shape[1]
+    xp = inputs.xp
+    read = _readable(xp.dtype, xp, bias, inputs.weight_hh, x, weight_ih)
+    (T, B, _), N = xp.shape, inputs.h0.shape[1]
     results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
     layout, kernel, blocks = _find("forward", inputs, options, 0 if x is None else x.shape[2])
     mail, fills = _mail(xp, layout.words)
-    tensors = (xp, added, weight, *raw, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
+    tensors = (*read, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     return results
@@ -350,23 +349,22 @@ def backward(
     need_bias: bool = False,
 ) -> Gradients:
     """Gradients of the inputs; there is neither R nor layer norm here."""
-    (gates, stats), from_zero, dtype = results.residuals, inputs.from_zero, inputs.xp.dtype
-    assert gates is not None and stats is not None
-    read = _readable(dtype, grad_out, inputs.xp, inputs.weight_hh, results.out, gates)
-    _, xp, weight, out, _ = read
-    added = None if bias is None else _readable(dtype, bias)[0]
+    (gates, stats), from_zero = results.residuals, inputs.from_zero
+    xp, weight, out = inputs.xp, inputs.weight_hh, results.out
+    assert stats is not None
+    read = _readable(xp.dtype, bias, grad_out, xp, weight, out, gates)
     layout, kernel, blocks = _find("backward", inputs, options)
-    (mail, fills), dxp = _mail(xp, layout.words), torch.empty_like(xp)
+    (mail, fills), dxp = _mail(xp, layout.words), xp.new_empty(xp.shape)
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
     dbias = xp.new_empty(xp.shape[2]) if need_bias and layout.sums_bias else None
     # all in one name until the launch: there may be copies among them
-    tensors = (added, *read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0, dbias)
+    tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0, dbias)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
     del mail  # what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
-    if dweight.dtype is not inputs.weight_hh.dtype:
-        dweight = dweight.to(inputs.weight_hh.dtype)
+    if dweight.dtype is not weight.dtype:
+        dweight = dweight.to(weight.dtype)
     return Gradients(dxp, None if dh0 is None else dh0.to(inputs.h0.dtype), None, dweight, bias=dbias)
 
 
@@ -380,11 +378,12 @@ def _row_inputs(inputs: ScanInputs) -> tuple[Tensor | None, Tensor | None, Tenso
     )
 
 
-def _readable(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
+def _readable(dtype: torch.dtype, *tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors as the kernels read them: in one dtype, contiguous, and where a pair of numbers is one word."""
     pair = 2 * dtype.itemsize
     return [
-        x if x.dtype is dtype and x.is_contiguous() and x.data_ptr() % pair == 0 else _copy(x, dtype) for x in tensors
+        x if x is None or (x.dtype is dtype and x.is_contiguous() and x.data_ptr() % pair == 0) else _copy(x, dtype)
+        for x in tensors
     ]
 
 
