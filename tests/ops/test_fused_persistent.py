@@ -364,7 +364,7 @@ def test_a_plain_call_of_a_layer(start: str, by_kernels: str, monkeypatch: pytes
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
     monkeypatch.setattr(plain, "adds_apart", lambda *_: by_kernels != "nothing")
-    monkeypatch.setattr(plain, "PROJECTED_NUMBERS", 5 * 3 * 7 if by_kernels == "projection" else 5 * 3 * 7 - 1)
+    monkeypatch.setattr(plain, "kernel_projects", lambda *_: by_kernels == "projection")
     layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
     with plain_calls_by(design):
         output = layer(x, hx)[0]

@@ -315,6 +315,7 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
         monkeypatch.setattr(launcher, "load_kernel", lambda *_: Counter())
     monkeypatch.setattr(plain, "projects", lambda _: False)
     monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
+    monkeypatch.setattr(plain, "kernel_projects", lambda *_: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(mail, "_kept", {})

@@ -27,8 +27,8 @@ from torchrum.ops.rum_scan.native.projecting import (
 from torchrum.ops.rum_scan.op import NUM_GRADIENTS, backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.projection import (
-    PROJECTED_NUMBERS,
     adds_apart,
+    kernel_projects,
     padded_bias,
     project,
     project_backward,
@@ -97,13 +97,14 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
 def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None, tuple[Tensor, ...]]:
     """The design that runs, what it takes, the bias that xp lacks, and x and its weight where xp is to be filled."""
     x, weight, bias = inputs[:3]
-    apart = (bias is None or bias.device == x.device) and adds_apart(x, weight)  # torch refuses another device
-    lacking = padded_bias(weight, bias) if apart else None
-    if apart and not call.options.keeps_rotation and _is_small(x, weight):
+    fits = bias is None or bias.device == x.device  # torch refuses another device
+    if fits and call.options.lam == 0 and kernel_projects(x, weight):
         scanned = inputs.projected(x.new_empty(*x.shape[:2], weight.shape[0]))
         design = look_up(scanned, call.options, False, call.backend)
         if design.projects:
-            return design, scanned, lacking, (x, weight)
+            return design, scanned, padded_bias(weight, bias), (x, weight)
+    apart = fits and adds_apart(x, weight)
+    lacking = padded_bias(weight, bias) if apart else None
     xp = project_eagerly(x, weight, None if apart else bias, call.options)
     scanned = inputs.projected(xp)
     design = look_up(scanned, call.options, False, call.backend)
@@ -114,11 +115,6 @@ def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, 
     if inputs.h0 is None:
         scanned = inputs.with_zeros().projected(xp, from_zero=True)
     return design, scanned, None, ()
-
-
-def _is_small(x: Tensor, weight: Tensor) -> bool:
-    """Whether a kernel may project ``x``; torch refuses a weight that does not fit it."""
-    return x.numel() <= PROJECTED_NUMBERS and weight.device == x.device and weight.shape[1] == x.shape[2]
 
 
 def _empty_copies(scanned: ScanInputs, call: PlainCall, whole: bool) -> Copies:

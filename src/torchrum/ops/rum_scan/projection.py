@@ -79,6 +79,13 @@ def adds_apart(x: Tensor, weight: Tensor) -> bool:
     return x.numel() // x.shape[-1] * weight.shape[0] <= SMALL_NUMBERS
 
 
+def kernel_projects(x: Tensor, weight: Tensor) -> bool:
+    """Whether a scan's kernel may project ``x``, outside of autocast; torch refuses a weight that does not fit it."""
+    if not x.is_cuda or x.dtype is not torch.float32 or x.numel() > PROJECTED_NUMBERS:
+        return False
+    return weight.device == x.device and weight.shape[1] == x.shape[2]
+
+
 def project_backward(
     grad: Tensor, x: Tensor, weight: Tensor, grad_bias: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
