@@ -99,7 +99,8 @@ def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, 
     x, weight, bias = inputs[:3]
     fits = bias is None or bias.device == x.device  # torch refuses another device
     if fits and call.options.lam == 0 and kernel_projects(x, weight):
-        scanned = inputs.projected(x.new_empty(*x.shape[:2], weight.shape[0]))
+        T, B, _ = x.shape
+        scanned = inputs.projected(x.new_empty(T, B, weight.shape[0]))
         design = look_up(scanned, call.options, False, call.backend)
         if design.projects:
             return design, scanned, padded_bias(weight, bias), (x, weight)
