@@ -372,7 +372,7 @@ def _row_inputs(inputs: ScanInputs) -> tuple[Tensor | None, Tensor | None, Tenso
     """h0, lengths and seed as the kernels read them; no h0 for zeros."""
     lengths = inputs.lengths
     return (
-        None if inputs.from_zero else inputs.h0.to(torch.float32).contiguous(),
+        None if inputs.from_zero else _readable(torch.float32, inputs.h0)[0],
         None if lengths is None else lengths.to(torch.int64).contiguous(),
         inputs.seed,
     )
