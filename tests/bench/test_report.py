@@ -235,6 +235,15 @@ def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
         (["--designs"], "--designs needs --suite gpu"),
         (["--suite", "gpu", "--memory"], "--memory needs --suite cpu"),
         (["--cases", "nothing*"], "no case of the cpu suite matches"),
+        (["--seconds", "9"], "--seconds needs --suite gpu, but the suite is cpu"),
+        (["--seconds", "nan"], "--seconds is nan; it must be 0 or more"),
+        (["--json", "/"], "--json / is a folder; name a file"),
+        (["--report", "a.json", "--json", "b.json"], "--report measures nothing, so --json has no effect"),
+        (["--report", "a.json", "--suite", "gpu"], "--report measures nothing, so --suite has no effect"),
+        (
+            ["--report", "a.json", "--quick"],
+            "--report measures nothing, so --quick has no effect; leave one of them out",
+        ),
     ],
 )
 def test_wrong_calls(arguments, message, capsys):

@@ -54,9 +54,7 @@ def bench_parser() -> Parser:
     parser.add_argument(
         "--memory", action="store_true", help="cpu: also measure peak memory at T=1000 (needs about 12 GB)"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=150, help="gpu: start no new case after this many seconds (default: 150)"
-    )
+    parser.add_argument("--seconds", type=float, help="gpu: start no new case after this many seconds (default: 150)")
     parser.add_argument("--designs", action="store_true", help="gpu: compare the stepwise with the persistent kernels")
     parser.add_argument(
         "--resume", action="store_true", help="gpu: keep the rows in the --json file and measure the missing ones"
@@ -76,15 +74,21 @@ def check_together(parser: Parser, options: argparse.Namespace) -> None:
     """Refuse numbers out of range, and options that do not go together."""
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples is {options.samples}; it must be 1 or more")
-    if not options.seconds >= 0:
+    if options.seconds is not None and not options.seconds >= 0:
         parser.error(f"--seconds is {options.seconds}; it must be 0 or more")
+    if options.report:
+        for name in ("suite", "json", "cases", "samples", "quick", "memory", "seconds", "designs", "resume", "commit"):
+            if getattr(options, name) != parser.get_default(name):
+                parser.error(f"--report measures nothing, so --{name} has no effect; leave one of them out")
     if (options.write or options.plot) and not options.report:
         parser.error("--write and --plot need --report FILE, the JSON that --json wrote")
-    for name, suite in (("designs", "gpu"), ("resume", "gpu"), ("memory", "cpu")):
-        if getattr(options, name) and options.suite != suite:
+    for name, suite in (("designs", "gpu"), ("resume", "gpu"), ("seconds", "gpu"), ("memory", "cpu")):
+        if getattr(options, name) not in (None, False) and options.suite != suite:
             parser.error(f"--{name} needs --suite {suite}, but the suite is {options.suite}")
     if options.resume and not options.json:
         parser.error("--resume needs --json FILE, whose rows it keeps")
+    if options.json and options.json.is_dir():
+        parser.error(f"--json {options.json} is a folder; name a file")
 
 
 def show_report(options: argparse.Namespace) -> None:
@@ -128,18 +132,18 @@ def measure_gpu(report: "Report", parser: Parser, options: argparse.Namespace, a
         parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
     from torchrum.bench.gpu import run_gpu
 
-    start = time.perf_counter()
+    start, seconds = time.perf_counter(), 150.0 if options.seconds is None else options.seconds
     alive = run_gpu(
         report,
         quick=options.quick,
         samples=options.samples or 30,
         cases=options.cases,
-        seconds=options.seconds,
+        seconds=seconds,
         designs=options.designs,
         log=log,
     )
     if not alive and options.json:  # the row that did it is on file: a fresh process continues after it
-        begin_anew(arguments, options.seconds - (time.perf_counter() - start))
+        begin_anew(arguments, seconds - (time.perf_counter() - start))
 
 
 def log(text: str) -> None:
