@@ -11,8 +11,12 @@ def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
     from torchrum.training.errors import ConfigError
 
     members = {member.removeprefix(f"{name}-qa"): member for member in FAMILIES[name]}
-    asked = [field.partition("=")[2] for field in fields if field.partition("=")[0] == "task"]
-    others = [field for field in fields if field.partition("=")[0] != "task"]
+    keys = [field.partition("=")[0].strip() for field in fields]
+    for key, instead in (("task.task", "--task 7 selects a task"), ("name", "--out DIR names the folder")):
+        if key in keys:
+            raise ConfigError(f"--{key} would be the same for every model of {name}; {instead}.")
+    asked = [field.partition("=")[2] for field, key in zip(fields, keys, strict=True) if key == "task"]
+    others = [field for field, key in zip(fields, keys, strict=True) if key != "task"]
     if not asked:
         return list(members.values()), others
     tasks = [part.strip() for part in asked[-1].split(",")]

@@ -45,7 +45,10 @@ def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[st
             raise ConfigError(f"{choice!r} cannot be a grid; pass --seed {first} --seeds N to train with N seeds.")
         if any(axis[0].startswith(f"{field}=") for axis in axes):
             raise ConfigError(f"{choice!r}: {field} has a grid already; write all its values in one, as {field}=a,b,c.")
-        axes.append([f"{field}={value}" for value in values.split(",")])
+        parts = values.split(",")
+        if len({part.strip() for part in parts}) < len(parts):
+            raise ConfigError(f"{choice!r:.60} has a value twice; to repeat runs, pass --seeds N.")
+        axes.append([f"{field}={part}" for part in parts])
     runs = {}
     for assignments in itertools.product(*axes):
         for seed in range(config.seed, config.seed + seeds):
