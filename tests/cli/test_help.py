@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrum.cli import COMMANDS, main
+from torchrum.cli import COMMANDS, main, usage
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -42,6 +42,11 @@ def test_help_needs_no_torch(command):
     assert done.returncode == 0, done.stderr
     assert "usage: torchrum" in done.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_help_is_a_command_too(capsys):
+    assert main(["help"]) == 0
+    assert capsys.readouterr().out == f"{usage()}\n"
 
 
 def test_the_command_has_the_public_names_when_it_asks_for_them():

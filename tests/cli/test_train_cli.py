@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from torchrum.cli import COMMANDS, main, show_warning
+from torchrum.cli.eval import show
 from torchrum.ledger import headline
 from torchrum.recipes import FAMILIES, RECIPES
 from torchrum.training import read_metrics
 from training.processes import run_command, start
+from training.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
@@ -107,6 +109,12 @@ def test_train_eval_and_resume(tmp_path, capsys):
 
     assert main(["train", TINY, "--out", out, "--steps", "2", "--quiet"]) == 0
     assert (tmp_path / "tiny-2" / "result.json").exists()  # the first run is not touched
+
+
+def test_scores_of_any_size_fit_a_line(capsys):
+    show({"bits": 112911.0, "word_perplexity": 1e200, "loss": 0.123456789}, tiny().task)
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert words[:3] == [["bits", "112,911"], ["word_perplexity", "1e+200"], ["loss", "0.123457"]]
 
 
 def test_seeds_and_grids(tmp_path):

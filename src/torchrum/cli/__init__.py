@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]  # the module list hides the builtin here
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":

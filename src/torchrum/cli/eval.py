@@ -79,5 +79,5 @@ def show(scores: dict[str, float], task: "Task") -> None:
     """Print the scores, one per line, and the baseline that they are to beat."""
     width = max(12, *map(len, scores))
     for name, value in scores.items():
-        print(f"  {name:<{width}} {value:,.0f}" if value >= 1e5 else f"  {name:<{width}} {value:.6g}")
+        print(f"  {name:<{width}} {value:,.0f}" if 1e5 <= value < 1e15 else f"  {name:<{width}} {value:.6g}")
     print(f"  {'baseline':<{width}} {task.baseline():.6g}  ({task.baseline_name} loss in {task.loss_unit})")

@@ -55,7 +55,7 @@ def figure_parser() -> Parser:
 
 
 def check_page(options: argparse.Namespace) -> None:
-    """Refuse a ``--write`` that cannot be done, before anything is drawn."""
+    """Refuse a ``--write`` or an ``--out`` that cannot be done, before anything is drawn."""
     from torchrum.training.errors import ConfigError
 
     if options.write and options.what != "all":
@@ -63,6 +63,8 @@ def check_page(options: argparse.Namespace) -> None:
     if options.write and not options.write.is_file():
         marker = "<!-- torchrum:figure recall -->"
         raise ConfigError(f"--write {options.write} is not a file; name a page with markers such as {marker}.")
+    if options.out and options.out.is_file():
+        raise ConfigError(f"--out {options.out} is a file; name a folder for the figures.")
 
 
 def draw(options: argparse.Namespace) -> list[Path]:

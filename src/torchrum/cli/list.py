@@ -130,7 +130,10 @@ def main(arguments: list[str]) -> int:
 
     if options.recipe is not None:
         from torchrum.recipes import load_recipe
+        from torchrum.training.errors import ConfigError
 
+        if options.all:
+            raise ConfigError(f"--all lists the recipes; leave it out to see the fields of {options.recipe}.")
         columns: tuple[str, ...] = ("field", "value", "meaning")
         content: list[tuple[str, ...]] = [*rows(load_recipe(options.recipe))]
     elif options.all or options.plain:

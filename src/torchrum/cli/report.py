@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: the results ledger)")
     parser.add_results()
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="file to write (default: report.html)")
+    parser.add_argument("--out", type=Path, help="file to write (default: report.html)")
     parser.add_argument(
         "--write",
         type=Path,
@@ -35,9 +35,11 @@ def main(arguments: list[str]) -> int:
     if options.write:
         if options.runs:
             raise ConfigError("--write uses the results ledger; leave the run folders out.")
+        if options.out:
+            raise ConfigError("--write makes no page; leave --out out.")
         changed = write_headlines(options.write, read_ledger(options.results), options.results)
         print(f"{options.write}: {'headlines written' if changed else 'headlines are up to date'}")
         return 0
     page = runs_page(options.runs) if options.runs else ledger_page(options.results)
-    print(write_page(page, options.out))
+    print(write_page(page, options.out or Path("report.html")))
     return 0

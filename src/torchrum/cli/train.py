@@ -32,9 +32,13 @@ def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[
     argparse alone would take the 1000 behind an option that it does not know for the recipe.
     """
     own = {name: action for action in options for name in action.option_strings}
-    fields, kept, words = [], [], [*arguments]
+    fields: list[str] = []
+    kept: list[str] = []
+    words = [*arguments]
     while words:
         word = words.pop(0)
+        if word == "--":  # no option follows
+            return fields, [*kept, word, *words]
         name, equals, value = word.partition("=")
         if not name.startswith("--") or name in own or name == "--help":
             kept.append(word)

@@ -45,11 +45,14 @@ PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
 """Task and size to baseline models that have no recipe: name and printed number."""
 
 
+LISTING = "torchrum list shows those that there are."
+
+
 def registered_recipe(name: str) -> TrainConfig:
     """The config of a recipe in ``RECIPES``, by its full name: all that a file may name, since it imports nothing."""
     _check_name(name)
     if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES, "torchrum list shows those that there are.")
+        raise unknown_name("recipe", name, RECIPES, LISTING)
     return RECIPES[name]()
 
 
@@ -69,7 +72,10 @@ def load_recipe(name: str) -> TrainConfig:
     sized = [known for known in RECIPES if re.fullmatch(re.escape(name) + r"-t\d+", known)]
     if sized and name not in RECIPES:
         return RECIPES[min(sized, key=lambda known: int(known.rpartition("-t")[2]))]()
-    return registered_recipe(name)
+    if name not in RECIPES:
+        short = {re.sub(r"-t\d+$", "", known) for known in RECIPES}
+        raise unknown_name("recipe", name, {*RECIPES, *FAMILIES, *short}, LISTING)
+    return RECIPES[name]()
 
 
 def _check_name(name: object) -> None:

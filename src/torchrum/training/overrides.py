@@ -42,14 +42,14 @@ def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") 
         listing: where to find them all, if they are too many for a line.
     """
     known = sorted(known)
-    group, _, last = name.rpartition(".")
+    group, _, last = name.lower().rpartition(".")  # all names are in small letters
     groups = {other.rpartition(".")[0] for other in known}
     near = next((other for other in known if other.rpartition(".")[2] == last), None)
     if near is None and group in groups:  # a shared group would make any two names look alike
         beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == group}
         near = beside.get(nearest(last, beside, ALIKE) or "")
     elif near is None:
-        near = nearest(name, known, ALIKE)
+        near = nearest(name.lower(), known, ALIKE)
     advice = f"did you mean {near!r}?" if near else listing or f"there are: {', '.join(known) or 'none'}."
     return ConfigError(f"no {kind} {name!r}; {advice}")
 
@@ -70,7 +70,7 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
         if not isinstance(assignment, str):
             raise ConfigError(f"override: {shown(assignment)} is not text; write an assignment as 'field=value'.")
         key, equals, text = assignment.partition("=")
-        if not equals:
+        if not equals or not key.strip():
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
         changes.append((key.strip(), key.strip().split("."), text.strip()))
     return _assign(config, changes)
