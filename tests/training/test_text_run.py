@@ -95,7 +95,7 @@ LAYERS = {
     "rum": ["model.hidden_size=64"],
     "fs": ["model.hidden_size=32", "model.slow=rum", "model.slow_size=48", "model.eta=1"],
     "lstm": ["model.hidden_size=32"],
-    "hm_lstm": ["model.hidden_size=16"],
+    "hyper_lstm": ["model.hidden_size=16"],  # by steps; of HM-LSTM a boundary may fall elsewhere in the last bits
 }
 
 
