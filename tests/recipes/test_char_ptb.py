@@ -97,9 +97,8 @@ def test_every_recipe_has_its_count():
 @pytest.mark.parametrize("name", TUNED)
 def test_a_tuned_recipe_has_the_model_of_the_table_and_one_setting_for_all(name):
     plain, tuned = load_recipe(f"char-ptb-{name}"), load_recipe(f"char-ptb-{name}-tuned")
-    added = (
-        {"output_dropout": 0.25, "options": {**plain.model.options, "dropout": 0.25}} if name == "rum-2x1500" else {}
-    )
+    dropped = {"input_dropout": 0.35, "output_dropout": 0.35, "options": {**plain.model.options, "dropout": 0.35}}
+    added = dropped if name == "rum-2x1500" else {}
     assert tuned.model == replace(plain.model, calibrated=True, **added)
     assert tuned.optimizer == replace(plain.optimizer, schedule="cosine", weight_decay=0.05)
-    assert (tuned.average, tuned.steps) == (0.999, (240 if name.startswith("fs") else 60) * EPOCH)
+    assert (tuned.average, tuned.steps) == (0.999, (240 if name.startswith("fs") else 100) * EPOCH)

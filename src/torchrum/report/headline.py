@@ -79,7 +79,8 @@ def _seeds(row: Runs) -> str:
 def _score(row: Runs, key: str) -> str:
     tested = all(key in entry.test for entry in row)
     values = [(entry.test if tested else entry.final)[key] for entry in row]
-    label, source = model_label(row[0].config().model), "test" if tested else "validation"
+    model, source = row[0].config().model, "test" if tested else "validation"
+    label = model_label(model) + ", calibrated" * model.calibrated
     return f"{spread([fmean(values)], key)} ({label}, {source}{_seeds(row)})"
 
 
