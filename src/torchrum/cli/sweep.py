@@ -65,8 +65,9 @@ def main(arguments: list[str]) -> int:
             f"to train the set with several seeds: torchrum train {options.recipe} --seeds N."
         )
     recipe = load_recipe(options.recipe)
-    check_resumed(options.resume, [recipe.name])
-    config = with_text(override(recipe, [*options.fields, *fields]), options.data)
+    config = override(recipe, [*options.fields, *fields])
+    check_resumed(options.resume, [config.name])
+    config = with_text(config, options.data)
     folder = chosen_folder(options, config.label)
     if options.trials is not None or options.search:
         code = run_search(config, folder, options)

@@ -1,6 +1,7 @@
 """``torchrum train copying-rum --steps 1000 --task.delay 200``"""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -200,8 +201,9 @@ def train_seeds(recipe: "TrainConfig", fields: list[str], options: argparse.Name
         from torchrum.training import override, run_sweep
 
     check_count("seeds", options.seeds)
-    check_resumed(options.resume, [recipe.name])
-    config = with_text(override(recipe, fields), options.data)
+    config = override(recipe, fields)
+    check_resumed(options.resume, [config.name])
+    config = with_text(config, options.data)
     runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
     folder, new = chosen_folder(options, config.label), options.resume is None
     results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
@@ -216,7 +218,11 @@ def resume_run(recipe: "TrainConfig | None", fields: list[str], options: argpars
 
     check_single(options.resume)
     config = with_text(override(read_config(options.resume), fields), options.data)
-    if recipe is not None and recipe.name != config.name:
-        raise ConfigError(f"{options.resume} is a run of {config.name}, not of {recipe.name}; leave the recipe out.")
+    named = [field for field in fields if field.partition("=")[0].strip() == "name"]
+    if recipe is not None and (name := override(recipe, named).name) != config.name:
+        raise ConfigError(
+            f"{options.resume} is a run of {config.name}, not of {name}; leave the recipe out, or add --name "
+            f"{shlex.quote(config.name)} if it is one of that name."
+        )
     folder = chosen_folder(options, config.label)
     return Trainer(config, quiet=options.quiet, on_end=draw).fit(folder, resume=True).exit_code
