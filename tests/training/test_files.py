@@ -26,6 +26,10 @@ def test_neither_a_device_nor_a_folder_is_written_over(tmp_path, monkeypatch):
         with pytest.raises(IsADirectoryError) as caught:
             write_atomic(folder, b"x")
         assert caught.value.filename == str(folder)  # not that of a file in between
+    for nowhere in (tmp_path / "missing" / "x.html", tmp_path / ("x" * 300)):
+        with pytest.raises(OSError) as refused:
+            write_atomic(nowhere, b"x")
+        assert refused.value.filename == str(nowhere)
     (tmp_path / "link").symlink_to("pipe")
     write_atomic(tmp_path / "link", b"x")  # the link goes, what it led to stays
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}

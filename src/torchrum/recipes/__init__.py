@@ -99,6 +99,11 @@ def _load_own(name: str) -> TrainConfig:
     except ModuleNotFoundError as error:
         places = "the current folder and Python's path were searched"
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}; {places}.") from error
+    except SystemExit as error:
+        advice = "put its main part below if __name__ == '__main__'"
+        raise ConfigError(
+            f"the recipe {name!r} cannot be loaded: importing {module} ends the process; {advice}."
+        ) from error
     except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
     config = recipe() if callable(recipe) else recipe

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,16 @@ def write_atomic(path: Path, content: bytes) -> None:
     if os.path.lexists(path) and not (path.is_symlink() or path.is_file() or path.is_dir()):
         raise RunError(f"{path} cannot be written: it is not a plain file.")
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
     try:
+        temporary.unlink(missing_ok=True)
         write_synced(temporary, content)
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if error.filename is not None:
+            error.filename, error.filename2 = str(path), None  # of the temporary one the user knows nothing
         raise
 
 
