@@ -12,6 +12,7 @@ from traceback import walk_stack
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 import torchrum
 from torchrum.ops.rum_scan import native, stepwise
@@ -180,9 +181,11 @@ def test_the_way_from_the_layer_to_a_launch_is_short_and_true():
             assert any(all(word in source for word in wanted) for source in sources), f"{design}: {name} is in no file"
 
 
+@pytest.mark.parametrize("form", ["batch", "row", "packed"])
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("design", ["native", "torch", "stepwise"])
-def test_a_call_takes_the_way_that_is_listed(design, gradients, monkeypatch):
+def test_a_call_takes_the_way_that_is_listed(design, gradients, layers, form, monkeypatch):
     """Each name is called by the one before it, with nothing of the package between but a name's own decorator. Without
     a GPU Triton's interpreter runs stepwise; how deep the launches on a GPU are, tests/ops/test_plain.py counts."""
     if design == "native" and (obstacle := native.build_obstacle(False)) is not None:
@@ -196,7 +199,9 @@ def test_a_call_takes_the_way_that_is_listed(design, gradients, monkeypatch):
     else:
         names = ["infer_projecting" if name == "forward_projecting" else name for name in names]
     device = "cuda" if design == "stepwise" and torch.cuda.is_available() else "cpu"
-    layer, x, stacks = torchrum.RUM(4, 5, backend=design, device=device), torch.randn(1, 1, 4, device=device), []
+    layer, stacks = torchrum.RUM(4, 5, num_layers=layers, backend=design, device=device), []
+    x = torch.randn(1, 4, device=device)
+    x = {"batch": x.unsqueeze(1), "row": x, "packed": pack_sequence([x])}[form]
 
     def watch(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):

@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,9 @@ class Recurrent(nn.Module, ABC):
     """
 
     state_names: tuple[str, ...] = ("h",)
+    takes_lead: ClassVar[bool] = False
+    """Whether ``scan`` takes ``lead``, which stands before B in the shape of its last state: with (1,) that of a single
+    layer is h_n, and needs no view."""
 
     def __init__(
         self,
@@ -99,11 +102,15 @@ class Recurrent(nn.Module, ABC):
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx, lengths, reset)
+            x, sizes = self._unpack(input, lengths, reset)
+            out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
+            return _pack(out, sizes, input), self._write_state(state)
         where = self._get_name()
         check_input(where, input, self.input_size, self.batch_first, self._any_weight())
         if input.dim() == 2:
-            return self._forward_unbatched(input, hx, lengths, reset)
+            x, reset = self._batch(input, lengths, reset)
+            out, state = self._run(x, self._read_state(hx, x, unbatched=True), None, reset)
+            return out.squeeze(1), _map(self._write_state(state), lambda part: part.squeeze(1))
         x = input.transpose(0, 1) if self.batch_first else input
         if reset is not None:
             reset = check_reset(where, reset, input)
@@ -118,35 +125,22 @@ class Recurrent(nn.Module, ABC):
             out = torch.where(going, out, 0.0)
         return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
 
-    def _forward_unbatched(
-        self, input: Tensor, hx: Hidden | None, lengths: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Hidden]:
+    def _batch(self, input: Tensor, lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """An unbatched input and its resets as a batch of one row."""
         where = self._get_name()
         if lengths is not None:
             raise MismatchError(f"{where}: lengths needs batched input; got {tuple(input.shape)}.")
-        x = input.unsqueeze(1)
-        if reset is not None:
-            reset = check_reset(where, reset, input).unsqueeze(1)
-        out, state = self._run(x, self._read_state(hx, x, unbatched=True), None, reset)
-        return out.squeeze(1), _map(self._write_state(state), lambda part: part.squeeze(1))
+        return input.unsqueeze(1), None if reset is None else check_reset(where, reset, input).unsqueeze(1)
 
-    def _forward_packed(
-        self, input: PackedSequence, hx: Hidden | None, lengths: Tensor | None, reset: Tensor | None
-    ) -> tuple[PackedSequence, Hidden]:
+    def _unpack(self, input: PackedSequence, lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A packed input as ``(T, B, I)``, in the order the user packed, and its lengths, which are on the CPU."""
         where = self._get_name()
         if reset is not None:
             raise ValueError(f"{where}: reset needs padded input; pass it with lengths= instead of packing.")
         if lengths is not None:
             raise ValueError(f"{where}: a PackedSequence carries its own lengths; leave lengths out.")
         check_packed(where, input, self.input_size, self._any_weight())
-        x, sizes = pad_packed_sequence(input)  # (T, B, I), in the order the user packed
-        out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
-        if input.sorted_indices is not None:
-            out = out.index_select(1, input.sorted_indices)
-            sizes = sizes[input.sorted_indices.to(sizes.device)]
-        data = pack_padded_sequence(out, sizes).data
-        packed = PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
-        return packed, self._write_state(state)
+        return pad_packed_sequence(input)
 
     def _leaf(self, input: Any, hx: Any, **words: Any) -> Any:
         """The node that ``torch.fx.symbolic_trace`` makes of a call, as it makes of one of nn.GRU."""
@@ -164,6 +158,7 @@ class Recurrent(nn.Module, ABC):
         self, x: Tensor, states: list[State], lengths: Tensor | None, reset: Tensor | None = None
     ) -> tuple[Tensor, list[State]]:
         last: list[State] = []
+        lead: dict[str, Any] = {"lead": (1,)} if self.takes_lead and len(states) == 1 and reset is None else {}
         segments = None if reset is None else find_segments(reset, lengths)
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout > 0:
@@ -174,7 +169,8 @@ class Recurrent(nn.Module, ABC):
                 if segments is not None and len(segments.row) > 0:
                     out, state = self._scan_segments(index, x, states[index], segments, bool(direction))
                 else:
-                    out, state = self.scan(index, reverse(x, lengths) if direction else x, states[index], lengths)
+                    read = reverse(x, lengths) if direction else x
+                    out, state = self.scan(index, read, states[index], lengths, **lead)
                     out = reverse(out, lengths) if direction else out
                 outs.append(out)
                 last.append(state)
@@ -233,6 +229,15 @@ class Recurrent(nn.Module, ABC):
         defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         words += [f"{word}={getattr(self, word)}" for word, usual in defaults.items() if getattr(self, word) != usual]
         return ", ".join(words)
+
+
+def _pack(out: Tensor, sizes: Tensor, like: PackedSequence) -> PackedSequence:
+    """Outputs ``(T, B, H)``, in the order the user packed, and their lengths, packed as ``like`` is."""
+    if like.sorted_indices is not None:
+        out = out.index_select(1, like.sorted_indices)
+        sizes = sizes[like.sorted_indices.to(sizes.device)]
+    data = pack_padded_sequence(out, sizes).data
+    return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
 
 
 def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:

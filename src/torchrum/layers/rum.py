@@ -51,6 +51,7 @@ class RUM(Recurrent):
         torch.Size([1, 3, 20, 20])
     """
 
+    takes_lead = True
     weight_ih_l0: nn.Parameter
 
     def __init__(
@@ -141,14 +142,6 @@ class RUM(Recurrent):
     ) -> tuple[Tensor, State]:
         weights, last = self._weights(index), not self.bidirectional and index == self.num_layers - 1
         return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
-
-    def _run(
-        self, x: Tensor, states: list[State], lengths: Tensor | None, reset: Tensor | None = None
-    ) -> tuple[Tensor, list[State]]:
-        if len(states) > 1 or reset is not None:
-            return super()._run(x, states, lengths, reset)
-        out, state = self.scan(0, x, states[0], lengths, (1,))  # in the shape of h_n: a view would cost a call
-        return out, [state]
 
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
