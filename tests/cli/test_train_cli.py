@@ -89,6 +89,14 @@ def test_a_run_ends_well_on_a_disk_that_is_full_when_its_curve_is_drawn(tmp_path
     assert f"No space left on device; draw it later with: torchrum figure {tmp_path / 'tiny'}" in error
 
 
+def test_a_backend_that_matplotlib_does_not_know_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "torchrum", "figure", "cell", "--out", str(tmp_path)]
+    environment = {**ENVIRONMENT, "MPLBACKEND": "nonsense"}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "torchrum: MPLBACKEND is 'nonsense', which matplotlib does not know; unset it.\n"
+
+
 def test_train_eval_and_resume(tmp_path, capsys):
     out = str(tmp_path)
     assert main(["train", TINY, "--out", out, "--steps", "12", "--task.length=3", "--set", "optimizer.lr=0.02"]) == 0

@@ -159,6 +159,9 @@ def run_command(name: str, arguments: list[str]) -> int:
 
             complain(f"{ADVICE}.")
             return 1
+        if code is None and "valid value for backend" in str(error) and (backend := os.environ.get("MPLBACKEND")):
+            complain(f"MPLBACKEND is {backend!r}, which matplotlib does not know; unset it.")
+            return 2
         if code is None:
             raise
         complain(*getattr(error, "lines", [str(error)]))
