@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchrum
-from torchrum import RUM
+from torchrum import RUM, RUMCell
 from torchrum.cells import rum_sequence as rum_cell
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan
@@ -149,7 +149,7 @@ def test_what_cannot_run_in_parts_runs_whole(monkeypatch):
 
 PEAK = """
 import resource, torch
-from torchrum import RUM
+from torchrum import RUM, RUMCell
 torch.set_num_threads(1)
 T, H = {T}, 64
 rum, x = RUM(8, H, lam={lam}, backend={backend!r}), torch.randn(T, 1, 8)
@@ -215,6 +215,20 @@ def test_shape_errors_are_of_both_classes_that_torch_nn_raises(call, message):
     for error in (ValueError, RuntimeError):
         with pytest.raises(error, match=message):
             call(rum, x)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.to("meta"), lambda x: x[:-3].clone()], ids=["device", "shape"])
+@pytest.mark.parametrize("name", ["weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias"])
+def test_a_parameter_that_was_replaced_by_one_that_does_not_fit(name, change):
+    """As after ``load_state_dict(..., strict=False, assign=True)`` into a layer on the meta device: kernels are given
+    addresses, and would read whatever is there."""
+    layer, cell = RUM(3, 4, num_layers=2, layer_norm=True), RUMCell(3, 4, layer_norm=True)
+    for module, full, x in ((layer, f"{name}_l1", torch.randn(5, 2, 3)), (cell, name, torch.randn(2, 3))):
+        setattr(module, full, nn.Parameter(change(getattr(module, full).detach())))
+        words = f"{full} has shape .*; it must be|input is on cpu, the weights on meta"
+        for gradients in (True, False):
+            with torch.set_grad_enabled(gradients), pytest.raises(ValueError, match=words):
+                module(x)
 
 
 @pytest.mark.parametrize("words", [dict(bias=1), dict(batch_first="yes"), dict(bidirectional=None), dict(embed_bias=0)])

@@ -9,8 +9,10 @@ from torchrum.cells.rum_sequence import project_rum, run_rum, scan_rum
 from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, Eta, RumSettings
 from torchrum.cells.rum_weights import (
     RUM_PARAMETERS,
+    Forms,
     Weights,
     check_dtype,
+    check_weights,
     init_rum_weights,
     rum_initial_state,
     rum_shapes,
@@ -106,6 +108,7 @@ class RUMCell(Cell):
         self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend
         shapes = rum_shapes(input_size, hidden_size, self.options, bias, embed_bias)
+        self._forms: Forms = {name: (name, shape) for name, shape in shapes.items()}
         for name in RUM_PARAMETERS:
             shape = shapes.get(name)
             self.register_parameter(
@@ -140,21 +143,27 @@ class RUMCell(Cell):
     def _advance(self, x: Tensor, state: State) -> State:
         """The state after the one step of ``x`` ``(1, B, I)``; where gradients are recorded, apart from the scan's."""
         returned, training = () if torch.is_grad_enabled() else None, self.training
-        return run_rum(x, state, self._weights(), self.options, None, training, self.backend, returned)[1]
+        return run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned)[1]
 
     def project(self, x: Tensor) -> Tensor:
-        return project_rum(x, self._weights(), self.options)
+        return project_rum(x, self._fitting(x), self.options)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        weights = self._weights()
+        weights = self._fitting(x)
         output, state = scan_rum(x.unsqueeze(0), state, weights, self.options, None, self.training, self.backend)
         return output.squeeze(0), state
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        return run_rum(x, state, self._weights(), self.options, lengths, self.training, self.backend)
+        return run_rum(x, state, self._fitting(x), self.options, lengths, self.training, self.backend)
 
     def _weights(self) -> Weights:
         return {name: getattr(self, name) for name in RUM_PARAMETERS}
+
+    def _fitting(self, x: Tensor) -> Weights:
+        """The weights, checked, for an input on the device of ``x``."""
+        weights = self._weights()
+        check_weights("RUMCell", weights, self._forms, x)
+        return weights
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}" + self.settings.describe(self._weights()["lam"])

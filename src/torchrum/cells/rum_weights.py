@@ -9,12 +9,15 @@ from torch import Tensor
 from torchrum.cells.base import State
 from torchrum.cells.rum_settings import RumSettings
 from torchrum.cells.starts import orthogonal
-from torchrum.ops._checks import ArgumentTypeError
+from torchrum.ops._checks import ArgumentTypeError, MismatchError
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan.options import RumOptions
 
 Weights = Mapping[str, Tensor | None]
 """Of one recurrence, by the names in ``RUM_PARAMETERS``."""
+
+Forms = dict[str, tuple[str, tuple[int, ...]]]
+"""What a module calls the parameters of one recurrence, and their shapes, by the names in ``RUM_PARAMETERS``."""
 
 RUM_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")
 
@@ -25,6 +28,19 @@ def check_dtype(where: str, dtype: object) -> None:
         raise ArgumentTypeError(
             f"{where}: dtype={dtype!r} is not allowed; it must be torch.float64, float32, bfloat16 or float16."
         )
+
+
+def check_weights(where: str, weights: Weights, forms: Forms, x: Tensor) -> None:
+    """Every parameter must have its shape, on the device of ``x``: kernels are given addresses alone."""
+    device = x.device
+    for name, (full, shape) in forms.items():
+        part = weights[name]
+        assert part is not None
+        if part.shape != shape or part.device != device:
+            raise MismatchError(
+                f"{where}: {full} has shape {tuple(part.shape)}, on {part.device}; it must be {shape}, "
+                f"on {device} as the input. Move it, or load the weights again."
+            )
 
 
 def rum_shapes(I: int, H: int, options: RumOptions, bias: bool, embed_bias: bool) -> dict[str, tuple[int, ...]]:

@@ -7,8 +7,10 @@ from torchrum.cells.rum_sequence import run_rum
 from torchrum.cells.rum_settings import USUAL, Eta, RumSettings
 from torchrum.cells.rum_weights import (
     RUM_PARAMETERS,
+    Forms,
     Weights,
     check_dtype,
+    check_weights,
     init_rum_weights,
     rum_initial_state,
     rum_shapes,
@@ -89,11 +91,11 @@ class RUM(Recurrent):
         self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
-        self._names: list[dict[str, str]] = []  # of the parameters of each recurrence, by what they are
+        self._forms: list[Forms] = []  # of each recurrence
         for index, suffix in enumerate(self._suffixes()):
             features = self.layer_input_size(index // self.num_directions)
             shapes = rum_shapes(features, hidden_size, self.options, bias, embed_bias)
-            self._names.append({name: name + suffix for name in shapes})
+            self._forms.append({name: (name + suffix, shape) for name, shape in shapes.items()})
             for name, shape in shapes.items():
                 parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                 self.register_parameter(name + suffix, parameter)
@@ -105,7 +107,7 @@ class RUM(Recurrent):
 
     def _weights(self, index: int) -> Weights:
         weights: dict[str, Tensor | None] = dict.fromkeys(RUM_PARAMETERS)
-        for name, full in self._names[index].items():
+        for name, (full, _) in self._forms[index].items():
             found = self._parameters.get(full)  # a module's own look-up costs a small step's time
             weights[name] = getattr(self, full) if found is None else found
         return weights
@@ -141,6 +143,7 @@ class RUM(Recurrent):
         self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
     ) -> tuple[Tensor, State]:
         weights, last = self._weights(index), not self.bidirectional and index == self.num_layers - 1
+        check_weights(self._get_name(), weights, self._forms[index], x)
         return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
 
     def _write_state(self, states: list[State]) -> Hidden:

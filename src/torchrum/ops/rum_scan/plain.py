@@ -97,14 +97,13 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
 def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None, tuple[Tensor, ...]]:
     """The design that runs, what it takes, the bias that xp lacks, and x and its weight where xp is to be filled."""
     x, weight, bias = inputs[:3]
-    fits = bias is None or bias.device == x.device  # torch refuses another device
-    if fits and call.options.lam == 0 and kernel_projects(x, weight):
+    if call.options.lam == 0 and kernel_projects(x):
         T, B, _ = x.shape
         scanned = inputs.projected(x.new_empty(T, B, weight.shape[0]))
         design = look_up(scanned, call.options, False, call.backend)
         if design.projects:
             return design, scanned, padded_bias(weight, bias), (x, weight)
-    apart = fits and adds_apart(x, weight)
+    apart = adds_apart(x, weight)
     lacking = padded_bias(weight, bias) if apart else None
     xp = project_eagerly(x, weight, None if apart else bias, call.options)
     scanned = inputs.projected(xp)

@@ -79,11 +79,9 @@ def adds_apart(x: Tensor, weight: Tensor) -> bool:
     return x.numel() // x.shape[-1] * weight.shape[0] <= SMALL_NUMBERS
 
 
-def kernel_projects(x: Tensor, weight: Tensor) -> bool:
-    """Whether a scan's kernel may project ``x``, outside of autocast; torch refuses a weight that does not fit it."""
-    if not x.is_cuda or x.dtype is not torch.float32 or x.numel() > PROJECTED_NUMBERS:
-        return False
-    return weight.device == x.device and weight.shape[1] == x.shape[2]
+def kernel_projects(x: Tensor) -> bool:
+    """Whether a scan's kernel may project ``x``, outside of autocast."""
+    return x.is_cuda and x.dtype is torch.float32 and x.numel() <= PROJECTED_NUMBERS
 
 
 def project_backward(
