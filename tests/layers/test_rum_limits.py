@@ -231,6 +231,17 @@ def test_a_parameter_that_was_replaced_by_one_that_does_not_fit(name, change):
                 module(x)
 
 
+@both
+def test_a_bias_may_be_taken_away(lam):
+    layer, cell, x = RUM(3, 4, lam=lam), RUMCell(3, 4, lam=lam), torch.randn(5, 2, 3)
+    with torch.no_grad():
+        layer.bias_ih_l0.zero_()
+        cell.bias_ih.zero_()
+    wanted = layer(x)[0], cell.scan(x, ())[0]
+    layer.bias_ih_l0 = cell.bias_ih = None
+    torch.testing.assert_close((layer(x)[0], cell.scan(x, ())[0]), wanted)
+
+
 @pytest.mark.parametrize("words", [dict(bias=1), dict(batch_first="yes"), dict(bidirectional=None), dict(embed_bias=0)])
 def test_flags_and_sizes_of_a_wrong_type_are_type_errors(words):
     for error in (TypeError, ValueError):

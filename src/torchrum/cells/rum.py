@@ -9,11 +9,10 @@ from torchrum.cells.rum_sequence import project_rum, run_rum, scan_rum
 from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, Eta, RumSettings
 from torchrum.cells.rum_weights import (
     RUM_PARAMETERS,
-    Forms,
     Weights,
     check_dtype,
-    check_weights,
     init_rum_weights,
+    misfit,
     rum_initial_state,
     rum_shapes,
 )
@@ -107,10 +106,9 @@ class RUMCell(Cell):
         self.settings = RumSettings.given("RUMCell", locals())
         self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend
-        shapes = rum_shapes(input_size, hidden_size, self.options, bias, embed_bias)
-        self._forms: Forms = {name: (name, shape) for name, shape in shapes.items()}
+        self._shapes = rum_shapes(input_size, hidden_size, self.options, bias, embed_bias)
         for name in RUM_PARAMETERS:
-            shape = shapes.get(name)
+            shape = self._shapes.get(name)
             self.register_parameter(
                 name, None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             )
@@ -160,9 +158,12 @@ class RUMCell(Cell):
         return {name: getattr(self, name) for name in RUM_PARAMETERS}
 
     def _fitting(self, x: Tensor) -> Weights:
-        """The weights, checked, for an input on the device of ``x``."""
-        weights = self._weights()
-        check_weights("RUMCell", weights, self._forms, x)
+        """The weights, if kernels can read them for an input on the device of ``x``."""
+        weights, device = self._weights(), x.device
+        for name, shape in self._shapes.items():
+            part = weights[name]  # None for a bias that was taken away
+            if part is not None and (part.device != device or part.shape != shape):
+                raise misfit("RUMCell", name, part, shape, device)
         return weights
 
     def extra_repr(self) -> str:

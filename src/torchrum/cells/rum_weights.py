@@ -16,9 +16,6 @@ from torchrum.ops.rum_scan.options import RumOptions
 Weights = Mapping[str, Tensor | None]
 """Of one recurrence, by the names in ``RUM_PARAMETERS``."""
 
-Forms = dict[str, tuple[str, tuple[int, ...]]]
-"""What a module calls the parameters of one recurrence, and their shapes, by the names in ``RUM_PARAMETERS``."""
-
 RUM_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")
 
 
@@ -30,17 +27,12 @@ def check_dtype(where: str, dtype: object) -> None:
         )
 
 
-def check_weights(where: str, weights: Weights, forms: Forms, x: Tensor) -> None:
-    """Every parameter must have its shape, on the device of ``x``: kernels are given addresses alone."""
-    device = x.device
-    for name, (full, shape) in forms.items():
-        part = weights[name]
-        assert part is not None
-        if part.shape != shape or part.device != device:
-            raise MismatchError(
-                f"{where}: {full} has shape {tuple(part.shape)}, on {part.device}; it must be {shape}, "
-                f"on {device} as the input. Move it, or load the weights again."
-            )
+def misfit(where: str, name: str, part: Tensor, shape: tuple[int, ...], device: torch.device) -> MismatchError:
+    """The error for a parameter that is not of its shape and on the input's device; kernels know its address alone."""
+    return MismatchError(
+        f"{where}: {name} has shape {tuple(part.shape)}, on {part.device}; it must be {shape}, on {device} as the "
+        "input is. Move it, or load the weights again."
+    )
 
 
 def rum_shapes(I: int, H: int, options: RumOptions, bias: bool, embed_bias: bool) -> dict[str, tuple[int, ...]]:

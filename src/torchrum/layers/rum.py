@@ -7,11 +7,10 @@ from torchrum.cells.rum_sequence import run_rum
 from torchrum.cells.rum_settings import USUAL, Eta, RumSettings
 from torchrum.cells.rum_weights import (
     RUM_PARAMETERS,
-    Forms,
     Weights,
     check_dtype,
-    check_weights,
     init_rum_weights,
+    misfit,
     rum_initial_state,
     rum_shapes,
 )
@@ -91,7 +90,8 @@ class RUM(Recurrent):
         self.options = self.settings.options(hidden_size)
         self.backend: Backend = backend
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
-        self._forms: list[Forms] = []  # of each recurrence
+        # names and shapes of the parameters of each recurrence, by what they are
+        self._forms: list[dict[str, tuple[str, tuple[int, ...]]]] = []
         for index, suffix in enumerate(self._suffixes()):
             features = self.layer_input_size(index // self.num_directions)
             shapes = rum_shapes(features, hidden_size, self.options, bias, embed_bias)
@@ -105,11 +105,19 @@ class RUM(Recurrent):
         ends = ("", "_reverse") if self.bidirectional else ("",)
         return [f"_l{layer}{end}" for layer in range(self.num_layers) for end in ends]
 
-    def _weights(self, index: int) -> Weights:
+    def _weights(self, index: int, device: torch.device | None = None) -> Weights:
+        """The parameters of a recurrence; with the input's ``device``, only such as kernels can read."""
         weights: dict[str, Tensor | None] = dict.fromkeys(RUM_PARAMETERS)
-        for name, (full, _) in self._forms[index].items():
-            found = self._parameters.get(full)  # a module's own look-up costs a small step's time
-            weights[name] = getattr(self, full) if found is None else found
+        own = self._parameters
+        for name, (full, shape) in self._forms[index].items():
+            found = own.get(full)  # a module's own look-up costs a small step's time
+            if found is None:
+                found = getattr(self, full)
+            weights[name] = found
+            if device is None or found is None:  # a bias that was taken away
+                continue
+            if found.device != device or found.shape != shape:
+                raise misfit(self._get_name(), full, found, shape, device)
         return weights
 
     @property
@@ -142,8 +150,7 @@ class RUM(Recurrent):
     def scan(
         self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
     ) -> tuple[Tensor, State]:
-        weights, last = self._weights(index), not self.bidirectional and index == self.num_layers - 1
-        check_weights(self._get_name(), weights, self._forms[index], x)
+        weights, last = self._weights(index, x.device), not self.bidirectional and index == self.num_layers - 1
         return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
 
     def _write_state(self, states: list[State]) -> Hidden:

@@ -328,8 +328,10 @@ def forward(
     """
     xp = inputs.xp
     read = _readable(xp.dtype, xp, bias, inputs.weight_hh, x, weight_ih)
-    (T, B, _), N = xp.shape, inputs.h0.shape[1]
-    results = empty_results(inputs, options) if save else Results(xp.new_empty(T, B, N), None)
+    if save:
+        results = empty_results(inputs, options)
+    else:
+        results = Results(xp.new_empty(*xp.shape[:2], inputs.h0.shape[1]), None)
     layout, kernel, blocks = _find("forward", inputs, options, 0 if x is None else x.shape[2])
     mail, fills = _mail(xp, layout.words)
     tensors = (*read, *_row_inputs(inputs), results.out, *copies[:2], *results.residuals)
