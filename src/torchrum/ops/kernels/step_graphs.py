@@ -232,7 +232,7 @@ def _warm_up(scan: _Graphed, scan_pass: Pass[S, R]) -> None:
 
 
 def _rehearse(scan: _Graphed, scan_pass: Pass[S, R], onwards: bool = False) -> R:
-    """Come by every launch of a call, and ``onwards`` by those of the scan that follows. The results mean nothing."""
+    """Compile for every launch of a call and, ``onwards``, of the scan that follows; the results mean nothing."""
     scan_pass.begin(scan.steps)
     scan.steps.warm_up()
     result = scan_pass.finish(scan.steps)

@@ -7,10 +7,14 @@ Each folder exports the same four functions::
     forward(inputs, options, save=True) -> Results; without ``save`` the residuals may be left out
     backward(grad_out, grad_R, inputs, results, options, need_R0) -> Gradients
 
-Those ``by_driver`` take more: ``forward`` takes ``copies`` of the results, which it fills too, and both take the
-``bias``, ``(3H,)``, of an ``xp`` that comes without, which they add where they read it. ``backward`` is told whether
-the bias needs a gradient, and may return it; where it does not, the caller sums that of ``xp``. The ``forward`` of one
-that ``projects`` takes x and ``weight_ih`` last, and fills ``xp``.
+Those ``by_driver`` take more::
+
+    forward(inputs, options, save=True, copies=NO_COPIES, bias=None)
+    backward(grad_out, grad_R, inputs, results, options, need_R0, bias=None, need_bias=False)
+
+``copies``, ``Copies`` of the results, are filled too. ``bias``, ``(3H,)``, is what ``xp`` lacks: it is added where
+``xp`` is read. ``need_bias`` asks for ``Gradients.bias``; a design need not have it, and then the caller sums that of
+``xp``. One that ``projects`` takes ``x`` and ``weight_ih`` at the end of ``forward``, and fills ``xp``.
 """
 
 from typing import Any

@@ -76,10 +76,10 @@ def plain_scan(
                 return _apply(call, *inputs)
     if x.is_cpu and _is_native(inputs, call):
         return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
-    design, scanned, bias, raw = _prepare(inputs, call)
+    design, scanned, lacking, unprojected = _project(inputs, call)
     if design.by_driver:
         copies = NO_COPIES if call.returned is None else _empty_copies(scanned, call, whole=False)
-        out, R, _ = design.module.forward(scanned, call.options, False, copies, bias, *raw)
+        out, R, _ = design.module.forward(scanned, call.options, False, copies, lacking, *unprojected)
     else:
         out, R, _ = results = design.module.forward(scanned, call.options, save=False)
         copies = NO_COPIES if call.returned is None else _copy(results, call, whole=False)
@@ -94,8 +94,13 @@ def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
     return call.backend in ("auto", "native") and projects(inputs.x)
 
 
-def _prepare(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None, tuple[Tensor, ...]]:
-    """The design that runs, what it takes, the bias that xp lacks, and x and its weight where xp is to be filled."""
+def _project(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None, tuple[Tensor, ...]]:
+    """Project the input, or leave that to the design that runs.
+
+    Returns:
+        The design; what it scans; the bias, ``(3H,)``, that ``xp`` lacks, or None; and x and ``weight_ih`` where the
+        design projects them into ``xp``, which is not filled yet, else nothing.
+    """
     x, weight, bias = inputs[:3]
     if call.options.lam == 0 and kernel_projects(x):
         T, B, _ = x.shape
@@ -140,18 +145,18 @@ def _copy(results: Results, call: PlainCall, whole: bool) -> Copies:
 class _PlainScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor | None, ...]:
-        inputs, xp, bias = LayerInputs(*args), None, None
+        inputs, xp, lacking = LayerInputs(*args), None, None
         out: Tensor | None
         last: Tensor | None
         if inputs.x.is_cpu and _is_native(inputs, call):
             design, inputs = NATIVE, inputs.with_zeros()
             out, last, R, results = forward_projecting(inputs, call.options, call.returned)
         else:
-            design, scanned, bias, raw = _prepare(inputs, call)
+            design, scanned, lacking, unprojected = _project(inputs, call)
             xp, whole = scanned.xp, call.returned is not None
             if design.by_driver:
                 last, out, R = copies = _empty_copies(scanned, call, whole)
-                results = design.module.forward(scanned, call.options, True, copies, bias, *raw)
+                results = design.module.forward(scanned, call.options, True, copies, lacking, *unprojected)
             else:
                 results = design.module.forward(scanned, call.options, save=True)
                 last, out, R = _copy(results, call, whole)
@@ -159,7 +164,7 @@ class _PlainScan(torch.autograd.Function):
                 out, R, _ = results
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, xp, bias, *results[:2], *results.residuals)
+        ctx.save_for_backward(*inputs, xp, lacking, *results[:2], *results.residuals)
         return out, last, R
 
     @staticmethod
@@ -190,9 +195,9 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own.
 
-    ``projected`` is xp, None where the native scan has projected, and the bias that xp lacks.
+    ``projected`` is xp, None where the native scan has projected, and the bias that xp lacks, or None.
     """
-    call, design, (xp, bias) = ctx.call, ctx.design, projected
+    call, design, (xp, lacking) = ctx.call, ctx.design, projected
     plain = not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None])
     if plain and xp is None:
         return backward_projecting(arriving, inputs, results, call.options, needs)
@@ -203,13 +208,13 @@ def _gradients(
         results = operator_results(results)
     if xp is None or torch.is_grad_enabled():
         xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # with a graph
-    elif bias is not None and not plain:
-        xp = xp + bias
+    elif lacking is not None and not plain:
+        xp = xp + lacking
     readable = inputs if plain and design.by_driver else inputs.with_zeros()
     scanned = readable.projected(xp, from_zero=inputs.h0 is None)
     if plain:
-        added = (bias, needs[2]) if design.by_driver else ()
-        grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4], *added)
+        more = (lacking, needs[2]) if design.by_driver else ()
+        grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4], *more)
     else:  # somebody differentiates or batches this backward
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])

@@ -111,7 +111,10 @@ def backward(
     bias: Tensor | None = None,
     need_bias: bool = False,
 ) -> Gradients:
-    """Gradients of the inputs; R0's costs a second pass over the sequence, where ``need_R0``. There is no bias's."""
+    """Gradients of the inputs; R0's costs a second pass over the sequence, where ``need_R0``.
+
+    That of ``bias`` is left to the caller, whether ``need_bias`` or not.
+    """
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     out, R_n, (_, kept) = results
     assert R_n is not None

@@ -9,8 +9,8 @@
 // are therefore the same in bytes. float32 is multiplied as TF32; TF32X3 takes three TF32 matmuls, which keep its digits.
 //
 // Blocks exchange data through global memory that is EMPTY before the launch and written once: a word
-// that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written can be EMPTY:
-// it is a NaN with a payload that neither conversions nor arithmetic produce.
+// that is not EMPTY has arrived, so reading the data is also the test for it. No word that is written is EMPTY: no
+// conversion to 16 bits produces that NaN, and for a float32 number that has its bits another NaN is written.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -47,7 +47,7 @@ typedef u32 Pair;
 #define OPPOSITE 1e-8f   // |e + w|^2 of unit vectors e and w that have no plane to turn in
 #define NARROW 0.2f      // |e + w|^2 below which 2 + 2 cos has lost digits, and the sum is taken over e + w itself
 #else
-#define OPPOSITE 4e-7f   // 1 + cos at which half precision cannot tell the plane of the rotation
+#define OPPOSITE 4e-7f   // 1 + cos at which 16-bit dtypes cannot tell the plane of the rotation
 #endif
 
 struct Quad {

@@ -5,7 +5,7 @@
 // h(t). The norm for eta travels beside h(t) and is applied by its readers (`DEFER`), unless zoneout needs it first.
 
 #define DEFER (ETA && ZONEOUT == 0)
-#define TILE_WORDS (NP * ROWS * SIZE / 4)  // one step's h, as [unit / 8][row][unit % 8] half or [unit / 4][row][unit % 4] float32 numbers
+#define TILE_WORDS (NP * ROWS * SIZE / 4)  // one step's h, as [unit / 8][row][unit % 8] 16-bit or [unit / 4][row][unit % 4] float32 numbers
 #define QUARTER_BYTES (NP / 4 * ROWS * SIZE)
 
 struct ForwardArgs {

@@ -50,12 +50,18 @@ class Plan:
     """How one problem lies on the device; everything but B, T and N is compiled in."""
 
     defines: tuple[tuple[str, int], ...]
+    """Macros that a kernel is compiled with, but for what ``macros`` changes."""
     padded: int
+    """Hidden units, rounded up to a number that the warps of a matmul share evenly."""
     row_blocks: int
+    """Height of a batch tile, in eights."""
     wide: bool
+    """Whether the dtype is float32."""
     group: int
+    """Blocks that share a tile."""
     tiles: int
     groups: int
+    """Groups of blocks that are on the device at once; each takes its share of the tiles."""
 
     def __hash__(self) -> int:
         return hash((self.padded, self.row_blocks, self.tiles, self.groups))  # of few numbers: every launch asks
@@ -324,7 +330,8 @@ def forward(
 ) -> Results:
     """Run the scan and fill ``copies``; without ``save`` there are no residuals.
 
-    With an ``x`` ``(T, B, I)``, float32, ``inputs.xp`` is memory that is filled with ``x weight_ih^T``.
+    ``bias``, ``(3H,)``, is added to ``xp`` as it is read. With an ``x`` ``(T, B, I)``, float32, ``inputs.xp`` is memory
+    that is filled with ``x weight_ih^T``.
     """
     xp = inputs.xp
     read = _readable(xp.dtype, xp, bias, inputs.weight_hh, x, weight_ih)
@@ -350,7 +357,10 @@ def backward(
     bias: Tensor | None = None,
     need_bias: bool = False,
 ) -> Gradients:
-    """Gradients of the inputs; there is neither R nor layer norm here."""
+    """Gradients of the inputs; there is neither R nor layer norm here.
+
+    ``bias`` is that of ``forward``. Its gradient comes along where it is needed and the registers suffice.
+    """
     (gates, stats), from_zero = results.residuals, inputs.from_zero
     xp, weight, out = inputs.xp, inputs.weight_hh, results.out
     assert stats is not None
@@ -363,7 +373,7 @@ def backward(
     tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0, dbias)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
-    del mail  # what comes next on the stream may have it
+    del mail  # unless it is kept, what comes next on the stream may have it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     if dweight.dtype is not weight.dtype:
         dweight = dweight.to(weight.dtype)
