@@ -76,12 +76,11 @@ def _seeds(row: Runs) -> str:
     return f", {len(row)} seeds" if len(row) > 1 else ", 1 seed"
 
 
-def _score(row: Runs, key: str) -> str:
+def _score(row: Runs, key: str, how: str = "") -> str:
     tested = all(key in entry.test for entry in row)
     values = [(entry.test if tested else entry.final)[key] for entry in row]
-    model, source = row[0].config().model, "test" if tested else "validation"
-    label = model_label(model) + ", calibrated" * model.calibrated
-    return f"{spread([fmean(values)], key)} ({label}, {source}{_seeds(row)})"
+    label, source = model_label(row[0].config().model), "test" if tested else "validation"
+    return f"{spread([fmean(values)], key)} ({label}{how}, {source}{_seeds(row)})"
 
 
 def _recall(entries: Sequence[Entry]) -> Headline | None:
@@ -161,10 +160,16 @@ def _treebank(entries: Sequence[Entry]) -> Headline | None:
     if ours is None:
         return None
     paper = ours[0].config().paper
-    beside = [_score(other, "bpc")] if other else []
+    beside = [_trained(other)] if other else []
     beside += [f"{paper.value:g} (the same model in the paper)"] if paper and paper.value else []
     what = "character-level Penn Treebank: bits per character"
-    return Headline(what, _score(ours, "bpc"), "; ".join(beside), "results", "character-level-penn-treebank")
+    return Headline(what, _trained(ours), "; ".join(beside), "results", "character-level-penn-treebank")
+
+
+def _trained(row: Runs) -> str:
+    """The score of a model of text, whether it is calibrated, and how long it was trained: that differs much."""
+    calibrated, steps = row[0].config().model.calibrated, max(entry.steps for entry in row)
+    return _score(row, "bpc", f"{', calibrated' * calibrated}, {steps:,} steps")
 
 
 def _benchmarks(folder: Path) -> list[Headline]:

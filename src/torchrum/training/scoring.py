@@ -36,7 +36,6 @@ class _Carrying(nn.Module):
         return self.model(input, None, hx)
 
 
-@torch.no_grad()
 def _predict(
     task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine, graph: bool = False
 ) -> Iterator[tuple[torch.Tensor, Batch]]:

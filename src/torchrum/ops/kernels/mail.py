@@ -8,7 +8,7 @@ EMPTY = 0xFFFFFFFF
 FEWEST = 2**16
 """Words that are kept at first, 256 KB."""
 MOST = 2**18
-"""Words that a launch may clear, 1 MB: a single block clears those of a tile, 64 bytes per clock."""
+"""Words that a launch may clear, 1 MB: a single block clears those of a tile."""
 _kept: dict[int, Tensor] = {}
 """By the number of the device."""
 

@@ -182,8 +182,8 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
         steps = scan_pass.build(False)
         scan_pass.begin(steps)
         for t in range(T)[:: steps.stride]:
-            for launch in steps.launches(t):
-                launch()
+            for enqueue in steps.launches(t):
+                enqueue()
         return scan_pass.finish(steps)
     with _lock:
         place, scan = _find_scan(scan_pass)
@@ -197,8 +197,8 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
             if length not in scan.graphs:
                 with scan.chunk(length, place):
                     for t in range(length):
-                        for launch in scan.steps.launches(t):
-                            launch()
+                        for enqueue in scan.steps.launches(t):
+                            enqueue()
         for length in lengths:
             scan.graphs[length].replay()
         result = scan_pass.finish(scan.steps)
