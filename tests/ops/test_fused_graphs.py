@@ -176,3 +176,16 @@ def test_a_first_call_rehearses_itself_and_the_scan_to_come_without_a_trace(monk
     assert not graphs._scans["next"].graphs
     assert graphs.run_pass(first, ON_THE_GPU, 5) == [0, 1, 2, 3, 4]
     assert told[9:] == ["begin", "finish"]
+
+
+def test_after_an_error_a_scan_on_another_stream_still_waits():
+    told: list[str] = []
+
+    def finish(steps: FakeSteps) -> None:
+        steps.forget = lambda: told.append("forgotten")
+        graphs._places[torch.device("cuda", 0)].done.record = lambda: told.append("recorded")
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        graphs.run_pass(one_pass("a", 1, lambda steps: None, finish), ON_THE_GPU, 4)
+    assert told == ["forgotten", "recorded"]

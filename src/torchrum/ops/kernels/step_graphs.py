@@ -189,22 +189,23 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
         place, scan = _find_scan(scan_pass)
         if rehearsing():
             return _rehearse(scan, scan_pass)
-        if not scan.warm:
-            _warm_up(scan, scan_pass)
-        scan_pass.begin(scan.steps)
-        lengths = chunk_lengths(T)
-        for length in lengths:
-            if length not in scan.graphs:
-                with scan.chunk(length, place):
-                    for t in range(length):
-                        for enqueue in scan.steps.launches(t):
-                            enqueue()
-        for length in lengths:
-            scan.graphs[length].replay()
-        result = scan_pass.finish(scan.steps)
-        scan.steps.forget()
-        place.done.record()
-        return result
+        try:
+            if not scan.warm:
+                _warm_up(scan, scan_pass)
+            scan_pass.begin(scan.steps)
+            lengths = chunk_lengths(T)
+            for length in lengths:
+                if length not in scan.graphs:
+                    with scan.chunk(length, place):
+                        for t in range(length):
+                            for enqueue in scan.steps.launches(t):
+                                enqueue()
+            for length in lengths:
+                scan.graphs[length].replay()
+            return scan_pass.finish(scan.steps)
+        finally:  # after an error too: what was launched may still run, and a scan on another stream must wait for it
+            scan.steps.forget()
+            place.done.record()
 
 
 def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
