@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tolerances import TOL
 from torchrum import RUM
 from torchrum.cells.rum_sequence import project_rum
 from torchrum.ops.kernels.precision import ExactMatmuls, autocasts, has_tf32, rounds_matmuls, tf32_allowed
@@ -183,3 +184,57 @@ def test_gradients_with_tf32_products_and_relu(hidden, options):
     found = results(layer, x.clone())
     for mine, theirs in zip(found, results(exact, x.double()), strict=True):
         assert (mine - theirs).norm() <= 5e-3 * theirs.norm()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "autocast", "zeros"),
+    [
+        ((4500, 1500), torch.bfloat16, None, (4, 4)),
+        ((3000, 128), torch.float16, None, None),
+        ((2100, 128), torch.bfloat16, None, (0, 4)),
+        ((4500, 1500), torch.float32, None, None),
+        ((4500, 1500), torch.float32, torch.bfloat16, (4, 4)),
+    ],
+)
+def test_rows_of_a_16_bit_projection_on_a_gpu_are_to_be_aligned(shape, dtype, autocast, zeros, monkeypatch):
+    x, weight = torch.empty(2, 3, shape[1], device="meta", dtype=dtype), torch.empty(shape, device="meta", dtype=dtype)
+    assert projection.missing_zeros(x, weight) is None  # no GPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(projection, "autocast_dtype", lambda device_type: autocast)
+    assert projection.missing_zeros(x, weight) == zeros
+
+
+@pytest.mark.parametrize("zeros", [(3, 6), (0, 2), (1, 0)])
+def test_a_padded_projection_is_the_projection(zeros, monkeypatch):
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 3, 5), (18, 5), (18,))]
+    wanted = torch.nn.functional.linear(*given)
+    seen = torch.randn_like(wanted)
+    wanted_grads = torch.autograd.grad(wanted, given, seen)
+    monkeypatch.setattr(projection, "WORTH_PADDING", 1)
+    monkeypatch.setattr(projection, "missing_zeros", lambda x, weight: zeros)
+    found = projection._linear(*given)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, wanted, **TOL[torch.float64])
+    torch.testing.assert_close(torch.autograd.grad(found, given, seen), wanted_grads, **TOL[torch.float64])
+    x, weight, _ = (part.detach() for part in given)
+    by_hand = projection.project_backward(seen, x, weight, None, (True, True, True))
+    torch.testing.assert_close(by_hand, wanted_grads, **TOL[torch.float64])
+    assert projection.project_backward(seen, x, weight, None, (False, False, False)) == (None, None, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_stack_of_odd_width_has_the_gradients_of_float32(autocast):
+    torch.manual_seed(0)
+    exact = RUM(154, 154, num_layers=2, eta=1.0, device="cuda")
+    half = RUM(154, 154, num_layers=2, eta=1.0, device="cuda", dtype=None if autocast else torch.bfloat16)
+    half.load_state_dict(exact.state_dict())
+    x, seen = torch.randn(2, 60, 128, 154, device="cuda")  # above WORTH_PADDING
+    results = []
+    for layer in (exact, half):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast and layer is half):
+            out, _ = layer(x if layer is exact or autocast else x.bfloat16())
+        grads = torch.autograd.grad((out.float() * seen).sum(), layer.parameters())
+        results.append([out.float(), *(grad.float() for grad in grads)])
+    for found, wanted in zip(*reversed(results), strict=True):
+        assert (found - wanted).norm() <= 0.03 * wanted.norm()  # five times what bfloat16 costs on a CPU

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from torchrum.ops._onednn import explained_linear
 from torchrum.ops.kernels.bf16x3 import bf16x3_linear
-from torchrum.ops.kernels.precision import ExactMatmuls, autocasts, rounds_matmuls, working_dtype
+from torchrum.ops.kernels.precision import ExactMatmuls, autocast_dtype, autocasts, rounds_matmuls, working_dtype
+from torchrum.ops.kernels.weight_gradient import WORTH_PADDING
 from torchrum.ops.rum_scan.options import RumOptions
 
 EXACT_UNITS = 512
@@ -60,12 +61,29 @@ def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: Rum
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.numel() >= WORTH_PADDING and (zeros := missing_zeros(x, weight)) is not None:
+        inner, outer = zeros
+        bias = None if bias is None else F.pad(bias, (0, outer))
+        projected = F.linear(F.pad(x, (0, inner)), F.pad(weight, (0, inner, 0, outer)), bias)
+        return projected[..., : weight.shape[0]].contiguous()
     if bias is None or not adds_apart(x, weight):
         return explained_linear(x, weight, bias)
     projected = F.linear(x, weight)
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return projected + bias
     return projected.add_(bias)
+
+
+def missing_zeros(x: Tensor, weight: Tensor) -> tuple[int, int] | None:
+    """Columns and rows of zeros behind ``weight`` that put the rows of a 16-bit matmul on 16-byte boundaries.
+
+    None where all are there already, or on a CPU. On an H200 cuBLAS takes 1.2 ms instead of 0.4 for 19,200 rows of 1500
+    numbers by 4500, and as long for each of the two gradients; the copies take 0.1 ms.
+    """
+    if not x.is_cuda or (autocast_dtype("cuda") or x.dtype).itemsize != 2:
+        return None
+    outer, inner = (-size % 8 for size in weight.shape)
+    return (inner, outer) if inner or outer else None
 
 
 def adds_apart(x: Tensor, weight: Tensor) -> bool:
@@ -88,11 +106,18 @@ def project_backward(
     grad: Tensor, x: Tensor, weight: Tensor, grad_bias: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, the weight and the padded bias, where ``needs`` asks for them; the last may be known."""
-    return (
-        torch.matmul(grad, weight) if needs[0] else None,
-        grad.reshape(-1, grad.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None,
-        sum_rows(grad) if needs[2] and grad_bias is None else grad_bias,
-    )
+    if needs[2] and grad_bias is None:
+        grad_bias = sum_rows(grad)
+    outer, inner = weight.shape
+    if x.numel() >= WORTH_PADDING and (zeros := missing_zeros(x, weight)) is not None:
+        x, grad = F.pad(x, (0, zeros[0])), F.pad(grad, (0, zeros[1]))
+        weight = F.pad(weight, (0, zeros[0], 0, zeros[1]))
+    grad_x = torch.matmul(grad, weight) if needs[0] else None
+    grad_weight = grad.reshape(-1, grad.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None
+    if weight.shape != (outer, inner):
+        grad_x = None if grad_x is None else grad_x[..., :inner].contiguous()
+        grad_weight = None if grad_weight is None else grad_weight[:outer, :inner].contiguous()
+    return grad_x, grad_weight, grad_bias
 
 
 def sum_rows(x: Tensor) -> Tensor:
