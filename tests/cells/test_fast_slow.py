@@ -8,7 +8,7 @@ from tolerances import TOL
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.gru import GRUCell
 from torchrum.cells.lstm import LSTMCell
-from torchrum.cells.rum import RUMCell
+from torchrum.cells.rum import PAPER_OPTIONS, RUMCell
 
 I, H, S, B, T = 3, 5, 4, 2, 6
 
@@ -106,6 +106,23 @@ def test_options_reach_the_cells():
     assert not fast_slow(I, H, layer_norm=False).fast[0].options.layer_norm
 
 
+def test_a_slow_rum_has_the_papers_options_or_those_of_the_defaults():
+    def slow(**words):
+        torch.manual_seed(0)
+        return fast_slow(I, H, slow_size=9, layer_norm=False, **words).slow
+
+    assert slow(slow="rum").options == RUMCell(H, 9, **PAPER_OPTIONS).options
+    assert slow(slow="rum", eta=0.5).options.eta == 0.5
+    assert slow(slow="rum-tanh").options == RUMCell(H, 9).options
+    assert (slow(slow="rum-tanh").options.activation, slow(slow="rum-tanh").options.eta) == ("tanh", 3.0)
+    assert slow(slow="rum-tanh", eta=0.5).options.eta == 0.5
+    torch.manual_seed(0)
+    LSTMCell(I, H, init="orthogonal"), LSTMCell(9, H, init="orthogonal")
+    default = RUMCell(H, 9)
+    for name, weight in slow(slow="rum-tanh").named_parameters():
+        assert torch.equal(weight, default.get_parameter(name))
+
+
 def test_wrong_arguments_are_refused():
     lstm = LSTMCell(I, H)
     for fast, slow, message in (
@@ -126,7 +143,7 @@ def test_wrong_arguments_are_refused():
         FastSlowCell([lstm, LSTMCell(S, H)], LSTMCell(H, S), dropout=2)
     with pytest.raises(ValueError, match="slow='gru'"):
         fast_slow(I, H, slow="gru")
-    with pytest.raises(ValueError, match=r"eta=1\.0"):
+    with pytest.raises(ValueError, match=r"eta=1\.0 and ln_order='before' need a slow RUM; slow='lstm' has neither"):
         fast_slow(I, H, eta=1.0)
     with pytest.raises(ValueError, match="fast has 1 cells"):
         fast_slow(I, H, num_fast=1)

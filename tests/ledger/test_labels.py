@@ -15,6 +15,7 @@ from torchrum.training.config import ModelConfig
         ("rum", 1, {"eta": "sqrt"}, "RUM λ=0, η=√H"),
         ("fs", 1, {}, "FS-LSTM-2"),
         ("fs", 1, {"slow": "rum", "num_fast": 4}, "FS-RUM-4"),
+        ("fs", 1, {"slow": "rum-tanh"}, "FS-RUM-2 (tanh)"),
         ("ln_lstm", 1, {}, "LN-LSTM"),
         ("ln_lstm", 1, {"zoneout": 0.05}, "LN-LSTM"),
         ("ln_lstm", 1, {"layer_norm": False, "zoneout": 0.05}, "Zoneout LSTM"),

@@ -1,10 +1,11 @@
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.cells.rum_settings import RumSettings
+from torchrum import RUM, RUMCell
+from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS, RumSettings
 from torchrum.layers.registry import build_layer
 from torchrum.models import build_model
 from torchrum.recipes import RECIPES, load_recipe
@@ -28,8 +29,8 @@ def test_recipes_do_not_lean_on_the_defaults_of_rum(config):
     """The defaults are chosen for everyday data; the paper's models must not follow them."""
     if config.model.layer == "rum":
         stated = {name: config.model.options[name] for name in PAPER_OPTIONS}  # each of them, by name
-        if config.name.startswith("babi-rum-tanh"):  # not a model of the paper: its options are the defaults
-            assert stated == {name: getattr(RumSettings(), name) for name in PAPER_OPTIONS}
+        if "-tanh" in config.name:  # not a model of the paper: its options are the defaults
+            assert stated == TANH_OPTIONS == {name: getattr(RumSettings(), name) for name in PAPER_OPTIONS}
             return
         assert {**stated, "eta": None} == PAPER_OPTIONS  # some of the paper's models have an eta, none has "sqrt"
         assert not isinstance(stated["eta"], str)
@@ -45,6 +46,20 @@ def test_the_papers_options_are_the_papers():
     assert layer.bias_ih_l0.tolist() == [1.0] * 16 + [0.0] * 8
     slow = build_layer("fs", 3, 8, slow="rum").cells[0].slow
     assert slow.options.activation == "relu" and slow.bias_ih.tolist() == [1.0] * 16 + [0.0] * 8
+
+
+@pytest.mark.parametrize("model", ["rum-2000", "rum-2x1500", "fs-rum-2"])
+def test_a_recipe_with_tanh_differs_from_the_tuned_one_in_the_options_of_rum_alone(model):
+    tuned, changed = load_recipe(f"char-ptb-{model}-tuned"), load_recipe(f"char-ptb-{model}-tanh")
+    assert replace(changed, name=tuned.name, about=tuned.about, model=tuned.model) == tuned
+    assert replace(changed.model, options=tuned.model.options) == tuned.model
+    names = {"slow", "eta"} if model == "fs-rum-2" else set(PAPER_OPTIONS)
+    kept = [{n: v for n, v in config.model.options.items() if n not in names} for config in (tuned, changed)]
+    assert kept[0] == kept[1]
+    sizes = {"hidden_size": 8, "options": {**changed.model.options, **({"slow_size": 16} if "slow" in names else {})}}
+    cells = build_model(replace(changed.model, **sizes), changed.task).modules()
+    found = [cell.options for cell in cells if isinstance(cell, RUM | RUMCell)]
+    assert {(options.activation, options.eta) for options in found} == {("tanh", 4.0 if "slow" in names else 8**0.5)}
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("copying", "recall"))])
@@ -63,7 +78,7 @@ def test_a_tuned_recipe_has_the_papers_beside_it():
         assert config.optimizer != preset.optimizer
         assert preset.about == f"{config.about}, the paper's optimizer"
     assert paper_preset("copying-lstm-t200", RECIPES) == "copying-lstm-t200"
-    for end in ("tuned", "cosine"):
+    for end in ("tuned", "cosine", "tanh"):
         assert paper_preset(f"char-ptb-fs-rum-2-{end}", RECIPES) == "char-ptb-fs-rum-2"
     assert load_recipe("copying-rum-paper").name == "copying-rum-paper-t200"
 

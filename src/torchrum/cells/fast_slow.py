@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.lstm import LSTMCell, projected_like
-from torchrum.cells.rum import PAPER_OPTIONS, RUMCell
+from torchrum.cells.rum import RUMCell
+from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS, Eta
 from torchrum.ops._checks import check_choice, check_positive_int, check_probability
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.fast_slow_scan import (
@@ -21,7 +22,7 @@ from torchrum.ops.fast_slow_scan import (
 )
 from torchrum.ops.rum_scan.options import LNOrder, RumOptions
 
-SLOW = ("lstm", "rum")
+SLOW = ("lstm", "rum", "rum-tanh")
 
 
 class FastSlowCell(Cell):
@@ -171,7 +172,7 @@ def fast_slow(
     layer_norm: bool = True,
     zoneout: float = 0.0,
     zoneout_cell: float = 0.0,
-    eta: float | None = None,
+    eta: Eta = None,
     ln_order: LNOrder = "before",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -183,11 +184,12 @@ def fast_slow(
         input_size, hidden_size: I, and H of the fast cells.
         slow_size: hidden size of the slow cell; None means H.
         num_fast: k.
-        slow: ``"lstm"`` or ``"rum"``.
+        slow: ``"lstm"``; ``"rum"``, a RUM with the paper's options; or ``"rum-tanh"``, one with those of
+            :class:`~torchrum.RUMCell`'s defaults.
         cell_dropout: between the cells, see :class:`FastSlowCell`.
         layer_norm, zoneout: in every cell.
         zoneout_cell: of the LSTMs' c.
-        eta, ln_order: of the slow RUM.
+        eta, ln_order: of the slow RUM. Without ``eta`` the paper's RUM is not normalised, the other by ``"sqrt"``.
         device, dtype: of the parameters.
         backend: see :class:`FastSlowCell`.
     """
@@ -195,9 +197,9 @@ def fast_slow(
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
     check_probability("fast_slow", cell_dropout=cell_dropout)
-    if slow != "rum" and (eta is not None or ln_order != "before"):
+    if slow == "lstm" and (eta is not None or ln_order != "before"):
         raise ValueError(
-            f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need slow='rum'; slow={slow!r} has neither."
+            f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need a slow RUM; slow={slow!r} has neither."
         )
 
     def lstm(inputs: int, hidden: int) -> LSTMCell:
@@ -215,6 +217,7 @@ def fast_slow(
     fast = [lstm(inputs, hidden_size) for inputs in (input_size, size, *[0] * (num_fast - 2))[:num_fast]]
     if slow == "lstm":
         return FastSlowCell(fast, lstm(hidden_size, size), dropout=cell_dropout, backend=backend)
+    options = TANH_OPTIONS if slow == "rum-tanh" else PAPER_OPTIONS
     rum = RUMCell(
         hidden_size,
         size,
@@ -223,6 +226,6 @@ def fast_slow(
         zoneout=zoneout,
         device=device,
         dtype=dtype,
-        **{**PAPER_OPTIONS, "eta": eta},
+        **{**options, **({} if eta is None else {"eta": eta})},
     )
     return FastSlowCell(fast, rum, dropout=cell_dropout, backend=backend)

@@ -140,3 +140,14 @@ PAPER_OPTIONS: dict[str, Any] = {
     "gate_scale": 1.0,
 }
 """The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""
+
+TANH_OPTIONS: dict[str, Any] = {
+    "activation": "tanh",
+    "eta": "sqrt",
+    "target_bias_init": 0.0,
+    "update_bias_init": 1.0,
+    "embed_bias_init": 1.0,
+    "embed_scale": 2.0,
+    "gate_scale": 0.25,
+}
+"""The defaults as they are now, for recipes: a recorded run keeps its meaning if they change."""

@@ -35,7 +35,9 @@ def _layer_label(model: ModelConfig) -> str:
         eta = [] if norm is None else ["η=√H" if norm == "sqrt" else f"η={norm:g}"]
         return ", ".join([f"RUM λ={options.get('lam', 0):g}", *eta])
     if model.layer == "fs":
-        return f"FS-{options.get('slow', 'lstm').upper()}-{options.get('num_fast', 2)}"
+        slow, _, activation = options.get("slow", "lstm").partition("-")
+        name = f"FS-{slow.upper()}-{options.get('num_fast', 2)}"
+        return f"{name} ({activation})" if activation else name
     if model.layer == "ln_lstm" and not options.get("layer_norm", True):
         return "Zoneout LSTM" if options.get("zoneout") or options.get("zoneout_cell") else "LSTM (TensorFlow)"
     return NAMES.get(model.layer, model.layer)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS
 from torchrum.data.babi import TASKS
 from torchrum.tasks import Babi
 from torchrum.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
@@ -25,21 +25,10 @@ BATCH, JOINT_BATCH = 32, 128
 EPOCH, JOINT_EPOCH = Babi(task=1).steps_per_epoch(BATCH), Babi().steps_per_epoch(JOINT_BATCH)
 """Steps of an epoch: 282 of 32 questions, 1,407 of 128."""
 
-TANH: dict[str, Any] = {
-    "activation": "tanh",
-    "eta": "sqrt",
-    "target_bias_init": 0.0,
-    "update_bias_init": 1.0,
-    "embed_bias_init": 1.0,
-    "embed_scale": 2.0,
-    "gate_scale": 0.25,
-}
-"""The library's defaults, stated here so that a recorded run keeps its meaning if they change."""
-
 # name: layer, options of the layer, one line about it
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "rum": ("rum", PAPER_OPTIONS, "RUM, lam 0"),
-    "rum-tanh": ("rum", TANH, "RUM, lam 0, with tanh and states of a fixed norm"),
+    "rum-tanh": ("rum", TANH_OPTIONS, "RUM, lam 0, with tanh and states of a fixed norm"),
     "lstm": ("lstm", {}, "LSTM"),
     "gru": ("gru", {}, "GRU"),
     "goru": ("goru", {}, "GORU, gated and orthogonal"),

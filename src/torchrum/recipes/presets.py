@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 PRESET = "-paper"
 """In the name of a recipe that is set as in the paper, before its size, where the plain name is tuned."""
-OURS = re.compile("-(tuned|cosine)$")
+OURS = re.compile("-(tuned|cosine|tanh)$")
 """At the end of the name of a recipe that is set in a way of ours, where the plain name is the paper's."""
 
 
