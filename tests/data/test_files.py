@@ -160,7 +160,7 @@ def test_no_network_is_one_message_and_exit_code_3(root, monkeypatch, capsys):
     offer(monkeypatch, "http://127.0.0.1:9/toy.tgz", "http://127.0.0.1:9/{name}")
     assert main(["data", "fetch", "toy"]) == 3
     first, *details = capsys.readouterr().err.splitlines()
-    assert first == f"torchrum: {CORPORA['toy'].title}: not in {root / 'toy'}, and not downloaded."
+    assert first == f"torchrum: {CORPORA['toy'].title}: not in {root / 'toy'}, and could not be downloaded."
     assert details[:3] == [
         "  tried http://127.0.0.1:9/toy.tgz: Connection refused",
         "  tried http://127.0.0.1:9/one.txt: Connection refused",

@@ -427,6 +427,10 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5, eta=float("inf")), "eta=inf"),
         (lambda: RUM(4, 5, activation="rleu"), "Did you mean 'relu'"),
         (
+            lambda: RUM(4, 5, activation="gelu"),
+            "activation='gelu' is not among .*; pass the function itself, activation=torch.nn.functional.gelu",
+        ),
+        (
             lambda: RUM(4, 5, activation=torch.nn.ReLU),
             r"activation is the class ReLU; pass one of its instances, as ReLU",
         ),

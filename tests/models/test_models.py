@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchrum.models import AnsweringModel, TaggingModel
+from torchrum.models import AnsweringModel, TaggingModel, build_model
+from torchrum.tasks import Copying
+from torchrum.training.config import ModelConfig
 
 I, H, V = 6, 5, 4
 
@@ -56,3 +58,8 @@ def test_readout_starts_as_the_authors_do(kind):
 def test_tagging_refuses_lengths():
     with pytest.raises(ValueError, match="lengths"):
         TaggingModel(gru(), I, V)(torch.randint(I, (2, 3)), torch.tensor([3, 2]))
+
+
+def test_an_unknown_layer_is_named_as_the_user_gave_it():
+    with pytest.raises(ValueError, match=r"model: layer='rmu' is not known; it must be one of .* Did you mean 'rum'\?"):
+        build_model(ModelConfig(layer="rmu"), Copying())

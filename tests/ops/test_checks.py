@@ -70,3 +70,22 @@ def test_good_values_pass():
     check_finite("op", eta=0.5, lam=-2)
     check_not_negative("op", ln_eps=0)
     check_probability("op", zoneout=0, dropout=1.0)
+
+
+@pytest.mark.parametrize("wrong", ["1", True, None, [1]])
+def test_a_number_of_a_wrong_type_is_a_type_error_and_a_value_error(wrong):
+    for check in (check_finite, check_probability, check_not_negative):
+        for error in (TypeError, ValueError):
+            with pytest.raises(error, match="op: x="):
+                check("op", x=wrong)
+        with pytest.raises(ValueError, match="op: x=") as caught:
+            check("op", x=float("nan"))
+        assert not isinstance(caught.value, TypeError)
+
+
+def test_a_choice_of_a_wrong_type_is_a_type_error():
+    with pytest.raises(TypeError, match=r"op: x=3 is not known; it must be one of 'a', 'b'\."):
+        check_choice("op", "x", 3, ("a", "b"))
+    with pytest.raises(ValueError, match=r"op: x='c' is not known") as caught:
+        check_choice("op", "x", "c", ("a", "b"))
+    assert not isinstance(caught.value, TypeError)

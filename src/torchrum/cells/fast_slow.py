@@ -189,7 +189,9 @@ def fast_slow(
         cell_dropout: between the cells, see :class:`FastSlowCell`.
         layer_norm, zoneout: in every cell.
         zoneout_cell: of the LSTMs' c.
-        eta, ln_order: of the slow RUM. Without ``eta`` the paper's RUM is not normalised, the other by ``"sqrt"``.
+        eta: norm of the slow RUM's state. None leaves it free with the paper's options; with the defaults' it is
+            ``"sqrt"``, the root of the cell's size.
+        ln_order: of the slow RUM.
         device, dtype: of the parameters.
         backend: see :class:`FastSlowCell`.
     """

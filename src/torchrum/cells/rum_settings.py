@@ -5,6 +5,7 @@ import warnings
 from dataclasses import InitVar, dataclass, fields
 from typing import Any, Literal
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops._checks import check_choice, check_finite, check_flags
@@ -57,6 +58,11 @@ class RumSettings:
             if isinstance(value, type):
                 raise ValueError(
                     f"{where}: {name} is the class {value.__name__}; pass one of its instances, as {value.__name__}()."
+                )
+            if isinstance(value, str) and value not in ACTIVATIONS and hasattr(F, value):
+                raise ValueError(
+                    f"{where}: {name}={value!r} is not among {', '.join(map(repr, ACTIVATIONS))}; pass the function "
+                    f"itself, {name}=torch.nn.functional.{value}."
                 )
             if value is not None and not callable(value):
                 check_choice(where, name, value, tuple(ACTIVATIONS))

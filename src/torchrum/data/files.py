@@ -267,7 +267,7 @@ def _install(corpus: Corpus, contents: dict[str, bytes], work: Path) -> None:
 def _unavailable(corpus: Corpus, wanted: list[DataFile], failures: list[str]) -> DataUnavailableError:
     more = len(wanted) - SHOWN
     return DataUnavailableError(
-        f"{corpus.title}: not in {data_root() / corpus.name}, and not downloaded.",
+        f"{corpus.title}: not in {data_root() / corpus.name}, and could not be downloaded.",
         [
             *failures,
             f"To import a copy from elsewhere, a tar, zip or folder: torchrum data fetch {corpus.name} --from FILE",

@@ -5,13 +5,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from torchrum.layers.registry import build_layer
+from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.models.answering import AnsweringModel
 from torchrum.models.char_lm import CharModel
 from torchrum.models.memn2n import MemN2N
 from torchrum.models.story import BothWays, StoryReader
 from torchrum.models.tagging import TaggingModel
-from torchrum.ops._checks import check_positive_int
+from torchrum.ops._checks import check_choice, check_positive_int
 
 
 class LayerChoice(Protocol):
@@ -95,6 +95,7 @@ class StoryProblem(Protocol):
 
 def build_model(config: LayerChoice, task: Problem) -> nn.Module:
     """Build the model of a task: the layer that ``config`` names, between the task's symbols and its answers."""
+    check_choice("model", "layer", config.layer, (*LAYERS, *MODELS))
     if config.layer in MODELS:
         return _whole_model(config, task)
     if isinstance(task, StoryProblem) and config.embedding_size is not None:

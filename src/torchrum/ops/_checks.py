@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Collection, Iterable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -76,9 +77,8 @@ def check_choice(where: str, name: str, value: object, choices: Collection[str])
         return
     near = nearest(str(value).lower(), choices)
     hint = f" Did you mean {near!r}?" if near else ""
-    raise ValueError(
-        f"{where}: {name}={value!r} is not known; it must be one of {', '.join(map(repr, choices))}.{hint}"
-    )
+    error = ValueError if isinstance(value, str) else ArgumentTypeError
+    raise error(f"{where}: {name}={value!r} is not known; it must be one of {', '.join(map(repr, choices))}.{hint}")
 
 
 def check_positive_int(where: str, **values: object) -> None:
@@ -100,8 +100,13 @@ def check_flags(where: str, **flags: object) -> None:
 def check_finite(where: str, **values: object) -> None:
     """Every value must be an int or a float that is neither NaN nor infinite; a bool is not one."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
-            raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be a finite number.")
+        if not (_is_number(value) and -math.inf < value < math.inf):
+            error = ValueError if _is_number(value) else ArgumentTypeError
+            raise error(f"{where}: {name}={value!r} is not allowed; it must be a finite number.")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_not_negative(where: str, **values: object) -> None:
@@ -115,5 +120,6 @@ def check_not_negative(where: str, **values: object) -> None:
 def check_probability(where: str, **values: object) -> None:
     """Every value must be a number from 0 to 1."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be a number from 0 to 1.")
+        if not (_is_number(value) and 0 <= value <= 1):
+            error = ValueError if _is_number(value) else ArgumentTypeError
+            raise error(f"{where}: {name}={value!r} is not allowed; it must be a number from 0 to 1.")

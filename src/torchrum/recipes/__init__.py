@@ -46,7 +46,7 @@ PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
 """Task and size to baseline models that have no recipe: name and printed number."""
 
 
-LISTING = "torchrum list shows those that there are."
+LISTING = "torchrum list shows them all."
 
 
 def registered_recipe(name: str) -> TrainConfig:

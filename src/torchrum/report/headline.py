@@ -161,7 +161,7 @@ def _treebank(entries: Sequence[Entry]) -> Headline | None:
         return None
     paper = ours[0].config().paper
     beside = [_trained(other)] if other else []
-    beside += [f"{paper.value:g} (the same model in the paper)"] if paper and paper.value else []
+    beside += [f"{paper.value:g} (the paper's {model_label(ours[0].config().model)})"] if paper and paper.value else []
     what = "character-level Penn Treebank: bits per character"
     return Headline(what, _trained(ours), "; ".join(beside), "results", "character-level-penn-treebank")
 

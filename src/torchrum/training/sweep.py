@@ -132,7 +132,8 @@ class Sweep:
             self._say("stopped before the first run began; the same command starts over")
             return found
         if stopped:
-            self._say(f"to resume all {len(self.runs)} runs, give the same command with --resume {self.folder}")
+            count = f"all {len(self.runs)} runs" if len(self.runs) > 1 else "the run"
+            self._say(f"to resume {count}, give the same command with --resume {self.folder}")
             return found
         metric = next(iter(self.runs.values())).task.metric
         for group, mean in self.means.items():
