@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SHORT_MEMORY = (
+    "model.activation=relu model.eta=1 model.ln_order=before model.target_bias_init=1 model.embed_bias_init=0 "
+    "model.embed_scale=none model.gate_scale=1"
+)
+"""The paper's options for the RUM of char-rum: what a few dozen steps change slowly and surely."""
 WHO = ("the old captain", "a young sailor", "the cook", "the north wind", "a grey gull")
 DOES = ("watches", "follows", "forgets", "praises")
 WHAT = ("the harbour", "the long night", "his only coat", "the quiet sea")

@@ -29,8 +29,10 @@ def test_recipes_do_not_lean_on_the_defaults_of_rum(config):
     """The defaults are chosen for everyday data; the paper's models must not follow them."""
     if config.model.layer == "rum":
         stated = {name: config.model.options[name] for name in PAPER_OPTIONS}  # each of them, by name
-        if "-tanh" in config.name:  # not a model of the paper: its options are the defaults
-            assert stated == TANH_OPTIONS == {name: getattr(RumSettings(), name) for name in PAPER_OPTIONS}
+        if "-tanh" in config.name or config.name == "char-rum":  # the defaults, not the paper
+            eta = 7.0 if config.name == "char-rum" else 12.0 if config.name.startswith("char") else "sqrt"
+            assert {name: getattr(RumSettings(), name) for name in PAPER_OPTIONS} == TANH_OPTIONS
+            assert stated == {**TANH_OPTIONS, "eta": eta}
             return
         assert {**stated, "eta": None} == PAPER_OPTIONS  # some of the paper's models have an eta, none has "sqrt"
         assert not isinstance(stated["eta"], str)
@@ -59,7 +61,7 @@ def test_a_recipe_with_tanh_differs_from_the_tuned_one_in_the_options_of_rum_alo
     sizes = {"hidden_size": 8, "options": {**changed.model.options, **({"slow_size": 16} if "slow" in names else {})}}
     cells = build_model(replace(changed.model, **sizes), changed.task).modules()
     found = [cell.options for cell in cells if isinstance(cell, RUM | RUMCell)]
-    assert {(options.activation, options.eta) for options in found} == {("tanh", 4.0 if "slow" in names else 8**0.5)}
+    assert {(options.activation, options.eta) for options in found} == {("tanh", 12.0)}
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("copying", "recall"))])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from texts import small_text
+from texts import SHORT_MEMORY, small_text
 from torchrum.recipes import load_recipe
 from torchrum.training import Trainer, evaluate, load_model, override, read_metrics
 from torchrum.training.fabric import Engine
@@ -21,7 +21,7 @@ FIELDS = (
 
 def small_config(folder, *fields):
     (folder / "book.txt").write_bytes(small_text(3000))
-    config = override(load_recipe("char-rum"), [*FIELDS.split(), *fields])
+    config = override(load_recipe("char-rum"), [*FIELDS.split(), *SHORT_MEMORY.split(), *fields])
     return replace(config, task=config.task.reading(folder / "book.txt"))
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from texts import small_text
+from texts import SHORT_MEMORY, small_text
 from torchrum.cli import main
 from torchrum.data.text import encode
 from torchrum.recipes import load_recipe
@@ -22,7 +22,7 @@ def train(folder, *fields):
         "test": b"the wind the sea " * 60,
     }.items():
         (folder / f"{name}.txt").write_bytes(text)
-    config = override(load_recipe("char-rum"), [*SMALL.split(), *fields])
+    config = override(load_recipe("char-rum"), [*SMALL.split(), *SHORT_MEMORY.split(), *fields])
     Trainer(replace(config, task=config.task.reading(folder)), quiet=True).fit(folder / "run")
     return folder / "run"
 
