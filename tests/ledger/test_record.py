@@ -172,6 +172,8 @@ def test_a_run_without_a_checkpoint_is_not_recorded(run, tmp_path):
         ["model.lam=1", "optimizer.clip=1.0", "stop_at=none"],
         ["graph=false", "precision=bf16-mixed", "task.symbols=4"],
         ["model.eta=0.5", "optimizer.betas=0.9,0.99", "task.delay=7"],
+        ["model.layer=gru"],
+        ["model.layer=ln_lstm", "model.zoneout=0.1"],
     ],
 )
 def test_overrides_rebuild_the_config(overrides):

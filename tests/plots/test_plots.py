@@ -10,7 +10,7 @@ from torchrum.ledger.table import table_rows
 from torchrum.plots.babi import babi_figure
 from torchrum.plots.catalog import FIGURES, draw_figure, draw_gradients
 from torchrum.plots.curve import draw_curve
-from torchrum.plots.curves import copying_figure, over_seeds, recall_figure
+from torchrum.plots.curves import char_figure, copying_figure, over_seeds, recall_figure
 from torchrum.plots.style import DARK, Figure, drawing, save, save_themes
 from torchrum.recipes import load_recipe
 from torchrum.tasks import Recall
@@ -58,6 +58,20 @@ def test_recall_shows_loss_accuracy_and_the_plateau():
     assert curves(accuracy) == [[0.1, 0.2, 0.3, 0.4]] * 2
     plateaus = [line.get_ydata()[0] for axes in (loss, accuracy) for line in axes.get_lines()[-1:]]
     assert plateaus == [Recall(length=50).baseline(), Recall(length=50).baseline_accuracy()]
+
+
+def text_entry(recipe: str) -> Entry:
+    return make_entry(recipe, 0, {"step": [100, 200, 300], "loss": [1.0, 0.9, 0.8], "bpc": [1.5, 1.4, 1.3]})
+
+
+def test_models_of_the_papers_table_are_not_drawn_beside_small_ones():
+    both = [text_entry("char-ptb-rum-2000"), text_entry("char-rum")]
+    for entries, label in ((both, "RUM λ=0, η=1"), (both[1:], "RUM λ=0, η=7")):
+        with drawing():
+            figure = char_figure(table_rows(entries, "char"))
+        (axes,), (legend,) = figure.axes, figure.legends
+        assert curves(axes) == [[1.5, 1.4, 1.3]]
+        assert [text.get_text() for text in legend.get_texts()] == [label]
 
 
 def with_losses(seed: int, steps: list[int], losses: list[float]) -> Entry:

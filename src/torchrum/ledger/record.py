@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,8 @@ def changes(config: TrainConfig, name: str | None = None) -> list[str]:
         recipe = registered_recipe(name or config.name)
     except ConfigError as error:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
+    if recipe.model.layer != config.model.layer:  # then override drops the options of the layer before
+        recipe = replace(recipe, model=replace(recipe.model, options={}))
     left_out = NOT_RECORDED | {f"task.{name}" for name in config.task.local}
     return [text for text in _changes(to_json(recipe), to_json(config)) if text.partition("=")[0] not in left_out]
 
