@@ -156,7 +156,10 @@ def char_ptb_tanh(model: str) -> TrainConfig:
 
 
 def char_ptb_awd() -> TrainConfig:
-    """Three layers of RUM with AWD-LSTM's regularisation (Merity et al., 2018): DropConnect and locked dropout."""
+    """Three layers of RUM with AWD-LSTM's regularisation (Merity et al., 2018): DropConnect and locked dropout.
+
+    The options of RUM are those of ``char_ptb_tanh``.
+    """
     config = char_ptb("rum-2000")
     model = ModelConfig(
         layer="rum",
@@ -167,7 +170,7 @@ def char_ptb_awd() -> TrainConfig:
         output_dropout=0.1,
         locked_dropout=True,
         weight_drop=0.5,
-        options={**PAPER_OPTIONS, "dropout": 0.25, "layer_norm": True, "ln_order": "authors", "eta": 1.0},
+        options={**TANH_OPTIONS, "eta": 12.0, "dropout": 0.25, "layer_norm": True, "ln_order": "authors"},
     )
     return replace(
         config,
