@@ -59,7 +59,7 @@ class RumSettings:
                 raise ValueError(
                     f"{where}: {name} is the class {value.__name__}; pass one of its instances, as {value.__name__}()."
                 )
-            if isinstance(value, str) and value not in ACTIVATIONS and hasattr(F, value):
+            if isinstance(value, str) and value not in ACTIVATIONS and callable(getattr(F, value, None)):
                 raise ValueError(
                     f"{where}: {name}={value!r} is not among {', '.join(map(repr, ACTIVATIONS))}; pass the function "
                     f"itself, {name}=torch.nn.functional.{value}."
