@@ -74,6 +74,14 @@ def test_models_of_the_papers_table_are_not_drawn_beside_small_ones():
         assert [text.get_text() for text in legend.get_texts()] == [label]
 
 
+def test_models_of_one_text_share_a_panel_that_counts_epochs():
+    entries = [text_entry("char-ptb-rum-2000"), text_entry("char-ptb-nas")]  # 265 and 398 steps per epoch
+    with drawing():
+        (axes,) = char_figure(table_rows(entries, "char")).axes
+    assert sorted(line.get_xdata()[-1] for line in axes.get_lines()) == [300 / 398, 300 / 265]
+    assert axes.get_xlabel() == "epoch"
+
+
 def with_losses(seed: int, steps: list[int], losses: list[float]) -> Entry:
     curve = {"step": steps, "loss": losses, "accuracy": losses}
     return replace(entry("recall-rum-lam1-t30", seed), curve=curve, train_curve=curve, steps=steps[-1])

@@ -26,8 +26,9 @@ NOT_RECORDED = frozenset(
     ("name", "seed", "paper", "about", "device", "devices", "nodes", "logger", "log_every", "checkpoint_every")
 )
 """Fields that do not change the numbers, or stand elsewhere in the entry."""
-SAME = ("steps", "compile", "model.orthogonal_map")
-"""Fields that change nothing of what a run has learnt by a given step: its length, and how it is computed."""
+SAME = ("steps", "eval_every", "compile", "model.orthogonal_map")
+"""Fields that change nothing of what a run has learnt by a given step: its length, how often it is validated, how it is
+computed."""
 
 
 def record(

@@ -95,22 +95,23 @@ def _name_line(axes: Axes, row: Row) -> None:
 
 
 def char_figure(rows: Sequence[Row]) -> Figure:
-    """Bits per character of the validation part over the steps, a panel for each text.
+    """Bits per character of the validation part over the epochs, a panel for each text.
 
     Models of the paper's table stand alone where there are any: a small one is not to be measured against them.
     """
     rows = [row for row in rows if row[0].recipe.startswith("char-ptb")] or rows
-    tasks = _tasks(rows, CharLM)
-    figure = Figure(figsize=(max(6.4, 3.6 * len(tasks)), 3.6), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        here = [row for row in rows if row[0].config().task == task]
-        for row in here:
-            draw_row(axes, row, "curve", task.metric)
-        lowest = min(min(entry.curve[task.metric]) for row in here for entry in row)
-        axes.set(
-            ylim=(lowest - 0.02, lowest + 0.6), title=CORPORA.get(task.corpus, task.corpus)
-        )  # the first steps are far above
-        count_steps(axes)
+    texts: dict[tuple[str, str], list[CharLM]] = {}  # by name and hash; its tasks differ in how they cut it
+    for task in _tasks(rows, CharLM):
+        texts.setdefault((task.corpus, task.sha256), []).append(task)
+    figure = Figure(figsize=(max(6.4, 3.6 * len(texts)), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(texts), squeeze=False)[0]
+    for axes, ((name, _), tasks) in zip(panels, texts.items(), strict=True):
+        here = [(row, task) for row in rows for task in tasks if row[0].config().task == task]
+        for row, task in here:
+            draw_row(axes, row, "curve", task.metric, per=task.segments)
+        lowest = min(min(entry.curve[task.metric]) for row, task in here for entry in row)
+        # the first epochs are far above
+        axes.set(ylim=(lowest - 0.02, lowest + 0.6), title=CORPORA.get(name, name), xlabel="epoch")
     figure.axes[0].set_ylabel("bits per character")
     _finish(figure, "Character language modelling: validation")
     return figure
@@ -134,11 +135,15 @@ def over_seeds(row: Row, curve: str, score: str) -> tuple[Points, Points, Points
     return steps[kept], np.nanmedian(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
 
 
-def draw_row(axes: Axes, row: Row, curve: str, score: str, linewidth: float = 1.2) -> None:
-    """The median of a setting's seeds and a band over their range; a dot ends runs that all reached their goal."""
+def draw_row(axes: Axes, row: Row, curve: str, score: str, linewidth: float = 1.2, per: int = 1) -> None:
+    """The median of a setting's seeds and a band over their range; a dot ends runs that all reached their goal.
+
+    The axis counts steps, or as many of them as ``per`` says.
+    """
     config = row[0].config()
     label = model_label(config.model)
     steps, median, low, high = over_seeds(row, curve, score)
+    steps = steps / per
     front = 3 if config.model.layer == "rum" else 2
     at_goal = all(entry.steps < entry.config().steps for entry in row)
     axes.plot(
