@@ -1,5 +1,6 @@
 """The recorded step does what the plain one does. Everything marked gpu needs a CUDA device."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -154,10 +155,20 @@ def test_a_cuda_run_goes_on_on_the_cpu(tmp_path):
 
 def test_compiled_steps_are_those_of_the_cells_in_layers(monkeypatch):
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step.__self__) or step)
+    monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step.__qualname__) or step)
     model = torch.nn.Sequential(build_layer("ntm", 3, 4, 1), build_layer("goru", 4, 6, 2), torch.nn.LSTM(6, 6))
     assert compile_steps(model) == 3
-    assert [type(cell).__name__ for cell in compiled] == ["NTMCell", "GORUCell", "GORUCell"]
+    assert compiled == ["NTMCell.step", "GORUCell.step", "GORUCell.step"]
+
+
+def test_a_copy_of_compiled_steps_has_its_own_weights():
+    with torch.compiler.set_stance("force_eager"), torch.no_grad():
+        layer, plain, x = build_layer("nas", 3, 4), build_layer("nas", 3, 4), torch.randn(5, 2, 3)
+        compile_steps(layer)
+        twin = copy.deepcopy(layer)  # as an average of the weights is made
+        twin.load_state_dict(plain.state_dict())
+        assert torch.equal(twin(x)[0], plain(x)[0])
+        assert not torch.equal(layer(x)[0], plain(x)[0])
 
 
 def test_compiling_a_layer_without_steps_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """A layer made of cells: any Cell gets the nn.GRU contract."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +64,13 @@ def takes_steps(module: nn.Module) -> bool:
 def compile_steps(module: nn.Module) -> int:
     """Let ``torch.compile`` make the step of every cell in ``module``; returns how many there are.
 
-    A cell that scans by kernels takes no steps, and is left as it is.
+    A cell that scans by kernels takes no steps, and is left as it is. A copy of ``module`` has compiled steps of its own
+    weights.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, CellLayer)]
     cells = [cell for layer in layers for cell in layer.cells]
     for cell in cells:
-        cell.step = torch.compile(cell.step)  # type: ignore[arg-type, assignment]
+        assert isinstance(cell, Cell)
+        # not of the bound method: it would stay bound to this cell in a copy
+        cell.step = partial(torch.compile(type(cell).step), cell)  # type: ignore[method-assign]
     return len(cells)
