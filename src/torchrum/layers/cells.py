@@ -64,8 +64,8 @@ def takes_steps(module: nn.Module) -> bool:
 def compile_steps(module: nn.Module) -> int:
     """Let ``torch.compile`` make the step of every cell in ``module``; returns how many there are.
 
-    A cell that scans by kernels takes no steps, and is left as it is. A copy of ``module`` has compiled steps of its own
-    weights.
+    A cell that scans by kernels takes no steps, and is left as it is. A copy of ``module`` has steps with its own
+    weights, compiled as well.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, CellLayer)]
     cells = [cell for layer in layers for cell in layer.cells]
