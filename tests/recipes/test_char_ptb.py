@@ -19,7 +19,7 @@ COUNTS = {
     "fs-lstm-4": 6_561_050,
     "fs-rum-2": 11_248_450,
     "fs-rum-2-cosine": 11_248_450,
-    "fs-rum-2-wide": 11_796_658,
+    "fs-rum-2-slim": 6_999_922,
     "rum-awd": 12_687_050,
     "hyper-lstm": 14_407_714,
     "nas": 16_225_650,

@@ -28,7 +28,7 @@ RECIPES: dict[str, Recipe] = {
     "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
     **{f"char-ptb-{model}-tuned": functools.partial(char_ptb.char_ptb_tuned, model) for model in char_ptb.TUNED},
     **{f"char-ptb-{model}-tanh": functools.partial(char_ptb.char_ptb_tanh, model) for model in char_ptb.TANH},
-    "char-ptb-fs-rum-2-wide": char_ptb.char_ptb_wide,
+    "char-ptb-fs-rum-2-slim": char_ptb.char_ptb_slim,
     "char-ptb-rum-awd": char_ptb.char_ptb_awd,
     "char-rum": char_ptb.char_rum,
     **{f"babi-{model}-qa{task}": functools.partial(babi.babi, model, task) for model in babi.MODELS for task in TASKS},
