@@ -179,7 +179,7 @@ def test_compiling_a_layer_without_steps_is_refused(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layer", ["goru", "ntm"])
+@pytest.mark.parametrize("layer", ["goru", "ntm", "nas", "rhn"])  # the last two gather their weight gradients
 def test_compiled_and_recorded_steps_give_the_losses_of_plain_ones(tmp_path, layer):
     config = cuda(model=ModelConfig(layer=layer, hidden_size=8))
     for how, changes in (("compiled", {"compile": True}), ("plain", {"graph": False})):

@@ -1,6 +1,8 @@
 """What a cell is: one time step with a state, and the only loop over time."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,9 @@ from torchrum.cells.unitary import matrices_fixed
 from torchrum.ops._checks import MismatchError
 
 State = tuple[Tensor, ...]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""``F.linear``, or what stands in for it."""
+Given = TypeVar("Given")
 
 
 class Cell(nn.Module, ABC):
@@ -34,6 +39,14 @@ class Cell(nn.Module, ABC):
     @abstractmethod
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step on the projected input ``x`` ``(B, ...)`` -> output ``(B, H)`` and the new state."""
+
+    def step_weights(self) -> Sequence[tuple[Tensor, Tensor | None]]:
+        """What ``step_with`` passes to ``linear``, matrix and bias of each call in order; () if a cell has none."""
+        return ()
+
+    def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
+        """``step`` with ``linear`` for ``F.linear``; a cell that has it names its ``step_weights``."""
+        raise NotImplementedError
 
     def project(self, x: Tensor) -> Tensor:
         """The part of a step that needs no state, for ``x`` ``(..., I)``."""
@@ -64,14 +77,21 @@ class Cell(nn.Module, ABC):
 
         Rows of the batch past their ``lengths`` ``(B,)`` keep their state.
         """
-        outputs = []
         # a parametrised weight and a unitary matrix are built once for the sequence, not in every step
         with parametrize.cached(), matrices_fixed(self, state[0].dtype):
-            for t, x_t in enumerate(self.project(x).unbind(0)):
-                output, new = self.step(x_t, state)
-                state = new if lengths is None else freeze(t < lengths, new, state)
-                outputs.append(output)
-        return torch.stack(outputs), state
+            return run_steps(self.step, self.project(x).unbind(0), state, lengths)
+
+
+def run_steps(
+    step: Callable[[Given, State], tuple[Tensor, State]], given: Iterable[Given], state: State, lengths: Tensor | None
+) -> tuple[Tensor, State]:
+    """The loop over time: ``step`` on what is given for each, and the outputs of all, ``(T, B, ...)``."""
+    outputs = []
+    for t, given_t in enumerate(given):
+        output, new = step(given_t, state)
+        state = new if lengths is None else freeze(t < lengths, new, state)
+        outputs.append(output)
+    return torch.stack(outputs), state
 
 
 def freeze(going: Tensor, new: State, old: State) -> State:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State
+from torchrum.cells.base import Cell, Linear, State
 from torchrum.cells.starts import orthogonal_
 from torchrum.ops._checks import check_choice, check_finite, check_flags, check_not_negative, check_positive_int
 from torchrum.ops.lstm_scan import norm_gates
@@ -135,6 +135,13 @@ class HMLSTMCell(Cell):
         return F.linear(x, self.weight_ih)  # (..., 4n + 1)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.step_with(x, state, F.linear)
+
+    def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
+        levels: list[tuple[Tensor, Tensor | None]] = list(zip(self.weight_hh, self.bias, strict=True))
+        return [*levels, (self.gate_weight, None), (self.output_weight, None)]
+
+    def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
         h, c, z = state
         n, top = self.level_size, self.num_levels - 1
         old_h, old_c = h.unbind(1), c.unbind(1)
@@ -149,7 +156,7 @@ class HMLSTMCell(Cell):
                 reads.append(old_z[level] * old_h[level + 1])
             if level > 0:
                 reads.append(below * new_h[-1])
-            s = F.linear(torch.cat(reads, -1), self.weight_hh[level], self.bias[level])
+            s = linear(torch.cat(reads, -1), self.weight_hh[level], self.bias[level])
             s = s + x if level == 0 else s
             shown, cell = self._update(level, s[:, : 4 * n], old_h[level], old_c[level], old_z[level], below)
             new_h.append(shown)
@@ -158,7 +165,7 @@ class HMLSTMCell(Cell):
                 below = self._boundary(s[:, 4 * n :])
                 new_z.append(below)
         h = torch.stack(new_h, 1)
-        return self._output(h), (h, torch.stack(new_c, 1), torch.cat(new_z, 1))
+        return self._output(h, linear), (h, torch.stack(new_c, 1), torch.cat(new_z, 1))
 
     def _update(
         self, level: int, gates: Tensor, h: Tensor, c: Tensor, flush: Tensor, below: Tensor
@@ -184,9 +191,9 @@ class HMLSTMCell(Cell):
         # exactly 0 or 1: soft is at most 1/2 where the step is 0, at least 1/2 where it is 1, and both sums are exact
         return soft + ((v > 0).to(v.dtype) - soft).detach()
 
-    def _output(self, h: Tensor) -> Tensor:
-        gates = torch.sigmoid(F.linear(h.flatten(1), self.gate_weight))  # (B, L)
-        return F.relu(F.linear((gates.unsqueeze(-1) * h).flatten(1), self.output_weight))
+    def _output(self, h: Tensor, linear: Linear) -> Tensor:
+        gates = torch.sigmoid(linear(h.flatten(1), self.gate_weight, None))  # (B, L)
+        return F.relu(linear((gates.unsqueeze(-1) * h).flatten(1), self.output_weight, None))
 
     def extra_repr(self) -> str:
         words = f"{self.input_size}, {self.hidden_size}, level_size={self.level_size}, num_levels={self.num_levels}"

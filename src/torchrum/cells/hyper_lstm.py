@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State
+from torchrum.cells.base import Cell, Linear, State
 from torchrum.cells.lstm import LSTMCell
 from torchrum.cells.starts import orthogonal_
 from torchrum.ops._checks import (
@@ -133,14 +133,21 @@ class HyperLSTMCell(Cell):
         return F.linear(x, torch.cat((self.weight_ih, self.hyper_weight_ih)))  # (..., 4H + 4 hyper_size)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.step_with(x, state, F.linear)
+
+    def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
+        hyper = self.hyper
+        return [(hyper.weight_ih, hyper.bias), (self.embed_weight, self._embed_bias()), (self.weight_hh, None)]
+
+    def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
         h, c, q, c_q = state
         H = self.hidden_size
         x, x_hyper = x.split((4 * H, 4 * self.hyper_size), -1)
         read = q
-        q, (q, c_q) = self.hyper.step(x_hyper + self.hyper.project(h), (q, c_q))
-        d_h, d_x, d_b = self.scales(q if self.hyper_output == "new" else read)
+        q, (q, c_q) = self.hyper.step(x_hyper + linear(h, self.hyper.weight_ih, self.hyper.bias), (q, c_q))
+        d_h, d_x, d_b = self.scales(q if self.hyper_output == "new" else read, linear)
 
-        gates = d_h * F.linear(h, self.weight_hh) + d_x * x + (d_b + self.bias)
+        gates = d_h * linear(h, self.weight_hh, None) + d_x * x + (d_b + self.bias)
         gates = gates.unflatten(-1, (4, H))  # (B, 4, H)
         if self.layer_norm:
             gates = norm_gates(gates, self.ln_weight, self.ln_bias, self.ln_eps)
@@ -155,10 +162,14 @@ class HyperLSTMCell(Cell):
         h = torch.sigmoid(o) * torch.tanh(seen)
         return h, (h, c, q, c_q)
 
-    def scales(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _embed_bias(self) -> Tensor:
+        return F.pad(self.embed_bias, (0, 4 * self.embedding_size))
+
+    def scales(self, u: Tensor, linear: Linear = F.linear) -> tuple[Tensor, Tensor, Tensor]:
         """d_h, d_x and d_b, each ``(B, 4H)``, from ``u`` ``(B, hyper_size)``."""
-        bias = F.pad(self.embed_bias, (0, 4 * self.embedding_size))
-        z = F.linear(u, self.embed_weight, bias).unflatten(-1, (12, self.embedding_size))  # (B, 12, embedding)
+        z = linear(u, self.embed_weight, self._embed_bias()).unflatten(
+            -1, (12, self.embedding_size)
+        )  # (B, 12, embedding)
         d = torch.matmul(z.transpose(0, 1), self.scale_weight).transpose(0, 1)  # (B, 12, H)
         d_h, d_x, d_b = d.flatten(1).chunk(3, -1)
         return d_h, d_x, d_b

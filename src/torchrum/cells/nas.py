@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State
+from torchrum.cells.base import Cell, Linear, State
 from torchrum.cells.starts import glorot_
 from torchrum.cells.variational import sequence_mask
 from torchrum.ops._checks import check_flags, check_positive_int, check_probability
@@ -68,13 +68,19 @@ class NASCell(Cell):
         return torch.cat((projected, sequence_mask(x, self.hidden_size, self.state_dropout)), -1)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.step_with(x, state, F.linear)
+
+    def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
+        return [(self.weight_hh, self.bias)]
+
+    def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
         h, c = state
         H = self.hidden_size
         read = h
         if self._masked:
             x, mask = x.split((8 * H, H), -1)
             read = h * mask
-        r = F.linear(read, self.weight_hh, self.bias)
+        r = linear(read, self.weight_hh, self.bias)
         z0, z1, z2, _, z4, z5, z6, z7 = (x + r).chunk(8, -1)
         z3 = x[:, 3 * H : 4 * H] * r[:, 3 * H : 4 * H]  # the one leaf that multiplies
         k0 = torch.tanh(torch.sigmoid(z0) * F.relu(z1))

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State
+from torchrum.cells.base import Cell, Linear, State
 from torchrum.cells.variational import sequence_mask
 from torchrum.ops._checks import check_finite, check_not_negative, check_positive_int, check_probability
 
@@ -84,12 +84,18 @@ class RHNCell(Cell):
         return torch.cat((projected, sequence_mask(x, self.hidden_size, self.state_dropout)), -1)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.step_with(x, state, F.linear)
+
+    def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
+        return list(zip(self.weight_hh, self.bias, strict=True))
+
+    def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
         (s,) = state
         H, mask = self.hidden_size, None
         if self._masked:
             x, mask = x.split((2 * H, H), -1)
         for layer, (weight, bias) in enumerate(zip(self.weight_hh, self.bias, strict=True)):
-            z = F.linear(s if mask is None else s * mask, weight, bias)
+            z = linear(s if mask is None else s * mask, weight, bias)
             g, t = (x + z if layer == 0 else z).chunk(2, -1)
             t = torch.sigmoid(t)
             s = torch.tanh(g) * t + s * (1 - t)
