@@ -144,21 +144,6 @@ def test_the_temperature_divides_logits_in_evaluation_alone():
     torch.testing.assert_close(model.eval()(x)[0], trained / 2)
 
 
-@pytest.mark.parametrize("name", ["gru", "fs"])
-def test_training_alone_has_logits_of_symbols_further_ahead(name):
-    model, x = model_of(name, ahead=2), torch.randint(V, (B, 4))
-    torch.manual_seed(0)
-    trained, _ = model.train()(x)
-    model.ahead, wanted = None, trained[..., :V]
-    torch.manual_seed(0)  # the same zoneout
-    assert trained.shape == (B, 4, 3 * V) and torch.equal(model(x)[0], wanted)
-    assert model_of(name, ahead=2).eval()(x)[0].shape == (B, 4, V)
-    with pytest.raises(ValueError, match="CharModel: ahead=-1 is not allowed; it must be an integer of at least 1"):
-        model_of(name, ahead=-1)
-    with pytest.raises(ConfigError, match="model: ahead is -1, but it must be at least 0"):
-        ModelConfig(ahead=-1)
-
-
 def test_lengths_are_refused():
     with pytest.raises(ValueError, match="lengths is given"):
         model_of("gru")(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 2]))

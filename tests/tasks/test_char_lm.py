@@ -108,18 +108,6 @@ def test_loss_leaves_the_padding_out(task):
     assert task.weight(batch) == 4
 
 
-def test_symbols_further_ahead_count_half_as_much_as_the_one_before(task):
-    logits = torch.randn(1, 3, 3 * task.num_classes)
-    batch = next(iter(task.validation(0)))._replace(y=torch.tensor([[1, 2, 3]]))
-    following, second, third = (-torch.log_softmax(part, -1) for part in logits.split(task.num_classes, -1))
-    wanted = following[0, [0, 1, 2], [1, 2, 3]].mean()
-    further = second[0, [0, 1], [2, 3]].mean() / 2 + third[0, 0, 3] / 4
-    torch.testing.assert_close(task.loss(logits, batch), wanted + further)
-    torch.testing.assert_close(task.metrics(logits, batch)["bpc"], wanted / math.log(2))
-    with pytest.raises(ValueError, match="a segment of 2 symbols is too short to predict 2 symbols further ahead"):
-        task.loss(logits[:, :2], batch._replace(y=batch.y[:, :2]))
-
-
 def test_both_conventions_come_from_the_total_of_bits():
     raw = CharLM().summary("test", {"loss": 1.189 * math.log(2), "bpc": 1.189})
     assert raw["bits"] == pytest.approx(1.189 * 449_945)

@@ -18,10 +18,7 @@ FIELDS = "model.hidden_size=12 model.embedding_size=6 model.weight_drop=0.2 mode
 
 @pytest.mark.parametrize(
     "fields, average",
-    [
-        ("optimizer.schedule=plateau/0.5/1", None),
-        ("optimizer.schedule=cosine model.calibrated=true model.ahead=2", 0.9),
-    ],
+    [("optimizer.schedule=plateau/0.5/1", None), ("optimizer.schedule=cosine model.calibrated=true", 0.9)],
     ids=["plateau", "average"],
 )
 def test_a_run_survives_being_cut(tmp_path, fields, average):

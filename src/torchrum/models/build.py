@@ -42,8 +42,6 @@ class LayerChoice(Protocol):
     @property
     def tied(self) -> bool: ...
     @property
-    def ahead(self) -> int: ...
-    @property
     def calibrated(self) -> bool: ...
 
 
@@ -54,7 +52,6 @@ TEXT_ONLY = (
     "locked_dropout",
     "weight_drop",
     "tied",
-    "ahead",
     "calibrated",
 )
 """Fields of a description that only models of text have."""

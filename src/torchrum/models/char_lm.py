@@ -30,8 +30,6 @@ class CharModel(nn.Module):
         locked_dropout: draw these two masks once per call for all its steps, instead of afresh in each step.
         weight_drop: chance that a recurrent weight is zeroed for a whole call (DropConnect; Merity et al., 2018).
         tied: the read-out's matrix is the embedding's; the layer must be as wide as the embedding.
-        ahead: symbols beyond the next one that training predicts as well, each by a read-out of its own. Nothing but
-            training reads them: they make the state look further ahead, and a small text harder to learn by heart.
         calibrated: have a buffer ``temperature``, 1 at first, by which logits are divided in evaluation mode: a model
             that has seen its text many times is too sure of itself (Guo et al., 2017).
     """
@@ -48,15 +46,12 @@ class CharModel(nn.Module):
         locked_dropout: bool = False,
         weight_drop: float = 0.0,
         tied: bool = False,
-        ahead: int = 0,
         calibrated: bool = False,
     ) -> None:
         super().__init__()
         chances = {"input_dropout": input_dropout, "output_dropout": output_dropout, "weight_drop": weight_drop}
         check_probability("CharModel", **chances)
         check_positive_int("CharModel", num_symbols=num_symbols)
-        if ahead:
-            check_positive_int("CharModel", ahead=ahead)
         check_flags("CharModel", locked_dropout=locked_dropout, tied=tied, calibrated=calibrated)
         size = width(layer)
         self.num_symbols = num_symbols
@@ -74,7 +69,6 @@ class CharModel(nn.Module):
             nn.init.orthogonal_(self.embedding.weight)
         nn.init.orthogonal_(self.readout.weight)
         nn.init.uniform_(self.readout.bias, -0.01, 0.01)
-        self.ahead = nn.Linear(size, ahead * num_symbols) if ahead else None
         if calibrated:
             self.register_buffer("temperature", torch.ones(()))
         if tied:
@@ -107,8 +101,7 @@ class CharModel(nn.Module):
             state: as it was returned by the call before; None is ``initial_state``.
 
         Returns:
-            Logits ``(B, T, V)``, in float32 at least, and the state after the last step, in the dtype of ``state``. In
-            training those of the symbols ``ahead`` follow, ``(B, T, (1 + ahead) V)``.
+            Logits ``(B, T, V)``, in float32 at least, and the state after the last step, in the dtype of ``state``.
         """
         if lengths is not None:
             raise ValueError("CharModel: lengths is given, but every step is scored; mask the padding in the loss.")
@@ -125,10 +118,7 @@ class CharModel(nn.Module):
         last = (hx,) if isinstance(hx, Tensor) else hx
         output = self._drop(output, self.output_dropout)  # (T, B, H)
         with torch.autocast(x.device.type, enabled=False):  # logits of 8 bits would blur the loss
-            output = output.to(weight.dtype)
-            logits = F.linear(output, weight, self.readout.bias)
-            if self.ahead is not None and self.training:
-                logits = torch.cat((logits, self.ahead(output)), -1)
+            logits = F.linear(output.to(weight.dtype), weight, self.readout.bias)
             if self.calibrated and not self.training:
                 logits = logits / self.temperature
         return logits.transpose(0, 1), tuple(part.to(given.dtype) for part, given in zip(last, state, strict=True))

@@ -218,17 +218,12 @@ class CharLM(Task):
         return Batch(window[:, :-1], window[:, 1:])
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Nats per symbol, the mean over those that are not padding; logits are ``(B, T, V)``.
-
-        Where logits of symbols further ahead follow, each adds its own at half the weight of the one before it.
-        """
-        parts = logits.split(self.num_classes, -1)
-        losses = (cross_entropy(part, batch.y, further) / 2**further for further, part in enumerate(parts))
-        return sum(losses, logits.new_zeros(()))
+        """Nats per symbol, the mean over those that are not padding; logits are ``(B, T, V)``."""
+        return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED)
 
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """``bpc``, bits per character, of the next symbol alone."""
-        return {"bpc": cross_entropy(logits[..., : self.num_classes], batch.y) / math.log(2)}
+        """``bpc``, bits per character."""
+        return {"bpc": self.loss(logits, batch) / math.log(2)}
 
     def scores(self, loss: float) -> dict[str, float]:
         """Loss and metrics, from nats per symbol."""
@@ -315,14 +310,3 @@ class CharLM(Task):
     def baseline(self) -> float:
         """Nats per symbol of the best model that sees only the symbol before: the bigrams of the training part."""
         return self.facts.memoryless
-
-
-def cross_entropy(logits: Tensor, y: Tensor, further: int = 0) -> Tensor:
-    """Nats per symbol, where a step's logits, ``(B, T, V)``, are for the symbol ``further`` steps after its ``y``."""
-    steps = logits.shape[1] - further
-    if steps < 1:
-        raise ValueError(
-            f"CharLM: a segment of {logits.shape[1]} symbols is too short to predict {further} symbols further ahead; "
-            "set a smaller model.ahead or a longer task.segment."
-        )
-    return F.cross_entropy(logits[:, :steps].flatten(0, 1), y[:, further:].flatten(), ignore_index=IGNORED)

@@ -65,8 +65,6 @@ class ModelConfig:
     """Chance that a recurrent weight is zeroed for a segment."""
     tied: bool = False
     """The softmax uses the matrix of the embedding."""
-    ahead: int = 0
-    """Symbols beyond the next one that training predicts as well, each at half the weight of the one before it."""
     calibrated: bool = False
     """Divide the logits of a trained model by a temperature that is fitted to the validation set."""
 
@@ -86,7 +84,6 @@ class ModelConfig:
                     f"model: embedding_std is {self.embedding_std}, but original_embedding sets how the embedding "
                     "starts; set embedding_std to none, or original_embedding to false."
                 )
-        _at_least_zero("model", ahead=self.ahead)
         for name in ("input_dropout", "output_dropout", "weight_drop"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model: {name} is {getattr(self, name)!r}, but it must be at least 0 and below 1.")
