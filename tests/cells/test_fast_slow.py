@@ -97,13 +97,24 @@ def LN(hidden_size, slow_size, **words):  # noqa: N802
 def test_options_reach_the_cells():
     words = {"zoneout": 0.1, "zoneout_cell": 0.5, "cell_dropout": 0.35, "eta": 0.7, "ln_order": "authors"}
     cell = fast_slow(I, H, slow="rum", **words)
-    assert cell.dropout == 0.35
+    assert (cell.dropout, cell.slow_dropout) == (0.35, 0.35)
+    assert fast_slow(I, H, cell_dropout=0.35, slow_dropout=0).slow_dropout == 0
     assert cell.slow.hidden_size == H  # without slow_size
     assert all((f.options.zoneout, f.options.zoneout_cell) == (0.1, 0.5) for f in cell.fast)
     assert {f.init for f in cell.fast} == {"orthogonal"}
     options = cell.slow.options
     assert (options.eta, options.ln_order, options.zoneout, options.layer_norm) == (0.7, "authors", 0.1, True)
     assert not fast_slow(I, H, layer_norm=False).fast[0].options.layer_norm
+
+
+@pytest.mark.parametrize("slow", ["rum", "lstm"])
+def test_what_the_slow_cell_reads_has_a_dropout_of_its_own(slow):
+    cell, x = fast_slow(I, H, slow=slow, slow_dropout=1.0), torch.randn(3, 2, I)
+    state = cell.initial_state(2, device="cpu", dtype=torch.float32)
+    before, evaluated = cell.scan(x, state)[0], cell.eval().scan(x, state)[0]
+    nn.init.zeros_(cell.slow.weight_ih)  # of what training zeroes
+    assert torch.equal(cell.train().scan(x, state)[0], before)
+    assert not torch.allclose(cell.eval().scan(x, state)[0], evaluated)
 
 
 def test_a_slow_rum_has_the_papers_options_or_those_of_the_defaults():
@@ -148,3 +159,5 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="fast has 1 cells"):
         fast_slow(I, H, num_fast=1)
     assert "dropout=0.5" in repr(fast_slow(I, H, cell_dropout=0.5))
+    assert "slow_dropout" not in repr(fast_slow(I, H, cell_dropout=0.5))
+    assert "dropout=0.5, slow_dropout=0.0" in repr(fast_slow(I, H, cell_dropout=0.5, slow_dropout=0.0))

@@ -35,6 +35,7 @@ def test_cell_composes_with_compile_checkpoint_and_func(name, options):
         ("ln_lstm", "zoneout"),
         ("ln_lstm", "zoneout_cell"),
         ("fs", "cell_dropout"),
+        ("fs", "slow_dropout"),
         ("hyper_lstm", "recurrent_dropout"),
         ("nas", "state_dropout"),
         ("rhn", "input_dropout"),

@@ -57,13 +57,15 @@ def make_options(
     layer_norm: bool = True,
     zoneout: float = 0.0,
     dropout: float = 0.0,
+    slow_dropout: float | None = None,
     training: bool = False,
     **rum: object,
 ) -> FastSlowOptions:
     shared = {"layer_norm": layer_norm, "zoneout": zoneout, "training": training}
     lstm = LstmOptions(**shared, zoneout_cell=min(1.5 * zoneout, 0.9))
     cell = lstm if slow == "lstm" else RumOptions(**shared, **{"eta": 1.0, **rum})
-    return FastSlowOptions(fast=(lstm,) * k, slow=cell, dropout=dropout, training=training)
+    drops = {"dropout": dropout, "slow_dropout": slow_dropout}
+    return FastSlowOptions(fast=(lstm,) * k, slow=cell, training=training, **drops)
 
 
 PENN = make_options(zoneout=0.1, dropout=0.35, training=True)  # near the Penn Treebank recipe
@@ -74,6 +76,8 @@ GRID = [
     )
 ]
 GRID += [make_options(ln_order="authors"), make_options(update_gate=False, eta=None, activation="tanh")]
+GRID += [make_options(slow=slow, dropout=0.35, slow_dropout=0.0, training=True) for slow in ("rum", "lstm")]
+GRID += [make_options(dropout=0.0, slow_dropout=0.5, training=True)]
 
 
 class Case:
@@ -191,6 +195,17 @@ def test_reference_masks_are_those_of_their_streams():
         assert torch.equal(out[t] == 0, ~keep_mask(seeds[8], t, B, H, 0.4))
     kept = keep_mask(seeds[8], T - 1, B, H, 0.4)
     torch.testing.assert_close(out[-1][kept], fast[0][kept] / 0.6)
+
+
+def test_what_the_slow_cell_reads_has_a_dropout_of_its_own():
+    T, B, H, S = 2, 3, 20, 12
+    options = make_options(slow_dropout=1.0, training=True)
+    case = Case(T, B, H, S, options)
+    changed = {**case.tensors, "weight_ih1": 2 * case.tensors["weight_ih1"]}  # of what is all zeros
+    assert torch.equal(*(fast_slow_scan_reference(case.inputs(x), options)[0] for x in (case.tensors, changed)))
+    plain = replace(options, slow_dropout=0.0)
+    outputs = [fast_slow_scan_reference(case.inputs(x), plain)[0] for x in (case.tensors, changed)]
+    assert not torch.allclose(*outputs)
 
 
 # ---- the kernels

@@ -38,15 +38,25 @@ class FastSlowCell(Cell):
             slow cell's output; from the third on they read nothing: ``input_size=0``.
         slow: reads the output of the first fast cell.
         dropout: chance, from 0 to 1, that a number is zeroed, drawn afresh in each step, at the four places above.
+        slow_dropout: the same for what the slow cell reads; None is ``dropout``.
         backend: of ``scan``: "auto", or "fused" to insist on the kernels for fast LSTMs with a slow LSTM or a slow RUM
             of lam 0, "torch" or "reference" on the plain loop.
     """
 
-    def __init__(self, fast: Sequence[Cell], slow: Cell, *, dropout: float = 0.0, backend: Backend = "auto") -> None:
+    def __init__(
+        self,
+        fast: Sequence[Cell],
+        slow: Cell,
+        *,
+        dropout: float = 0.0,
+        slow_dropout: float | None = None,
+        backend: Backend = "auto",
+    ) -> None:
         if len(fast) < 2:
             raise ValueError(f"FastSlowCell: fast has {len(fast)} cells; it needs two or more.")
         super().__init__(fast[0].input_size, fast[0].hidden_size)
-        check_probability("FastSlowCell", dropout=dropout)
+        slow_dropout = dropout if slow_dropout is None else slow_dropout
+        check_probability("FastSlowCell", dropout=dropout, slow_dropout=slow_dropout)
         check_choice("FastSlowCell", "backend", backend, ("auto", "fused", "torch", "reference"))
         reads = [fast[0].input_size, slow.hidden_size, *[0] * (len(fast) - 2)]
         for number, (cell, size) in enumerate(zip(fast, reads, strict=True), start=1):
@@ -65,7 +75,7 @@ class FastSlowCell(Cell):
             )
         self.fast = cast(Sequence[Cell], nn.ModuleList(fast))
         self.slow = slow
-        self.dropout = dropout
+        self.dropout, self.slow_dropout = dropout, slow_dropout
         self.backend: Backend = backend
         self.state_names = tuple(
             f"{part}_{name}" for part, cell in (("fast", fast[0]), ("slow", slow)) for name in cell.state_names
@@ -80,18 +90,18 @@ class FastSlowCell(Cell):
         return fast + self.slow.initial_state(batch_size, device=device, dtype=dtype)
 
     def project(self, x: Tensor) -> Tensor:
-        return self.fast[0].project(self._drop(x))
+        return self.fast[0].project(self._drop(x, self.dropout))
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         first, second, *others = self.fast
         parts = len(first.state_names)
         fast, slow = state[:parts], state[parts:]
         output, fast = first.step(x, fast)
-        told, slow = self.slow.step(self.slow.project(self._drop(output)), slow)
-        output, fast = second.step(second.project(self._drop(told)), fast)
+        told, slow = self.slow.step(self.slow.project(self._drop(output, self.slow_dropout)), slow)
+        output, fast = second.step(second.project(self._drop(told, self.dropout)), fast)
         for cell in others:
             output, fast = cell.step(cell.project(output[:, :0]), fast)  # nothing to read
-        return self._drop(output), (*fast, *slow)
+        return self._drop(output, self.dropout), (*fast, *slow)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         if self.explain_backend(x, lengths).backend == "fused":
@@ -123,7 +133,8 @@ class FastSlowCell(Cell):
         """The hyper-parameters as the kernels take them; only for cells that they know."""
         fast = tuple(cell.scan_options() for cell in self.fast if isinstance(cell, LSTMCell))
         slow = self.slow.scan_options() if isinstance(self.slow, LSTMCell) else rum_scan_options(self.slow)
-        return FastSlowOptions(fast=fast, slow=slow, dropout=self.dropout, training=self.training)
+        dropout = {"dropout": self.dropout, "slow_dropout": self.slow_dropout}
+        return FastSlowOptions(fast=fast, slow=slow, training=self.training, **dropout)
 
     def scan_inputs(self, x: Tensor, state: State) -> FastSlowInputs:
         """What ``fast_slow_scan`` is given; only for cells that the kernels know."""
@@ -138,11 +149,12 @@ class FastSlowCell(Cell):
         ]
         return FastSlowInputs(self.project(x), state[:2], state[2:], weights)
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout > 0 else x
+    def _drop(self, x: Tensor, chance: float) -> Tensor:
+        return F.dropout(x, chance, self.training) if chance > 0 else x
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, dropout={self.dropout}"
+        slow = "" if self.slow_dropout == self.dropout else f", slow_dropout={self.slow_dropout}"
+        return f"{self.input_size}, {self.hidden_size}, dropout={self.dropout}{slow}"
 
 
 def rum_scan_options(cell: Cell) -> RumOptions:
@@ -169,6 +181,7 @@ def fast_slow(
     num_fast: int = 2,
     slow: str = "lstm",
     cell_dropout: float = 0.0,
+    slow_dropout: float | None = None,
     layer_norm: bool = True,
     zoneout: float = 0.0,
     zoneout_cell: float = 0.0,
@@ -187,6 +200,8 @@ def fast_slow(
         slow: ``"lstm"``; ``"rum"``, a RUM with the paper's options; or ``"rum-tanh"``, one with those of
             :class:`~torchrum.RUMCell`'s defaults.
         cell_dropout: between the cells, see :class:`FastSlowCell`.
+        slow_dropout: of what the slow cell reads; None is ``cell_dropout``. A slow RUM does better with 0: what dropout
+            adds to the two vectors of a rotation turns the plane, and does not average out.
         layer_norm, zoneout: in every cell.
         zoneout_cell: of the LSTMs' c.
         eta: norm of the slow RUM's state. None leaves it free with the paper's options; with the defaults' it is
@@ -198,7 +213,8 @@ def fast_slow(
     check_choice("fast_slow", "slow", slow, SLOW)
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
-    check_probability("fast_slow", cell_dropout=cell_dropout)
+    slow_dropout = cell_dropout if slow_dropout is None else slow_dropout
+    check_probability("fast_slow", cell_dropout=cell_dropout, slow_dropout=slow_dropout)
     if slow == "lstm" and (eta is not None or ln_order != "before"):
         raise ValueError(
             f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need a slow RUM; slow={slow!r} has neither."
@@ -217,17 +233,19 @@ def fast_slow(
         )
 
     fast = [lstm(inputs, hidden_size) for inputs in (input_size, size, *[0] * (num_fast - 2))[:num_fast]]
+    own: Cell
     if slow == "lstm":
-        return FastSlowCell(fast, lstm(hidden_size, size), dropout=cell_dropout, backend=backend)
-    options = TANH_OPTIONS if slow == "rum-tanh" else PAPER_OPTIONS
-    rum = RUMCell(
-        hidden_size,
-        size,
-        layer_norm=layer_norm,
-        ln_order=ln_order,
-        zoneout=zoneout,
-        device=device,
-        dtype=dtype,
-        **{**options, **({} if eta is None else {"eta": eta})},
-    )
-    return FastSlowCell(fast, rum, dropout=cell_dropout, backend=backend)
+        own = lstm(hidden_size, size)
+    else:
+        options = TANH_OPTIONS if slow == "rum-tanh" else PAPER_OPTIONS
+        own = RUMCell(
+            hidden_size,
+            size,
+            layer_norm=layer_norm,
+            ln_order=ln_order,
+            zoneout=zoneout,
+            device=device,
+            dtype=dtype,
+            **{**options, **({} if eta is None else {"eta": eta})},
+        )
+    return FastSlowCell(fast, own, dropout=cell_dropout, slow_dropout=slow_dropout, backend=backend)

@@ -18,6 +18,8 @@ class FastSlowOptions:
     """A RUM with lam 0, or an LSTM."""
     dropout: float = 0.0
     """Chance that a number is zeroed: behind F1 on the way to S, behind S, and behind the last fast cell."""
+    slow_dropout: float | None = None
+    """The first of these apart; None is as the others."""
     training: bool = False
     """Whether dropout acts."""
 
@@ -29,8 +31,10 @@ class FastSlowOptions:
     @property
     def drops(self) -> tuple[float, ...]:
         """Dropout behind each of them, now."""
-        p = self.dropout if self.training else 0.0
-        return p, p, *[0.0] * (len(self.fast) - 2), p
+        if not self.training:
+            return (0.0,) * (len(self.fast) + 1)
+        first = self.dropout if self.slow_dropout is None else self.slow_dropout
+        return first, self.dropout, *[0.0] * (len(self.fast) - 2), self.dropout
 
     @property
     def draws(self) -> bool:
