@@ -77,6 +77,7 @@ def test_baseline_models_without_a_full_run_say_so(name):
     assert config.steps == 20 * config.task.segments
     assert config.about.endswith("20 epochs")
     assert config.precision == "32-true"
+    assert config.optimizer.schedule == ("plateau/0.02/1" if name == "hm-lstm" else "constant")
 
 
 @pytest.mark.parametrize("name", [name for name in COUNTS if name not in OTHERS])
