@@ -108,6 +108,15 @@ def test_options_reach_the_cells():
 
 
 @pytest.mark.parametrize("slow", ["rum", "lstm"])
+def test_the_slow_cell_may_have_a_zoneout_of_its_own(slow):
+    cell = fast_slow(I, H, slow=slow, zoneout=0.1, slow_zoneout=0.0, zoneout_cell=0.5)
+    assert cell.slow.options.zoneout == 0
+    assert all((f.options.zoneout, f.options.zoneout_cell) == (0.1, 0.5) for f in cell.fast)
+    if slow == "lstm":
+        assert cell.slow.options.zoneout_cell == 0.5
+
+
+@pytest.mark.parametrize("slow", ["rum", "lstm"])
 def test_what_the_slow_cell_reads_has_a_dropout_of_its_own(slow):
     cell, x = fast_slow(I, H, slow=slow, slow_dropout=1.0), torch.randn(3, 2, I)
     state = cell.initial_state(2, device="cpu", dtype=torch.float32)

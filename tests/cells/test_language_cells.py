@@ -36,6 +36,8 @@ def test_cell_composes_with_compile_checkpoint_and_func(name, options):
         ("ln_lstm", "zoneout_cell"),
         ("fs", "cell_dropout"),
         ("fs", "slow_dropout"),
+        ("fs", "zoneout"),
+        ("fs", "slow_zoneout"),
         ("hyper_lstm", "recurrent_dropout"),
         ("nas", "state_dropout"),
         ("rhn", "input_dropout"),

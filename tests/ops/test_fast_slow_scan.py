@@ -58,12 +58,15 @@ def make_options(
     zoneout: float = 0.0,
     dropout: float = 0.0,
     slow_dropout: float | None = None,
+    slow_zoneout: float | None = None,
     training: bool = False,
     **rum: object,
 ) -> FastSlowOptions:
     shared = {"layer_norm": layer_norm, "zoneout": zoneout, "training": training}
     lstm = LstmOptions(**shared, zoneout_cell=min(1.5 * zoneout, 0.9))
     cell = lstm if slow == "lstm" else RumOptions(**shared, **{"eta": 1.0, **rum})
+    if slow_zoneout is not None:
+        cell = replace(cell, zoneout=slow_zoneout)
     drops = {"dropout": dropout, "slow_dropout": slow_dropout}
     return FastSlowOptions(fast=(lstm,) * k, slow=cell, training=training, **drops)
 
@@ -77,7 +80,8 @@ GRID = [
 ]
 GRID += [make_options(ln_order="authors"), make_options(update_gate=False, eta=None, activation="tanh")]
 GRID += [make_options(slow=slow, dropout=0.35, slow_dropout=0.0, training=True) for slow in ("rum", "lstm")]
-GRID += [make_options(dropout=0.0, slow_dropout=0.5, training=True)]
+GRID += [make_options(slow=slow, zoneout=0.3, slow_zoneout=0.0, training=True) for slow in ("rum", "lstm")]
+GRID += [make_options(slow_dropout=0.5, slow_zoneout=0.5, training=True)]
 
 
 class Case:

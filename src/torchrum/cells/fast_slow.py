@@ -184,6 +184,7 @@ def fast_slow(
     slow_dropout: float | None = None,
     layer_norm: bool = True,
     zoneout: float = 0.0,
+    slow_zoneout: float | None = None,
     zoneout_cell: float = 0.0,
     eta: Eta = None,
     ln_order: LNOrder = "before",
@@ -203,6 +204,7 @@ def fast_slow(
         slow_dropout: of what the slow cell reads; None is ``cell_dropout``. A slow RUM does better with 0: what dropout
             adds to the two vectors of a rotation turns the plane, and does not average out.
         layer_norm, zoneout: in every cell.
+        slow_zoneout: of the slow cell's h; None is ``zoneout``. A slow RUM does better with 0 here too.
         zoneout_cell: of the LSTMs' c.
         eta: norm of the slow RUM's state. None leaves it free with the paper's options; with the defaults' it is
             ``"sqrt"``, the root of the cell's size.
@@ -214,13 +216,15 @@ def fast_slow(
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
     slow_dropout = cell_dropout if slow_dropout is None else slow_dropout
-    check_probability("fast_slow", cell_dropout=cell_dropout, slow_dropout=slow_dropout)
+    slow_zoneout = zoneout if slow_zoneout is None else slow_zoneout
+    check_probability("fast_slow", cell_dropout=cell_dropout, zoneout=zoneout)
+    check_probability("fast_slow", slow_dropout=slow_dropout, slow_zoneout=slow_zoneout)
     if slow == "lstm" and (eta is not None or ln_order != "before"):
         raise ValueError(
             f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need a slow RUM; slow={slow!r} has neither."
         )
 
-    def lstm(inputs: int, hidden: int) -> LSTMCell:
+    def lstm(inputs: int, hidden: int, zoneout: float = zoneout) -> LSTMCell:
         return LSTMCell(
             inputs,
             hidden,
@@ -235,7 +239,7 @@ def fast_slow(
     fast = [lstm(inputs, hidden_size) for inputs in (input_size, size, *[0] * (num_fast - 2))[:num_fast]]
     own: Cell
     if slow == "lstm":
-        own = lstm(hidden_size, size)
+        own = lstm(hidden_size, size, slow_zoneout)
     else:
         options = TANH_OPTIONS if slow == "rum-tanh" else PAPER_OPTIONS
         own = RUMCell(
@@ -243,7 +247,7 @@ def fast_slow(
             size,
             layer_norm=layer_norm,
             ln_order=ln_order,
-            zoneout=zoneout,
+            zoneout=slow_zoneout,
             device=device,
             dtype=dtype,
             **{**options, **({} if eta is None else {"eta": eta})},
