@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from tolerances import DEEP, NORM_ERROR
-from torchrum.cells.base import Cell
-from torchrum.cells.gathered import GatheredScan, pack
+from torchrum.cells.gathered import GatherableCell, GatheredScan, pack
 from torchrum.cells.hm_lstm import HMLSTMCell
 from torchrum.cells.hyper_lstm import HyperLSTMCell
 from torchrum.cells.nas import NASCell
@@ -25,7 +24,7 @@ CELLS = {
 }
 
 
-def make(name: str, dtype: torch.dtype = torch.float64) -> Cell:
+def make(name: str, dtype: torch.dtype = torch.float64) -> GatherableCell:
     torch.manual_seed(0)
     cell = CELLS[name]().to(dtype)
     with torch.no_grad():
@@ -34,7 +33,9 @@ def make(name: str, dtype: torch.dtype = torch.float64) -> Cell:
     return cell
 
 
-def learn(scan, cell: Cell, lengths: torch.Tensor | None = None, autocast: bool = False) -> list[torch.Tensor]:
+def learn(
+    scan, cell: GatherableCell, lengths: torch.Tensor | None = None, autocast: bool = False
+) -> list[torch.Tensor]:
     """Outputs, last state, and the gradients of input, first state and weights."""
     dtype = next(cell.parameters()).dtype
     torch.manual_seed(1)
@@ -50,7 +51,7 @@ def learn(scan, cell: Cell, lengths: torch.Tensor | None = None, autocast: bool 
     return [output, *state, *torch.autograd.grad(loss, reached)]
 
 
-def gathered(cell: Cell, **how) -> list[torch.Tensor]:
+def gathered(cell: GatherableCell, **how) -> list[torch.Tensor]:
     with torch.compiler.set_stance("force_eager"):
         return learn(GatheredScan(cell), cell, **how)
 

@@ -1,7 +1,7 @@
 """What a cell is: one time step with a state, and the only loop over time."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -12,8 +12,6 @@ from torchrum.cells.unitary import matrices_fixed
 from torchrum.ops._checks import MismatchError
 
 State = tuple[Tensor, ...]
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""``F.linear``, or what stands in for it."""
 Given = TypeVar("Given")
 
 
@@ -39,14 +37,6 @@ class Cell(nn.Module, ABC):
     @abstractmethod
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step on the projected input ``x`` ``(B, ...)`` -> output ``(B, H)`` and the new state."""
-
-    def step_weights(self) -> Sequence[tuple[Tensor, Tensor | None]]:
-        """What ``step_with`` passes to ``linear``, matrix and bias of each call in order; () if a cell has none."""
-        return ()
-
-    def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
-        """``step`` with ``linear`` for ``F.linear``; a cell that has it names its ``step_weights``."""
-        raise NotImplementedError
 
     def project(self, x: Tensor) -> Tensor:
         """The part of a step that needs no state, for ``x`` ``(..., I)``."""

@@ -133,8 +133,9 @@ class FastSlowCell(Cell):
         """The hyper-parameters as the kernels take them; only for cells that they know."""
         fast = tuple(cell.scan_options() for cell in self.fast if isinstance(cell, LSTMCell))
         slow = self.slow.scan_options() if isinstance(self.slow, LSTMCell) else rum_scan_options(self.slow)
-        dropout = {"dropout": self.dropout, "slow_dropout": self.slow_dropout}
-        return FastSlowOptions(fast=fast, slow=slow, training=self.training, **dropout)
+        return FastSlowOptions(
+            fast=fast, slow=slow, dropout=self.dropout, slow_dropout=self.slow_dropout, training=self.training
+        )
 
     def scan_inputs(self, x: Tensor, state: State) -> FastSlowInputs:
         """What ``fast_slow_scan`` is given; only for cells that the kernels know."""
@@ -215,10 +216,8 @@ def fast_slow(
     check_choice("fast_slow", "slow", slow, SLOW)
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
-    slow_dropout = cell_dropout if slow_dropout is None else slow_dropout
     slow_zoneout = zoneout if slow_zoneout is None else slow_zoneout
-    check_probability("fast_slow", cell_dropout=cell_dropout, zoneout=zoneout)
-    check_probability("fast_slow", slow_dropout=slow_dropout, slow_zoneout=slow_zoneout)
+    check_probability("fast_slow", cell_dropout=cell_dropout, zoneout=zoneout, slow_zoneout=slow_zoneout)
     if slow == "lstm" and (eta is not None or ln_order != "before"):
         raise ValueError(
             f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need a slow RUM; slow={slow!r} has neither."

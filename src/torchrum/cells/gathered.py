@@ -4,7 +4,8 @@ Autograd makes one per step and adds them up. With few rows in a batch each of t
 itself: a gradient as large as the weight is written, and read again with the sum so far.
 """
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +17,35 @@ from torchrum.cells.base import Cell, State, run_steps
 from torchrum.ops.kernels.precision import autocast_dtype
 from torchrum.ops.kernels.weight_gradient import weight_gradient
 
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""``F.linear``, or what stands in for it."""
 ALIGNED = 16  # bytes: where a row begins elsewhere, cuBLAS is several times slower
 
 
+class GatherableCell(Cell):
+    """A cell whose step may use another function for ``F.linear``."""
+
+    @abstractmethod
+    def step_weights(self) -> Sequence[tuple[Tensor, Tensor | None]]:
+        """What ``step_with`` passes to ``linear``: matrix and bias of each call, in order."""
+
+    @abstractmethod
+    def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
+        """``step`` with ``linear`` for ``F.linear``."""
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.step_with(x, state, F.linear)
+
+
 class GatheredScan:
-    """``Cell.scan`` of a cell that names its ``step_weights``, its step compiled.
+    """``Cell.scan`` of such a cell, its step compiled.
 
     In front of the steps each weight is laid out for the matmuls. A step adds zeros, its *tap*, to what a matmul gives,
     and hands out what the matmul read: the tap's gradient is that of the result, so both are there for all steps when
     the weight's gradient is due. Where no gradient is wanted, ``cell`` scans as it is.
     """
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: GatherableCell) -> None:
         self._cell = cell
         self._step = torch.compile(tapped_step)
 
@@ -74,7 +92,7 @@ class TappedLinear:
 
 
 def tapped_step(
-    cell: Cell, x: Tensor, taps: Sequence[Tensor], state: State, packed: Sequence[Tensor]
+    cell: GatherableCell, x: Tensor, taps: Sequence[Tensor], state: State, packed: Sequence[Tensor]
 ) -> tuple[Tensor, State, list[Tensor]]:
     """A step of ``cell``, and what each of its matmuls read."""
     linear = TappedLinear(packed, taps)

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, Linear, State
+from torchrum.cells.base import State
+from torchrum.cells.gathered import GatherableCell, Linear
 from torchrum.cells.starts import orthogonal_
 from torchrum.ops._checks import check_choice, check_finite, check_flags, check_not_negative, check_positive_int
 from torchrum.ops.lstm_scan import norm_gates
@@ -12,7 +13,7 @@ from torchrum.ops.lstm_scan import norm_gates
 BOUNDARIES = ("step", "soft")
 
 
-class HMLSTMCell(Cell):
+class HMLSTMCell(GatherableCell):
     """Hierarchical multiscale LSTM (Chung et al., 2017) with its output module.
 
     For the levels l = 1..L from the bottom up, with h^0 = x, z^0 = 1 and no z^L:
@@ -133,9 +134,6 @@ class HMLSTMCell(Cell):
 
     def project(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight_ih)  # (..., 4n + 1)
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return self.step_with(x, state, F.linear)
 
     def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         levels: list[tuple[Tensor, Tensor | None]] = list(zip(self.weight_hh, self.bias, strict=True))

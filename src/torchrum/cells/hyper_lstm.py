@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, Linear, State
+from torchrum.cells.base import State
+from torchrum.cells.gathered import GatherableCell, Linear
 from torchrum.cells.lstm import LSTMCell
 from torchrum.cells.starts import orthogonal_
 from torchrum.ops._checks import (
@@ -20,7 +21,7 @@ from torchrum.ops.lstm_scan import norm_gates
 READS = ("new", "previous")
 
 
-class HyperLSTMCell(Cell):
+class HyperLSTMCell(GatherableCell):
     """HyperLSTM (Ha et al., 2016) for the gates y = i, g, f, o.
 
     q', c_q' = LSTM([x; h], q, c_q);   u = q' or q
@@ -132,9 +133,6 @@ class HyperLSTMCell(Cell):
     def project(self, x: Tensor) -> Tensor:
         return F.linear(x, torch.cat((self.weight_ih, self.hyper_weight_ih)))  # (..., 4H + 4 hyper_size)
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return self.step_with(x, state, F.linear)
-
     def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         hyper = self.hyper
         return [(hyper.weight_ih, hyper.bias), (self.embed_weight, self._embed_bias()), (self.weight_hh, None)]
@@ -167,9 +165,8 @@ class HyperLSTMCell(Cell):
 
     def scales(self, u: Tensor, linear: Linear = F.linear) -> tuple[Tensor, Tensor, Tensor]:
         """d_h, d_x and d_b, each ``(B, 4H)``, from ``u`` ``(B, hyper_size)``."""
-        z = linear(u, self.embed_weight, self._embed_bias()).unflatten(
-            -1, (12, self.embedding_size)
-        )  # (B, 12, embedding)
+        z = linear(u, self.embed_weight, self._embed_bias())
+        z = z.unflatten(-1, (12, self.embedding_size))  # (B, 12, embedding)
         d = torch.matmul(z.transpose(0, 1), self.scale_weight).transpose(0, 1)  # (B, 12, H)
         d_h, d_x, d_b = d.flatten(1).chunk(3, -1)
         return d_h, d_x, d_b

@@ -4,13 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, Linear, State
+from torchrum.cells.base import State
+from torchrum.cells.gathered import GatherableCell, Linear
 from torchrum.cells.starts import glorot_
 from torchrum.cells.variational import sequence_mask
 from torchrum.ops._checks import check_flags, check_positive_int, check_probability
 
 
-class NASCell(Cell):
+class NASCell(GatherableCell):
     """The cell of Zoph & Le (2017), as TensorFlow Addons has it.
 
     a = W x, r = U (h * mask) + b, each split into eight blocks
@@ -66,9 +67,6 @@ class NASCell(Cell):
         if not self._masked:
             return projected
         return torch.cat((projected, sequence_mask(x, self.hidden_size, self.state_dropout)), -1)
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return self.step_with(x, state, F.linear)
 
     def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         return [(self.weight_hh, self.bias)]

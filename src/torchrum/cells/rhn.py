@@ -4,12 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, Linear, State
+from torchrum.cells.base import State
+from torchrum.cells.gathered import GatherableCell, Linear
 from torchrum.cells.variational import sequence_mask
 from torchrum.ops._checks import check_finite, check_not_negative, check_positive_int, check_probability
 
 
-class RHNCell(Cell):
+class RHNCell(GatherableCell):
     """Recurrent Highway Network (Zilly et al., 2017) with the carry gate coupled to the transform gate.
 
     s_0 = h;  for l = 1..depth:
@@ -82,9 +83,6 @@ class RHNCell(Cell):
         if not self._masked:
             return projected
         return torch.cat((projected, sequence_mask(x, self.hidden_size, self.state_dropout)), -1)
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return self.step_with(x, state, F.linear)
 
     def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         return list(zip(self.weight_hh, self.bias, strict=True))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell
-from torchrum.cells.gathered import GatheredScan
+from torchrum.cells.gathered import GatherableCell, GatheredScan
 from torchrum.layers.recurrent import Recurrent, State
 from torchrum.ops._checks import ArgumentTypeError
 from torchrum.ops.kernels.precision import autocast_dtype
@@ -65,8 +65,8 @@ def takes_steps(module: nn.Module) -> bool:
 def compile_steps(module: nn.Module) -> int:
     """Let ``torch.compile`` make the step of every cell in ``module``; returns how many there are.
 
-    A cell that scans by kernels takes no steps, and is left as it is. On a GPU one that names its ``step_weights``
-    makes their gradients after the last step. A copy of ``module`` has steps with its own weights, compiled as well.
+    A cell that scans by kernels takes no steps, and is left as it is. On a GPU a ``GatherableCell`` makes the
+    gradients of its weights after the last step. A copy of ``module`` has steps with its own weights, compiled as well.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, CellLayer)]
     cells = [cell for layer in layers for cell in layer.cells]
@@ -74,6 +74,6 @@ def compile_steps(module: nn.Module) -> int:
         assert isinstance(cell, Cell)
         # not of the bound method: it would stay bound to this cell in a copy
         cell.step = partial(torch.compile(type(cell).step), cell)  # type: ignore[method-assign]
-        if any(weight.is_cuda for weight, _ in cell.step_weights()):
+        if isinstance(cell, GatherableCell) and any(weight.is_cuda for weight, _ in cell.step_weights()):
             cell.scan = GatheredScan(cell)  # type: ignore[method-assign]
     return len(cells)
