@@ -38,7 +38,7 @@ class FastSlowCell(Cell):
             slow cell's output; from the third on they read nothing: ``input_size=0``.
         slow: reads the output of the first fast cell.
         dropout: chance, from 0 to 1, that a number is zeroed, drawn afresh in each step, at the four places above.
-        slow_dropout: the same for what the slow cell reads; None is ``dropout``.
+        slow_dropout: the same for what the slow cell reads; None means ``dropout``.
         backend: of ``scan``: "auto", or "fused" to insist on the kernels for fast LSTMs with a slow LSTM or a slow RUM
             of lam 0, "torch" or "reference" on the plain loop.
     """
@@ -202,10 +202,10 @@ def fast_slow(
         slow: ``"lstm"``; ``"rum"``, a RUM with the paper's options; or ``"rum-tanh"``, one with those of
             :class:`~torchrum.RUMCell`'s defaults.
         cell_dropout: between the cells, see :class:`FastSlowCell`.
-        slow_dropout: of what the slow cell reads; None is ``cell_dropout``. In trials a slow RUM did better with 0:
-            what dropout adds to the two vectors of a rotation turns the plane, and does not average out.
+        slow_dropout: dropout of what the slow cell reads; None means ``cell_dropout``. In trials a slow RUM did better
+            with 0: what dropout adds to the two vectors of a rotation turns the plane, and does not average out.
         layer_norm, zoneout: in every cell.
-        slow_zoneout: of the slow cell's h; None is ``zoneout``. In trials a slow RUM did better with 0.
+        slow_zoneout: zoneout of the slow cell's h; None means ``zoneout``. In trials a slow RUM did better with 0.
         zoneout_cell: of the LSTMs' c.
         eta: norm of the slow RUM's state. None leaves it free with the paper's options; with the defaults' it is
             ``"sqrt"``, the root of the cell's size.
