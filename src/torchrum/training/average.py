@@ -10,7 +10,8 @@ class Average:
     """A copy of a model whose weights follow those of ``model``.
 
     ``average = d * average + (1 - d) * weight`` after each step t, with ``d = min(decay, (1 + t) / (10 + t))``: else
-    the random start would weigh for ``1 / (1 - decay)`` steps. Buffers follow too, those of integers as they are.
+    the random start would weigh for ``1 / (1 - decay)`` steps. So it reaches back over a ninth of the steps at most.
+    Buffers follow too, those of integers as they are.
 
     Args:
         model: what is trained, in its place.
