@@ -196,13 +196,13 @@ def char_ptb_slim() -> TrainConfig:
     is padded.
     """
     config = char_ptb_tanh("fs-rum-2")
-    own = {"slow_size": 448, "eta": 3.0, "cell_dropout": 0.25, "slow_dropout": 0.0, "slow_zoneout": 0.0}
+    own = {"slow_size": 448, "eta": 3.0, "cell_dropout": 0.15, "slow_dropout": 0.0, "slow_zoneout": 0.0}
     return replace(
         config,
         name="char-ptb-fs-rum-2-slim",
         model=replace(config.model, hidden_size=704, options={**config.model.options, **own}),
         optimizer=replace(config.optimizer, lr=4e-3, schedule="constant"),
-        steps=200 * EPOCH,
+        steps=230 * EPOCH,
         average=0.9998,
         paper=None,
         about="Fast-Slow RUM with tanh: two fast LSTMs of 704, slow RUM of 448 without dropout and zoneout; "
