@@ -118,6 +118,15 @@ def test_another_problem_is_not_compared():
     assert all(item.word == "not run" for item in verdicts([changed], "recall"))
 
 
+def test_how_a_text_is_cut_is_a_setting():
+    curve = {"step": [100], "loss": [0.9], "bpc": [1.3]}
+    cut = make_entry("char-ptb-hm-lstm", 0, curve, overrides=["batch_size=128", "task.lanes=128"])
+    other = make_entry("char-ptb-hm-lstm", 0, curve, overrides=["task.corpus=ptb.char"])
+    assert cut.own_problem and not other.own_problem
+    judged = next(item for item in verdicts([cut, other], "char") if item.row)
+    assert judged.row == [cut] and judged.settings == "batch_size=128, task.lanes=128"
+
+
 def test_the_table_and_its_marker():
     entries = [entry("recall-lstm-t50", 0, 0.2)]
     text = marked_table("recall paper", entries)

@@ -169,7 +169,7 @@ def test_babi_has_a_dot_for_each_task_and_a_range_over_seeds():
     scored = [replace(entry("babi-rum-qa2", seed), test={"accuracy": 0.4 + seed / 10}) for seed in (0, 1)]
     tasks = {f"task{number:02d}": 0.5 for number in range(1, 21)}
     joint = replace(entry("babi-joint-rum", 0), test={"accuracy": 0.5, **tasks})
-    changed = replace(scored[0], seed=5, overrides=["task.size=1000"])
+    changed = replace(scored[0], seed=5, overrides=["task.variant=en"])
     with drawing():
         figure = babi_figure([*scored, joint, changed])
     alone, together = figure.axes

@@ -170,8 +170,7 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
         groups[_name(entry), *_settings(entry)].append(entry)
     found: list[Column] = []
     for (name, *changed), group in groups.items():
-        own = not any(text.startswith("task.") for text in changed)
-        first = own and not any(column.paper and column.name == name for column in found)
+        first = group[0].own_problem and not any(column.paper and column.name == name for column in found)
         found.append(_column(name, changed, group, paper=first))
     return found
 
@@ -231,8 +230,7 @@ def best_columns(entries: Iterable[Entry]) -> list[Column]:
 
 
 def _unchanged_tasks(entries: Iterable[Entry]) -> list[Entry]:
-    own = [entry for entry in entries if entry.task == "babi" and entry.test]
-    return [entry for entry in own if not any(text.startswith("task.") for text in entry.overrides)]
+    return [entry for entry in entries if entry.task == "babi" and entry.test and entry.own_problem]
 
 
 def _rank(column: Column) -> tuple[int, int, float]:

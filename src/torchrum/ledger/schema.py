@@ -86,6 +86,13 @@ class Entry:
         digest = hashlib.sha256("\n".join(self.overrides).encode()).hexdigest()[:8]
         return f"{self.recipe}-seed{self.seed}{'-' + digest if self.overrides else ''}.json"
 
+    @property
+    def own_problem(self) -> bool:
+        """Whether it is the recipe's own problem that was learnt, not a changed one."""
+        settings = {f"task.{name}" for name in self.config().task.batching}
+        changed = {text.partition("=")[0] for text in self.overrides}
+        return not any(name.startswith("task.") for name in changed - settings)
+
     def config(self) -> TrainConfig:
         """The config of the run, rebuilt from the recipe."""
         return _rebuilt(self.recipe, tuple(self.overrides), self.seed)

@@ -93,8 +93,8 @@ def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]
     rows: dict[str, list[Row]] = {}
     for name in dict.fromkeys(entry.task for entry in entries):
         for row in table_rows(entries, name):
-            if any(text.startswith("task.") for text in row[0].overrides):
-                continue  # another problem than the paper's
+            if not row[0].own_problem:
+                continue
             if is_recipe(row[0]) or not _as_it_is(row[0].recipe):
                 rows.setdefault(row[0].recipe, []).append(row)
     found = []

@@ -53,12 +53,12 @@ Plan = Callable[[Sequence[Entry], Path], Iterator[Drawing]]
 def curves(task: str, caption: str, draw: Callable[[Sequence[Row]], Figure]) -> Plan:
     """Learning curves of one task: of each model the setting with the best final loss.
 
-    Runs of a changed task (``task.*`` overridden) are drawn only where there are no others.
+    Runs of a changed task are drawn only where there are no others.
     """
 
     def plan(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
         rows = table_rows(entries, task)
-        rows = [row for row in rows if own_problem(row[0])] or rows
+        rows = [row for row in rows if row[0].own_problem] or rows
         if rows:
             yield Drawing(task, caption, lambda: draw(best_settings(rows)))
 
@@ -68,7 +68,7 @@ def curves(task: str, caption: str, draw: Callable[[Sequence[Row]], Figure]) -> 
 def headline(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
     """RUM beside an LSTM on recall at the paper's longer length, 50 units each."""
     kept = [entry for entry in entries if entry.recipe in ("recall-rum-lam1-t50", "recall-lstm-t50")]
-    kept = [entry for entry in kept if own_problem(entry) and entry.config().model.hidden_size == 50]
+    kept = [entry for entry in kept if entry.own_problem and entry.config().model.hidden_size == 50]
     rows = best_settings(table_rows(kept, "recall"))
     if len(rows) == 2:
         caption = "Associative recall of 25 pairs, validation accuracy of RUM and an LSTM: median and range over seeds."
@@ -80,11 +80,6 @@ def babi(entries: Sequence[Entry], results: Path) -> Iterator[Drawing]:
     if best_columns(entries):
         caption = "bAbI task by task, the paper's RUM beside our models: mean and range over seeds; solved at 95%."
         yield Drawing("babi", caption, lambda: babi_figure(entries))
-
-
-def own_problem(entry: Entry) -> bool:
-    """Whether a run is of its recipe's own task, not of a changed one."""
-    return not any(text.startswith("task.") for text in entry.overrides)
 
 
 def describe(entry: Entry) -> str:

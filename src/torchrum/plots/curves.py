@@ -111,7 +111,7 @@ def char_figure(rows: Sequence[Row]) -> Figure:
             draw_row(axes, row, "curve", task.metric, per=task.segments)
         lowest = min(min(entry.curve[task.metric]) for row, task in here for entry in row)
         # the first epochs are far above
-        axes.set(ylim=(lowest - 0.02, lowest + 0.6), title=CORPORA.get(name, name), xlabel="epoch")
+        axes.set(ylim=(lowest - 0.02, lowest + 0.4), title=CORPORA.get(name, name), xlabel="epoch")
     figure.axes[0].set_ylabel("bits per character")
     _finish(figure, "Character language modelling: validation")
     return figure

@@ -58,8 +58,7 @@ def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool
 
 def _own(entries: Sequence[Entry], task: str, ending: str = "") -> list[Runs]:
     """Best settings of the recipes' own problems, one run per seed."""
-    kept = [entry for entry in entries if entry.recipe.endswith(ending)]
-    kept = [entry for entry in kept if not any(text.startswith("task.") for text in entry.overrides)]
+    kept = [entry for entry in entries if entry.recipe.endswith(ending) and entry.own_problem]
     return [one_per_seed(row) for row in best_settings(table_rows(kept, task))]
 
 
@@ -146,7 +145,7 @@ def _per_recipe(entries: Sequence[Entry], task: str) -> list[Runs]:
     """The best setting of every recipe of a task."""
     lowest: dict[str, Runs] = {}
     for row in table_rows(entries, task):
-        if any(text.startswith("task.") for text in row[0].overrides):
+        if not row[0].own_problem:
             continue
         kept = lowest.get(row[0].recipe)
         if kept is None or fmean(e.final["loss"] for e in row) < fmean(e.final["loss"] for e in kept):

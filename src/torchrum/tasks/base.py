@@ -66,6 +66,8 @@ class Task(ABC):
     """Whether results may quote its sequences; a text under a licence, or of the user's own, may not be passed on."""
     from_data: ClassVar[tuple[str, ...]] = ()
     """Fields that are read from data of the user's own: a command names the data instead, and a table too."""
+    batching: ClassVar[tuple[str, ...]] = ()
+    """Fields that say how data become batches, such as in how many lanes: settings of a run, no other problem."""
     local: ClassVar[tuple[str, ...]] = ()
     """Fields that hold for one machine alone, such as a path: kept in the run folder, no part of what was run."""
 

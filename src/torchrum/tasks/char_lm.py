@@ -46,6 +46,7 @@ class CharLM(Task):
     baseline_name: ClassVar = "bigram"
     quotable: ClassVar = False
     from_data: ClassVar = ("corpus", "symbols", "sizes", "words", "memoryless", "sha256")
+    batching: ClassVar = ("lanes", "segment", "shifted", "validation_lanes")
     local: ClassVar = ("path", "shown")
 
     corpus: str = "ptb"
