@@ -17,6 +17,7 @@ from torchrum.ledger.schema import Entry
 from torchrum.ledger.table import Row as Runs
 from torchrum.ledger.table import best_settings, table_rows
 from torchrum.ledger.verdicts import one_per_seed
+from torchrum.recipes import registered_recipe
 from torchrum.recipes.babi import PAPER
 
 AUGMENTED = re.compile(r"-aug\d+$")
@@ -158,9 +159,10 @@ def _treebank(entries: Sequence[Entry]) -> Headline | None:
     ours, other = _best(rows, rum=True), _best(rows, rum=False)
     if ours is None:
         return None
-    paper = ours[0].config().paper
+    paper = registered_recipe("char-ptb-fs-rum-2")
+    assert paper.paper is not None
     beside = [_trained(other)] if other else []
-    beside += [f"{paper.value:g} (the paper's {model_label(ours[0].config().model)})"] if paper and paper.value else []
+    beside.append(f"{paper.paper.value:g} (the paper's {model_label(paper.model)})")
     what = "character-level Penn Treebank: bits per character"
     return Headline(what, _trained(ours), "; ".join(beside), "results", "character-level-penn-treebank")
 
