@@ -37,7 +37,10 @@ def _layer_label(model: ModelConfig) -> str:
     if model.layer == "fs":
         slow, _, activation = options.get("slow", "lstm").partition("-")
         name = f"FS-{slow.upper()}-{options.get('num_fast', 2)}"
-        return f"{name} ({activation})" if activation else name
+        if not activation:
+            return name
+        slim = options.get("slow_size", model.hidden_size) < model.hidden_size
+        return f"{name} slim" if slim else f"{name} ({activation})"
     if model.layer == "ln_lstm" and not options.get("layer_norm", True):
         return "Zoneout LSTM" if options.get("zoneout") or options.get("zoneout_cell") else "LSTM (TensorFlow)"
     return NAMES.get(model.layer, model.layer)

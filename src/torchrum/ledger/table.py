@@ -76,8 +76,13 @@ def settings_tried(rows: Iterable[Row]) -> dict[tuple[object, ...], int]:
 
 
 def is_recipe(entry: Entry) -> bool:
-    """Whether a run has the settings of its recipe; its length may be another."""
-    return all(text.partition("=")[0] in SAME for text in entry.overrides)
+    """Whether a run has the settings that its recipe has today; its length may be another."""
+    return not changed_settings(entry)
+
+
+def changed_settings(entry: Entry) -> list[str]:
+    """Where a run differs from its recipe as it is today, as ``field=value``; its length is no difference."""
+    return [text for text in changes(entry.config()) if text.partition("=")[0] not in SAME]
 
 
 def setting(entry: Entry) -> tuple[str, ...]:

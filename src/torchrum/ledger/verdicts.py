@@ -8,9 +8,8 @@ from typing import Literal
 from torchrum.ledger.babi import paper_family
 from torchrum.ledger.cells import spread, table_lines
 from torchrum.ledger.labels import model_label
-from torchrum.ledger.record import SAME
 from torchrum.ledger.schema import Entry
-from torchrum.ledger.table import METRIC_NAMES, Row, is_recipe, score_names, table_rows
+from torchrum.ledger.table import METRIC_NAMES, Row, changed_settings, is_recipe, score_names, table_rows
 from torchrum.recipes import FAMILIES, RECIPES
 from torchrum.recipes.presets import is_preset, paper_preset
 from torchrum.tasks import Recall
@@ -79,8 +78,7 @@ class Verdict:
     @property
     def settings(self) -> str:
         """What differs from the recipe, in words; empty where nothing does."""
-        changed = [text for text in self.row[0].overrides if text.partition("=")[0] not in SAME] if self.row else []
-        return ", ".join(changed)
+        return ", ".join(changed_settings(self.row[0])) if self.row else ""
 
     @property
     def _key(self) -> str:
