@@ -153,6 +153,7 @@ def test_seeds_and_grids(tmp_path):
         (["train", "xyzzy"], "no recipe 'xyzzy'; torchrum list shows"),
         (["train", "copying-rum-t200", "--stepps", "3"], "no field 'stepps'; did you mean 'steps'?"),
         (["train", TINY, "--optimizer.nonsense", "1"], "no field 'optimizer.nonsense'; there are: optimizer.betas"),
+        (["sweep", TINY], "a sweep needs --seeds N, --grid FIELD=A,B or --trials N with --search; to train once: "),
         (["sweep", TINY, "--grid", "nonsense"], "'nonsense' is not a grid; write it as field=a,b,c."),
         (["sweep", TINY, "--grid", "optimizer.lrr=1,2"], "did you mean 'optimizer.lr'?"),
         (["sweep", TINY, "--grid", "seed=5,6"], "'seed=5,6' cannot be a grid; pass --seed 5 --seeds N"),

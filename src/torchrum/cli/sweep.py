@@ -71,6 +71,11 @@ def main(arguments: list[str]) -> int:
     folder = chosen_folder(options, config.label)
     if options.trials is not None or options.search:
         code = run_search(config, folder, options)
+    elif not (options.seeds or options.grid):
+        raise ConfigError(
+            "a sweep needs --seeds N, --grid FIELD=A,B or --trials N with --search; to train once: "
+            f"torchrum train {options.recipe}"
+        )
     else:
         runs = grid(config, options.grid, options.seeds or 1)
         new = options.resume is None
