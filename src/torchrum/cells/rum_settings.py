@@ -78,7 +78,8 @@ class RumSettings:
             )
         if abs(self.lam) > 1:
             warnings.warn(
-                f"{where}: with lam={self.lam} the angles of R grow {abs(self.lam)}-fold per step; expect chaos.",
+                f"{where}: lam={self.lam} multiplies the angles of R by {self.lam} per step, and training is likely to "
+                "diverge; take a lam from 0 to 1.",
                 stacklevel=5,  # the line that builds the layer or the cell
             )
 

@@ -153,10 +153,10 @@ def main(arguments: list[str]) -> int:
 
 SIZES = (
     "Where a recipe has several sizes T, the numbers are listed in that order: copying-rum-t500 is one of them, and "
-    "copying-rum is the smallest. The column ours shows the metric of the task: for copying the loss over that of a "
-    "memoryless baseline, for recall the accuracy. A number of the paper with (1k) is quoted from "
-    "work on 1,000 training questions; the others have 10,000. --all shows every recipe with its range over "
-    "seeds."
+    "copying-rum is the smallest. The column ours shows the metric of the task, for runs with the recipe's own "
+    "settings: for copying the loss over that of a memoryless baseline, for recall and bAbI the accuracy, for text "
+    "the bits per character. A number of bAbI with (1k) is from 1,000 training questions; the others are "
+    "from 10,000. --all lists every size on a line of its own, with the range over seeds."
 )
 
 

@@ -77,8 +77,16 @@ MODELS: dict[str, tuple[ModelConfig, int, dict[int, float], float | None, str]] 
 """The rows of the table that have one setting in print."""
 TUNED = tuple(model for model in MODELS if model != "rum-2000-dropout")
 """Those that have a second recipe, ``char_ptb_tuned``."""
-TANH = ("rum-2000", "rum-2x1500", "fs-rum-2")
-"""Those that have a third one, ``char_ptb_tanh``."""
+TANH = {
+    "rum-2000": "RUM of 2000 units",
+    "rum-2x1500": "two layers of RUM, 1500 units each",
+    "fs-rum-2": "Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000",
+}
+"""Those that have a third one, ``char_ptb_tanh``, and what it is."""
+
+
+HOW = "cosine schedule, weight decay, averaged weights, fitted temperature"
+"""How the tuned ones are trained."""
 
 
 def char_ptb(model: str) -> TrainConfig:
@@ -133,7 +141,7 @@ def char_ptb_tuned(model: str) -> TrainConfig:
         optimizer=replace(config.optimizer, schedule="cosine", weight_decay=0.05),
         steps=(240 if config.model.layer == "fs" else 100) * EPOCH,
         average=0.999,
-        about=f"{config.about}: cosine schedule, weight decay, averaged weights, fitted temperature",
+        about=f"{config.about}: {HOW}",
     )
 
 
@@ -151,7 +159,7 @@ def char_ptb_tanh(model: str) -> TrainConfig:
         config,
         name=f"char-ptb-{model}-tanh",
         model=replace(config.model, options=options),
-        about=f"{config.about}; tanh and states of norm {options['eta']:g}",
+        about=f"{TANH[model]}, with tanh and states of norm {options['eta']:g}: {HOW}",
     )
 
 

@@ -43,11 +43,11 @@ def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
     if forward_ad._current_level >= 0:  # torch.func.jvp enters a level too, and a compiler guards the number
         return "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
     if learnable_lam or options.lam not in (0, 1):
-        return f"lam is {'learnable' if learnable_lam else options.lam}, and its backward is written for lam 0 and 1"
+        return f"lam is {'learnable' if learnable_lam else options.lam}, and only lam 0 and 1 are supported"
     if not isinstance(options.activation, str):
         return "activation is a callable, whose derivative only autograd knows"
     if options.target_activation is not None:
-        return "target_activation is given, and its backward is written for a linear target"
+        return "target_activation is given, and only a linear target is supported"
     return None
 
 
