@@ -16,6 +16,7 @@ from torchrum.training.config import ModelConfig
         ("fs", 1, {}, "FS-LSTM-2"),
         ("fs", 1, {"slow": "rum", "num_fast": 4}, "FS-RUM-4"),
         ("fs", 1, {"slow": "rum-tanh"}, "FS-RUM-2 (tanh)"),
+        ("fs", 1, {"slow": "rum-tanh", "slow_size": None}, "FS-RUM-2 (tanh)"),
         ("fs", 1, {"slow": "rum-tanh", "slow_size": 1}, "FS-RUM-2 slim"),
         ("ln_lstm", 1, {}, "LN-LSTM"),
         ("ln_lstm", 1, {"zoneout": 0.05}, "LN-LSTM"),

@@ -118,6 +118,13 @@ def test_another_problem_is_not_compared():
     assert all(item.word == "not run" for item in verdicts([changed], "recall"))
 
 
+def test_what_the_recipe_has_today_is_no_change():
+    lr = load_recipe("recall-rum-lam1-paper-t50").optimizer.lr
+    same = entry("recall-rum-lam1-paper-t50", 0, 0.99, overrides=[f"optimizer.lr={lr}"])
+    judged = next(item for item in verdicts([same], "recall") if item.row)
+    assert judged.recipe == same.recipe and judged.settings == ""
+
+
 def test_how_a_text_is_cut_is_a_setting():
     curve = {"step": [100], "loss": [0.9], "bpc": [1.3]}
     cut = make_entry("char-ptb-hm-lstm", 0, curve, overrides=["batch_size=128", "task.lanes=128"])

@@ -135,6 +135,8 @@ def test_headlines_come_from_the_ledger(entries):
     babi = next(row for what, row in rows.items() if "bAbI" in what)
     assert re.fullmatch(r"\d\d\.\d% \(.*RUM.*, one model for all tasks, \d seeds\); \d\d\.\d% \(RUM .*\)", babi.ours)
     assert "73.2% (the paper's RUM" in babi.others
+    treebank = next(row for what, row in rows.items() if "Penn Treebank" in what)
+    assert "FS-LSTM-2" in treebank.others and treebank.others.endswith("1.189 (the paper's FS-RUM-2)")
     for row in rows.values():
         assert (ROOT / "docs" / f"{row.page}.md").exists()
     assert headlines([], RESULTS / "nowhere") == []

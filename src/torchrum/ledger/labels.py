@@ -39,7 +39,7 @@ def _layer_label(model: ModelConfig) -> str:
         name = f"FS-{slow.upper()}-{options.get('num_fast', 2)}"
         if not activation:
             return name
-        slim = options.get("slow_size", model.hidden_size) < model.hidden_size
+        slim = (options.get("slow_size") or model.hidden_size) < model.hidden_size
         return f"{name} slim" if slim else f"{name} ({activation})"
     if model.layer == "ln_lstm" and not options.get("layer_norm", True):
         return "Zoneout LSTM" if options.get("zoneout") or options.get("zoneout_cell") else "LSTM (TensorFlow)"

@@ -82,6 +82,8 @@ def is_recipe(entry: Entry) -> bool:
 
 def changed_settings(entry: Entry) -> list[str]:
     """Where a run differs from its recipe as it is today, as ``field=value``; its length is no difference."""
+    if all(text.partition("=")[0] in SAME for text in entry.overrides):
+        return []  # as most have: no need to compare two configs
     return [text for text in changes(entry.config()) if text.partition("=")[0] not in SAME]
 
 

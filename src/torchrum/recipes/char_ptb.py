@@ -83,8 +83,6 @@ TANH = {
     "fs-rum-2": "Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000",
 }
 """Those that have a third one, ``char_ptb_tanh``, and what it is."""
-
-
 HOW = "cosine schedule, weight decay, averaged weights, fitted temperature"
 """How the tuned ones are trained."""
 
