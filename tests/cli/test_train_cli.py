@@ -252,7 +252,7 @@ def test_several_runs_are_not_resumed_as_one(tmp_path, capsys):
     (tmp_path / "set" / "seed-0" / "task" / "config.json").touch()
     assert main(["train", "--resume", str(tmp_path / "set")]) == 2
     error = capsys.readouterr().err
-    assert f"give the command that started them with --resume {tmp_path / 'set'}; to resume one: " in error
+    assert f"run the command that started them with --resume {tmp_path / 'set'}; to resume one: " in error
     assert error.endswith(f"torchrum train --resume {tmp_path / 'set' / 'seed-0' / 'task'}\n")
 
 

@@ -283,7 +283,7 @@ def test_a_training_that_is_killed_ends_the_others(tmp_path):
     start = time.monotonic()
     calls = {"first": partial(sleeper, tmp_path), "second": partial(killer, tmp_path)}
     with pytest.raises(
-        RunError, match=r"second was killed by SIGKILL\. To resume it, give the same command with --resume"
+        RunError, match=r"second was killed by SIGKILL\. To resume it, run the same command with --resume"
     ):
         side_by_side.train_side_by_side(calls, 2, lambda label, outcome: None)
     assert time.monotonic() - start < 50

@@ -129,7 +129,7 @@ def check_single(folder: Path) -> None:
 
     if not (folder / CONFIG).exists() and (run := first_run_inside(folder, CONFIG)):
         raise ConfigError(
-            f"{folder} contains several runs. To resume them all, give the command that started them with --resume "
+            f"{folder} contains several runs. To resume them all, run the command that started them with --resume "
             f"{folder}; to resume one: torchrum train --resume {run}"
         )
 

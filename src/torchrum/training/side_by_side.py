@@ -139,4 +139,4 @@ def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
     if received:
         return None
     how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
-    raise RunError(f"{label} {how}. To resume it, give the same command with --resume and the folder of the runs.")
+    raise RunError(f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs.")

@@ -133,7 +133,7 @@ class Sweep:
             return found
         if stopped:
             count = f"all {len(self.runs)} runs" if len(self.runs) > 1 else "the run"
-            self._say(f"to resume {count}, give the same command with --resume {self.folder}")
+            self._say(f"to resume {count}, run the same command with --resume {self.folder}")
             return found
         metric = next(iter(self.runs.values())).task.metric
         for group, mean in self.means.items():
