@@ -8,8 +8,8 @@ from pathlib import Path
 
 from judging.pytest_log import summarise_tests
 from judging.targets import TARGETS
-from torchrum.bench.records import read_report
-from torchrum.bench.table import describe_target
+from torchrum.paper.bench.records import read_report
+from torchrum.paper.bench.table import describe_target
 
 
 def main(arguments: list[str] | None = None) -> None:

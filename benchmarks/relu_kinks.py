@@ -1,6 +1,6 @@
 """How far float32 alone takes relu's gradients from float64, without a kernel: the reference and the torch backend.
 
-A unit that rounding puts on the other side of 0 has another slope. Run after tests/bench/test_measure.py:
+A unit that rounding puts on the other side of 0 has another slope. Run after tests/paper/bench/test_measure.py:
 
     python benchmarks/relu_kinks.py --json results/bench/kinks.json
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from torchrum import RUM
-from torchrum.bench.accuracy import relative_error
-from torchrum.bench.environment import conditions
-from torchrum.bench.work import Shape
 from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.paper.bench.accuracy import relative_error
+from torchrum.paper.bench.environment import conditions
+from torchrum.paper.bench.work import Shape
 
 
 def measure(N: int, seed: int, device: str) -> dict[str, float | int]:

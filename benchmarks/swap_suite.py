@@ -1,6 +1,6 @@
 """Everyday tasks with ``nn.GRU``, ``nn.LSTM`` and RUM, under the same code, budget and seeds.
 
-Run after tests/bench/test_swap_suite.py:
+Run after tests/paper/bench/test_swap_suite.py:
 
     PYTHONPATH=src python benchmarks/swap_suite.py --jobs 8 --json results/swap/suite.jsonl
 
@@ -27,7 +27,7 @@ from swap.models import MODELS
 from swap.table import REFERENCE, add_result, fill, read_results, summary
 from swap.tasks import TASKS
 from swap.train import run_job
-from torchrum.bench.environment import conditions
+from torchrum.paper.bench.environment import conditions
 
 Job = tuple[str, str, int, float]
 """Task, model, seed, and the share of the task's updates that are made."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from torchrum.bench.measure import time_cuda
+from torchrum.paper.bench.measure import time_cuda
 
 
 def milliseconds(*runs: Callable[[], object], samples: int = 15) -> list[float]:

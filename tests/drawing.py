@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrum.plots import catalog, style
+from torchrum.paper.plots import catalog, style
 
 
 def draw_less(patch: pytest.MonkeyPatch) -> None:

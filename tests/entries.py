@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchrum.ledger import Entry
+from torchrum.paper.ledger import Entry
 
 
 def make_entry(recipe: str, seed: int, curve: dict[str, list[Any]], **changes: Any) -> Entry:

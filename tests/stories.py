@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchrum.data import CORPORA
-from torchrum.data.babi import NAMES
-from torchrum.data.corpora import BABI, DataFile
+from torchrum.lab.data import CORPORA
+from torchrum.lab.data.babi import NAMES
+from torchrum.lab.data.corpora import BABI, DataFile
 
 REAL = Path(os.environ.get("TORCHRUM_DATA") or Path(__file__).parents[2] / "shared" / "data")
 needs_babi = pytest.mark.skipif(

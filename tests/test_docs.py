@@ -15,10 +15,10 @@ from torchrum.cli.bench import bench_parser
 from torchrum.cli.family import choose
 from torchrum.cli.parsing import Parser
 from torchrum.cli.train import add_common, split_fields
-from torchrum.ledger import read_ledger
-from torchrum.plots.catalog import FIGURES
-from torchrum.recipes import FAMILIES, load_recipe
-from torchrum.training import override
+from torchrum.lab.recipes import FAMILIES, load_recipe
+from torchrum.lab.training import override
+from torchrum.paper.ledger import read_ledger
+from torchrum.paper.plots.catalog import FIGURES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

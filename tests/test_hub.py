@@ -6,9 +6,9 @@ import torch
 
 from texts import small_text
 from torchrum import hub
-from torchrum.ledger import record
-from torchrum.recipes import load_recipe
-from torchrum.training import Trainer, load_model, override, read_config
+from torchrum.lab.recipes import load_recipe
+from torchrum.lab.training import Trainer, load_model, override, read_config
+from torchrum.paper.ledger import record
 
 SMALL = "steps=4 eval_every=2 batch_size=4 task.lanes=4 task.segment=20 model.hidden_size=8 task.shown=0 device=cpu"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from torchrum.cli import COMMANDS
-from torchrum.ledger import read_ledger
-from torchrum.ledger.markers import fill_marked
-from torchrum.plots.gallery import gallery
-from torchrum.recipes import load_recipe
-from torchrum.report.headline import headline_table, headlines
+from torchrum.lab.recipes import load_recipe
+from torchrum.paper.ledger import read_ledger
+from torchrum.paper.ledger.markers import fill_marked
+from torchrum.paper.plots.gallery import gallery
+from torchrum.paper.report.headline import headline_table, headlines
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -59,7 +59,7 @@ def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
     wanted = {str(path.relative_to(package)) for path in (package / "torchrum").rglob("*") if path.is_file()}
     assert packed == {name for name in wanted if "__pycache__" not in name}
     assert "torchrum/py.typed" in packed
-    assert "torchrum/report/assets/page.html" in packed
+    assert "torchrum/paper/report/assets/page.html" in packed
 
 
 def test_the_sdist_has_what_its_tests_and_targets_need(dist: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from stories import MOVES, PEOPLE, PLACES, use_made_up_task1
 from torchrum.cli import main
-from torchrum.tasks import Babi
-from torchrum.training import ModelConfig, OptimizerConfig, TrainConfig, Trainer, load_model
+from torchrum.lab.tasks import Babi
+from torchrum.lab.training import ModelConfig, OptimizerConfig, TrainConfig, Trainer, load_model
 
-from training.tiny import tiny, tiny_model  # isort: skip
+from lab.training.tiny import tiny, tiny_model  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,9 @@ def test_unseen_stories_are_answered(run, capsys):
 
 def test_the_checkpoint_is_the_one_that_was_asked_for(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("torchrum.training.load_model", lambda _, which: asked.append(which) or load_model(run, which))
+    monkeypatch.setattr(
+        "torchrum.lab.training.load_model", lambda _, which: asked.append(which) or load_model(run, which)
+    )
     for words in ([], ["--checkpoint", "last"]):
         assert main(["ask", str(run), "--story", "Mary moved.", "--question", "Where is Mary?", *words]) == 0
     assert asked == ["best", "last"]

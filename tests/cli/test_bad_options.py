@@ -8,7 +8,7 @@ from torchrum.cli import main
 
 SMALL = "--steps 2 --task.delay 3 --task.validation_size 4 --model.hidden_size 4 --batch_size 2 --device cpu".split()
 COPYING = ["train", "copying-rum-t200", *SMALL]
-TINY = ["train", "training.tiny:tiny"]
+TINY = ["train", "lab.training.tiny:tiny"]
 
 
 @pytest.mark.parametrize(

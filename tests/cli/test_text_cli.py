@@ -6,14 +6,14 @@ import pytest
 
 from texts import small_text
 from torchrum.cli import main
-from torchrum.ledger import read_ledger
-from torchrum.ledger.record import changes
-from torchrum.models import CharModel
-from torchrum.recipes import load_recipe
-from torchrum.tasks import CharLM
-from torchrum.training import load_model, read_config
-from torchrum.training.checkpoint import checkpoint_step
-from torchrum.training.evaluation_log import read_looks
+from torchrum.lab.models import CharModel
+from torchrum.lab.recipes import load_recipe
+from torchrum.lab.tasks import CharLM
+from torchrum.lab.training import load_model, read_config
+from torchrum.lab.training.checkpoint import checkpoint_step
+from torchrum.lab.training.evaluation_log import read_looks
+from torchrum.paper.ledger import read_ledger
+from torchrum.paper.ledger.record import changes
 
 SMALL = "--steps 6 --eval_every 3 --checkpoint_every 3 --model.hidden_size 16 --model.embedding_size 8 --device cpu"
 LANES = "--batch_size 8 --task.lanes 8 --task.segment 20 --task.validation_lanes 4"
@@ -22,7 +22,7 @@ LANES = "--batch_size 8 --task.lanes 8 --task.segment 20 --task.validation_lanes
 @pytest.fixture(scope="module", autouse=True)
 def no_curve():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchrum.plots.curve.draw_curve", lambda run: None)
+        patch.setattr("torchrum.paper.plots.curve.draw_curve", lambda run: None)
         yield
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from lab.training.processes import run_command, start
+from lab.training.tiny import tiny
 from torchrum.cli import COMMANDS, main, show_warning
 from torchrum.cli.eval import show
-from torchrum.ledger import headline
-from torchrum.recipes import FAMILIES, RECIPES
-from torchrum.training import read_metrics
-from training.processes import run_command, start
-from training.tiny import tiny
+from torchrum.lab.recipes import FAMILIES, RECIPES
+from torchrum.lab.training import read_metrics
+from torchrum.paper.ledger import headline
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-TINY = "training.tiny:tiny"
+TINY = "lab.training.tiny:tiny"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_argparse_refuses_has_exit_code_2(capsys, arguments, message):
 def drawn(monkeypatch):
     """Runs whose curve would have been drawn: that takes longer than to train them."""
     runs = []
-    monkeypatch.setattr("torchrum.plots.curve.draw_curve", runs.append)
+    monkeypatch.setattr("torchrum.paper.plots.curve.draw_curve", runs.append)
     return runs
 
 
@@ -74,7 +74,7 @@ def test_a_warning_of_ours_is_one_line_without_code(tmp_path, capsys):
 
 
 def test_a_run_ends_well_without_matplotlib(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchrum.plots.curve", None)
+    monkeypatch.setitem(sys.modules, "torchrum.paper.plots.curve", None)
     assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
     assert f"the curve of {tmp_path / 'tiny'} was not drawn" in capsys.readouterr().err
 
@@ -83,7 +83,7 @@ def test_a_run_ends_well_on_a_disk_that_is_full_when_its_curve_is_drawn(tmp_path
     def full(run):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("torchrum.plots.curve.draw_curve", full)
+    monkeypatch.setattr("torchrum.paper.plots.curve.draw_curve", full)
     assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
     error = capsys.readouterr().err
     assert f"No space left on device; draw it later with: torchrum figure {tmp_path / 'tiny'}" in error
@@ -342,16 +342,16 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path, capsys, mo
 
 
 def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
-    import torchrum.training
+    import torchrum.lab.training
 
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    for name in ("torchrum.training.trainer", "torchrum.training.run", "torchrum.training.progress"):
+    for name in ("torchrum.lab.training.trainer", "torchrum.lab.training.run", "torchrum.lab.training.progress"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'Trainer needs rich.console; .* pip install "torchrum\[train\]"'):
-        torchrum.training.Trainer  # noqa: B018
-    monkeypatch.setitem(sys.modules, "torchrum.training.introduction", None)
+        torchrum.lab.training.Trainer  # noqa: B018
+    monkeypatch.setitem(sys.modules, "torchrum.lab.training.introduction", None)
     with pytest.raises(ModuleNotFoundError, match="halted") as caught:  # nothing that the extra would bring
-        torchrum.training.Trainer  # noqa: B018
+        torchrum.lab.training.Trainer  # noqa: B018
     assert "pip" not in str(caught.value)
 
 
@@ -505,7 +505,7 @@ def test_ctrl_c_during_the_imports_is_not_lost(tmp_path):
 def test_a_signal_saves_and_leaves_with_its_code(tmp_path, number):
     run = tmp_path / "longer"
     (tmp_path / "errors").touch()
-    arguments = ["train", "training.tiny:longer", "--out", str(tmp_path)]
+    arguments = ["train", "lab.training.tiny:longer", "--out", str(tmp_path)]
     process = start(run_command, arguments, str(tmp_path / "errors"))
     while not (run / "checkpoints" / "index.json").exists():
         assert process.is_alive(), (tmp_path / "errors").read_text()

@@ -14,9 +14,9 @@ from drawing import draw_less
 from fuzz.mutations import mutate
 from texts import small_text
 from torchrum.cli import main
-from torchrum.ledger import record
-from torchrum.recipes import load_recipe
-from torchrum.training import Trainer, override
+from torchrum.lab.recipes import load_recipe
+from torchrum.lab.training import Trainer, override
+from torchrum.paper.ledger import record
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["eval_every=2", "log_every=1", "device=cpu", "batch_size=4"]

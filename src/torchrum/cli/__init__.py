@@ -118,7 +118,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        from torchrum.training.overrides import unknown_name
+        from torchrum.lab.training.overrides import unknown_name
 
         complain(str(unknown_name("command", name, COMMANDS, "see torchrum --help.")))
         return 2
@@ -135,7 +135,7 @@ def run_command(name: str, arguments: list[str]) -> int:
         if error.name == "torch":
             complain("torchrum needs torch; install it with: pip install torch")
             return 2
-        from torchrum.training import EXTRA
+        from torchrum.lab.training import EXTRA
 
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise

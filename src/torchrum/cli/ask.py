@@ -13,7 +13,7 @@ from torchrum.cli.parsing import Parser
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchrum.tasks import Babi
+    from torchrum.lab.tasks import Babi
 
 HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
 
@@ -32,9 +32,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
     options = parser.parse_args(arguments)
 
-    from torchrum.tasks import Babi
-    from torchrum.training import load_model, read_config
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.tasks import Babi
+    from torchrum.lab.training import load_model, read_config
+    from torchrum.lab.training.errors import ConfigError
 
     if options.top < 1:
         raise ConfigError(f"--top is {options.top}, but it must be at least 1.")
@@ -67,7 +67,7 @@ def best_answers(
     """The ``top`` most likely answers with their probabilities, and the words that the model does not know."""
     import torch
 
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.training.errors import ConfigError
 
     try:
         batch, unknown = task.ask(story, question)
@@ -81,7 +81,7 @@ def best_answers(
 
 def in_lines(answers: dict[str, float], unknown: list[str]) -> str:
     """The answers for a person to read, one per line."""
-    from torchrum.training.progress import visible
+    from torchrum.lab.training.progress import visible
 
     width = max(map(len, answers))
     lines = [f"{word:<{width}}  {chance:.1%}" for word, chance in answers.items()]
@@ -108,8 +108,8 @@ def _lines() -> Iterator[str]:
 
 def _dialogue(story: str, answer: Callable[[str, str], str]) -> Iterator[str]:
     """Answers to the questions among the lines of the standard input."""
-    from torchrum.tasks.babi import split_sentences
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.tasks.babi import split_sentences
+    from torchrum.lab.training.errors import ConfigError
 
     sentences = [story] if story else []
     for line in _lines():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from torchrum.cli.parsing import Parser
 
 if TYPE_CHECKING:
-    from torchrum.bench.records import Report
+    from torchrum.paper.bench.records import Report
 
 
 def main(arguments: list[str]) -> int:
@@ -22,9 +22,9 @@ def main(arguments: list[str]) -> int:
         show_report(options)
         return 0
 
-    from torchrum.bench.environment import conditions
-    from torchrum.bench.records import Report, read_report
-    from torchrum.bench.table import text_table
+    from torchrum.paper.bench.environment import conditions
+    from torchrum.paper.bench.records import Report, read_report
+    from torchrum.paper.bench.table import text_table
 
     report = Report(options.suite, conditions(options.commit), path=options.json)
     if options.resume and options.json.exists():
@@ -93,26 +93,26 @@ def check_together(parser: Parser, options: argparse.Namespace) -> None:
 
 def show_report(options: argparse.Namespace) -> None:
     """Turn the numbers of ``--report`` into what is asked for: a table in a page, a plot, or else a printed table."""
-    from torchrum.bench.records import read_report
+    from torchrum.paper.bench.records import read_report
 
     report = read_report(options.report)
     if options.write:
-        from torchrum.bench.report import write_markdown
+        from torchrum.paper.bench.report import write_markdown
 
         print(f"{options.write}: table {'written' if write_markdown(options.write, report) else 'is up to date'}")
     if options.plot:
-        from torchrum.bench.plot import draw_report
+        from torchrum.paper.bench.plot import draw_report
 
         print(draw_report(report, options.plot))
     if not options.write and not options.plot:
-        from torchrum.bench.table import text_table
+        from torchrum.paper.bench.table import text_table
 
         print(text_table(report))
 
 
 def measure_cpu(report: "Report", options: argparse.Namespace) -> None:
     """Add the rows of the CPU suite to the report."""
-    from torchrum.bench.cpu import run_cpu
+    from torchrum.paper.bench.cpu import run_cpu
 
     run_cpu(
         report,
@@ -130,7 +130,7 @@ def measure_gpu(report: "Report", parser: Parser, options: argparse.Namespace, a
 
     if not torch.cuda.is_available():
         parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
-    from torchrum.bench.gpu import run_gpu
+    from torchrum.paper.bench.gpu import run_gpu
 
     start, seconds = time.perf_counter(), 150.0 if options.seconds is None else options.seconds
     alive = run_gpu(

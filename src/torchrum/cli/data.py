@@ -10,8 +10,8 @@ from torchrum.cli import complain
 from torchrum.cli.parsing import Parser
 
 if TYPE_CHECKING:
-    from torchrum.data import Corpus
-    from torchrum.training.config import TrainConfig
+    from torchrum.lab.data import Corpus
+    from torchrum.lab.training.config import TrainConfig
 
 EPILOG = """The data folder is --data-dir, or else $TORCHRUM_DATA, or else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
 TORCHRUM_OFFLINE=1 forbids downloads. Training downloads what it needs by itself."""
@@ -30,7 +30,7 @@ def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
 def use_data_dir(folder: Path | None) -> None:
     """Take ``folder`` for the data of this process and of those that it starts."""
     if folder is not None:
-        from torchrum.data.files import ROOT_VARIABLE
+        from torchrum.lab.data.files import ROOT_VARIABLE
 
         os.environ[ROOT_VARIABLE] = str(folder.absolute())
 
@@ -46,8 +46,8 @@ def with_text(config: "TrainConfig", path: Path | None) -> "TrainConfig":
     """The config with a text of the user's own in its task; one that reads none is an error."""
     if path is None:
         return config
-    from torchrum.tasks import CharLM
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.tasks import CharLM
+    from torchrum.lab.training.errors import ConfigError
 
     if not isinstance(config.task, CharLM):
         raise ConfigError(
@@ -83,9 +83,9 @@ def main(arguments: list[str]) -> int:
     add_data_dir(parser)
     options = parser.parse_args(arguments)
 
-    from torchrum.data import CORPORA
-    from torchrum.training.errors import ConfigError
-    from torchrum.training.overrides import unknown_name
+    from torchrum.lab.data import CORPORA
+    from torchrum.lab.training.errors import ConfigError
+    from torchrum.lab.training.overrides import unknown_name
 
     if options.corpus is not None and options.corpus not in CORPORA:
         raise unknown_name("data set", options.corpus, CORPORA)
@@ -98,8 +98,8 @@ def main(arguments: list[str]) -> int:
 
 def _act(action: str, corpus: "Corpus", origin: Path | None) -> int:
     """Show, fetch or verify one data set; the exit code."""
-    from torchrum.data import data_root, read_files
-    from torchrum.data.files import fetch_from, verify
+    from torchrum.lab.data import data_root, read_files
+    from torchrum.lab.data.files import fetch_from, verify
 
     if action == "path":
         print(data_root() / corpus.name)

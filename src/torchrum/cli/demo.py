@@ -16,8 +16,8 @@ from torchrum.cli.parsing import Parser
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from torchrum.report.blocks import Block
-    from torchrum.training import TrainConfig
+    from torchrum.lab.training import TrainConfig
+    from torchrum.paper.report.blocks import Block
 
 NEXT = """Where to go next
   torchrum list                      every recipe, with the paper's number beside ours
@@ -30,7 +30,7 @@ def train_one(config: "TrainConfig", folder: Path) -> None:
     """Train one of the two; each has a process and a core of its own."""
     import torch
 
-    from torchrum.training import Trainer
+    from torchrum.lab.training import Trainer
 
     torch.set_num_threads(1)
     raise SystemExit(Trainer(config, quiet=True).fit(folder).exit_code)  # the demo's own picture has both curves
@@ -49,9 +49,9 @@ def main(arguments: list[str]) -> int:
 
     from dataclasses import replace
 
-    from torchrum.ledger.labels import model_label
-    from torchrum.recipes.demo import MODELS, demo
-    from torchrum.training.lock import lock_free_folder
+    from torchrum.lab.recipes.demo import MODELS, demo
+    from torchrum.lab.training.lock import lock_free_folder
+    from torchrum.paper.ledger.labels import model_label
 
     configs = {model_label(model): demo(name, options.seed) for name, model in MODELS.items()}
     if options.steps is not None:
@@ -64,8 +64,8 @@ def train_both(configs: "dict[str, TrainConfig]", folder: Path) -> int:
     """Train both at the same time, and compare them."""
     from rich.console import Console
 
-    from torchrum.training import RunError
-    from torchrum.training.fabric import preload
+    from torchrum.lab.training import RunError
+    from torchrum.lab.training.fabric import preload
 
     runs = {label: folder / config.name for label, config in configs.items()}
     console = Console(soft_wrap=True)
@@ -166,7 +166,7 @@ def watch(
 
 def state(run: Path) -> tuple[int, str]:
     """Steps done and the last scores of a run, from its folder."""
-    from torchrum.training.records import read_metrics
+    from torchrum.lab.training.records import read_metrics
 
     training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
     if not training:
@@ -177,7 +177,7 @@ def state(run: Path) -> tuple[int, str]:
 
 def draw_run(run: Path) -> "list[Block]":
     """The part of the page that is about one run."""
-    from torchrum.report.runs_page import run_blocks
+    from torchrum.paper.report.runs_page import run_blocks
 
     return run_blocks(run)
 
@@ -192,10 +192,10 @@ def compare(
     """Print the table, draw the picture, and say where to go next."""
     from rich.table import Table
 
-    from torchrum.ledger.record import count_parameters
-    from torchrum.plots.comparison import draw_comparison
-    from torchrum.tasks import Recall
-    from torchrum.training.records import read_metrics
+    from torchrum.lab.tasks import Recall
+    from torchrum.lab.training.records import read_metrics
+    from torchrum.paper.ledger.record import count_parameters
+    from torchrum.paper.plots.comparison import draw_comparison
 
     task = next(iter(configs.values())).task
     assert isinstance(task, Recall)
@@ -222,8 +222,8 @@ def compare(
 
 def write_report(runs: list[Path], drawn: "dict[Path, list[Block]]", out: Path) -> Path:
     """Write the page of both runs."""
-    from torchrum.report.page import write_page
-    from torchrum.report.runs_page import runs_page
+    from torchrum.paper.report.page import write_page
+    from torchrum.paper.report.runs_page import runs_page
 
     lead = (
         "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."

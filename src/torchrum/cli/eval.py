@@ -9,7 +9,7 @@ from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser, use_recipe
 
 if TYPE_CHECKING:
-    from torchrum.tasks import Task
+    from torchrum.lab.tasks import Task
 
 
 def _assignments(text: str) -> str:
@@ -49,16 +49,16 @@ def main(arguments: list[str]) -> int:
     options = eval_parser().parse_args(arguments)
     use_data_dir(options.data_dir)
 
-    from torchrum.training import evaluate, read_config
-    from torchrum.training.checkpoint import checkpoint_step
-    from torchrum.training.evaluation_log import write_look
+    from torchrum.lab.training import evaluate, read_config
+    from torchrum.lab.training.checkpoint import checkpoint_step
+    from torchrum.lab.training.evaluation_log import write_look
 
     use_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
     where = options.run, options.split, options.checkpoint, options.device
     how = ""
     if options.dynamic is not None:
-        from torchrum.training.dynamic import DynamicConfig, dynamic_evaluate
+        from torchrum.lab.training.dynamic import DynamicConfig, dynamic_evaluate
 
         dynamic = DynamicConfig.parse(options.dynamic)
         scores, how = dynamic_evaluate(*where, dynamic, config.task), str(dynamic)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
     """The members of a set that ``task=7`` or ``task=1,2`` among the fields asks for, and the other fields."""
-    from torchrum.recipes import FAMILIES
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.recipes import FAMILIES
+    from torchrum.lab.training.errors import ConfigError
 
     members = {member.removeprefix(f"{name}-qa"): member for member in FAMILIES[name]}
     keys = [field.partition("=")[0].strip() for field in fields]
@@ -31,10 +31,10 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     from torchrum.cli import is_first
     from torchrum.cli.data import with_text
     from torchrum.cli.train import check_count, check_resumed, chosen_folder
-    from torchrum.ledger.babi import Column, babi_table
-    from torchrum.recipes import FAMILIES, RECIPES
-    from torchrum.training import override, run_sweep
-    from torchrum.training.evaluation_log import best_look
+    from torchrum.lab.recipes import FAMILIES, RECIPES
+    from torchrum.lab.training import override, run_sweep
+    from torchrum.lab.training.evaluation_log import best_look
+    from torchrum.paper.ledger.babi import Column, babi_table
 
     members, fields = choose(name, fields)
     check_count("seeds", options.seeds)

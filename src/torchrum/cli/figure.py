@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     for path in draw(options):
         print(path)
     if options.write:
-        from torchrum.plots.gallery import write_gallery
+        from torchrum.paper.plots.gallery import write_gallery
 
         changed = write_gallery(options.write, options.results, options.out or FOLDER)
         print(f"{options.write}: {'figures written' if changed else 'figures are up to date'}")
@@ -56,7 +56,7 @@ def figure_parser() -> Parser:
 
 def check_page(options: argparse.Namespace) -> None:
     """Refuse a ``--write`` or an ``--out`` that cannot be done, before anything is drawn."""
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.training.errors import ConfigError
 
     if options.write and options.what != "all":
         raise ConfigError(f"--write needs all, the figures of a whole page; got {options.what!r}.")
@@ -69,10 +69,10 @@ def check_page(options: argparse.Namespace) -> None:
 
 def draw(options: argparse.Namespace) -> list[Path]:
     """Draw what is asked for; the files that were written."""
-    from torchrum.plots.catalog import FIGURES, draw_all, draw_figure, draw_run
-    from torchrum.plots.curve import draw_curve
-    from torchrum.training.errors import ConfigError
-    from torchrum.training.records import holds_run
+    from torchrum.lab.training.errors import ConfigError
+    from torchrum.lab.training.records import holds_run
+    from torchrum.paper.plots.catalog import FIGURES, draw_all, draw_figure, draw_run
+    from torchrum.paper.plots.curve import draw_curve
 
     if options.run is not None:
         return draw_run(options.what, options.run, options.out or options.run)

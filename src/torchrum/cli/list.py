@@ -46,7 +46,7 @@ def option_help(layer: str) -> dict[str, str]:
 
 def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Dotted name, value and meaning of every field of a config."""
-    from torchrum.training.overrides import field_names
+    from torchrum.lab.training.overrides import field_names
 
     helps, table = field_help(type(owner)), []
     for name in field_names(owner):
@@ -64,9 +64,9 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 
 def recipes(results: Path) -> list[tuple[str, ...]]:
     """Name, the paper's number, ours, what it is, and where the paper has it, of every recipe; a set is one line."""
-    from torchrum.ledger import headline
-    from torchrum.ledger.babi import paper_family, paper_mean
-    from torchrum.recipes import FAMILIES, RECIPES
+    from torchrum.lab.recipes import FAMILIES, RECIPES
+    from torchrum.paper.ledger import headline
+    from torchrum.paper.ledger.babi import paper_family, paper_mean
 
     ours = headline(results)
     table: list[tuple[str, ...]] = []
@@ -93,8 +93,8 @@ def families(results: Path) -> list[tuple[str, ...]]:
 
     copying-rum stands for copying-rum-t200, -t500 and so on; its numbers are in the order of the sizes.
     """
-    from torchrum.ledger import headline
-    from torchrum.recipes import FAMILIES
+    from torchrum.lab.recipes import FAMILIES
+    from torchrum.paper.ledger import headline
 
     brief = headline(results, brief=True)
     groups: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -129,8 +129,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     if options.recipe is not None:
-        from torchrum.recipes import load_recipe
-        from torchrum.training.errors import ConfigError
+        from torchrum.lab.recipes import load_recipe
+        from torchrum.lab.training.errors import ConfigError
 
         if options.all:
             raise ConfigError(f"--all lists the recipes; leave it out to see the fields of {options.recipe}.")

@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 def use_recipe(name: str | None) -> None:
     """Import the recipe that ``--recipe`` names, if it does, which makes its task known."""
     if name is not None:
-        from torchrum.recipes import load_recipe
+        from torchrum.lab.recipes import load_recipe
 
         load_recipe(name)
 

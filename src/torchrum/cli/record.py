@@ -9,8 +9,8 @@ from torchrum.cli.parsing import Parser
 
 def runs_below(folders: list[Path]) -> list[Path]:
     """The run folders among ``folders`` and below them; a summary beside them is passed over."""
-    from torchrum.training.records import CONFIG
-    from torchrum.training.sweep import SUMMARY
+    from torchrum.lab.training.records import CONFIG
+    from torchrum.lab.training.sweep import SUMMARY
 
     found: list[Path] = []
     for folder in folders:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
 
-    from torchrum.ledger import LedgerError, record
+    from torchrum.paper.ledger import LedgerError, record
 
     runs, code = runs_below(options.runs), 0
     for run in runs:

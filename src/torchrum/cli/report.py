@@ -24,12 +24,12 @@ def main(arguments: list[str]) -> int:
     parser.add_recipe()
     options = parser.parse_args(arguments)
 
-    from torchrum.ledger import read_ledger
-    from torchrum.report.headline import write_headlines
-    from torchrum.report.ledger_page import ledger_page
-    from torchrum.report.page import write_page
-    from torchrum.report.runs_page import runs_page
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.training.errors import ConfigError
+    from torchrum.paper.ledger import read_ledger
+    from torchrum.paper.report.headline import write_headlines
+    from torchrum.paper.report.ledger_page import ledger_page
+    from torchrum.paper.report.page import write_page
+    from torchrum.paper.report.runs_page import runs_page
 
     use_recipe(options.recipe)
     if options.write:

@@ -34,11 +34,11 @@ def main(arguments: list[str]) -> int:
 
     import torch
 
-    from torchrum.models import CharModel
-    from torchrum.tasks import CharLM
-    from torchrum.training import load_model, read_config
-    from torchrum.training.errors import ConfigError, RunError
-    from torchrum.training.progress import visible
+    from torchrum.lab.models import CharModel
+    from torchrum.lab.tasks import CharLM
+    from torchrum.lab.training import load_model, read_config
+    from torchrum.lab.training.errors import ConfigError, RunError
+    from torchrum.lab.training.progress import visible
 
     task = read_config(options.run).task
     if not isinstance(task, CharLM):

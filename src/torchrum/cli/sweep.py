@@ -10,7 +10,7 @@ from torchrum.cli.starting import leaving_at_once
 from torchrum.cli.train import add_common, check_count, check_resumed, chosen_folder, draw, split_fields
 
 if TYPE_CHECKING:
-    from torchrum.training import TrainConfig
+    from torchrum.lab.training import TrainConfig
 
 
 def read_options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -51,11 +51,11 @@ def main(arguments: list[str]) -> int:
     use_data_dir(options.data_dir)
 
     with leaving_at_once():
-        from torchrum.recipes import FAMILIES, load_recipe
-        from torchrum.training import override, run_sweep
-        from torchrum.training.errors import ConfigError
-        from torchrum.training.fabric import leave_together
-        from torchrum.training.sweep import grid
+        from torchrum.lab.recipes import FAMILIES, load_recipe
+        from torchrum.lab.training import override, run_sweep
+        from torchrum.lab.training.errors import ConfigError
+        from torchrum.lab.training.fabric import leave_together
+        from torchrum.lab.training.sweep import grid
 
     for name in ("seeds", "trials", "jobs"):
         check_count(name, getattr(options, name))
@@ -88,8 +88,8 @@ def main(arguments: list[str]) -> int:
 def run_search(config: "TrainConfig", folder: Path, options: argparse.Namespace) -> int:
     """Search with Optuna, or resume a search; the exit code. What else a sweep takes is refused."""
     with leaving_at_once():
-        from torchrum.training.errors import ConfigError
-        from torchrum.training.search import search
+        from torchrum.lab.training.errors import ConfigError
+        from torchrum.lab.training.search import search
 
     if options.grid or options.seeds or not (options.trials and options.search):
         raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")

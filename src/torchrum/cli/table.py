@@ -12,10 +12,10 @@ def main(arguments: list[str]) -> int:
     options = table_parser().parse_args(arguments)
     check_together(options)
 
-    from torchrum.ledger import read_ledger
-    from torchrum.ledger.markers import write_tables
-    from torchrum.ledger.notes import comparison_section
-    from torchrum.ledger.table import table
+    from torchrum.paper.ledger import read_ledger
+    from torchrum.paper.ledger.markers import write_tables
+    from torchrum.paper.ledger.notes import comparison_section
+    from torchrum.paper.ledger.table import table
 
     entries = read_ledger(options.results)
     if options.write:
@@ -57,9 +57,9 @@ def table_parser() -> Parser:
 
 def check_together(options: argparse.Namespace) -> None:
     """Refuse options that do not go together, a task that no recipe has, and a ledger that is not there."""
-    from torchrum.recipes import RECIPES
-    from torchrum.training.errors import ConfigError
-    from torchrum.training.overrides import unknown_name
+    from torchrum.lab.recipes import RECIPES
+    from torchrum.lab.training.errors import ConfigError
+    from torchrum.lab.training.overrides import unknown_name
 
     if options.best is not None and options.within is not None:
         raise ConfigError("--best and --within make different tables; pass only one of them.")

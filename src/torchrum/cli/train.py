@@ -13,7 +13,7 @@ from torchrum.cli.parsing import Parser
 from torchrum.cli.starting import leaving_at_once
 
 if TYPE_CHECKING:
-    from torchrum.training import TrainConfig
+    from torchrum.lab.training import TrainConfig
 
 EPILOG = """Every field of the recipe can be set: --steps 1000, or --set steps=1000. Nested fields have dotted names:
 --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows all fields. A recipe of your own is
@@ -48,7 +48,7 @@ def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[
             continue
         if not equals:
             if not words or words[0].startswith("--"):
-                from torchrum.training.errors import ConfigError  # brings torch along, and help must not
+                from torchrum.lab.training.errors import ConfigError  # brings torch along, and help must not
 
                 raise ConfigError(f"{name} needs a value: {name} VALUE.")
             value = words.pop(0)
@@ -77,7 +77,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def check_count(name: str, count: int | None) -> None:
     """Refuse a number of runs that is none, or that no one could wait for."""
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.training.errors import ConfigError
 
     if count is not None and not 1 <= count <= MOST_RUNS:
         limit = "at least 1" if count < 1 else f"at most {MOST_RUNS:,}"
@@ -86,10 +86,10 @@ def check_count(name: str, count: int | None) -> None:
 
 def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
     """Refuse to resume what is not there, or not several runs of these recipes, before a sweep would begin in it."""
-    from torchrum.training import read_config
-    from torchrum.training.errors import ConfigError
-    from torchrum.training.files import first_run_inside
-    from torchrum.training.records import CONFIG
+    from torchrum.lab.training import read_config
+    from torchrum.lab.training.errors import ConfigError
+    from torchrum.lab.training.files import first_run_inside
+    from torchrum.lab.training.records import CONFIG
 
     if folder is None:
         return
@@ -108,7 +108,7 @@ def chosen_folder(options: argparse.Namespace, label: str) -> Path:
 
     ``--out`` beside ``--resume`` may only repeat where the folder is, as in the command that started the runs.
     """
-    from torchrum.training.errors import ConfigError
+    from torchrum.lab.training.errors import ConfigError
 
     folder, out = options.resume, options.out
     if folder is None:
@@ -123,9 +123,9 @@ def chosen_folder(options: argparse.Namespace, label: str) -> Path:
 
 def check_single(folder: Path) -> None:
     """Refuse a folder of several runs where one is to be resumed; the command that started them resumes them all."""
-    from torchrum.training.errors import ConfigError
-    from torchrum.training.files import first_run_inside
-    from torchrum.training.records import CONFIG
+    from torchrum.lab.training.errors import ConfigError
+    from torchrum.lab.training.files import first_run_inside
+    from torchrum.lab.training.records import CONFIG
 
     if not (folder / CONFIG).exists() and (run := first_run_inside(folder, CONFIG)):
         raise ConfigError(
@@ -137,8 +137,8 @@ def check_single(folder: Path) -> None:
 def draw(run: Path) -> None:
     """Draw the curve of a finished run; one that cannot be drawn is no less finished."""
     try:
-        from torchrum.plots.curve import draw_curve
-        from torchrum.training.errors import RunError
+        from torchrum.lab.training.errors import RunError
+        from torchrum.paper.plots.curve import draw_curve
     except ImportError as error:
         complain(f"the curve of {run} was not drawn: {error}")
         return
@@ -165,10 +165,10 @@ def main(arguments: list[str]) -> int:
 
     with leaving_at_once():
         from torchrum.cli.family import train_family
-        from torchrum.recipes import FAMILIES, load_recipe
-        from torchrum.training import Trainer, override
-        from torchrum.training.errors import ConfigError
-        from torchrum.training.fabric import leave_together
+        from torchrum.lab.recipes import FAMILIES, load_recipe
+        from torchrum.lab.training import Trainer, override
+        from torchrum.lab.training.errors import ConfigError
+        from torchrum.lab.training.fabric import leave_together
 
     fields = [*options.fields, *fields]
     if options.recipe is None and options.resume is None:
@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> int:
 def train_seeds(recipe: "TrainConfig", fields: list[str], options: argparse.Namespace) -> int:
     """Train the recipe ``--seeds`` times, or resume such a sweep; the exit code."""
     with leaving_at_once():
-        from torchrum.training import override, run_sweep
+        from torchrum.lab.training import override, run_sweep
 
     check_count("seeds", options.seeds)
     config = override(recipe, fields)
@@ -213,8 +213,8 @@ def train_seeds(recipe: "TrainConfig", fields: list[str], options: argparse.Name
 def resume_run(recipe: "TrainConfig | None", fields: list[str], options: argparse.Namespace) -> int:
     """Resume the one run in the folder ``--resume``, which must be of the recipe if one is given; the exit code."""
     with leaving_at_once():
-        from torchrum.training import Trainer, override, read_config
-        from torchrum.training.errors import ConfigError
+        from torchrum.lab.training import Trainer, override, read_config
+        from torchrum.lab.training.errors import ConfigError
 
     check_single(options.resume)
     config = with_text(override(read_config(options.resume), fields), options.data)

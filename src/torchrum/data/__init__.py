@@ -1,7 +1,0 @@
-"""Data sets on disk: where they live, how they are fetched and checked, and how they are read."""
-
-from torchrum.data.corpora import CORPORA, Corpus, DataFile, Source
-from torchrum.data.errors import DataError, DataUnavailableError
-from torchrum.data.files import data_root, read_files
-
-__all__ = ["CORPORA", "Corpus", "DataError", "DataFile", "DataUnavailableError", "Source", "data_root", "read_files"]

@@ -1,0 +1,247 @@
+"""bAbI question answering v1.2 (Weston et al., 2015): the text of its 20 tasks, parsed.
+
+A file is a row of stories. A line is a number, which is 1 where a story begins, and a statement, or a question with its
+answer and the numbers of the statements that support it, separated by tabs. A question is asked of the statements
+before it; the questions before it are no part of its story. Words and punctuation are tokens, case is kept, and an
+answer of several words ("milk,football") is one token.
+"""
+
+import functools
+import io
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torchrum.lab.data.babi_words import WORDS
+from torchrum.lab.data.errors import DataError
+from torchrum.lab.data.files import data_root, read_files
+
+Sentence = tuple[str, ...]
+
+NAMES = (
+    "single-supporting-fact two-supporting-facts three-supporting-facts two-arg-relations three-arg-relations "
+    "yes-no-questions counting lists-sets simple-negation indefinite-knowledge basic-coreference conjunction "
+    "compound-coreference time-reasoning basic-deduction basic-induction positional-reasoning size-reasoning "
+    "path-finding agents-motivations"
+).split()
+"""Names of tasks 1 to 20."""
+
+TASKS = tuple(range(1, len(NAMES) + 1))
+
+
+class Sizes(NamedTuple):
+    """What is known of a task without its files; a test compares it with them."""
+
+    entropy: float
+    """Entropy of the answers of the test questions, in nats."""
+    words: int
+    """The longest sentence or question."""
+    statements: int
+    """The longest story."""
+    story_words: int
+    """Words of the longest story."""
+    question_words: int
+    """Words of the longest question."""
+
+
+SIZES = (
+    Sizes(1.788075, 7, 10, 68, 4),
+    Sizes(1.788880, 7, 88, 552, 5),
+    Sizes(1.778884, 8, 268, 1568, 8),
+    Sizes(1.790208, 8, 2, 16, 7),
+    Sizes(1.913338, 8, 126, 782, 8),
+    Sizes(0.693129, 7, 26, 156, 6),
+    Sizes(0.851030, 7, 52, 321, 7),
+    Sizes(1.634596, 7, 58, 358, 5),
+    Sizes(0.654560, 8, 10, 74, 6),
+    Sizes(1.011545, 10, 10, 89, 6),
+    Sizes(1.789462, 9, 10, 76, 4),
+    Sizes(1.788072, 9, 10, 87, 4),
+    Sizes(1.789205, 9, 10, 86, 4),
+    Sizes(1.790336, 9, 14, 116, 7),
+    Sizes(1.364381, 6, 8, 44, 6),
+    Sizes(1.385724, 5, 9, 41, 5),
+    Sizes(0.692347, 12, 2, 24, 12),
+    Sizes(0.691224, 10, 20, 169, 10),
+    Sizes(2.479970, 11, 5, 40, 11),
+    Sizes(1.920684, 8, 12, 69, 8),
+)
+"""Tasks 1 to 20."""
+ALL_TASKS = Sizes(3.239074, 12, 268, 1568, 12)
+"""The 20 tasks together, with one vocabulary."""
+
+
+@functools.cache
+def symbols(task: int | None) -> tuple[str, ...]:
+    """The vocabulary of a task, or of all of them, in the order of its numbers; "" is the blank, number 0."""
+    texts = WORDS if task is None else WORDS[task - 1 : task]
+    return ("", *sorted({word for text in texts for word in text.split()}))
+
+
+SMALL = 1000
+"""Training questions of the variant ``en``: its files are the start of those of ``en-10k``."""
+
+
+class Question(NamedTuple):
+    """A question within a story."""
+
+    after: int
+    """Statements before it."""
+    words: Sentence
+    answer: str
+    supports: tuple[int, ...]
+    """The statements that the answer follows from, counted from 0."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """Statements, and questions asked on the way."""
+
+    statements: tuple[Sentence, ...]
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class TaskText:
+    """The stories of one task."""
+
+    train: tuple[Story, ...]
+    validation: tuple[Story, ...]
+    """The last tenth of the training questions, with their stories whole."""
+    test: tuple[Story, ...]
+    origin: str
+    """What the training file is: official, or another."""
+
+
+@functools.lru_cache(maxsize=2**16)  # a task repeats a few thousand sentences
+def tokens(text: str) -> Sentence:
+    """Words and punctuation: ``Where is Mary?`` is four tokens."""
+    return tuple(part for piece in re.split(r"(\W)", text) if (part := piece.strip()))
+
+
+def parse(text: str, source: str) -> tuple[Story, ...]:
+    """Read the stories of a file; ``source`` names it in errors, which give the number of the line."""
+    stories: list[Story] = []
+    statements: list[Sentence] = []
+    questions: list[Question] = []
+    places: dict[int, int] = {}  # number of a line in its story -> number of the statement
+
+    def close() -> None:
+        if statements or questions:
+            stories.append(Story(tuple(statements), tuple(questions)))
+        statements.clear()
+        questions.clear()
+        places.clear()
+
+    last = 0
+    for place, line in enumerate(io.StringIO(text, newline=None), 1):  # splitlines would end lines at form feeds too
+        line = line.rstrip("\n")
+        number, space, rest = line.partition(" ")
+        if not (re.fullmatch("[0-9]{1,9}", number) and space and rest.strip()):
+            raise DataError(f"{source}, line {place}: {line[:60]!r} does not begin with a number and a sentence.")
+        if int(number) not in (1, last + 1):
+            other = ", or 1 where a story begins" if last else ""
+            raise DataError(f"{source}, line {place}: the number is {number}, but it must be {last + 1}{other}.")
+        if int(number) == 1:
+            close()
+        last = int(number)
+        if "\t" in rest:
+            questions.append(_question(rest, places, len(statements), f"{source}, line {place}"))
+        else:
+            places[last] = len(statements)
+            statements.append(tokens(rest))
+    close()
+    if not any(story.questions for story in stories):
+        raise DataError(f"{source} holds no question.")
+    return tuple(stories)
+
+
+def _question(text: str, places: dict[int, int], after: int, where: str) -> Question:
+    question, *parts = text.split("\t")
+    answer, supports = parts[0].strip(), parts[1].split() if len(parts) > 1 else []
+    if len(parts) > 2 or not tokens(question) or not answer:
+        raise DataError(f"{where}: a question must be followed by a tab, its answer, a tab and its supporting lines.")
+    if not after:
+        raise DataError(f"{where}: the question has no statement before it.")
+    try:
+        found = tuple(places[int(number)] for number in supports)
+    except (ValueError, KeyError):
+        raise DataError(f"{where}: {parts[1]!r} must be numbers of statements before the question.") from None
+    return Question(after, tokens(question), answer, found)
+
+
+def read_task(task: int) -> TaskText:
+    """The stories of task 1 to 20, fetched if they are not on disk."""
+    return _read_task(task, str(data_root()))
+
+
+@functools.lru_cache(maxsize=40)
+def _read_task(task: int, root: str) -> TaskText:
+    paths = [f"en-10k/qa{task}_{NAMES[task - 1]}_{split}.txt" for split in ("train", "test")]
+    files = read_files("babi", paths)
+    train, test = (parse(files[path].content.decode("utf-8"), path) for path in paths)
+    cut = hold_out(train)
+    return TaskText(train[:cut], train[cut:], test, files[paths[0]].origin)
+
+
+def hold_out(stories: Sequence[Story], part: int = 10) -> int:
+    """Where the last ``1 / part`` of the questions begins, at the start of a story."""
+    total, found, cut = count(stories), 0, len(stories)
+    while found * part < total:
+        cut -= 1
+        found += len(stories[cut].questions)
+    return cut
+
+
+def count(stories: Iterable[Story]) -> int:
+    """Questions in some stories."""
+    return sum(len(story.questions) for story in stories)
+
+
+def small(text: TaskText) -> TaskText:
+    """The task as the variant ``en`` has it: the first 1,000 training questions, the last tenth for validation."""
+    kept: list[Story] = []
+    for story in text.train:
+        missing = SMALL - count(kept)
+        if not missing:
+            break
+        kept.append(replace(story, questions=story.questions[:missing]))
+    cut = hold_out(kept)
+    return replace(text, train=tuple(kept[:cut]), validation=tuple(kept[cut:]))
+
+
+ANIMALS, COLOURS = ("lion", "rhino", "swan", "frog"), ("white", "green", "gray", "yellow")
+
+
+def augment_induction(stories: Iterable[Story], seed: int) -> tuple[Story, ...]:
+    """Task 16 without its shortcut (Franke et al., 2018): each colour stands in a story once.
+
+    In half of the questions the commonest colour of the story is the answer, and models settle on it. In stories of
+    nine statements the three that support the answer stay; in the others an animal or a colour that has occurred is
+    replaced by one that has not. Answers do not change.
+    """
+    choose = random.Random(seed)
+    return tuple(_spread_out(story, choose) for story in stories)
+
+
+def _spread_out(story: Story, choose: random.Random) -> Story:
+    if len(story.statements) != 9 or len(story.questions) != 1:
+        return story
+    (question,) = story.questions
+    support = {story.statements[place] for place in question.supports}
+    used = {word for sentence in support for word in sentence}
+    statements = []
+    for place, sentence in enumerate(story.statements):
+        for kind in (ANIMALS, COLOURS):
+            word = next((word for word in sentence if word in kind), None)
+            if word is None or place in question.supports:
+                continue
+            if word in used and (free := [other for other in kind if other not in used]):
+                new = choose.choice(free)
+                sentence = tuple(new if other == word else other for other in sentence)
+                word = new
+            used.add(word)
+        statements.append(sentence)
+    return replace(story, statements=tuple(statements))

@@ -1,0 +1,204 @@
+"""Texts as streams of symbols: Penn Treebank in its two conventions, and any text of the user's own.
+
+A symbol is a byte; its id is its rank by frequency in the training part, the commonest first. Bytes that do not occur
+there are left out of the other parts, and counted.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from torchrum.lab.data.errors import DataError
+from torchrum.lab.data.files import read_files
+
+PARTS = ("train", "valid", "test")
+CHUNK = 2**22  # symbols that are counted at once: memory does not grow with the text
+MOST_CONTROLS = 0.01  # share of control bytes beyond which a file is not text
+LEAST_ASCII = 0.01  # share of ASCII below which a text must be UTF-8; single-byte encodings have ASCII spaces
+MOST_BROKEN = 0.01  # share of bytes in it that are not UTF-8; a file that was cut has some at its ends
+NOT_ASCII = bytes(range(128, 256))
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+ALLOWED_CONTROLS = b"\t\n\x0b\x0c\r\x1b"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be known of a text to build a model for it and to read its results, without the text itself."""
+
+    symbols: bytes
+    """The byte of each id, by descending frequency in the training part; equal counts by value."""
+    sizes: tuple[int, int, int]
+    """Symbols of the training, validation and test part."""
+    words: tuple[int, int, int]
+    """Words of each part; in Penn Treebank the ends of lines count too, as word-level models have it."""
+    memoryless: float
+    """Nats per symbol of the best model that knows the symbol before and nothing else."""
+    sha256: str = ""
+    """Of the three parts one after the other, for a text of the user's own."""
+
+
+PTB_SYMBOLS = b" etanoisrhludcmfpkgybw<>\nvN.'xj$-qz&0193#285\\764/*"
+PTB_WORDS = (929_589, 73_760, 82_430)
+KNOWN = {
+    "ptb": Facts(PTB_SYMBOLS, (5_101_618, 399_782, 449_945), PTB_WORDS, 2.3154111409956473),
+    "ptb.char": Facts(PTB_SYMBOLS, (5_017_482, 393_042, 442_423), PTB_WORDS, 2.3515771066975497),
+}
+"""Texts that need no reading to be known. ``ptb`` is the word-level file byte for byte; ``ptb.char`` lacks the two
+spaces at the ends of each line, which are nearly free to predict: for the same total of bits its bits per character are
+1.7 % higher."""
+
+
+class Parts(NamedTuple):
+    """The bytes of a text, cut in three."""
+
+    train: bytes
+    valid: bytes
+    test: bytes
+
+
+def read_known(name: str) -> Parts:
+    """A text of ``KNOWN``, from the data directory; downloaded if it is not there."""
+    contents = [checked.content for checked in read_files("ptb", [f"{part}.txt" for part in PARTS]).values()]
+    convert: Callable[[bytes], bytes] = strip_lines if name == "ptb.char" else bytes
+    return Parts(*map(convert, contents))
+
+
+def strip_lines(text: bytes) -> bytes:
+    """Lines without the spaces around them: the symbols of ``ptb.char``, with the blank as itself."""
+    return b"".join(line.strip() + b"\n" for line in text.splitlines())
+
+
+def read_own(path: Path, heldout: float) -> Parts:
+    """A text of the user's own.
+
+    Args:
+        path: a file; a folder with ``train.txt``, ``valid.txt`` and ``test.txt``; or a folder whose ``.txt`` files,
+            sorted by path, make one text.
+        heldout: share of the text at its end for the validation part, and again for the test part, where it comes
+            undivided.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist; --data takes a text file or a folder of .txt files.")
+    if path.is_dir():
+        given = [path / f"{part}.txt" for part in PARTS]
+        missing = [file.name for file in given if not file.exists()]
+        if not missing:
+            return Parts(*map(_read_file, given))
+        if len(missing) < len(given):  # a text that is half divided must not be trained on as a whole
+            raise DataError(
+                f"{path} has no {' and no '.join(missing)}; train.txt, valid.txt and test.txt go together. Add what is "
+                "missing, or rename the files to read them as one text."
+            )
+        files = _text_files(path)
+        if not files:
+            raise DataError(f"{path} holds no .txt files; --data takes a text file or a folder of .txt files.")
+    else:
+        files = [path]
+    text = b"".join(map(_read_file, files))
+    size = int(len(text) * heldout)
+    if size < 1:
+        raise DataError(
+            f"{path.name} has {len(text)} bytes, and {heldout:g} of it leaves nothing to validate and test on; "
+            "take a longer text or a larger --task.heldout."
+        )
+    return Parts(text[: -2 * size], text[-2 * size : -size], text[-size:])
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """The ``.txt`` files below a folder, sorted; a folder in it that cannot be read is an error, and no gap."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from error
+
+    found = (
+        Path(where) / name
+        for where, _, names in os.walk(folder, onerror=refuse)
+        for name in names
+        if name.endswith(".txt")
+    )
+    return sorted(file for file in found if file.is_file())
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file; --data takes a text file or a folder of .txt files.")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    if not text.strip():
+        raise DataError(f"{path} is empty; it must hold text.")
+    if text[:2] in UTF_16_MARKS or b"\0" in text:
+        sign = "a UTF-16 byte order mark" if text[:2] in UTF_16_MARKS else "NUL bytes"
+        raise DataError(f"{path} is not text: it has {sign}. If it is UTF-16, convert it: iconv -f UTF-16 -t UTF-8.")
+    controls = sum(text.count(byte) for byte in range(32) if byte not in ALLOWED_CONTROLS) + text.count(127)
+    if controls > MOST_CONTROLS * len(text):
+        share = f"{controls / len(text):.0%} of its bytes are control characters"
+        raise DataError(f"{path} is not text: {share}; at most {MOST_CONTROLS:.0%} are allowed.")
+    if len(text.translate(None, NOT_ASCII)) < LEAST_ASCII * len(text):
+        broken = 1 - len(text.decode(errors="ignore").encode()) / len(text)
+        if broken > MOST_BROKEN:
+            raise DataError(
+                f"{path} is not text: {broken:.0%} of its bytes are not UTF-8, and next to none are ASCII. "
+                "If it is text in another encoding, convert it: iconv -f ENCODING -t UTF-8."
+            )
+    return text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no text
+
+
+def describe(parts: Parts) -> Facts:
+    """The facts of a text of the user's own."""
+    counts = sum(torch.bincount(piece.long(), minlength=256) for piece in _bytes(parts.train).split(CHUNK))
+    assert isinstance(counts, Tensor)
+    order = sorted((byte for byte in range(256) if counts[byte]), key=lambda byte: (-int(counts[byte]), byte))
+    symbols = bytes(order)
+    ids = [encode(part, symbols) for part in parts]
+    sizes = (len(ids[0]), len(ids[1]), len(ids[2]))
+    for name, size in zip(PARTS, sizes, strict=True):
+        if size < 2:
+            raise DataError(
+                f"the {name} part of the text has {size} symbols that occur in the training part; it must have at "
+                "least 2. Take a longer text, or a larger --task.heldout."
+            )
+    words = (len(parts.train.split()), len(parts.valid.split()), len(parts.test.split()))
+    return Facts(symbols, sizes, words, _memoryless(ids[0], len(symbols)), fingerprint(parts))
+
+
+def fingerprint(parts: Parts) -> str:
+    """The sha256 of the three parts, one after the other."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def encode(text: bytes, symbols: bytes) -> Tensor:
+    """The ids of a text, ``(N,)`` uint8; bytes that are not among ``symbols`` are left out."""
+    ids = torch.full((256,), -1, dtype=torch.int16)
+    ids[_bytes(symbols).long()] = torch.arange(len(symbols), dtype=torch.int16)
+    pieces = []
+    for piece in _bytes(text).split(CHUNK):
+        found = ids[piece.long()]
+        pieces.append(found[found >= 0].to(torch.uint8))
+    return torch.cat(pieces)
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+
+
+def _memoryless(ids: Tensor, V: int) -> float:
+    counts = torch.zeros(V * V, dtype=torch.float64)
+    for start in range(0, len(ids) - 1, CHUNK):
+        piece = ids[start : start + CHUNK + 1].long()
+        counts += torch.bincount(piece[:-1] * V + piece[1:], minlength=V * V)
+    pairs = counts.view(V, V)
+    share = pairs / pairs.sum(1, keepdim=True)
+    nats = -(pairs * share.log()).nan_to_num(0.0).sum() / pairs.sum()  # 0 log 0 is 0
+    return max(0.0, float(nats)) if math.isfinite(nats) else 0.0

@@ -1,0 +1,113 @@
+"""Recipes: one function that returns a ``TrainConfig`` for each published number."""
+
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from torchrum.lab.data.babi import TASKS
+from torchrum.lab.recipes import babi, char_others, char_ptb, copying, recall
+from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.overrides import unknown_name
+from torchrum.lab.training.typed_data import shown
+
+__all__ = ["FAMILIES", "PAPER_ONLY", "RECIPES", "Recipe", "load_recipe", "registered_recipe"]
+
+Recipe = Callable[[], TrainConfig]
+
+RECIPES: dict[str, Recipe] = {
+    **copying.recipes(),
+    **recall.recipes(),
+    **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb, model) for model in char_ptb.MODELS},
+    **{f"char-ptb-{model}": functools.partial(char_others.char_ptb_other, model) for model in char_others.OTHERS},
+    "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
+    **{f"char-ptb-{model}-tuned": functools.partial(char_ptb.char_ptb_tuned, model) for model in char_ptb.TUNED},
+    **{f"char-ptb-{model}-tanh": functools.partial(char_ptb.char_ptb_tanh, model) for model in char_ptb.TANH},
+    "char-ptb-fs-rum-2-slim": char_ptb.char_ptb_slim,
+    "char-ptb-rum-awd": char_ptb.char_ptb_awd,
+    "char-rum": char_ptb.char_rum,
+    **{f"babi-{model}-qa{task}": functools.partial(babi.babi, model, task) for model in babi.MODELS for task in TASKS},
+    **{f"babi-memn2n-qa{task}": functools.partial(babi.babi_memn2n, task) for task in TASKS},
+    **{f"babi-joint-{model}": functools.partial(babi.babi_joint, model) for model in babi.JOINT},
+}
+"""Every recipe by its name."""
+
+FAMILIES: dict[str, tuple[str, ...]] = babi.families()
+"""Recipes that are trained as a set, by the name of the set."""
+
+PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
+    ("recall", length): models for length, models in recall.PAPER_ONLY.items()
+}
+"""Task and size to baseline models that have no recipe: name and printed number."""
+
+
+LISTING = "torchrum list shows them all."
+
+
+def registered_recipe(name: str) -> TrainConfig:
+    """The config of a recipe in ``RECIPES``, by its full name: all that a file may name, since it imports nothing."""
+    _check_name(name)
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES, LISTING)
+    return RECIPES[name]()
+
+
+def load_recipe(name: str) -> TrainConfig:
+    """The config that a recipe returns; for names that the user types, never for those that stand in a file.
+
+    Args:
+        name: a name in ``RECIPES``; the same without its size, as ``copying-rum``, which takes the smallest; the name
+            of a set, as ``babi-rum``, which takes the first; or ``module:function``, a recipe of your own, whose module
+            is imported.
+    """
+    _check_name(name)
+    if ":" in name:
+        return _load_own(name)
+    if name in FAMILIES:
+        return RECIPES[FAMILIES[name][0]]()
+    sized = [known for known in RECIPES if re.fullmatch(re.escape(name) + r"-t\d+", known)]
+    if sized and name not in RECIPES:
+        return RECIPES[min(sized, key=lambda known: int(known.rpartition("-t")[2]))]()
+    if name not in RECIPES:
+        short = {re.sub(r"-t\d+$", "", known) for known in RECIPES}
+        raise unknown_name("recipe", name, {*RECIPES, *FAMILIES, *short}, LISTING)
+    return RECIPES[name]()
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"the name of a recipe is {shown(name)}, but it must be text, such as 'copying-rum'.")
+
+
+def _load_own(name: str) -> TrainConfig:
+    module, _, function = name.partition(":")
+    if module.endswith(".py"):
+        raise ConfigError(
+            f"{name!r} names a file; write MODULE:FUNCTION, as {module[:-3].replace('/', '.')}:{function}."
+        )
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # an installed command does not look into the current folder, where a recipe mostly lies
+    try:
+        recipe = getattr(importlib.import_module(module), function)
+        if callable(recipe):
+            with suppress(ValueError):  # builtins may have none
+                inspect.signature(recipe).bind()
+    except ModuleNotFoundError as error:
+        places = "the current folder and Python's path were searched"
+        raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}; {places}.") from error
+    except SystemExit as error:
+        advice = "put its main part below if __name__ == '__main__'"
+        raise ConfigError(
+            f"the recipe {name!r} cannot be loaded: importing {module} ends the process; {advice}."
+        ) from error
+    except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
+        raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
+    config = recipe() if callable(recipe) else recipe
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"the recipe {name!r} returned {type(config).__name__}, but it must return a TrainConfig.")
+    return config

@@ -1,0 +1,251 @@
+"""bAbI question answering: read a story and a question, name the answer."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchrum.lab.data import babi
+from torchrum.lab.data.corpora import OFFICIAL
+from torchrum.lab.tasks.base import Batch, Task
+from torchrum.lab.tasks.stories import Layout, Place, Rows, TrainingStories, encode, scored_batches
+from torchrum.ops._checks import check_flags
+
+Split = Literal["train", "validation", "test"]
+SOLVED = 0.95
+"""Accuracy from which a task counts as solved."""
+NUM_TRAIN, NUM_TRAIN_SMALL = 9000, 900  # questions to learn from, of each task
+
+
+def split_sentences(line: str) -> list[str]:
+    """The sentences of a line, each with the sign that it ends with."""
+    return re.split(r"(?<=[.!?])\s+", line.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Babi(Task):
+    """Answer questions about short stories (Weston et al., 2015), v1.2 in English.
+
+    The input is the words of the story and of the question, or their sentences; the answer is one word of the
+    vocabulary, read at the last step. A model learns one of the 20 tasks, or all of them with one vocabulary. The last
+    tenth of the training questions judges a run, the test files give the result.
+    """
+
+    answers: ClassVar = "last"
+    metric: ClassVar = "accuracy"
+    has_test: ClassVar = True
+    baseline_name: ClassVar = "answers-only"
+
+    task: int | None = None
+    """Which of the 20 tasks, 1 to 20; None: all of them, jointly."""
+    variant: Literal["en-10k", "en"] = "en-10k"
+    """en-10k: 10,000 training questions for each task; en: the first 1,000 of them."""
+    reading: Literal["words", "sentences"] = "words"
+    """What a step reads: a word, or a sentence as the bag of its words."""
+    question: Place = "last"
+    """Where the question stands: after the story, before it, or at both ends."""
+    blanks: int = 0
+    """Blank steps after the last word, before the answer is read."""
+    authors_readout: bool = False
+    """Pad the story at its front and the question at its end to the longest, and read after the trailing blanks."""
+    augment16: bool = False
+    """Train task 16 on stories without their shortcut, each colour once; report such results apart."""
+
+    extra: tuple[int, ...] = ()
+    """Tasks of a joint run to show once more in each epoch; one that is named several times is shown more often."""
+
+    def __post_init__(self) -> None:
+        if self.task is not None and (type(self.task) is not int or self.task not in babi.TASKS):
+            raise ValueError(f"Babi: task={self.task!r}; it must be a number from 1 to 20, or None for all of them.")
+        choices = {"variant": ("en-10k", "en"), "reading": ("words", "sentences"), "question": get_args(Place)}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"Babi: {name}={getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
+        if isinstance(self.blanks, bool) or not isinstance(self.blanks, int) or not 0 <= self.blanks <= 1000:
+            raise ValueError(f"Babi: blanks={self.blanks!r}; it must be a whole number from 0 to 1000.")
+        check_flags("Babi", authors_readout=self.authors_readout, augment16=self.augment16)
+        if self.authors_readout and (self.reading, self.question, self.blanks) != ("words", "last", 0):
+            raise ValueError("Babi: authors_readout has its own layout; leave out reading, question and blanks.")
+        if not isinstance(self.extra, tuple):
+            raise ValueError(f"Babi: extra={self.extra!r}; it must be a tuple of tasks, such as (3, 16).")
+        if self.extra and (self.task is not None or not set(self.extra) <= set(babi.TASKS)):
+            raise ValueError(f"Babi: extra={self.extra} must be tasks from 1 to 20, of a joint run; set task to None.")
+        if self.augment16 and self.task not in (None, 16):
+            raise ValueError(f"Babi: augment16 changes task 16, but task is {self.task}.")
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The tasks that are learnt."""
+        return babi.TASKS if self.task is None else (self.task,)
+
+    @property
+    def sizes(self) -> babi.Sizes:
+        """What is known of the data without its files."""
+        return babi.ALL_TASKS if self.task is None else babi.SIZES[self.task - 1]
+
+    @property
+    def input_size(self) -> int:
+        """The blank, words, punctuation and answers."""
+        return len(self.words())
+
+    @property
+    def num_classes(self) -> int:
+        """Every symbol may be an answer, as in the paper."""
+        return len(self.words())
+
+    @property
+    def sentence_size(self) -> int | None:
+        """Words of a sentence, J, where a step is a sentence."""
+        return self.sizes.words if self.reading == "sentences" else None
+
+    @property
+    def ends_with_question(self) -> bool:
+        """Whether the question is the last thing that is read, and read once."""
+        return self.question == "last" and not self.blanks and not self.authors_readout
+
+    @property
+    def memory_size(self) -> int:
+        """Statements of the longest story."""
+        return self.sizes.statements
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Steps that show every training question once, short of the rows that fill up the last batch of a bucket."""
+        each = NUM_TRAIN if self.variant == "en-10k" else NUM_TRAIN_SMALL
+        return -(-each * (len(self.tasks) + len(self.extra)) // batch_size)
+
+    def texts(self) -> dict[int, babi.TaskText]:
+        """The stories of each task, from disk."""
+        texts = {task: babi.read_task(task) for task in self.tasks}
+        return texts if self.variant == "en-10k" else {task: babi.small(text) for task, text in texts.items()}
+
+    def words(self) -> tuple[str, ...]:
+        """The vocabulary, in the order of its numbers; "" is the blank."""
+        return babi.symbols(self.task)
+
+    def provenance(self) -> str:
+        """The tasks whose training text is not the official one, and what it is."""
+        origins = {task: text.origin for task, text in self.texts().items()}
+        return "; ".join(f"task {task}'s training text is {text}" for task, text in origins.items() if text != OFFICIAL)
+
+    def rows(self, split: Split, seed: int = 0) -> Rows:
+        """The questions of a split; the seed decides the augmentation of training stories alone."""
+        texts, groups = self.texts(), []
+        for number, task in enumerate((*self.tasks, *(self.extra if split == "train" else ()))):
+            stories = getattr(texts[task], split)
+            if self.augment16 and task == 16 and split == "train":
+                stories = babi.augment_induction(stories, seed + 1000 * number)  # each copy in its own way
+            groups.append((task, stories))
+        return encode(groups, self.words(), self.sentence_size)
+
+    def ask(self, story: str, question: str) -> tuple[Batch, list[str]]:
+        """A question of one's own as a batch of one row, and the words in it that the vocabulary lacks.
+
+        Args:
+            story: sentences, each with its full stop or on a line of its own.
+            question: one sentence.
+        """
+        sentences = [sentence for line in story.splitlines() for sentence in split_sentences(line)]
+        statements = [babi.tokens(sentence.rstrip(" .") + ".") for sentence in sentences if sentence.strip(" .")]
+        asked = babi.tokens(question.rstrip(" .?") + "?")
+        if not statements or len(asked) < 2:
+            raise ValueError("a story of at least one sentence and a question are needed.")
+        longest = max(map(len, (*statements, asked)))
+        if self.sentence_size is not None and longest > self.sentence_size:
+            raise ValueError(
+                f"a sentence has {longest} words, but the model reads {self.sentence_size} of them at most."
+            )
+        if self.authors_readout and len(asked) > self.sizes.question_words:
+            raise ValueError(
+                f"the question has {len(asked)} words, but the model reads {self.sizes.question_words} of them at most."
+            )
+        known = {word: word for word in self.words()}
+        folded = {word.casefold(): word for word in known}
+        unknown: dict[str, None] = {}
+
+        def look_up(word: str) -> str:
+            found = known.get(word, folded.get(word.casefold(), ""))
+            if not found:
+                unknown[word] = None
+            return found
+
+        facts = tuple(tuple(map(look_up, sentence)) for sentence in statements)
+        row = babi.Question(len(facts), tuple(map(look_up, asked)), "", ())
+        rows = encode([(self.task or 1, [babi.Story(facts, (row,))])], self.words(), self.sentence_size)
+        layout = self.layout()
+        return layout.gather(rows, torch.zeros(1, dtype=torch.long), int(layout.lengths(rows))), list(unknown)
+
+    def layout(self) -> Layout:
+        """How a question and its story are laid out."""
+        if not self.authors_readout:
+            return Layout(self.question, self.blanks)
+        return Layout(padded=(self.sizes.story_words, self.sizes.question_words))
+
+    def setup(self, device: torch.device, seed: int) -> TrainingStories:
+        """Put the training questions on ``device``."""
+        most = 20 if self.task is None else 10
+        return TrainingStories(self.rows("train", seed).to(device), self.layout(), seed, most)
+
+    def plan(self, size: int, step: int, data: TrainingStories) -> int:
+        """Shuffle at the start of an epoch; returns the width of the next batch."""
+        return data.plan(size, step)
+
+    def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: TrainingStories) -> Batch:
+        """The next batch of the epoch, laid out over the width that ``plan`` returned."""
+        return data.batch(step)
+
+    def batch(self, size: int, generator: torch.Generator) -> Batch:
+        """Draw training questions, each by itself; training itself goes through epochs."""
+        rows, layout = self.rows("train"), self.layout()
+        device = generator.device
+        chosen = torch.randint(len(rows.answer), (size,), generator=generator, device=device)
+        width = int(layout.lengths(rows)[chosen.cpu()].max())
+        return layout.gather(rows.to(device), chosen, width)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy, the mean over rows; logits are ``(B, V)``."""
+        return F.cross_entropy(logits, batch.y)
+
+    def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """``accuracy``, the share of questions answered right."""
+        return {"accuracy": (logits.argmax(-1) == batch.y).float().mean()}
+
+    def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """For a joint model: of all questions, the share that each task has, and the share right in each."""
+        if self.task is not None:
+            return {}
+        assert batch.group is not None
+        right = logits.argmax(-1) == batch.y
+        found = {}
+        for task in self.tasks:
+            of_task = batch.group == task
+            found[f"share{task:02d}"] = of_task.float().mean()
+            found[f"right{task:02d}"] = (of_task & right).float().mean()
+        return found
+
+    def summarise(self, scores: dict[str, float]) -> dict[str, float]:
+        """For a joint model: ``task01`` to ``task20``, ``accuracy`` as their mean, and how many are ``solved``."""
+        if self.task is not None:
+            return scores
+        each = {f"task{task:02d}": scores[f"right{task:02d}"] / scores[f"share{task:02d}"] for task in self.tasks}
+        kept = {name: value for name, value in scores.items() if not name.startswith(("share", "right"))}
+        solved = sum(value >= SOLVED for value in each.values())
+        return {**kept, "accuracy": sum(each.values()) / len(each), "solved": float(solved), **each}
+
+    def validation(self, seed: int) -> Iterator[Batch]:
+        """Yield the last tenth of the training questions."""
+        yield from scored_batches(self.rows("validation"), self.layout())
+
+    def test(self, seed: int) -> Iterator[Batch]:
+        """Yield the questions of the test files."""
+        yield from scored_batches(self.rows("test"), self.layout())
+
+    def size_name(self) -> str:
+        return "" if self.task is None else f"qa{self.task}"
+
+    def baseline(self) -> float:
+        """Cross-entropy of the best model that does not read: the entropy of the answers."""
+        return self.sizes.entropy

@@ -1,0 +1,228 @@
+"""What a run is made of: one tree of frozen dataclasses, each field with its meaning and its check."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchrum.lab.tasks.base import Task
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.schedule import milestones, rate_factors
+from torchrum.lab.training.typed_data import check_fields
+
+MOST_LAYERS, MOST_STEPS, MOST = 1000, 10**15, 10**9
+"""Beyond these a layer, a step or a number of a model makes no sense, and some would never end."""
+
+
+def _positive(owner: str, most: float = math.inf, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            finite = "" if math.isfinite(value) else ", and finite"
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0{finite}.")
+        if value > most:
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at most {most:,}.")
+
+
+def _at_least_zero(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at least 0, and finite.")
+
+
+def require_one_of(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
+    """``value`` must be one of ``allowed``."""
+    allowed = list(allowed)
+    if value not in allowed:
+        raise ConfigError(f"{owner}: {name} is {value!r}, but it must be one of {', '.join(map(repr, allowed))}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A recurrent layer by its name, and its sizes."""
+
+    layer: str = "rum"
+    """Name of the layer in the registry."""
+    hidden_size: int = 100
+    """Width of the hidden state, H."""
+    num_layers: int = 1
+    """Number of stacked layers."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the layer, such as lam and eta."""
+    embedding_size: int | None = None
+    """Width of a trained embedding of the symbols; None: one-hot vectors."""
+    original_embedding: bool = False
+    """Start the embedding of a story reader as the original implementation of RUM does, not from N(0, 1)."""
+    embedding_std: float | None = None
+    """Deviation with which the embedding of a story reader starts; None: 1."""
+    input_dropout: float = 0.0
+    """Chance that a number of the embedding is zeroed."""
+    output_dropout: float = 0.0
+    """Chance that a number of the layer's output is zeroed before the softmax."""
+    locked_dropout: bool = False
+    """Draw the two masks once per segment instead of in each step."""
+    weight_drop: float = 0.0
+    """Chance that a recurrent weight is zeroed for a segment."""
+    tied: bool = False
+    """The softmax uses the matrix of the embedding."""
+    calibrated: bool = False
+    """Divide the logits of a trained model by a temperature that is fitted to the validation set."""
+
+    def __post_init__(self) -> None:
+        check_fields("model", self, ConfigError)
+        _positive("model", hidden_size=self.hidden_size)
+        _positive("model", most=MOST_LAYERS, num_layers=self.num_layers)
+        for name, value in self.options.items():
+            if isinstance(value, int | float) and not abs(value) <= MOST:
+                raise ConfigError(f"model: {name} is {value!r:.60}, but it must be between -{MOST:,} and {MOST:,}.")
+        if self.embedding_size is not None:
+            _positive("model", embedding_size=self.embedding_size)
+        if self.embedding_std is not None:
+            _positive("model", embedding_std=self.embedding_std)
+            if self.original_embedding:
+                raise ConfigError(
+                    f"model: embedding_std is {self.embedding_std}, but original_embedding sets how the embedding "
+                    "starts; set embedding_std to none, or original_embedding to false."
+                )
+        for name in ("input_dropout", "output_dropout", "weight_drop"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model: {name} is {getattr(self, name)!r}, but it must be at least 0 and below 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate over the steps."""
+
+    name: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
+    """adam and rmsprop are torch's; rmsprop_tf starts and rounds as TensorFlow's does."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of adam's two moving averages."""
+    decay: float = 0.9
+    """Decay rate of the moving average of rmsprop and rmsprop_tf."""
+    eps: float | None = None
+    """Added to the denominator; None: 1e-8, or 1e-10 for rmsprop_tf."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of all matrices (adam only)."""
+    clip: float | None = None
+    """Largest norm of the gradient of all parameters; a gradient that is not finite is dropped. None: no limit."""
+    groups: str = ""
+    """Learning rates of some parameters, as factors of lr, by part of their name: weight_hh:0.1,embedding:0.5."""
+    warmup: int = 0
+    """Steps in which the learning rate rises linearly to lr."""
+    schedule: str = "constant"
+    """constant; linear or cosine, down to zero; STEP:FACTOR,..., as 1000:0.3,2000:0.1; or plateau/FACTOR/PATIENCE."""
+
+    def __post_init__(self) -> None:
+        check_fields("optimizer", self, ConfigError)
+        _positive("optimizer", lr=self.lr, clip=1.0 if self.clip is None else self.clip)
+        if not all(0 <= value < 1 for value in (*self.betas, self.decay)):
+            raise ConfigError(f"optimizer: betas {self.betas} and decay {self.decay} must be at least 0 and below 1.")
+        _at_least_zero("optimizer", eps=self.eps or 0.0, weight_decay=self.weight_decay, warmup=self.warmup)
+        if self.weight_decay and self.name != "adam":
+            raise ConfigError(f"optimizer: weight_decay works with 'adam' only, not with {self.name!r}.")
+        milestones(self.schedule)
+        rate_factors(self.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A published number to stand beside ours."""
+
+    text: str
+    """The number as it is printed, with its unit."""
+    where: str
+    """The table, figure or section it stands in."""
+    value: float | None = None
+    """The number itself, in units of the task's metric, where there is one."""
+
+    def __post_init__(self) -> None:
+        check_fields("paper", self, ConfigError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run, complete: the same config and seed give the same numbers on the same machine."""
+
+    name: str
+    """Name of the recipe, and of the run folder."""
+    task: Task
+    """What is learnt."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """What learns it."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How it learns."""
+    batch_size: int = 128
+    """Examples per step, over all processes together."""
+    steps: int = 10_000
+    """Number of optimizer steps."""
+    seed: int = 0
+    """Random seed of the initial weights and the data."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "32-true"
+    """Precision of weights and activations; -mixed keeps the weights in 32 bits."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes CUDA if there is one."""
+    devices: int = 1
+    """Processes on each machine, each with its own share of the batch."""
+    nodes: int = 1
+    """Machines, when started by SLURM or torchrun."""
+    graph: bool = True
+    """Record the training step as a CUDA graph where one process trains on CUDA."""
+    compile: bool = False
+    """Compile the steps of cells that have no kernels of their own: takes minutes at the start, then fewer launches."""
+    log_every: int = 50
+    """Steps between two lines of training loss."""
+    eval_every: int = 500
+    """Steps between two scores on the validation set."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints: the most that a crash can lose."""
+    average: float | None = None
+    """Decay of a moving average of the weights, such as 0.999; it is validated, saved and tested instead of them."""
+    stop_at: float | None = None
+    """Stop early once the task's metric on the validation set is this good."""
+    stop_after: int = 2
+    """Validations in a row that must reach stop_at."""
+    logger: Literal["none", "tensorboard", "wandb"] = "none"
+    """A tracker to write to, besides metrics.jsonl."""
+    paper: Paper | None = None
+    """The published number that this recipe repeats."""
+    about: str = ""
+    """One line for the list of recipes."""
+
+    @property
+    def label(self) -> str:
+        """The name, with the sizes that task and model have.
+
+        ``copying-rum-t200`` with a delay of 20 is ``copying-rum-t20``, and ``char-ptb-rum-2000`` with 100 units
+        ``char-ptb-rum-100``.
+        """
+        layers = f"{self.model.num_layers}x" if self.model.num_layers > 1 else ""
+        name = re.sub(r"-rum-(\d+x)?\d{3,}(?=-|$)", f"-rum-{layers}{self.model.hidden_size}", self.name)
+        size = self.task.size_name()
+        kind = size.rstrip("0123456789")
+        return re.sub(rf"-{kind}\d+$", f"-{size}", name) if size else name
+
+    def __post_init__(self) -> None:
+        check_fields("config", self, ConfigError)
+        if not re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", self.name) or self.name.strip(" .") == "":
+            raise ConfigError(f"config: name is {self.name!r:.80}, but it must be the name of a folder, not a path.")
+        _positive("config", batch_size=self.batch_size, devices=self.devices, nodes=self.nodes)
+        _positive("config", most=MOST_STEPS, steps=self.steps)
+        if self.stop_at is not None and not math.isfinite(self.stop_at):
+            raise ConfigError(f"config: stop_at is {self.stop_at}, but it must be a finite number, or none.")
+        _positive("config", log_every=self.log_every, eval_every=self.eval_every, stop_after=self.stop_after)
+        _positive("config", checkpoint_every=self.checkpoint_every)
+        if self.batch_size % (self.devices * self.nodes):
+            raise ConfigError(
+                f"config: batch_size {self.batch_size} cannot be divided among {self.devices * self.nodes} processes; "
+                "choose a multiple of devices * nodes."
+            )
+        if self.average is not None and not 0 < self.average < 1:
+            raise ConfigError(f"config: average is {self.average}, but it must be above 0 and below 1, or none.")
+        try:
+            self.task.check_batch_size(self.batch_size)
+        except ValueError as error:
+            raise ConfigError(f"config: {error}") from error
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")

@@ -1,0 +1,154 @@
+"""Optimizers and the learning rate over the steps."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchrum.lab.training.config import OptimizerConfig
+from torchrum.lab.training.errors import ConfigError, RunError
+from torchrum.lab.training.schedule import plateau, rate_factors, schedule_factor
+
+
+class RMSpropTF(Optimizer):
+    """RMSProp with the arithmetic of TensorFlow 1.
+
+    ``ms = decay * ms + (1 - decay) * g^2; p = p - lr * g / sqrt(ms + eps)``: ``ms`` starts at one, which warms up the
+    first steps, and ``eps`` stands inside the root. torch's RMSprop starts at zero and adds ``eps`` outside.
+
+    Args:
+        params: what to train.
+        lr: learning rate, a number or (to change it under a CUDA graph) a scalar tensor on the device.
+        decay: how much of the average is kept at each step.
+        eps: added to the average under the root.
+        capturable: whether a step may be recorded in a CUDA graph; the arithmetic is the same.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float | Tensor = 1e-3,
+        decay: float = 0.9,
+        eps: float = 1e-10,
+        capturable: bool = False,
+    ) -> None:
+        if not (lr >= 0 and 0 <= decay < 1 and eps >= 0):
+            raise ValueError(
+                f"RMSpropTF: lr={lr}, decay={decay}, eps={eps}; lr and eps must be >= 0 and decay in [0, 1)."
+            )
+        super().__init__(params, {"lr": lr, "decay": decay, "eps": eps, "capturable": capturable})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Change every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if not params:
+                continue
+            for param in params:
+                if not self.state[param]:
+                    self.state[param]["mean_square"] = torch.ones_like(param)
+            grads = [param.grad for param in params]
+            squares = [self.state[param]["mean_square"] for param in params]
+            # one kernel for all parameters: a small model has more parameters than work
+            torch._foreach_mul_(squares, group["decay"])
+            torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
+            roots = torch._foreach_add(squares, group["eps"])
+            torch._foreach_sqrt_(roots)
+            changes = torch._foreach_div(grads, roots)
+            torch._foreach_mul_(changes, group["lr"])
+            torch._foreach_sub_(params, changes)
+        return loss
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, device: torch.device) -> Optimizer:
+    """Make the optimizer; with ``graph`` its step can be recorded in a CUDA graph and its rate still be changed."""
+    params = parameter_groups(model, rate_factors(config.groups), config.weight_decay)
+    lr: float | Tensor = torch.tensor(config.lr, device=device) if graph else config.lr
+    for group in params if graph else ():  # each fills its own rate
+        group["lr"] = torch.tensor(config.lr, device=device)
+    if config.name == "rmsprop_tf":
+        eps = 1e-10 if config.eps is None else config.eps
+        return RMSpropTF(params, lr=lr, decay=config.decay, eps=eps, capturable=graph)
+    eps = 1e-8 if config.eps is None else config.eps
+    if config.name == "rmsprop":
+        return torch.optim.RMSprop(params, lr=lr, alpha=config.decay, eps=eps, capturable=graph)
+    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+    fused = graph or None  # one kernel instead of a dozen: of a small model's step they are a tenth
+    return kind(params, lr=lr, betas=config.betas, eps=eps, capturable=graph, fused=fused)
+
+
+KEPT = {
+    "adam": {"step", "exp_avg", "exp_avg_sq"},
+    "rmsprop": {"step", "square_avg"},
+    "rmsprop_tf": {"mean_square"},
+}
+"""What each optimizer remembers of a parameter."""
+
+
+def load_optimizer_state(
+    optimizer: Optimizer, config: OptimizerConfig, state: Mapping[int, Mapping[str, Any]], run: Path
+) -> None:
+    """Put the state of each parameter back, if it is one that this optimizer can have."""
+    whole = optimizer.state_dict()  # the groups come from the config: they depend on the device
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for number, kept in state.items():
+        names = {str(name) for name in kept}
+        if not 0 <= number < len(params) or names != KEPT[config.name]:
+            raise RunError(f"the checkpoint in {run} has no state of {config.name}: parameter {number} has {names}.")
+        for name, value in kept.items():
+            if not isinstance(value, Tensor) or value.shape not in (params[number].shape, ()):
+                raise RunError(f"the checkpoint in {run} does not fit the optimizer: {name} of parameter {number}.")
+    optimizer.load_state_dict({**whole, "state": {number: dict(kept) for number, kept in state.items()}})
+
+
+def parameter_groups(model: nn.Module, factors: dict[str, float], weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    """The parameters with the factor of their rate: that of the first name in ``factors`` that is a part of theirs.
+
+    Weight decay pulls matrices alone: gains of layer norms and biases have no reason to be near zero.
+    """
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    found = set()
+    for name, param in model.named_parameters():
+        part = next((part for part in factors if part in name), None)
+        found.add(part)
+        if param.requires_grad:
+            decay = weight_decay if param.dim() > 1 and not name.rpartition(".")[2].startswith("ln_") else 0.0
+            groups.setdefault((1.0 if part is None else factors[part], decay), []).append(param)
+    if lost := [part for part in factors if part not in found]:
+        names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name, _ in model.named_parameters()))
+        raise ConfigError(
+            f"optimizer: groups names {', '.join(lost)}, but no parameter has such a name; there are {names}."
+        )
+    return [
+        {"params": params, "rate_factor": factor, "weight_decay": decay} for (factor, decay), params in groups.items()
+    ]
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int, drops: int = 0) -> float:
+    """The rate of the step that follows ``step`` finished ones, of ``steps`` in all, after ``drops`` plateaus."""
+    factor, _ = plateau(config.schedule) or (1.0, 0)
+    return config.lr * schedule_factor(config.schedule, config.warmup, step, steps) * factor**drops
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give every group the rate times its factor; a tensor is filled in place: a CUDA graph reads that very memory."""
+    for group in optimizer.param_groups:
+        own = rate * group.get("rate_factor", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own

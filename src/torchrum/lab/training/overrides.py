@@ -1,0 +1,219 @@
+"""Change fields of a config by text, with the types that the dataclasses declare."""
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from torchrum.lab.training.config import ModelConfig, TrainConfig
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.typed_data import shown
+from torchrum.ops._checks import nearest
+
+ALIKE = 0.5
+"""How alike two names of fields must be for one to be proposed for the other."""
+T = TypeVar("T")
+Changes = list[tuple[str, list[str], str]]  # each: the key as it was given, what is left of its path, the text
+
+
+def field_names(value: Any) -> list[str]:
+    """Names of the fields of a dataclass that a user may set."""
+    return [item.name for item in fields(value) if item.init]
+
+
+def dotted_names(owner: Any, prefix: str = "") -> list[str]:
+    """Names of all fields that text can set, those of inner dataclasses with their dots."""
+    names = []
+    for name in field_names(owner):
+        value = getattr(owner, name)
+        names += dotted_names(value, f"{prefix}{name}.") if is_dataclass(value) else [prefix + name]
+    return names
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
+    """The error for a name that does not exist; it says which one is nearest, else what there is.
+
+    Args:
+        kind, name: what was given.
+        known: what exists, with dots where names have groups.
+        listing: where to find them all, if they are too many for a line.
+    """
+    known = sorted(known)
+    group, _, last = name.lower().rpartition(".")  # all names are in small letters
+    groups = {other.rpartition(".")[0] for other in known}
+    near = next((other for other in known if other.rpartition(".")[2] == last), None)
+    if near is None and group in groups:  # a shared group would make any two names look alike
+        beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == group}
+        near = beside.get(nearest(last, beside, ALIKE) or "")
+    elif near is None:
+        near = nearest(name.lower(), known, ALIKE)
+    advice = f"did you mean {near!r}?" if near else listing or f"there are: {', '.join(known) or 'none'}."
+    return ConfigError(f"no {kind} {name!r}; {advice}")
+
+
+def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
+    """Change fields by text: ``override(config, ["steps=1000", "task.delay=200", "model.lam=1"])``.
+
+    All are changed at once, so that fields that must fit each other can be given in any order; of two assignments to
+    one field the last one counts. A field of the model that ModelConfig does not have is an option of the layer;
+    another layer starts without the options that the one before it had.
+    """
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"override: config is {shown(config)}, but it must be a TrainConfig; load_recipe makes one.")
+    if isinstance(assignments, str) or not isinstance(assignments, Iterable):
+        raise ConfigError(f"override: assignments is {shown(assignments)}; pass a list, such as ['steps=1000'].")
+    changes: Changes = []
+    for assignment in assignments:
+        if not isinstance(assignment, str):
+            raise ConfigError(f"override: {shown(assignment)} is not text; write an assignment as 'field=value'.")
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
+        changes.append((key.strip(), key.strip().split("."), text.strip()))
+    return _assign(config, changes)
+
+
+def _assign(owner: T, changes: Changes) -> T:
+    values: dict[str, Any] = {}
+    inner: dict[str, Changes] = {}
+    options: Changes = []
+    for key, path, text in changes:
+        name, rest = path[0], path[1:]
+        if isinstance(owner, ModelConfig) and name == "options" and rest:
+            options.append((key, rest, text))
+        elif isinstance(owner, ModelConfig) and not rest and (name not in field_names(owner) or name == "options"):
+            options.append((key, path, text))
+        elif name not in field_names(owner):
+            prefix = key[: len(key) - len(".".join(path))]
+            raise unknown_name("field", key, dotted_names(owner, prefix))
+        elif rest:
+            inner.setdefault(name, []).append((key, rest, text))
+        else:
+            values[name] = _read(owner, key, name, text)
+    for name, parts in inner.items():
+        current = getattr(owner, name)
+        if not is_dataclass(current):
+            raise ConfigError(f"{parts[0][0]!r} cannot be set: {name} is {current!r} and has no fields.")
+        values[name] = _assign(current, parts)
+    if isinstance(owner, ModelConfig) and values.get("layer", owner.layer) != owner.layer:
+        values["options"] = {}  # those of the other layer
+    try:
+        changed = replace(owner, **values)  # type: ignore[type-var]
+    except ConfigError:
+        raise
+    except ValueError as error:  # a task refuses a value
+        raise ConfigError(str(error)) from error
+    if isinstance(changed, ModelConfig) and options:
+        changed = replace(changed, options=_read_options(changed, options))
+    return changed
+
+
+def _read(owner: Any, key: str, name: str, text: str) -> Any:
+    current = getattr(owner, name)
+    if is_dataclass(current):
+        inner = ", ".join(f"{key}.{known}" for known in field_names(current))
+        raise ConfigError(f"{key!r} is a group; set one of its fields: {inner}.")
+    return convert(key, text, typing.get_type_hints(type(owner))[name])
+
+
+def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
+    """The options with the changes, checked against the layer, which the same call may have chosen."""
+    values, known = dict(model.options), layer_options(model.layer)
+    for key, path, text in changes:
+        name = ".".join(path)
+        if name == "options":
+            raise ConfigError(f"{key!r} is a group; set an option of the layer by its name, such as model.lam.")
+        if known is not None and name not in known:
+            prefix = key[: len(key) - len(name)]
+            raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
+        values[name] = _read_option(key, text, None if known is None else known[name])
+    return values
+
+
+def _read_option(key: str, text: str, hint: Any) -> Any:
+    """Read ``text`` as what a layer declares, where that is one plain type: any text would pass for true."""
+    found = guess(text)
+    if hint not in (bool, int, float):
+        return found
+    value = convert(key, text, hint)
+    return found if hint is float and found == value else value  # a whole number stays one, as recorded runs have it
+
+
+def layer_options(layer: str) -> dict[str, Any] | None:
+    """Names and types of the further arguments that a registered layer takes; None where that cannot be told."""
+    from torchrum.lab.models.build import MODELS
+    from torchrum.layers.registry import LAYERS
+
+    known: dict[str, Callable[..., Any]] = {**LAYERS, **MODELS}
+    if layer not in known:
+        raise unknown_name("layer", layer, known)
+    parameters = inspect.signature(known[layer]).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    fixed = {"self", "input_size", "hidden_size", "num_layers", "batch_first", "device", "dtype"}
+    fixed |= {"num_inputs", "sentence_size", "hops"}  # what a whole model is given by its task, or by num_layers
+    return {name: parameter.annotation for name, parameter in parameters.items() if name not in fixed}
+
+
+def declared_type(config: TrainConfig, key: str) -> Any:
+    """The type of a field or of an option of the layer, the first but None where there are several; None if unknown."""
+    owner, path = config, key.split(".")
+    while len(path) > 1 and is_dataclass(owner) and path[0] in field_names(owner):
+        owner = getattr(owner, path.pop(0))
+    if is_dataclass(owner) and path[0] in field_names(owner):
+        hint = typing.get_type_hints(type(owner))[path[0]]
+    else:
+        hint = (layer_options(config.model.layer) or {}).get(path[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(inner for inner in typing.get_args(hint) if inner is not type(None))
+    return hint
+
+
+def guess(text: str) -> Any:
+    """Read a value whose type is not declared: a number, true, false, none, a JSON list, else text."""
+    if text.lower() in ("none", "null"):
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def convert(key: str, text: str, hint: Any) -> Any:
+    """Read ``text`` as the type that a field declares."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in arguments and text.lower() in ("none", "null", ""):
+            return None
+        (inner,) = [argument for argument in arguments if argument is not type(None)][:1]
+        return convert(key, text, inner)
+    if origin is Literal:
+        if text not in arguments:
+            raise ConfigError(f"{key} is {text!r}, but it must be one of {', '.join(map(repr, arguments))}.")
+        return text
+    if origin is tuple:
+        parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
+        if arguments[1:] != (...,) and len(parts) != len(arguments):
+            raise ConfigError(f"{key} is {text!r}, but it must be {len(arguments)} values with commas between them.")
+        return tuple(convert(key, part.strip(), arguments[0]) for part in parts)
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise ConfigError(f"{key} is {text!r}, but it must be true or false.")
+        return text.lower() in ("true", "1", "yes")
+    if hint in (int, float):
+        try:
+            number = float(text)
+            if hint is int and number != int(number):
+                raise ValueError
+            return hint(text.replace("_", "")) if text.strip("+-").replace("_", "").isdigit() else hint(number)
+        except (ValueError, OverflowError):
+            kind = "a whole number" if hint is int else "a number"
+            raise ConfigError(f"{key} is {text!r}, but it must be {kind}.") from None
+    if hint is str:
+        return text
+    raise ConfigError(f"{key} cannot be set by text; set it in Python.")

@@ -1,0 +1,1 @@
+"""Record, plot and report the reproduction: ledger, figures, report pages and benchmarks."""

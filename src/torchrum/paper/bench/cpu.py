@@ -1,0 +1,138 @@
+"""The CPU suite: the original implementation, our backends, nn.GRU and nn.LSTM, side by side in one run."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import torch
+
+from torchrum.paper.bench.measure import time_cpu
+from torchrum.paper.bench.memory import peak_memory
+from torchrum.paper.bench.records import Report, Row
+from torchrum.paper.bench.work import MODES, Mode, Shape, Work, make_layer
+
+IMPLEMENTATIONS = ("authors", "reference", "torch", "native", "gru", "lstm")
+FAST = ("torch", "native", "gru", "lstm")
+RUMS = ("authors", "reference", "torch", "native")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one case times."""
+
+    lam: int
+    shape: Shape
+    implementations: tuple[str, ...] = IMPLEMENTATIONS
+    modes: tuple[Mode, ...] = MODES
+    threads: int | None = None
+    """Torch's own number if None."""
+    calls: int = 1
+    """In one sample; their mean is taken."""
+    peak: bool = False
+    """Whether to measure the peak memory too, each in a process of its own."""
+
+
+# the copying task's ten inputs, a layer in the middle of a stack, the recall task's sizes, and a step of serving
+CASES: dict[str, Case] = {
+    "lam0-n100-t100": Case(0, Shape(N=100, T=100, I=10), peak=True),
+    "lam1-n100-t100": Case(1, Shape(N=100, T=100, I=10), peak=True),
+    "lam0-n100-t100-wide": Case(0, Shape(N=100, T=100, I=100)),
+    "lam1-n100-t100-wide": Case(1, Shape(N=100, T=100, I=100)),
+    "lam0-n256-t100": Case(0, Shape(N=256, T=100, I=10), FAST, peak=True),
+    "lam1-n50-t53": Case(1, Shape(N=50, T=53, I=36), FAST, peak=True),
+    "step-n256": Case(0, Shape(N=256, T=1, B=1), FAST, ("forward",), calls=100),
+    "lam0-n100-t100-1thread": Case(0, Shape(N=100, T=100, I=10), FAST, threads=1),
+    "lam1-n100-t100-1thread": Case(1, Shape(N=100, T=100, I=10), FAST, threads=1),
+    "lam0-n256-t100-1thread": Case(0, Shape(N=256, T=100, I=10), FAST, threads=1),
+    "lam1-n50-t53-1thread": Case(1, Shape(N=50, T=53, I=36), FAST, threads=1),
+    "step-n256-1thread": Case(0, Shape(N=256, T=1, B=1), FAST, ("forward",), threads=1, calls=100),
+}
+QUICK: dict[str, Case] = {
+    "lam0-quick": Case(0, Shape(N=8, T=5, B=4), peak=True),
+    "lam1-quick": Case(1, Shape(N=8, T=5, B=4), peak=True),
+}
+LONG = ("lam1-n100-t1000-memory", 1, Shape(N=100, T=1000, I=10))
+"""The original implementation needs about 11 GB here."""
+SECONDS = 1.0
+"""Of timed calls, after which a slow implementation of a case gets no more of them."""
+
+
+def run_cpu(
+    report: Report,
+    *,
+    quick: bool = False,
+    memory: bool = False,
+    samples: int = 21,
+    cases: str = "*",
+    log: Callable[[str], None] = print,
+) -> None:
+    """Measure the suite into ``report``.
+
+    Args:
+        report: takes the rows.
+        quick: tiny sizes, to see that everything runs.
+        memory: also the peak memory at T = 1000.
+        samples: of each implementation; fewer of one that takes more than ``SECONDS``.
+        cases: pattern that a case's name must match.
+        log: told what is being measured.
+    """
+    for name, case in (QUICK if quick else CASES).items():
+        if fnmatch(name, cases):
+            log(f"{name}: {', '.join(case.implementations).replace('authors', 'original')}")
+            with _threads(case.threads):
+                report.add(*_rows(name, case, samples))
+    if memory and not quick and fnmatch(LONG[0], cases):
+        name, lam, shape = LONG
+        for implementation in ("authors", "torch", "native"):
+            log(f"{name}: {implementation}")
+            report.add(_memory_row(name, implementation, lam, shape))
+    report.write()
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if number is None else number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _rows(name: str, case: Case, samples: int) -> list[Row]:
+    shape = case.shape
+    works = {
+        implementation: Work(lambda c=implementation: make_layer(c, shape, **_options(c, case.lam)), shape)  # type: ignore[misc]
+        for implementation in case.implementations
+    }
+    rows = []
+    for mode in case.modes:
+        runs = {implementation: work.run(mode) for implementation, work in works.items()}
+        times = time_cpu(runs, samples, calls=case.calls, seconds=SECONDS, settle=True)
+        for implementation, work in works.items():
+            row = Row(name, implementation, mode, shape, _options(implementation, case.lam), times[implementation])
+            row.num_parameters, row.threads = work.num_parameters, case.threads
+            rows.append(row)
+    works.clear()
+    if case.peak:
+        measured = [row for row in rows if row.mode == "forward_backward"]
+        with ThreadPoolExecutor(2) as pool:  # each waits for a process, whose memory the other one's does not touch
+            peaks = pool.map(lambda row: peak_memory(row.implementation, shape, case.lam), measured)
+            for row, peak in zip(measured, peaks, strict=True):
+                row.peak_bytes = peak
+    return rows
+
+
+def _memory_row(name: str, implementation: str, lam: int, shape: Shape) -> Row:
+    row = Row(name, implementation, "forward_backward", shape, _options(implementation, lam))
+    try:
+        row.peak_bytes = peak_memory(implementation, shape, lam)
+    except Exception as error:  # most likely too little memory; the other rows stand
+        row.failed = str(error)
+    return row
+
+
+def _options(implementation: str, lam: int) -> dict[str, int]:
+    return {"lam": lam} if implementation in RUMS else {}

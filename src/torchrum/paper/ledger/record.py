@@ -1,0 +1,207 @@
+"""From a run folder to an entry of the ledger."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrum.lab.models import build_model
+from torchrum.lab.recipes import registered_recipe
+from torchrum.lab.training import records
+from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.config_file import to_json
+from torchrum.lab.training.environment import Environment, given_commit, read_environment
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.files import write_atomic
+from torchrum.lab.training.loading import read_config
+from torchrum.lab.training.saved_state import check_ended_run
+from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, from_json
+from torchrum.paper.ledger.texts import names_this_machine
+
+if TYPE_CHECKING:
+    from torchrum.paper.ledger.arrays import Arrays
+
+NOT_RECORDED = frozenset(
+    ("name", "seed", "paper", "about", "device", "devices", "nodes", "logger", "log_every", "checkpoint_every")
+)
+"""Fields that do not change the numbers, or stand elsewhere in the entry."""
+SAME = ("steps", "eval_every", "compile", "model.orthogonal_map")
+"""Fields that change nothing of what a run has learnt by a given step: its length, how often it is validated, how it is
+computed."""
+
+
+def record(
+    run: Path | str,
+    results: Path | str,
+    *,
+    note: str = "",
+    commit: str | None = None,
+    replace: bool = False,
+    arrays: bool = False,
+) -> Path:
+    """Write the entry of a finished run, ``results/<task>/<recipe>-seed<k>[-<hash of overrides>].json``.
+
+    Args:
+        run: the run folder.
+        results: the ledger.
+        note: what a reader of the numbers should know.
+        commit: hash of the code, or HEAD, where the run was made outside a checkout and could not tell.
+        replace: write over an entry of the same name.
+        arrays: write also the arrays that figures of a trained RUM need, see :mod:`torchrum.paper.ledger.arrays`; they
+            are made from the best checkpoint, which must still be there.
+
+    Returns:
+        The path of the entry.
+    """
+    run, results = Path(run), Path(results)
+    entry = read_run(run, note=note, commit=commit)
+    path = results / entry.task / entry.file_name
+    if path.exists() and not replace:
+        raise LedgerError(f"{path} exists; pass --replace to write over it, or train with another seed.")
+    if names_this_machine(entry.note):
+        raise LedgerError(f"the note {entry.note!r} contains the name of this machine; describe the machine instead.")
+    text = entry.to_json()
+    from_json(text, str(run))  # what is written can be read back
+    kept = _arrays(run) if arrays else {}  # before anything is written: a lost checkpoint must leave no entry
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text.encode())
+    if kept:
+        from torchrum.paper.ledger.arrays import write_arrays
+
+        write_arrays(path.with_suffix(".npz"), kept)
+    return path
+
+
+def _arrays(run: Path) -> "Arrays":
+    from torchrum.paper.ledger.arrays import collect_arrays  # numpy comes with the extra "train"
+
+    return collect_arrays(run)
+
+
+def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
+    """The entry of a run folder; a run that has not ended is an error."""
+    config = read_config(run)
+    environment = read_environment(run)
+    if records.read_result(run) is None:
+        raise LedgerError(f"{run} has not ended; finish it with torchrum train {config.name} --resume {run}.")
+    check_ended_run(run, config)
+    validation, training = records.read_metrics(run, "validation"), records.read_metrics(run, "train")
+    if not validation or not training:
+        raise LedgerError(f"{run} has no {'training' if validation else 'validation'} scores to record.")
+    overrides = changes(config)
+    curve = thin(validation)
+    last = max(validation[-1]["step"], training[-1]["step"])
+    if curve["step"][-1] != last:
+        raise LedgerError(f"{run} ends at step {last} without a validation; resume it to its end first.")
+    test, tested = _test(run) if config.task.has_test else ({}, [])
+    return Entry(
+        recipe=config.name,
+        overrides=overrides,
+        seed=config.seed,
+        command=shlex.join(["torchrum", "train", config.name, *_flags(config, overrides)]),
+        commit=_commit(run, environment, commit),
+        hardware=environment.accelerator or environment.processor,
+        processes=environment.processes,
+        versions=_versions(environment),
+        wall_seconds=max(0.1, round(float(validation[-1]["seconds"]), 1)),
+        steps=last,
+        parameters=count_parameters(config),
+        baseline=rounded(config.task.baseline()),
+        final={key: values[-1] for key, values in curve.items() if key != "step"},
+        curve=curve,
+        train_curve=thin(training),
+        note="; ".join(
+            filter(None, (note, config.task.provenance() if environment.data is None else environment.data))
+        ),
+        test=test,
+        tested=tested,
+    )
+
+
+def _test(run: Path) -> tuple[dict[str, float], list[str]]:
+    """Test scores of the best checkpoint, made now if they were not before, and the days of all looks."""
+    from torchrum.lab.training.evaluation_log import best_look, read_looks
+
+    look = best_look(run)
+    test = {"step": float(look.step), **{name: rounded(value) for name, value in look.scores.items()}}
+    looks = read_looks(run)
+    for other in looks:
+        if other.dynamic and other.step == look.step:
+            test |= {f"dynamic_{name}": rounded(value) for name, value in other.scores.items()}
+    return test, [item.date for item in looks]
+
+
+def changes(config: TrainConfig, name: str | None = None) -> list[str]:
+    """Where a config differs from the recipe called ``name``, that of its own name if None, as ``field=value``."""
+    try:
+        recipe = registered_recipe(name or config.name)
+    except ConfigError as error:
+        raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
+    if recipe.model.layer != config.model.layer:  # then override drops the options of the layer before
+        recipe = replace(recipe, model=replace(recipe.model, options={}))
+    left_out = NOT_RECORDED | {f"task.{name}" for name in config.task.local}
+    return [text for text in _changes(to_json(recipe), to_json(config)) if text.partition("=")[0] not in left_out]
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for key in sorted(old | new):
+        own = key == "options" and not (old.keys() | new.keys()) & (old[key].keys() | new[key].keys())
+        name = prefix + ("" if own else key)  # an option may have the name of a field beside it
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += _changes(before, after, name if name.endswith(".") or not name else name + ".")
+        elif before != after:
+            lines.append(f"{name}={_text(after)}")
+    return lines
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
+
+
+def _flags(config: TrainConfig, overrides: Sequence[str]) -> list[str]:
+    pairs = (text.partition("=") for text in (f"seed={config.seed}", *without_own_data(config, overrides)))
+    data = ["--data", config.task.own_data] if config.task.own_data else []
+    return [*data, *(part for name, _, value in pairs for part in (f"--{name}", value))]
+
+
+def without_own_data(config: TrainConfig, overrides: Iterable[str]) -> list[str]:
+    """The overrides without the fields that are read from data of the user's own: a name says enough of those."""
+    told = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
+    return [text for text in overrides if text.partition("=")[0] not in told]
+
+
+def _commit(run: Path, environment: Environment, given: str | None) -> str:
+    if given is not None:
+        return given_commit(given)
+    if environment.commit is None:
+        raise LedgerError(f"{run} does not say which commit it ran; pass it as --commit.")
+    return environment.commit + ("+changes" if environment.uncommitted_changes else "")
+
+
+def _versions(environment: Environment) -> dict[str, str]:
+    versions = {"python": environment.python, **environment.versions, "cuda": environment.cuda}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def count_parameters(config: TrainConfig) -> int:
+    """Trainable numbers in the model of a config."""
+    model = build_model(config.model, config.task)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: more than the noise of any run, and small files."""
+    return float(f"{value:.6g}")
+
+
+def thin(lines: Sequence[dict[str, Any]], points: int = MAX_POINTS) -> dict[str, list[float]]:
+    """Columns of at most ``points`` lines, evenly chosen, the first and the last among them."""
+    if len(lines) > points:
+        lines = [lines[round(i * (len(lines) - 1) / (points - 1))] for i in range(points)]
+    columns = {key: [rounded(line[key]) for line in lines] for key in records.shared_scores(lines)}
+    return {"step": [line["step"] for line in lines], **columns}

@@ -1,0 +1,201 @@
+"""What one entry of the results ledger holds, and the checks that a file must pass."""
+
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from torchrum.lab.recipes import registered_recipe
+from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes
+from torchrum.lab.training.overrides import override
+from torchrum.lab.training.typed_data import UNFIT, Reader
+from torchrum.paper.ledger.texts import local_name
+
+FORMAT = 1
+MAX_POINTS = 200
+OPTIONAL = {"test", "tested"}
+"""Fields that are left out where they are empty."""
+COMMIT = re.compile(r"[0-9a-f]{7,40}(\+changes)?")
+VERSION = re.compile(r"[\w.+-]{1,60}")
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class LedgerError(ValueError):
+    """A ledger file, or a run that should become one, is not what it must be."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One run: what was run, on what, and what came out."""
+
+    format: int = FORMAT
+    """Version of this layout."""
+    recipe: str
+    """Name of the recipe, as ``torchrum list`` shows it."""
+    overrides: list[str]
+    """Fields that differ from the recipe, as ``field=value``; the seed stands apart."""
+    seed: int
+    """Seed of the run."""
+    command: str
+    """What to type to run it again."""
+    commit: str
+    """Commit of the code, followed by ``+changes`` where files had been edited."""
+    hardware: str
+    """Accelerator or processor, in words."""
+    processes: int
+    """Processes that shared the batch."""
+    versions: dict[str, str]
+    """Versions of Python and of the libraries that compute."""
+    wall_seconds: float
+    """Time of training."""
+    steps: int
+    """Steps of the optimizer that were done."""
+    parameters: int
+    """Trainable numbers in the model, read-out included."""
+    baseline: float
+    """Loss of the best model without memory."""
+    final: dict[str, float]
+    """Validation scores after the last step: the last point of ``curve``."""
+    curve: dict[str, list[float]]
+    """Validation scores on the way, at most 200 points: ``step``, ``loss`` and the metrics, lists of one length."""
+    train_curve: dict[str, list[float]]
+    """Training scores on the way, laid out in the same way."""
+    note: str = ""
+    """What a reader of the numbers should know."""
+    test: dict[str, float] = field(default_factory=dict)
+    """Test scores of the checkpoint that was best on validation, and its ``step``; where the task has a test set."""
+    tested: list[str] = field(default_factory=list)
+    """Days on which the test set was looked at, once for each look."""
+
+    @property
+    def task(self) -> str:
+        """The folder of the file: the recipe's first word."""
+        return self.recipe.partition("-")[0]
+
+    @property
+    def file_name(self) -> str:
+        """The recipe, the seed and, where there are overrides, a hash of them."""
+        digest = hashlib.sha256("\n".join(self.overrides).encode()).hexdigest()[:8]
+        return f"{self.recipe}-seed{self.seed}{'-' + digest if self.overrides else ''}.json"
+
+    @property
+    def own_problem(self) -> bool:
+        """Whether it is the recipe's own problem that was learnt, not a changed one."""
+        settings = {f"task.{name}" for name in self.config().task.batching}
+        changed = {text.partition("=")[0] for text in self.overrides}
+        return not any(name.startswith("task.") for name in changed - settings)
+
+    def config(self) -> TrainConfig:
+        """The config of the run, rebuilt from the recipe."""
+        return _rebuilt(self.recipe, tuple(self.overrides), self.seed)
+
+    def to_json(self) -> str:
+        """The text of the file: a field a line, so that two runs can be compared line by line."""
+        values = {key: value for key, value in asdict(self).items() if value or key not in OPTIONAL}
+        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+@functools.cache  # tables and figures ask thousands of times; a config is frozen
+def _rebuilt(recipe: str, overrides: tuple[str, ...], seed: int) -> TrainConfig:
+    return override(registered_recipe(recipe), [*overrides, f"seed={seed}"])
+
+
+def from_json(text: bytes | str, source: str) -> Entry:
+    """Read an entry and check its numbers; ``source`` names it in errors."""
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise LedgerError(f"{source}: this is not JSON: {error}.") from error
+    entry = Reader(source, LedgerError, finite=True).build(Entry, data)
+    try:
+        for problem in problems(entry):
+            raise LedgerError(f"{source}: {problem}")
+    except ArithmeticError as error:
+        raise LedgerError(f"{source}: its numbers are inconsistent: {error}.") from error
+    return entry
+
+
+def read_ledger(folder: Path | str, task: str | None = None) -> list[Entry]:
+    """Every entry below ``folder``, sorted by name, of one task or of all; a file in the wrong place is an error."""
+    entries = []
+    for path in sorted(Path(folder).glob(f"{task or '*'}/*.json")):
+        if path.parent.name == "bench":  # timings, which have a form of their own
+            continue
+        try:
+            content = read_bytes(path, MAX_BYTES)
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
+        entry = from_json(content, str(path))
+        if (path.parent.name, path.name) != (entry.task, entry.file_name):
+            raise LedgerError(f"{path}: this entry belongs in {entry.task}/{entry.file_name}.")
+        entries.append(entry)
+    return entries
+
+
+def problems(entry: Entry) -> Iterator[str]:
+    """What is wrong with an entry, in words."""
+    if entry.format != FORMAT:
+        yield f"format is {entry.format}, but this version reads {FORMAT}."
+    try:
+        task = entry.config().task
+    except UNFIT as error:
+        yield f"its recipe cannot be rebuilt: {error}"
+        return
+    if not math.isclose(entry.baseline, task.baseline(), rel_tol=1e-5):
+        yield f"baseline is {entry.baseline}, but the task's is {task.baseline():.6g}."
+    for name, curve in (("curve", entry.curve), ("train_curve", entry.train_curve)):
+        yield from _curve_problems(name, curve)
+    last = {key: values[-1] for key, values in entry.curve.items() if key != "step" and values}
+    if entry.final != last:
+        yield f"final is {entry.final}, but the curve ends with {last}."
+    if entry.curve.get("step") and entry.curve["step"][-1] != entry.steps:
+        yield f"steps is {entry.steps}, but the curve ends at {entry.curve['step'][-1]}."
+    for name in {task.metric, "loss"} | ({"accuracy"} if task.metric == "ratio" else set()):
+        if name not in entry.final:
+            yield f"final has no {name}, which tables show."
+    if entry.test and (task.metric not in entry.test or not 0 < entry.test.get("step", 0) <= entry.steps):
+        yield f"test must have {task.metric} and the step of its checkpoint, up to {entry.steps}; it is {entry.test}."
+    if bool(entry.test) != bool(entry.tested):
+        yield "test and tested belong together: the scores, and the days of the looks."
+    if "ratio" in last and not math.isclose(last["ratio"], last["loss"] / entry.baseline, rel_tol=1e-3, abs_tol=1e-6):
+        yield f"ratio is {last['ratio']}, but loss / baseline is {last['loss'] / entry.baseline:.6g}."
+    if not 0 <= last.get("accuracy", 0) <= 1:
+        yield f"accuracy is {last['accuracy']}, but it must be between 0 and 1."
+    if min(entry.steps, entry.parameters, entry.processes, entry.wall_seconds) <= 0:
+        yield "steps, parameters, processes and wall_seconds must be greater than 0."
+    yield from _text_problems(entry)
+
+
+def _text_problems(entry: Entry) -> Iterator[str]:
+    if not COMMIT.fullmatch(entry.commit):
+        yield f"commit is {entry.commit!r:.60}, but it must be a hash of 7 to 40 digits, with +changes or without."
+    for text in (*entry.versions, *entry.versions.values()):
+        if not VERSION.fullmatch(text):
+            yield f"versions has {text!r:.60}, which is not the name or version of a package."
+    for text in entry.tested:
+        if not DAY.fullmatch(text):
+            yield f"tested has {text!r:.60}, which is not a day such as 2026-01-31."
+    for text in (entry.command, entry.hardware, entry.note, *entry.overrides):
+        if found := local_name(text):
+            yield f"{text!r} names a path or a machine ({found!r}), which is true on one machine alone."
+        if not text.isprintable():
+            yield f"{text!r} is more than one line, or holds what cannot be printed."
+
+
+def _curve_problems(name: str, curve: dict[str, list[float]]) -> Iterator[str]:
+    steps = curve.get("step", [])
+    if not steps or "loss" not in curve:
+        yield f"{name} needs step and loss, with at least one point."
+    elif len(steps) > MAX_POINTS or any(len(values) != len(steps) for values in curve.values()):
+        yield f"{name} must hold lists of one length, at most {MAX_POINTS} points."
+    elif any(later <= earlier for earlier, later in pairwise(steps)):
+        yield f"the steps of {name} must rise."

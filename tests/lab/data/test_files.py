@@ -1,0 +1,326 @@
+"""Data sets on disk: where they are looked for, what is fetched, what is refused, and what is left behind."""
+
+import concurrent.futures
+import functools
+import hashlib
+import http.server
+import io
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchrum.cli import main
+from torchrum.lab.data import CORPORA, Corpus, DataError, DataFile, DataUnavailableError, Source, data_root, read_files
+from torchrum.lab.data.corpora import BABI, COMPOSITE, PTB, digest
+from torchrum.lab.data.files import offline
+
+ROOT = Path(__file__).parents[3]
+ONE, TWO = b"the first file\n", b"the second file\n"
+
+
+def sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+TOY = Corpus(
+    "toy",
+    "Two lines of text",
+    "public domain",
+    (
+        DataFile("one.txt", {sha256(ONE): "official"}),
+        DataFile("deep/two.txt", {sha256(TWO): "official"}, "toy.two.txt"),
+    ),
+)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """An empty data directory, with the toy corpus in the registry."""
+    monkeypatch.setenv("TORCHRUM_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("TORCHRUM_OFFLINE", raising=False)
+    monkeypatch.setitem(CORPORA, "toy", TOY)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A folder that is served, and its address."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+        thread.join()
+
+
+def tar(path: Path, **contents: bytes) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in contents.items():
+            info = tarfile.TarInfo(name.replace("__", "/") + ".txt")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def offer(monkeypatch, *urls: str) -> None:
+    monkeypatch.setitem(CORPORA, "toy", replace(TOY, sources=tuple(Source(url) for url in urls)))
+
+
+def read() -> dict[str, bytes]:
+    return {path: file.content for path, file in read_files("toy", ["one.txt", "deep/two.txt"]).items()}
+
+
+def left(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_data_directory(monkeypatch):
+    monkeypatch.setenv("TORCHRUM_DATA", "/given")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert data_root() == Path("/given")
+    monkeypatch.delenv("TORCHRUM_DATA")
+    assert data_root() == Path("/cache/torchrum")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert data_root() == Path.home() / ".cache" / "torchrum"
+    monkeypatch.setenv("TORCHRUM_DATA", "~/data")
+    assert data_root() == Path.home() / "data"
+    monkeypatch.setenv("TORCHRUM_DATA", "~nobody-has-this-name/data")
+    with pytest.raises(DataUnavailableError, match="~nobody-has-this-name/data names no home folder"):
+        data_root()
+
+
+def test_an_archive_and_its_cache(root, server, monkeypatch):
+    folder, address = server
+    tar(folder / "toy.tgz", x__one=b"another file of that name", y__one=ONE, y__two=TWO)
+    offer(monkeypatch, f"{address}/toy.tgz")
+    assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
+    assert left(root) == {"toy/one.txt", "toy/deep/two.txt"}
+    offer(monkeypatch)  # the second time nothing is downloaded
+    assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
+
+
+def test_mirrors_are_tried_in_turn(root, server, monkeypatch):
+    folder, address = server
+    (folder / "broken.tgz").write_bytes(b"this is no archive")
+    tar(folder / "half.tgz", one=ONE)
+    (folder / "one.txt").write_bytes(ONE)
+    (folder / "toy.two.txt").write_bytes(TWO)
+    offer(monkeypatch, *(f"{address}/{name}" for name in ("absent.tgz", "broken.tgz", "half.tgz", "{name}")))
+    assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
+
+
+def test_a_wrong_hash_names_both_and_keeps_the_file(root, server, monkeypatch):
+    folder, address = server
+    tar(folder / "toy.tgz", one=b"changed", two=TWO)
+    offer(monkeypatch, f"{address}/toy.tgz")
+    with pytest.raises(DataUnavailableError) as error:
+        read()
+    for text in (sha256(b"changed"), sha256(ONE), "one.txt.bad", "public domain", "--from FILE", f"{address}/toy.tgz"):
+        assert text in str(error.value)
+    assert left(root) == {"toy/one.txt.bad"}
+    assert (root / "toy/one.txt.bad").read_bytes() == b"changed"
+
+
+@pytest.mark.parametrize("value, expected", [("1", True), ("yes", True), ("", False), ("0", False), ("OFF", False)])
+def test_offline_is_said_in_words_too(value, expected, monkeypatch):
+    monkeypatch.setenv("TORCHRUM_OFFLINE", value)
+    assert offline() == expected
+
+
+def test_offline_opens_no_socket(root, monkeypatch):
+    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz")
+    monkeypatch.setenv("TORCHRUM_OFFLINE", "1")
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(DataUnavailableError, match="TORCHRUM_OFFLINE is set"):
+        read()
+    assert not left(root) if root.exists() else True
+
+
+def test_no_network_is_one_message_and_exit_code_3(root, monkeypatch, capsys):
+    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz", "http://127.0.0.1:9/{name}")
+    assert main(["data", "fetch", "toy"]) == 3
+    first, *details = capsys.readouterr().err.splitlines()
+    assert first == f"torchrum: {CORPORA['toy'].title}: not in {root / 'toy'}, and could not be downloaded."
+    assert details[:3] == [
+        "  tried http://127.0.0.1:9/toy.tgz: Connection refused",
+        "  tried http://127.0.0.1:9/one.txt: Connection refused",
+        "  To import a copy from elsewhere, a tar, zip or folder: torchrum data fetch toy --from FILE",
+    ]
+    assert f"  wanted: {root / 'toy/one.txt'}, {sha256(ONE)}" in details
+    assert details[-1].endswith("torchrum train copying-rum, or torchrum train char-rum --data FILE on your own text")
+
+
+def test_a_damaged_file_of_the_users_is_named_and_left_alone(root, capsys):
+    (root / "toy/deep").mkdir(parents=True)
+    (root / "toy/one.txt").write_bytes(b"mine")
+    (root / "toy/deep/two.txt").write_bytes(TWO)
+    with pytest.raises(DataError, match=r"one\.txt has sha256:\w+, but it must have sha256:\w+"):
+        read()
+    assert main(["data", "fetch", "toy"]) == 1  # it would not be fetched, and must not pass for it
+    assert f"one.txt has {sha256(b'mine')}, but it must have {sha256(ONE)}" in capsys.readouterr().err
+    assert (root / "toy/one.txt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused(make, root):
+    (root / "toy/deep").mkdir(parents=True)
+    (root / "toy/deep/two.txt").write_bytes(TWO)
+    make(root / "toy/one.txt")
+    with pytest.raises(DataError, match=r"one\.txt is not a plain file. Move it away, then: torchrum data fetch toy"):
+        read()
+
+
+def test_a_folder_in_the_way_of_a_file_is_named(root, tmp_path, capsys):
+    (root / "toy/one.txt").mkdir(parents=True)
+    tar(tmp_path / "copy", one=ONE, two=TWO)
+    assert main(["data", "fetch", "toy", "--from", str(tmp_path / "copy")]) == 3
+    assert f"{root / 'toy/one.txt'} cannot be written: Is a directory" in capsys.readouterr().err
+
+
+def test_downloads_at_the_same_time_do_not_meet(root, server, monkeypatch):
+    folder, address = server
+    tar(folder / "toy.tgz", one=ONE, two=TWO)
+    offer(monkeypatch, f"{address}/toy.tgz")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: read(), range(24)))
+    assert found == [{"one.txt": ONE, "deep/two.txt": TWO}] * 24
+    assert left(root) == {"toy/one.txt", "toy/deep/two.txt"}
+
+
+def test_a_workplace_that_vanishes_meanwhile_is_no_failure(root, server, monkeypatch):
+    """A link to nowhere stands for it: it is listed, and gone when it is looked at."""
+    folder, address = server
+    tar(folder / "toy.tgz", one=ONE, two=TWO)
+    offer(monkeypatch, f"{address}/toy.tgz")
+    root.mkdir(parents=True, exist_ok=True)
+    (root / ".toy-gone").symlink_to(root / "nowhere")
+    assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
+
+
+def test_a_killed_download_leaves_no_file_and_is_cleared_away(root, monkeypatch):
+    """The child is killed when half of the archive has come; a day later nothing is left of it."""
+    program = """
+        import sys
+        sys.path[:0] = [{tests!r}, {source!r}]
+        from lab.data.test_files import TOY, CORPORA, Source, replace, read
+        CORPORA["toy"] = replace(TOY, sources=(Source({url!r}),))
+        read()
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/toy.tgz"
+        code = textwrap.dedent(program).format(tests=str(ROOT / "tests"), source=str(ROOT / "src"), url=url)
+        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as child:
+            listener.settimeout(60)
+            connection = listener.accept()[0]
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 100_000)
+            while not any(root.glob(".toy-*/*")):
+                assert child.poll() is None
+                time.sleep(0.01)
+            child.kill()
+        connection.close()
+    (work,) = root.glob(".toy-*")
+    assert not (root / "toy").exists()
+    with pytest.raises(DataUnavailableError):
+        read()
+    assert work.exists()  # it may be another process's
+    os.utime(work, (0, 0))
+    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz")
+    with pytest.raises(DataUnavailableError, match="Connection refused"):
+        read()
+    assert not left(root) and not work.exists()
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "folder"])
+def test_a_copy_from_elsewhere(kind, root, tmp_path, capsys):
+    origin = tmp_path / "copy"
+    if kind == "folder":
+        (origin / "inner").mkdir(parents=True)
+        (origin / "inner/one.txt").write_bytes(ONE)
+        (origin / "toy.two.txt").write_bytes(TWO)
+        os.mkfifo(origin / "pipe.txt")
+        (origin / "broken.txt").symlink_to("nowhere.txt")
+    elif kind == "tar":
+        tar(origin, a__one=ONE, b__two=TWO)
+    else:
+        with zipfile.ZipFile(origin, "w") as archive:
+            archive.writestr("a/one.txt", ONE)
+            archive.writestr("a/two.txt", TWO)
+    assert main(["data", "fetch", "toy", "--from", str(origin)]) == 0
+    assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
+    assert main(["data", "verify", "toy"]) == 0
+    assert "toy/deep/two.txt: official" in capsys.readouterr().out
+
+
+def test_a_single_file_from_elsewhere(root, tmp_path):
+    (tmp_path / "toy.two.txt").write_bytes(TWO)
+    assert main(["data", "fetch", "toy", "--from", str(tmp_path / "toy.two.txt")]) == 0
+    assert left(root) == {"toy/deep/two.txt"}
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["fetch", "toy", "--from", "nowhere.tgz"], 1, "nowhere.tgz does not exist"),
+        (["fetch", "--from", "x"], 2, "--from imports one data set"),
+        (["verify", "babbi"], 2, "did you mean 'babi'"),
+        (["fetch", "toy", "--from", "odd.txt"], 1, "no file of toy has that name"),
+        (["fetch", "toy", "--from", "."], 1, ". cannot be imported as toy: one.txt is missing."),
+        (["fetch", "toy", "--from", "/dev/zero"], 1, "/dev/zero is not a plain file; give a tar, a zip or a folder"),
+    ],
+)
+def test_mistakes_have_a_message(arguments, code, message, root, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.txt").write_text("odd")
+    assert main(["data", *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_in_the_way_of_the_data_directory(root, monkeypatch, capsys):
+    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz")
+    root.write_text("a file")
+    assert main(["data", "fetch", "toy"]) == 3
+    assert f"{root} cannot hold the data: it is a file. Pass another folder with --data-dir" in capsys.readouterr().err
+
+
+def test_verify_tells_every_file(root, capsys):
+    (root / "toy").mkdir(parents=True)
+    (root / "toy/one.txt").write_bytes(b"mine")
+    assert main(["data", "verify", "toy"]) == 3
+    assert capsys.readouterr().out.splitlines() == [
+        f"toy/one.txt: wrong: {sha256(b'mine')}",
+        "toy/deep/two.txt: missing",
+    ]
+    assert main(["data", "path", "toy", "--data-dir", str(root / "other")]) == 0
+    assert capsys.readouterr().out.strip() == str(root / "other" / "toy")
+
+
+def test_git_blob_ids():
+    assert digest(b"hello\n", "git") == "git:ce013625030ba8dba906f756967f9e9ca394464a"  # git hash-object prints it
+
+
+def test_the_composite_of_task_3_is_told_from_the_official_file():
+    (file,) = [file for file in BABI.files if "qa3" in file.path and "train" in file.path]
+    assert set(file.accepted.values()) == {"official", COMPOSITE}
+    assert len(BABI.files) == 40 and len(PTB.files) == 3
+    assert all(len(item.accepted) == 1 for item in BABI.files if item != file)

@@ -1,0 +1,230 @@
+"""The GPU suite end to end at tiny sizes; every implementation must come out with a time."""
+
+import contextlib
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchrum.ops.rum_scan import persistent
+from torchrum.paper.bench import gpu, gpu_cases
+from torchrum.paper.bench.gpu import run_gpu
+from torchrum.paper.bench.gpu_cases import Case
+from torchrum.paper.bench.measure import Captured, ImplementationError, time_cpu
+from torchrum.paper.bench.records import Report, read_report
+from torchrum.paper.bench.training_steps import penn_treebank_step, recall_step
+from torchrum.paper.bench.work import Shape
+
+
+@pytest.mark.gpu
+def test_quick_suite(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # which the suite sets, and later tests are to find as it was
+    report = Report("gpu", {}, path=tmp_path / "gpu.json")
+    run_gpu(report, quick=True, samples=3)
+    assert [row.failed for row in report.rows if row.failed] == []
+    assert all(row.times.samples == 3 and row.first_call_seconds > 0 for row in report.rows)
+    assert {row.case for row in read_report(report.path).rows} == {"quick-eta", "quick-lam1", "quick-recall"}
+    assert all(row.error < 5e-3 and row.error_ieee < 2e-5 for row in report.rows if row.error is not None)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The suite with its tiny cases on the CPU: everything but the device events, the graphs and the fused kernels."""
+    cases = [replace(case, shape=replace(case.shape, device="cpu")) for case in gpu_cases.quick_cases()]
+    monkeypatch.setattr(gpu, "quick_cases", lambda: cases)
+    monkeypatch.setattr(gpu, "time_cuda", lambda runs, samples, warmups: time_cpu(runs, samples))
+    monkeypatch.setattr(gpu, "Captured", lambda run: run)
+    monkeypatch.setattr(gpu, "device_works", lambda: True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # which the suite sets
+    monkeypatch.setattr(gpu, "_free", lambda: None)
+    monkeypatch.setattr(gpu, "_start_cuda", lambda: None)
+    monkeypatch.setattr(gpu, "_own_stream", contextlib.nullcontext)
+    monkeypatch.setattr(gpu, "peak_cuda_bytes", lambda run, before: before + 1)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_failures_stay_with_their_implementation(on_cpu, tmp_path):
+    report = Report("gpu", {}, path=tmp_path / "gpu.json")
+    run_gpu(report, quick=True, samples=2, log=lambda text: None)
+    failed = {(row.case, row.implementation): row.failed for row in report.rows}
+    assert failed["quick-eta", "fused"] == (
+        "ValueError: backend='fused' cannot run: the input is on cpu. Pass backend='auto' to fall back."
+    )
+    assert failed["quick-eta", "gru graphed"] is None
+    assert failed["quick-lam1", "authors graphed"] is None
+    timed = [row for row in report.rows if not row.failed]
+    assert len(timed) == 2 * 2 + 2
+    assert all(row.backend is None for row in timed)  # neither the original implementation nor nn.GRU has one
+    assert all(row.times.samples == 2 and row.peak_bytes == 7 and row.first_call_seconds > 0 for row in timed)
+    assert {row.case: row.precision for row in timed} == {"quick-eta": "high", "quick-lam1": "highest"}
+    assert read_report(report.path).rows == report.rows
+
+
+def test_error_is_measured_in_both_precisions(on_cpu):
+    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru"))
+    ours, theirs = gpu.measure_case(case, "forward_backward", 2, lambda text: None)
+    assert (ours.backend, ours.design, theirs.backend) == ("torch", None, None)
+    assert 0 < ours.error < 2e-5
+    assert 0 < ours.error_ieee < 2e-5
+    assert 0 < ours.error_apart < 2e-5
+    assert theirs.error is None
+
+
+def test_time_runs_out(on_cpu):
+    report, said = Report("gpu", {}), []
+    run_gpu(report, quick=True, samples=2, seconds=-1, log=said.append)
+    assert report.rows == []
+    assert len(said) == 5  # one for each mode of each case
+    assert "left out" in said[0]
+
+
+def test_a_case_without_a_device_leaves_its_reason(monkeypatch):
+    def nothing_works(*unused):
+        raise RuntimeError("no device\nmore")
+
+    monkeypatch.setattr(gpu, "_prepare", nothing_works)
+    monkeypatch.setattr(gpu, "_free", lambda: None)
+    monkeypatch.setattr(gpu, "device_works", lambda: True)
+    case = Case("a", Shape(N=4, T=2), {"lam": 0}, ("fused", "gru"))
+    rows = gpu.measure_case(case, "forward_backward", 3, lambda text: None)
+    assert [row.failed for row in rows] == ["RuntimeError: no device"] * 2
+    assert [row.options for row in rows] == [{"lam": 0}, {}]
+
+
+def test_one_that_fails_while_timed_leaves_the_others(on_cpu, monkeypatch):
+    def time_them(runs, samples, warmups):
+        if "gru" in runs:
+            raise ImplementationError("gru") from ValueError("odd")
+        return time_cpu(runs, samples)
+
+    monkeypatch.setattr(gpu, "time_cuda", time_them)
+    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru", "lstm"), check_error=False)
+    rows = gpu.measure_case(case, "forward", 2, lambda text: None)
+    assert [row.failed for row in rows] == [None, "ValueError: odd", None]
+    assert [row.times is None for row in rows] == [False, True, False]
+
+
+def test_a_lost_device_ends_the_run_and_a_second_one_goes_on(on_cpu, monkeypatch, tmp_path):
+    """The fused implementation fails here; were the device gone with it, a fresh process would take the rest."""
+    monkeypatch.setattr(gpu, "device_works", lambda: False)
+    report, said = Report("gpu", {}, path=tmp_path / "gpu.json"), []
+    assert not run_gpu(report, quick=True, samples=2, cases="quick-eta", log=said.append)
+    assert [(row.implementation, row.mode) for row in report.rows] == [("fused", "forward")]
+    assert "the device is lost" in said[-1]
+    again = read_report(tmp_path / "gpu.json")
+    monkeypatch.setattr(gpu, "device_works", lambda: True)
+    assert run_gpu(again, quick=True, samples=2, cases="quick-eta", log=said.append)
+    found = [(row.implementation, row.mode) for row in again.rows]
+    assert len(found) == len(set(found)) == 2 * 4
+    assert run_gpu(again, quick=True, samples=2, cases="quick-eta", log=said.append)
+    assert len(again.rows) == 2 * 4  # nothing is measured twice
+
+
+def test_stepwise_is_an_implementation_of_its_own():
+    case = gpu_cases.with_stepwise(gpu_cases.quick_cases()[0])
+    assert case.implementations[-2:] == ("fused stepwise", "fused stepwise graphed")
+    assert gpu_cases.implementation("fused stepwise graphed") == ("fused", True, False, True)
+
+
+def test_design_is_told(monkeypatch):
+    eta, lam1, recall = gpu_cases.quick_cases()
+    on_cpu = replace(eta, shape=replace(eta.shape, device="cpu"))
+    asked = []
+
+    def obstacle(inputs, options):
+        asked.append((inputs.xp.shape, inputs.h0.shape[-1], options))
+
+    monkeypatch.setattr(persistent, "obstacle", obstacle)
+    assert gpu._design(on_cpu, False) == "persistent"
+    assert gpu._design(on_cpu, True) == "stepwise"
+    assert asked[0][:2] == ((7, 4, 48), 16)
+    assert asked[0][2].training
+    assert gpu._design(lam1, False) == gpu._design(recall, False) == "one launch"
+
+
+@pytest.mark.gpu
+def test_a_recording_keeps_what_it_reads():
+    """A replay after everything else was freed and written over; it once read the dead recall batch."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        step = recall_step(Shape(N=8, T=7, B=4, device="cuda"), "fused")
+        weight = step.model.readout.weight
+        replay = Captured(step)
+        del step
+        gc.collect()
+        torch.cuda.empty_cache()
+        junk = [torch.full((1 << 16,), 1 << 40, device="cuda") for _ in range(64)]
+        before = weight.detach().clone()
+        for _ in range(3):
+            replay()
+        torch.cuda.synchronize()
+        assert not torch.equal(before, weight)
+        assert weight.isfinite().all()
+        del junk
+
+
+def test_recording_owns_its_run(monkeypatch):
+    class Graph:
+        replays = 0
+
+        def replay(self):
+            self.replays += 1
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    calls = []
+    for name, value in {
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": lambda side: contextlib.nullcontext(),
+        "graph": lambda *where, **mode: contextlib.nullcontext(),
+        "CUDAGraph": Graph,
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def run():
+        calls.append(1)
+
+    kept = weakref.ref(run)
+    replay = Captured(run, warmups=3)
+    del run
+    gc.collect()
+    assert kept() is not None
+    assert len(calls) == 4
+    replay()
+    assert replay.graph.replays == 1
+
+
+def test_recall_step_moves_every_weight():
+    step = recall_step(Shape(N=8, T=7, B=4), "torch")
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    step()
+    assert step.backend == "torch"
+    assert not any(torch.equal(old, new) for old, new in zip(before, step.model.parameters(), strict=True))
+
+
+def test_penn_treebank_step_moves_every_weight():
+    step = penn_treebank_step(Shape(N=8, T=2, B=2), "reference")
+    step()
+    assert step.backend == "reference"
+    assert all(parameter.grad is not None for parameter in step.model.parameters())
+
+
+def test_penn_treebank_insists_on_the_fused_kernels():
+    with pytest.raises(ValueError, match="backend='fused' cannot run: the input is on cpu"):
+        penn_treebank_step(Shape(N=8, T=2, B=2), "fused")
+
+
+def test_cases_with_a_target_come_first():
+    cases = gpu_cases.gpu_cases()
+    targeted = gpu_cases.target_cases()
+    assert cases[: len(targeted)] == targeted
+    assert {case.precision for case in targeted if case.options.get("lam") == 1} == {"highest"}

@@ -1,0 +1,133 @@
+"""Targets of the benchmark, and what is read from pytest's output."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from paper.bench.test_report import GPU, PLACE, full_suite, report, row
+from torchrum.paper.bench.cpu import LONG
+from torchrum.paper.bench.gpu_cases import gpu_cases
+from torchrum.paper.bench.measure import Times
+from torchrum.paper.bench.records import Report, Row, Target, read_report
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+if not BENCHMARKS.exists():
+    pytest.skip("the benchmarks are not installed with the package", allow_module_level=True)
+sys.path.insert(0, str(BENCHMARKS))
+
+from judge import main  # noqa: E402
+from judging.pytest_log import summarise_tests  # noqa: E402
+from judging.targets import cpu_targets, gpu_targets  # noqa: E402
+from timing import microseconds, milliseconds  # noqa: E402
+
+
+def test_targets_take_the_better_of_our_two_ways():
+    target = next(target for target in gpu_targets(report()) if target.name.startswith("eta-bf16-n1000"))
+    assert target.value == pytest.approx(0.25)
+    assert target.reached
+    assert not Target("a", 3.0, 2.0, at_least=True).reached
+    assert not Target("a", 3.0, None).reached
+    names = [target.name for target in gpu_targets(report())]
+    assert not any("n704" in name for name in names)  # not measured, so not judged
+
+
+def test_a_failed_implementation_misses_its_target():
+    made = Report("gpu", PLACE, [row("fused", None, failed="x"), row("gru graphed", 6.0)])
+    assert [target.value for target in gpu_targets(made)] == [None]
+
+
+def test_an_error_that_is_not_a_number_misses_its_target():
+    rows = [row("fused", 1.0), row("fused graphed", 1.0)]
+    for place, error in enumerate((1e-9, math.nan)):
+        rows[place].error = error
+    [target] = [target for target in gpu_targets(Report("gpu", PLACE, rows)) if "relative error" in target.name]
+    assert math.isnan(target.value)
+    assert not target.reached
+
+
+def test_every_gpu_target_has_its_case():
+    """All that the targets look for is in the suite: were everything measured, nothing would be left unjudged."""
+    made = Report("gpu", PLACE)
+    for case in gpu_cases():
+        for implementation in case.implementations:
+            new = Row(case.name, implementation, case.modes[0], case.shape, case.options, Times(1, 1, 1, 30))
+            new.precision = case.precision
+            new.first_call_seconds, new.peak_bytes, new.error, new.error_ieee = 1.0, 10**6, 1e-9, 1e-9
+            made.rows.append(new)
+    found = gpu_targets(made)
+    assert len(found) == 5 + 5 + 1 + 2 + 2 + 4 + 1 + 2 + 1
+    assert all(target.value is not None for target in found)
+    assert len({(case.name, case.modes) for case in gpu_cases()}) == len(gpu_cases())
+
+
+def test_summary_of_a_test_run(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(
+        "=== test session starts ===\nplatform linux -- Python 3.12.3\n\x1b[32m...\x1b[0m\n"
+        "=== 192 passed, 2 skipped, 30 deselected, 1 warning, 1 error in 100.12s (0:01:40) ===\n"
+    )
+    found = summarise_tests(log)
+    assert found["command"] is None
+    assert found["platform"] == "platform linux -- Python 3.12.3"
+    assert (found["passed"], found["failed"], found["skipped"], found["errors"]) == (192, 0, 2, 1)
+    assert (found["deselected"], found["warnings"], found["seconds"]) == (30, 1, 100.12)
+    log.write_text("....\n")
+    with pytest.raises(ValueError, match="no last line of pytest"):
+        summarise_tests(log)
+
+
+def test_cpu_targets():
+    made = Report("cpu", PLACE)
+    for lam in (0, 1):
+        case = f"lam{lam}-n100-t100"
+        made.rows += [
+            Row(case, name, "forward_backward", GPU, {}, Times(ms, ms, ms, 1))
+            for name, ms in (("authors", 7), ("torch", 2))
+        ]
+    made.rows += [
+        Row(LONG[0], name, "forward_backward", GPU, peak_bytes=size) for name, size in (("authors", 100), ("torch", 9))
+    ]
+    made.rows[2].times = Times(6, 6, 6, 1)
+    step = [("native", 3), ("gru", 2)]
+    made.rows += [Row("step-n256", name, "forward", GPU, {}, Times(ms, ms, ms, 1)) for name, ms in step]
+    found = cpu_targets(made)
+    values = [(target.value, target.reached) for target in found]
+    assert values == [(3.5, True), (3.0, False), (1.5, False), (0.09, True)]
+
+
+def test_a_report_is_judged_in_its_file(tmp_path, capsys):
+    made = full_suite()
+    made.path, log = tmp_path / "gpu.json", tmp_path / "tests.log"
+    made.write()
+    failed = "FAILED tests/a.py::b[c d] - assert 1 == 2"
+    log.write_text(f"$ pytest -m gpu tests\nF..\n{failed}\n1 failed, 2 passed in 3.50s\n")
+    main([str(made.path), "--tests", str(log)])
+    back = read_report(made.path)
+    assert back.rows == made.rows
+    assert back.targets == gpu_targets(made)
+    assert back.tests["failures"] == ["tests/a.py::b[c d]"]
+    assert "[reached] eta-bf16-n704" in capsys.readouterr().out
+    made.suite = "other"
+    made.write()
+    with pytest.raises(SystemExit, match="2"):
+        main([str(made.path)])
+    assert "there are: gpu, cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["none.json"], [__file__, "--tests", "none.log"]], ids=len)
+def test_a_report_that_is_not_there_is_one_line(capsys, arguments):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert capsys.readouterr().err.endswith(f"error: {arguments[-1]} is not a file\n")
+
+
+def test_trials_are_timed_by_the_timer_of_the_package(monkeypatch):
+    def time_cuda(runs, samples, warmups):
+        assert (samples, warmups) == (7, 3)
+        return {name: Times(run(), 0, 0, samples) for name, run in reversed(runs.items())}
+
+    monkeypatch.setattr("timing.time_cuda", time_cuda)
+    assert milliseconds(lambda: 2.0, lambda: 3.0, samples=7) == [2.0, 3.0]
+    assert microseconds(lambda: 2.0, samples=7) == [2000.0]

@@ -1,0 +1,92 @@
+from dataclasses import replace
+
+from paper.ledger.test_table import entry, lines
+from torchrum.paper.ledger.budget import budget_table, compare
+from torchrum.paper.ledger.markers import marked_table
+from torchrum.paper.ledger.notes import comparison_section
+
+
+def run(recipe, *points, seed=0, overrides=()):
+    """A copying run with validations ``(step, ratio)``."""
+    steps, ratios = ([float(x) for x in column] for column in zip(*points, strict=True))
+    curve = {"step": steps, "loss": ratios, "accuracy": [0.5] * len(steps), "ratio": ratios}
+    final = {name: values[-1] for name, values in curve.items() if name != "step"}
+    plain = entry(recipe, seed, loss=1.0)
+    return replace(plain, overrides=list(overrides), steps=int(steps[-1]), final=final, curve=curve, train_curve=curve)
+
+
+LSTM = run("copying-lstm-t200", (600, 1.0))
+RUNS = [
+    run("copying-rum-paper-t200", (500, 0.9), (1000, 0.4), (1500, 0.01)),
+    run("copying-rum-paper-t200", (500, 0.2), (1000, 0.9), (1500, 0.02), seed=1),
+    run("copying-rum-paper-t200", (1000, 0.001), (1500, 0.001), overrides=["optimizer.lr=0.002"]),
+    LSTM,
+    run("copying-rum-paper-t500", (400, 0.5), (10_000, 0.1)),
+    run("copying-lstm-t500", (500, 1.0)),
+    run("copying-gru-t500", (400, 1.1), (500, 1.0)),
+    run("copying-rum-paper-t1000", (200, 0.7)),
+]
+
+
+def table(*runs):
+    return lines(budget_table(compare(runs, "copying", 200_000)))
+
+
+def rum(*runs):
+    return table(*runs, LSTM)[2][1]
+
+
+def test_every_model_is_read_at_the_budget_with_its_best_beside():
+    header, _, ours, lstm, gru = table(*RUNS)
+    names = ["loss / baseline, T = 200 (1,000 steps)", "loss / baseline, T = 500 (400 steps)"]
+    assert header == ["model", *names, "settings tried"]
+    # two seeds tell more than a lucky one; the second seed's loss spiked after its best
+    assert ours == ["RUM λ=0", "0.6500 (0.4000 to 0.9000), best 0.3000; 2 seeds", "0.5000", "2, 1"]
+    assert lstm == ["LSTM", "1.0000; after 600", "", "1, 0"]  # at T = 500 it was not looked at by then
+    assert gru == ["GRU", "", "1.1000", "0, 1"]
+
+
+def test_of_settings_with_as_many_seeds_the_lowest_at_the_budget_counts():
+    steady = run("copying-rum-paper-t200", (500, 0.5), (1000, 0.4), overrides=["optimizer.lr=0.002"])
+    spiked = run("copying-rum-paper-t200", (500, 0.1), (1000, 0.8), overrides=["optimizer.lr=0.003"])
+    assert rum(steady, spiked) == "0.4000"
+
+
+def test_runs_that_differ_only_later_are_of_one_setting():
+    later = ["compile=true", "optimizer.schedule=1000:0.3,2000:0.1", "steps=9000"]
+    assert rum(RUNS[0], run("copying-rum-paper-t200", (1000, 0.2), overrides=later, seed=1)).endswith("2 seeds")
+    sooner = ["optimizer.schedule=900:0.3,2000:0.1"]
+    assert rum(RUNS[0], run("copying-rum-paper-t200", (1000, 0.2), overrides=sooner)) == "0.2000"
+    assert table(RUNS[0], run("copying-rum-paper-t200", (1000, 0.2), overrides=sooner), LSTM)[2][-1] == "2"
+
+
+def test_a_seed_that_was_recorded_twice_counts_once():
+    """The longer of the two: it is the same trajectory, and the better one would be a choice."""
+    again = run("copying-rum-paper-t200", (500, 0.3), (1000, 0.1), (1200, 0.1), overrides=["steps=1200"])
+    assert rum(RUNS[0], again) == rum(RUNS[0]) == "0.4000"
+    assert rum(RUNS[1], again, RUNS[0]) == "0.6500 (0.4000 to 0.9000), best 0.3000; 2 seeds"
+    longer = run(
+        "copying-rum-paper-t200", (500, 0.9), (1000, 0.6), (9000, 0.1), overrides=["compile=true", "steps=9000"]
+    )
+    assert rum(RUNS[0], longer) == "0.6000"
+
+
+def test_of_runs_that_ended_sooner_the_furthest_counts_or_those_that_were_solved():
+    short, longer = run("copying-rum-paper-t200", (600, 0.2)), run("copying-rum-paper-t200", (700, 0.3), seed=1)
+    assert rum(short, longer) == "0.3000; after 700"
+    solved = run("copying-rum-paper-t200", (500, 0.001), seed=2)  # below the recipe's stop_at
+    assert rum(short, longer, solved) == "0.0010; after 500"
+    assert rum(short, RUNS[0], solved) == "0.2005 (0.0010 to 0.4000); 2 seeds; after 500 to 1,000"
+
+
+def test_what_cannot_be_compared_is_left_out():
+    assert "No two models" in comparison_section(RUNS[-1:], "copying", 10**6)
+    assert "No two models" in comparison_section([], "copying", 10**6)
+    other = replace(RUNS[0], overrides=["task.length=5"])
+    assert "No two models" in comparison_section([other, LSTM], "copying", 200_000)
+
+
+def test_a_marker_asks_for_it():
+    text = marked_table("copying within 200000", RUNS)
+    assert text == f"\n{comparison_section(RUNS, 'copying', 200_000)}\n"
+    assert budget_table(compare(RUNS, "copying", 200_000)) in text

@@ -1,0 +1,199 @@
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from torchrum.lab.recipes import load_recipe
+from torchrum.lab.training import ConfigError, RunError, Trainer, evaluate, override, read_config, read_metrics
+from torchrum.paper.ledger import LedgerError, read_ledger, record
+from torchrum.paper.ledger.record import changes, read_run, thin
+
+COMMIT = "0123456789abcdef"
+
+
+def test_an_entry_tells_its_run(run, tmp_path):
+    path = record(run, tmp_path, commit=COMMIT, note="tried once")
+    (entry,) = read_ledger(tmp_path)
+    assert path == tmp_path / "copying" / entry.file_name
+    assert entry.recipe == "copying-lstm-t200"
+    assert entry.seed == 7
+    assert set(entry.overrides) == {
+        "batch_size=4", "eval_every=2", "model.hidden_size=4", "steps=6", "task.delay=3", "task.validation_size=16",
+    }  # fmt: skip
+    assert entry.note == "tried once"
+    assert entry.commit == COMMIT
+    assert entry.steps == 6
+    assert entry.curve["step"] == [2, 4, 6]
+    assert entry.train_curve["step"] == [1, 2, 3, 4, 5, 6]
+    last = read_metrics(run, "validation")[-1]
+    assert entry.final == pytest.approx({key: last[key] for key in ("loss", "accuracy", "ratio")}, rel=1e-5)
+    assert entry.parameters == 4 * 4 * (10 + 4) + 2 * 4 * 4 + 9 * (4 + 1)  # torch's LSTM has two biases; read-out
+    assert entry.config().task.delay == 3
+    assert entry.test["step"] in (2, 4, 6)  # of the best checkpoint
+    scored = evaluate(run, "test", "best", device="cpu")
+    assert entry.test["ratio"] == pytest.approx(scored["ratio"], rel=1e-5)
+    validated = evaluate(run, "validation", "best", device="cpu")
+    assert scored["ratio"] != validated["ratio"]  # they are other examples
+    assert len(entry.tested) == 1
+
+
+def test_a_record_is_not_written_over(run, tmp_path):
+    path = record(str(run), str(tmp_path), commit=COMMIT)
+    assert read_ledger(str(tmp_path)) == read_ledger(tmp_path) != []
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="exists; pass --replace"):
+        record(run, tmp_path, commit=COMMIT, note="again")
+    assert path.read_bytes() == before
+    record(run, tmp_path, commit=COMMIT, note="again", replace=True)
+    assert read_ledger(tmp_path)[0].note == "again"
+
+
+def test_a_run_that_has_not_ended_is_refused(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "result.json").unlink()
+    with pytest.raises(LedgerError, match="has not ended; finish it with"):
+        record(copy, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="is not a run folder"):
+        record(tmp_path, tmp_path / "results")
+
+
+def test_a_run_that_does_not_know_its_commit_needs_one(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    environment = json.loads((copy / "environment.json").read_text())
+    (copy / "environment.json").write_text(json.dumps(environment | {"commit": None}))
+    with pytest.raises(LedgerError, match="does not say which commit it ran; pass it as --commit"):
+        read_run(copy)
+    (copy / "environment.json").write_text(json.dumps(environment | {"commit": "abc1234", "uncommitted_changes": True}))
+    assert read_run(copy).commit == "abc1234+changes"
+
+
+def test_a_run_of_no_recipe_is_refused(run, tmp_path):
+    Trainer(dataclasses.replace(read_config(run), name="my-own"), quiet=True).fit(tmp_path / "run")
+    with pytest.raises(LedgerError, match=r"no recipe 'my-own'.*The ledger holds runs of recipes"):
+        record(tmp_path / "run", tmp_path / "results")
+
+
+def test_a_run_names_no_module(run):
+    with pytest.raises(LedgerError, match="no recipe 'os:abort'"):
+        changes(dataclasses.replace(read_config(run), name="os:abort"))
+
+
+def test_a_note_does_not_name_this_machine(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "node7.cluster")
+    with pytest.raises(LedgerError, match="contains the name of this machine"):
+        record(run, tmp_path / "results", commit=COMMIT, note="ran on Node7.")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("commit", ["", "main", "abc", "HEAD~1", "g" * 10, "0" * 41, "/home/me"])
+def test_a_given_commit_is_a_hash(run, tmp_path, commit):
+    with pytest.raises(ConfigError, match=r"--commit is .*, but it must be a hash of 7 to 40 hexadecimal digits"):
+        record(run, tmp_path / "results", commit=commit)
+
+
+EDITS = {
+    "name": ({"name": "copying-gru-t200"}, "name 'copying-lstm-t200' -> 'copying-gru-t200'"),
+    "seed": ({"seed": 8}, "seed 7 -> 8"),
+    "steps": ({"steps": 7}, "steps 6 -> 7"),
+    "batch_size": ({"batch_size": 5}, "batch_size 4 -> 5"),
+    "precision": ({"precision": "bf16-mixed"}, "precision '32-true' -> 'bf16-mixed'"),
+    "task": ({"task": {"delay": 4}}, r"task.delay 3 -> 4"),
+    "model": ({"model": {"hidden_size": 5}}, r"model.hidden_size 4 -> 5"),
+    "layer": ({"model": {"layer": "gru"}}, r"model.layer 'lstm' -> 'gru'"),
+    "rate": ({"optimizer": {"lr": 0.5}}, r"optimizer.lr 0.001 -> 0.5"),
+}
+
+
+def edit(run, change):
+    config = json.loads((run / "config.json").read_text())
+    for key, value in change.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    (run / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_config_is_neither_recorded_nor_scored(run, tmp_path, name):
+    copy = shutil.copytree(run, tmp_path / "run")
+    change, message = EDITS[name]
+    edit(copy, change)
+    with pytest.raises(RunError, match=rf"config\.json is not the config of the run's checkpoint: {message}"):
+        record(copy, tmp_path / "results", commit=COMMIT)
+    assert not (tmp_path / "results").exists()
+    if name == "steps":  # the weights and the examples are the same
+        assert evaluate(copy, device="cpu") == evaluate(run, device="cpu")
+    else:
+        with pytest.raises(RunError, match=message):
+            evaluate(copy, device="cpu")
+
+
+def test_a_run_is_not_resumed_under_another_name(run, tmp_path):
+    """Its next checkpoint would have that name, and be recorded as a run of another recipe."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    edit(copy, {"name": "copying-gru-t200"})
+    longer = dataclasses.replace(read_config(copy), steps=8)
+    with pytest.raises(RunError, match="belongs to another run: name 'copying-lstm-t200' -> 'copying-gru-t200'"):
+        Trainer(longer, quiet=True).fit(copy, resume=True)
+    with pytest.raises(ConfigError, match="a resumed run cannot change name 'copying-lstm-t200' -> 'copying-gru-t200'"):
+        Trainer(longer, quiet=True).fit(run, resume=True)
+
+
+@pytest.mark.parametrize("damage", ["first", "middle", "changed", "added", "all"])
+def test_metrics_that_are_not_those_of_the_run_are_not_recorded(run, tmp_path, damage):
+    copy = shutil.copytree(run, tmp_path / "run")
+    path = copy / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join({
+        "first": lines[1:],
+        "middle": lines[:3] + lines[4:],
+        "changed": [*lines[:3], lines[3].replace('"loss": ', '"loss": 1'), *lines[4:]],
+        "added": [*lines, lines[-1]],
+        "all": [],
+    }[damage]))  # fmt: skip
+    with pytest.raises(RunError, match=r"metrics\.jsonl is not as the run wrote it: lines are missing"):
+        record(copy, tmp_path / "results", commit=COMMIT)
+
+
+def test_a_run_without_a_checkpoint_is_not_recorded(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(RunError, match="has no last checkpoint"):
+        record(copy, tmp_path / "results", commit=COMMIT)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.lam=1", "optimizer.clip=1.0", "stop_at=none"],
+        ["graph=false", "precision=bf16-mixed", "task.symbols=4"],
+        ["model.eta=0.5", "optimizer.betas=0.9,0.99", "task.delay=7"],
+        ["model.layer=gru"],
+        ["model.layer=ln_lstm", "model.zoneout=0.1"],
+    ],
+)
+def test_overrides_rebuild_the_config(overrides):
+    recipe = load_recipe("copying-rum-paper-t200")
+    config = override(recipe, overrides)
+    assert len(changes(config)) == len(overrides)
+    assert override(recipe, changes(config)) == config
+
+
+def test_thinning_keeps_both_ends_and_the_limit():
+    lines = [{"kind": "train", "step": i, "loss": i / 3, "seconds": 1.0, "lr": 1e-3} for i in range(1, 1001)]
+    thinned = thin(lines)
+    assert set(thinned) == {"step", "loss"}
+    assert len(thinned["step"]) == 200
+    assert (thinned["step"][0], thinned["step"][-1]) == (1, 1000)
+    assert all(loss == pytest.approx(step / 3, rel=1e-5) for step, loss in zip(*thinned.values(), strict=True))
+    assert thin(lines[:7])["step"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_an_option_with_the_name_of_a_field_stays_an_option():
+    changed = override(load_recipe("char-ptb-hyper-lstm"), ["model.options.embedding_size=4"])
+    assert changes(changed) == ["model.options.embedding_size=4"]
+    assert override(load_recipe("char-ptb-hyper-lstm"), changes(changed)) == changed
