@@ -88,6 +88,16 @@ JOINT: dict[str, tuple[ModelConfig, Babi, str]] = {
         Babi(question="twice", extra=HARD, augment16=True),
         "as babi-joint-rum-deep, task 16 augmented",
     ),
+    "gru-deep": (
+        _reader("gru", 256, num_layers=2, dropout=0.1, bidirectional=True),
+        Babi(question="twice", extra=HARD),
+        "GRU in the setting of babi-joint-rum-deep",
+    ),
+    "lstm-deep": (
+        _reader("lstm", 256, num_layers=2, dropout=0.1, bidirectional=True),
+        Babi(question="twice", extra=HARD),
+        "LSTM in the setting of babi-joint-rum-deep",
+    ),
     "lstm": (_reader("lstm", 512), Babi(), "LSTM"),
     "gru": (_reader("gru", 512), Babi(), "GRU"),
     "memn2n": (
