@@ -160,3 +160,23 @@ def test_a_part_without_known_symbols_is_refused():
 def test_a_text_of_one_symbol_is_still_a_text():
     facts = describe(Parts(b"a" * 50, b"aa", b"aa"))
     assert (facts.symbols, facts.memoryless) == (b"a", 0.0)
+
+
+def test_pipes_devices_and_looping_folders_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop/again").symlink_to(tmp_path / "loop")
+    (tmp_path / "one").symlink_to(tmp_path / "other")
+    (tmp_path / "other").symlink_to(tmp_path / "one")
+    (tmp_path / "parts").mkdir()
+    for part in ("train", "valid", "test"):
+        os.mkfifo(tmp_path / f"parts/{part}.txt")
+    for path, message in (
+        (tmp_path / "pipe", "pipe is not a regular file"),
+        (Path("/dev/zero"), "/dev/zero is not a regular file"),
+        (tmp_path / "loop", "loop holds no .txt files"),
+        (tmp_path / "one", "one does not exist"),
+        (tmp_path / "parts", "train.txt is not a regular file"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_own(path, 0.1)

@@ -1,11 +1,14 @@
-"""Where data sets live, and how files get there: mirrors, hashes, offline use, nothing half-written.
+"""Find, download, import and check the files of the data sets.
 
 The data directory is ``--data-dir`` of a command, else ``TORCHRUM_DATA``, else ``$XDG_CACHE_HOME/torchrum``
 (``~/.cache/torchrum``). ``TORCHRUM_OFFLINE=1`` forbids downloads.
 """
 
+import bz2
 import contextlib
+import gzip
 import http.client
+import lzma
 import os
 import shutil
 import socket
@@ -15,19 +18,42 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from torchrum.lab.data.corpora import CORPORA, Corpus, DataFile
-from torchrum.lab.data.errors import DataError, DataUnavailableError
 
 ROOT_VARIABLE, OFFLINE_VARIABLE = "TORCHRUM_DATA", "TORCHRUM_OFFLINE"
-MOST_BYTES = 2**26  # no file of a corpus is near this: what inflates beyond it is not ours
+MOST_BYTES = 2**26  # per file; the largest file of a corpus is far smaller
+MOST_TOTAL = 2**29  # per archive or folder; the largest published archive holds about 100 MB
 TIMEOUT = 30.0  # seconds without an answer from a mirror
-ABANDONED = 24 * 3600.0  # seconds after which an unfinished download is nobody's
+ABANDONED = 24 * 3600.0  # seconds after which an unfinished download is removed
 SHOWN = 3  # missing files named in an error; verify lists them all
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, MemoryError)
+"""Exceptions that the standard library raises for a damaged archive, besides ``OSError``."""
+
+
+class DataError(RuntimeError):
+    """A data file is missing, damaged or of the wrong kind; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class DataUnavailableError(DataError):
+    """A data set is not on disk and cannot be downloaded.
+
+    Args:
+        text: the failure.
+        details: attempts and remedies, one line each.
+    """
+
+    exit_code = 3
+
+    def __init__(self, text: str, details: Sequence[str] = ()) -> None:
+        super().__init__("\n  ".join([text, *details]))
+        self.lines = [text, *details]
 
 
 @dataclass(frozen=True)
@@ -40,7 +66,7 @@ class Checked:
 
 
 def data_root() -> Path:
-    """The folder that holds a folder per corpus."""
+    """Return the data directory, which has one folder per corpus."""
     given = os.environ.get(ROOT_VARIABLE)
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
@@ -57,7 +83,7 @@ def offline() -> bool:
 
 
 def read_files(name: str, paths: Iterable[str]) -> dict[str, Checked]:
-    """The content of files of a corpus, each with the right hash; what is not there is downloaded.
+    """Read files of a corpus and check their hashes; download those that are missing.
 
     Args:
         name: the corpus, a key of ``CORPORA``.
@@ -72,7 +98,7 @@ def read_files(name: str, paths: Iterable[str]) -> dict[str, Checked]:
 
 
 def location(corpus: Corpus, file: DataFile) -> Path:
-    """Where a file lies, or will lie."""
+    """Path of a file in the data directory."""
     return data_root() / corpus.name / file.path
 
 
@@ -94,7 +120,7 @@ def _read(corpus: Corpus, file: DataFile) -> Checked:
 
 
 def verify(corpus: Corpus) -> dict[str, str]:
-    """Each file of a corpus and its state: what it is if it is right, else ``missing`` or the hash that it has."""
+    """Map each file of a corpus to its state: its origin, ``missing``, or ``wrong`` with its hash."""
     states = {}
     for file in corpus.files:
         path = location(corpus, file)
@@ -116,13 +142,13 @@ def fetch(corpus: Corpus, files: Iterable[DataFile] | None = None) -> None:
         with _workplace(corpus) as work:
             try:
                 if source.archive:
-                    found = dict(_entries(_download(source.url, work / "archive")))
+                    place = _download(source.url, work / "archive")
                 else:
-                    found = {}
-                    for file in wanted:
-                        name = file.names[-1]
-                        found[name] = _download(source.url.format(name=name), work / name).read_bytes()
-                contents = _choose(corpus, wanted, found.items(), keep_bad=True)
+                    place = work / "files"
+                    place.mkdir()
+                    for name in (file.names[-1] for file in wanted):
+                        _download(source.url.format(name=name), place / name)
+                contents = _choose(corpus, wanted, place, keep_bad=True)
             except (OSError, http.client.HTTPException, DataError) as error:
                 reason = getattr(error, "reason", None) or error
                 reason = getattr(reason, "strerror", None) or reason  # without a number
@@ -134,16 +160,16 @@ def fetch(corpus: Corpus, files: Iterable[DataFile] | None = None) -> None:
 
 
 def fetch_from(corpus: Corpus, origin: Path) -> None:
-    """Take the files of a corpus from a tar, a zip, a folder or a single file that the user got elsewhere."""
+    """Import the files of a corpus from a tar, a zip, a folder or a single file."""
     if not origin.exists():
         raise DataError(f"{origin} does not exist; give a tar, a zip or a folder with the files of {corpus.name}.")
     wanted = list(corpus.files)
-    if origin.is_file() and not (tarfile.is_tarfile(origin) or zipfile.is_zipfile(origin)):
+    if origin.is_file() and not (zipfile.is_zipfile(origin) or _is_tar(origin)):
         wanted = [file for file in wanted if origin.name in file.names]
         if not wanted:
             raise DataError(f"{origin} is not an archive, and no file of {corpus.name} has that name.")
     try:
-        contents = _choose(corpus, wanted, _entries(origin), keep_bad=False)
+        contents = _choose(corpus, wanted, origin, keep_bad=False)
     except DataError as error:
         raise DataError(f"{origin} cannot be imported as {corpus.name}: {str(error).rstrip('.')}.") from error
     with _workplace(corpus) as work:
@@ -152,7 +178,7 @@ def fetch_from(corpus: Corpus, origin: Path) -> None:
 
 @contextlib.contextmanager
 def _workplace(corpus: Corpus) -> Iterator[Path]:
-    """A folder beside the files, so that they can be renamed into place; it goes away with what is in it."""
+    """Make a temporary folder beside the data sets, so that files can be renamed into place."""
     parent = data_root()
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -182,61 +208,117 @@ def _download(url: str, path: Path) -> Path:
     return path
 
 
-def _entries(origin: Path) -> Iterator[tuple[str, bytes]]:
-    """Path and content of every small regular file in a folder, a tar or a zip; a plain file is its own entry."""
+def _choose(corpus: Corpus, wanted: Iterable[DataFile], origin: Path, keep_bad: bool) -> dict[str, bytes]:
+    """Find the content of each wanted file by its path: the entry with its name and the right hash."""
+    by_name = {name: file for file in wanted for name in file.names}
+    good: dict[str, bytes] = {}
+    bad: dict[str, bytes] = {}
+    total = 0
+    for name, content in _entries(origin, set(by_name)):
+        total += len(content)
+        if total > MOST_TOTAL:
+            raise _too_large(origin)
+        file = by_name[name]
+        if file.origin(content) is None:
+            bad[file.path] = content
+        else:
+            good.setdefault(file.path, content)
+    for file in wanted:
+        if file.path not in good:
+            raise DataError(_refusal(corpus, file, bad.get(file.path), keep_bad))
+    return good
+
+
+def _entries(origin: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the entries with one of ``names`` in a folder, a tar or a zip, or of a plain file."""
+    if not (origin.is_dir() or origin.is_file()):  # reading from a device might never end
+        raise DataError(f"{origin} is not a plain file; give a tar, a zip or a folder.")
     try:
         if origin.is_dir():
             for path in sorted(origin.rglob("*.txt")):
-                if path.is_file() and path.stat().st_size <= MOST_BYTES:
-                    yield path.as_posix(), path.read_bytes()
-        elif not origin.is_file():  # a device, which might never end
-            raise DataError(f"{origin} is not a plain file; give a tar, a zip or a folder.")
+                if path.name in names and path.is_file() and path.stat().st_size <= MOST_BYTES:
+                    yield path.name, path.read_bytes()
         elif zipfile.is_zipfile(origin):
             with zipfile.ZipFile(origin) as archive:
                 for info in archive.infolist():
-                    if not info.is_dir() and info.file_size <= MOST_BYTES:
-                        yield info.filename, _bounded(archive.open(info))
-        elif tarfile.is_tarfile(origin):
-            with tarfile.open(origin) as archive:
-                for member in archive:
-                    file = archive.extractfile(member) if member.isfile() and member.size <= MOST_BYTES else None
-                    if file is not None:
-                        yield member.name, _bounded(file)
-        else:
+                    name = info.filename.rpartition("/")[2]
+                    if name in names and info.file_size <= MOST_BYTES:
+                        yield name, _read_zipped(archive, info)
+        elif _is_tar(origin):
+            with _open_tar(origin) as tar:
+                for member in tar:
+                    name = member.name.rpartition("/")[2]
+                    if name in names and member.isfile() and member.size <= MOST_BYTES:
+                        file = tar.extractfile(member)
+                        assert file is not None  # it is a regular file
+                        yield name, file.read()
+        elif origin.name in names and origin.stat().st_size <= MOST_BYTES:
             yield origin.name, origin.read_bytes()
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise DataError(f"{origin.name} is a damaged archive: {error}.") from error
+    except BROKEN as error:
+        raise DataError(f"{origin.name} is a damaged archive: {str(error) or type(error).__name__}.") from error
+    except OSError as error:
+        raise DataError(f"{origin.name} cannot be read: {error.strerror or error}.") from error
 
 
-def _bounded(file: IO[bytes]) -> bytes:
-    with file:
+def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    if info.flag_bits & 1:
+        raise DataError(f"{info.filename} in it is encrypted; unpack the archive, and give the folder.")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile inflates others without a bound
+        raise DataError(f"{info.filename} in it is not stored or deflated; unpack the archive, and give the folder.")
+    with archive.open(info) as file:
         return file.read(MOST_BYTES)
 
 
-def _choose(
-    corpus: Corpus, wanted: Iterable[DataFile], entries: Iterable[tuple[str, bytes]], keep_bad: bool
-) -> dict[str, bytes]:
-    """The content of each wanted file, by its path: of the entries with its name, the one with the right hash."""
-    by_name: dict[str, list[bytes]] = {}
-    names = {name for file in wanted for name in file.names}
-    for path, content in entries:
-        name = path.rpartition("/")[2]
-        if name in names:
-            by_name.setdefault(name, []).append(content)
-    contents = {}
-    for file in wanted:
-        candidates = [content for name in file.names for content in by_name.get(name, [])]
-        good = next((content for content in candidates if file.origin(content) is not None), None)
-        if good is None:
-            raise DataError(_refusal(corpus, file, candidates, keep_bad))
-        contents[file.path] = good
-    return contents
+class _Limited:
+    """A file for ``tarfile`` that refuses to go beyond ``MOST_TOTAL``, whatever sizes the headers declare."""
+
+    def __init__(self, file: IO[bytes], origin: Path) -> None:
+        self.file, self.origin, self.tell = file, origin, file.tell
+
+    def read(self, size: int) -> bytes:
+        self._check(self.tell() + size)
+        return self.file.read(size)
+
+    def seek(self, position: int) -> int:
+        self._check(position)
+        return self.file.seek(position)
+
+    def _check(self, position: int) -> None:
+        if position > MOST_TOTAL:
+            raise _too_large(self.origin)
 
 
-def _refusal(corpus: Corpus, file: DataFile, candidates: list[bytes], keep_bad: bool) -> str:
-    if not candidates:
+@contextlib.contextmanager
+def _open_tar(origin: Path) -> Iterator[tarfile.TarFile]:
+    """Open a tar, compressed or not."""
+    with open(origin, "rb") as file:
+        start = file.read(6)
+    openers: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"": open}
+    opener = next(opener for magic, opener in openers.items() if start.startswith(magic))
+    with opener(origin, "rb") as stream:
+        limited: Any = _Limited(stream, origin)
+        with tarfile.open(fileobj=limited, mode="r:") as tar:
+            yield tar
+
+
+def _is_tar(origin: Path) -> bool:
+    try:
+        with _open_tar(origin):
+            return True
+    except tarfile.TarError:
+        return False
+    except (*BROKEN, OSError):  # a compressed file, but damaged
+        return True
+
+
+def _too_large(origin: Path) -> DataError:
+    return DataError(f"{origin.name} holds more than {MOST_TOTAL >> 20} MiB, which no archive of a data set does.")
+
+
+def _refusal(corpus: Corpus, file: DataFile, bad: bytes | None, keep_bad: bool) -> str:
+    if bad is None:
         return f"{' or '.join(file.names)} is missing"
-    bad, kept = candidates[-1], ""
+    kept = ""
     if keep_bad:
         path = location(corpus, file)
         path = path.with_name(path.name + ".bad")

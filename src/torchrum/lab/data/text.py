@@ -15,8 +15,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from torchrum.lab.data.errors import DataError
-from torchrum.lab.data.files import read_files
+from torchrum.lab.data.files import DataError, read_files
 
 PARTS = ("train", "valid", "test")
 CHUNK = 2**22  # symbols that are counted at once: memory does not grow with the text

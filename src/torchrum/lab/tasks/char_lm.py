@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.lab.data.errors import DataError
+from torchrum.lab.data.files import DataError
 from torchrum.lab.data.text import KNOWN, Facts, Parts, describe, encode, fingerprint, read_known, read_own
 from torchrum.lab.models import CharModel
 from torchrum.lab.models.sampling import sample
