@@ -12,9 +12,8 @@ import pytest
 from browser import Browser
 from torchrum.cli import COMMANDS
 from torchrum.cli.bench import bench_parser
-from torchrum.cli.family import choose
 from torchrum.cli.parsing import Parser
-from torchrum.cli.train import add_common, split_fields
+from torchrum.cli.train import add_common, choose, split_fields
 from torchrum.lab.recipes import FAMILIES, load_recipe
 from torchrum.lab.training import override
 from torchrum.paper.ledger import read_ledger

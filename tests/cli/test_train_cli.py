@@ -486,7 +486,7 @@ def test_ctrl_c_during_the_imports_is_not_lost(tmp_path):
         "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: pass\nclass Fabric: pass\n"
     )
     (tmp_path / "first.py").write_text(
-        "import os, signal, sys\nfrom torchrum.cli.starting import leaving_at_once\n"
+        "import os, signal, sys\nfrom torchrum.cli.train import leaving_at_once\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with leaving_at_once():\n"
         "    try: os.kill(os.getpid(), signal.SIGINT)\n"

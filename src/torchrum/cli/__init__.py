@@ -14,7 +14,7 @@ from typing import Any, TextIO
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
     "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
-    "sample": ("torchrum.cli.sample:main", "generate text with a trained language model"),
+    "sample": ("torchrum.cli.generate:sample", "generate text with a trained language model"),
     "list": ("torchrum.cli.list:main", "list the recipes, or all fields of one"),
     "sweep": ("torchrum.cli.sweep:main", "train over seeds, a grid, or a search"),
     "record": ("torchrum.cli.record:main", "add a run to the results ledger"),
@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "figure": ("torchrum.cli.figure:main", "draw a figure from the results ledger"),
     "report": ("torchrum.cli.report:main", "write an HTML page that compares results and paper"),
     "bench": ("torchrum.cli.bench:main", "time the layers on this machine"),
-    "ask": ("torchrum.cli.ask:main", "ask a model trained on bAbI about a story"),
+    "ask": ("torchrum.cli.generate:ask", "ask a model trained on bAbI about a story"),
     "data": ("torchrum.cli.data:main", "show, fetch or verify the data sets"),
     "demo": ("torchrum.cli.demo:main", "watch RUM and an LSTM learn associative recall"),
 }

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 
 from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser
-from torchrum.cli.starting import leaving_at_once
-from torchrum.cli.train import add_common, check_count, check_resumed, chosen_folder, draw, split_fields
+from torchrum.cli.train import (
+    add_common,
+    check_count,
+    check_resumed,
+    chosen_folder,
+    draw,
+    leaving_at_once,
+    split_fields,
+)
 
 if TYPE_CHECKING:
     from torchrum.lab.training import TrainConfig

@@ -1,16 +1,21 @@
 """``torchrum train copying-rum --steps 1000 --task.delay 200``"""
 
 import argparse
+import os
 import shlex
-from collections.abc import Sequence
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from torchrum.cli import complain, is_first
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser
-from torchrum.cli.starting import leaving_at_once
 
 if TYPE_CHECKING:
     from torchrum.lab.training import TrainConfig
@@ -23,8 +28,31 @@ To train in several processes, pass --devices 2. With torchrun or SLURM, pass th
   torchrun --nproc-per-node 2 -m torchrum train RECIPE --devices 2
   srun --nodes 2 --ntasks-per-node 8 torchrum train RECIPE --devices 8 --nodes 2"""
 
-
 MOST_RUNS = 10_000
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process at once while a command imports its packages.
+
+    A KeyboardInterrupt can be lost there: packages catch exceptions of an import, and Python drops those raised in
+    the callbacks of its import locks. The training would start anyway.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield  # another handler is installed; a shell's background job ignores the signal
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    complain("interrupted")
+    sys.stdout.flush()
+    os._exit(128 + number)
 
 
 def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[list[str], list[str]]:
@@ -164,7 +192,6 @@ def main(arguments: list[str]) -> int:
     use_data_dir(options.data_dir)
 
     with leaving_at_once():
-        from torchrum.cli.family import train_family
         from torchrum.lab.recipes import FAMILIES, load_recipe
         from torchrum.lab.training import Trainer, override
         from torchrum.lab.training.errors import ConfigError
@@ -226,3 +253,68 @@ def resume_run(recipe: "TrainConfig | None", fields: list[str], options: argpars
         )
     folder = chosen_folder(options, config.label)
     return Trainer(config, quiet=options.quiet, on_end=draw).fit(folder, resume=True).exit_code
+
+
+def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
+    """The members of a set that ``task=7`` or ``task=1,2`` among the fields asks for, and the other fields."""
+    from torchrum.lab.recipes import FAMILIES
+    from torchrum.lab.training.errors import ConfigError
+
+    members = {member.removeprefix(f"{name}-qa"): member for member in FAMILIES[name]}
+    keys = [field.partition("=")[0].strip() for field in fields]
+    for key, instead in (("task.task", "--task 7 selects a task"), ("name", "--out DIR names the folder")):
+        if key in keys:
+            raise ConfigError(f"--{key} would be the same for every model of {name}; {instead}.")
+    asked = [field.partition("=")[2] for field, key in zip(fields, keys, strict=True) if key == "task"]
+    others = [field for field, key in zip(fields, keys, strict=True) if key != "task"]
+    if not asked:
+        return list(members.values()), others
+    tasks = [part.strip() for part in asked[-1].split(",")]
+    for task in tasks:
+        if task not in members:
+            raise ConfigError(f"--task is {asked[-1]!r}, but {name} has the tasks 1 to {len(members)}.")
+    return [members[task] for task in dict.fromkeys(tasks)], others
+
+
+def train_family(name: str, fields: list[str], options: argparse.Namespace) -> int:
+    """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
+    from torchrum.lab.recipes import FAMILIES, RECIPES
+    from torchrum.lab.training import override, run_sweep
+    from torchrum.lab.training.evaluation_log import best_look
+    from torchrum.paper.ledger.babi import Column, babi_table
+
+    members, fields = choose(name, fields)
+    check_count("seeds", options.seeds)
+    check_resumed(options.resume, FAMILIES[name])
+    runs, places = {}, {}
+    for extra in range(options.seeds or 1):
+        for member in members:
+            config = with_text(override(RECIPES[member](), fields), options.data)
+            config = replace(config, seed=config.seed + extra)
+            label = member.removeprefix(f"{name}-")
+            label = label if options.seeds is None else f"seed-{config.seed}/{label}"
+            runs[label], places[label] = config, (config.seed, int(member.rpartition("-qa")[2]))
+    new = options.resume is None
+    results = run_sweep(runs, chosen_folder(options, name), options.quiet, rename=new, jobs=options.jobs)
+    code = max(result.exit_code for result in results)
+    interrupted = len(results) < len(runs) or any(result.stopped.startswith("SIG") for result in results)
+    if interrupted or not is_first():  # a test set is looked at when its run is done
+        return code
+    scores: dict[int, dict[int, float]] = {}
+    for result, (seed, task) in zip(results, places.values(), strict=True):
+        if result.stopped != "diverged":
+            look = best_look(result.folder)
+            scores.setdefault(seed, {})[task] = look.scores["accuracy"]
+    tasks = sorted({task for _, task in places.values()})
+    print(babi_table([Column(name, name, scores, paper=True)], tasks))
+    rule = "the checkpoint that was best on validation, of equal ones the earliest"
+    print(f"- Test accuracy in % of {rule}; {seeds(scores)}.")
+    for note in sorted({config.task.provenance() for config in runs.values()} - {""}):
+        print(f"- {note[0].upper()}{note[1:]}.")
+    return code
+
+
+def seeds(numbers: Iterable[int]) -> str:
+    """The seeds of the runs in words."""
+    listed = sorted(numbers)
+    return f"seed{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"

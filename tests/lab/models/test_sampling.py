@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from torchrum.lab.models import CharModel
-from torchrum.lab.models.sampling import sample
+from torchrum.lab.models.char_lm import sample
 
 V = 6
 

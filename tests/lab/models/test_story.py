@@ -8,8 +8,7 @@ from torch import nn
 
 from tolerances import TOL
 from torchrum.lab.models import StoryReader, build_model
-from torchrum.lab.models.position import position_encoding
-from torchrum.lab.models.story import BothWays
+from torchrum.lab.models.story import BothWays, position_encoding
 from torchrum.lab.tasks import Babi, Copying
 from torchrum.lab.training import ModelConfig
 from torchrum.layers.registry import LAYERS

@@ -5,11 +5,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from torchrum.lab.models.answering import AnsweringModel
 from torchrum.lab.models.char_lm import CharModel
 from torchrum.lab.models.memn2n import MemN2N
+from torchrum.lab.models.one_hot import AnsweringModel, TaggingModel
 from torchrum.lab.models.story import BothWays, StoryReader
-from torchrum.lab.models.tagging import TaggingModel
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops._checks import check_choice, check_positive_int
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.lab.models.position import position_encoding
+from torchrum.lab.models.story import position_encoding
 from torchrum.ops._checks import check_flags, check_not_negative, check_positive_int, check_probability
 
 

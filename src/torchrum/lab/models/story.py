@@ -2,15 +2,31 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.lab.models.position import position_encoding
-from torchrum.lab.models.tagging import init_readout, width
+from torchrum.lab.models.one_hot import init_readout, width
 from torchrum.layers.recurrent import Recurrent, reverse
 from torchrum.ops._checks import check_probability
+
+
+def position_encoding(words: int, size: int, form: Literal["code", "paper"] = "code") -> Tensor:
+    """Weights ``(J, E)`` that make a sum of embeddings depend on the word order (Sukhbaatar et al., 2015).
+
+    Args:
+        words: words of a sentence, J, padding included.
+        size: width of the embedding, E.
+        form: ``"paper"`` is the printed formula; ``"code"`` that of the original implementation, about twice as large,
+            with mean 1.
+    """
+    j = torch.arange(1, words + 1).unsqueeze(1)
+    k = torch.arange(1, size + 1)
+    if form == "paper":
+        return (1 - j / words) - (k / size) * (1 - 2 * j / words)
+    return 1 + 4 * (k - (size + 1) / 2) * (j - (words + 1) / 2) / (size * words)
 
 
 class BothWays(nn.Module):

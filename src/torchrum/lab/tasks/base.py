@@ -1,7 +1,8 @@
-"""What a task is: data, loss, metrics and the score to beat. It has no optimizer and no loop."""
+"""The interface of a task (data, loss, metrics, baseline), and fixed sets of generated examples."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -181,3 +182,42 @@ class Task(ABC):
     @abstractmethod
     def baseline(self) -> float:
         """Loss of the best model without memory; a run must beat it."""
+
+
+MOST = 10**8
+"""Largest size of a sequence or a set; more would not fit in memory."""
+
+
+def check_sizes(task: Task, *names: str, least: int = 1, most: int = MOST) -> None:
+    """Refuse a task whose fields ``names`` are not whole numbers from ``least`` to ``most``."""
+    for name in names:
+        value = getattr(task, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            kind = type(task).__name__
+            allowed = f"a whole number of at least {least}, at most {most:,}"
+            raise ValueError(f"{kind}: {name}={value!r}; it must be {allowed}.")
+
+
+def named_generator(name: str) -> torch.Generator:
+    """Make a CPU generator seeded by ``name``; its stream differs from those of other names and of training seeds."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))  # 56 bits: seeds are signed 64-bit
+
+
+def fixed_set(task: Task, count: int, name: str, device: torch.device) -> Batch:
+    """Draw ``count`` examples that depend only on ``name``, the same on every device."""
+    return task.batch(count, named_generator(name)).to(device)
+
+
+def batches(task: Task, count: int, name: str, size: int) -> Iterator[Batch]:
+    """Yield the examples of ``fixed_set`` on the CPU, at most ``size`` at a time."""
+    whole = fixed_set(task, count, name, torch.device("cpu"))
+    for start in range(0, count, size):
+        yield whole.rows(start, min(start + size, count))
+
+
+def take(whole: Batch, size: int, step: Tensor) -> Batch:
+    """Take batch number ``step`` (an int64 scalar on the device) of a set that is repeated in order."""
+    count = whole.x.shape[0]
+    index = (step * size + torch.arange(size, device=whole.x.device)) % count
+    return Batch(whole.x.index_select(0, index), whole.y.index_select(0, index))

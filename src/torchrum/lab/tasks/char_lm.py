@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torchrum.lab.data.files import DataError
 from torchrum.lab.data.text import KNOWN, Facts, Parts, describe, encode, fingerprint, read_known, read_own
 from torchrum.lab.models import CharModel
-from torchrum.lab.models.sampling import sample
-from torchrum.lab.tasks.base import Batch, Split, Task
-from torchrum.lab.tasks.fixed import check_sizes
+from torchrum.lab.models.char_lm import sample
+from torchrum.lab.tasks.base import Batch, Split, Task, check_sizes
 from torchrum.ops._checks import check_finite, check_flags
 
 SPLITS: tuple[Split, ...] = typing.get_args(Split)  # in the order of the parts of a text

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.lab.tasks.base import Batch, Task
-from torchrum.lab.tasks.fixed import batches, check_sizes
+from torchrum.lab.tasks.base import Batch, Task, batches, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)

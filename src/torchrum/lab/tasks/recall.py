@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.lab.tasks.base import Batch, Task
-from torchrum.lab.tasks.fixed import batches, check_sizes, fixed_set, take
+from torchrum.lab.tasks.base import Batch, Task, batches, check_sizes, fixed_set, take
 
 LONGEST = 2000
 """Keys and values of a sequence: with more, the numbers of the bag of values leave the range of floats."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrum.lab.data.babi import Sentence, Story
-from torchrum.lab.tasks.base import Batch
-from torchrum.lab.tasks.fixed import named_generator
+from torchrum.lab.tasks.base import Batch, named_generator
 
 Place = Literal["last", "first", "twice"]
 ORDERS: dict[Place, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ from torch import nn
 
 from torchrum.cells.fast_slow import FastSlowCell
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.lab.models.answering import AnsweringModel
+from torchrum.lab.models.one_hot import AnsweringModel
 from torchrum.lab.tasks.recall import Recall
 from torchrum.layers.cells import CellLayer
 from torchrum.layers.registry import build_layer

@@ -1,8 +1,9 @@
-"""An answer at every step."""
+"""Models of one-hot symbols: one answer at every step, or one at the end."""
 
 import math
 from abc import ABC, abstractmethod
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -57,14 +58,14 @@ class OneHotModel(nn.Module, ABC):
 
 
 class TaggingModel(OneHotModel):
-    """A read-out at every step; what it is built of stands at :class:`OneHotModel`."""
+    """A read-out at every step; its arguments are those of :class:`OneHotModel`."""
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Score every class at every step.
 
         Args:
             x: symbols, ``(B, T)`` int64.
-            lengths: must be None; it stands here because every model is called alike.
+            lengths: must be None; every model is called with the same arguments.
 
         Returns:
             Logits, ``(B, T, V)``.
@@ -74,3 +75,26 @@ class TaggingModel(OneHotModel):
                 "TaggingModel: lengths is given, but every step is answered; mask the padding in the loss."
             )
         return self.readout(self.run_layer(x))
+
+
+class AnsweringModel(OneHotModel):
+    """A read-out at the last step of a one-directional layer; its arguments are those of :class:`OneHotModel`."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Score every class after the last step.
+
+        Args:
+            x: symbols, ``(B, T)`` int64.
+            lengths: real steps of each sequence, ``(B,)`` int64 on x's device, where shorter ones are padded at
+                the end; None takes all T steps.
+
+        Returns:
+            Logits, ``(B, V)``.
+        """
+        output = self.run_layer(x)  # (B, T, H)
+        if lengths is None:
+            return self.readout(output[:, -1])
+        # a step never sees what follows it, so the state at the last real step is right without packing,
+        # and packing would copy the lengths to the host
+        last = output[torch.arange(len(x), device=x.device), lengths - 1]
+        return self.readout(last)
