@@ -4,6 +4,7 @@
 # make docs    the documentation, in docs/_build/html
 # make pages   the generated tables and figures of README, docs and results, after new runs or timings
 PYTHON ?= python3
+TORCH ?= 2.13.0
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -35,8 +36,9 @@ pages: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet pip==26.3
-	$(PY) -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[train,export,sweep,tensorboard]" --group test --group lint --group docs
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	$(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt torch
+	$(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable ".[train,export,sweep,tensorboard]" --group test --group lint --group docs
 	touch $(READY)
 
 clean:
