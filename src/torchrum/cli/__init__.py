@@ -1,4 +1,4 @@
-"""The command line: one file per subcommand, imported when it is called, so that help comes at once."""
+"""The command line: a table of commands, each imported when it is called, and one place that reports errors."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def usage() -> str:
-    """What ``torchrum --help`` prints."""
+    """Text of ``torchrum --help``."""
     commands = "\n".join(f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items())
     return (
         "usage: torchrum COMMAND [ARGUMENTS]\n\nThe Rotational Unit of Memory: train it, score it, compare it.\n\n"
@@ -39,7 +39,7 @@ def usage() -> str:
 
 
 def is_first() -> bool:
-    """Whether this is the process that speaks for all of a run; a number that a shell keeps from elsewhere is none."""
+    """Whether this process prints for all processes of a run; a stale LOCAL_RANK of the shell is ignored."""
     rank, size = os.environ.get("LOCAL_RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
 
@@ -50,18 +50,18 @@ def complain(text: str, *details: str) -> None:
         return
     lines = []
     for line in (text, *details):
-        words = " ".join(line.split())  # names from files may hold anything, also what a terminal would obey
+        words = " ".join(line.split())  # names from files may contain terminal escapes
         lines.append("".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words))
     try:
         print("torchrum: " + "\n  ".join(lines), file=sys.stderr, flush=True)
-    except OSError:  # nobody can be told
+    except OSError:  # stderr is closed
         silence(sys.stderr)
 
 
 def show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """A warning that our own code gives is meant for the user: one line, without the place in the code."""
+    """Print a warning of this package on one line, without its place in the code."""
     if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) in os.path.abspath(filename):
         complain(f"warning: {message}")
     else:
@@ -69,22 +69,22 @@ def show_warning(
 
 
 def silence(stream: TextIO) -> None:
-    """Send what is still to come, and what could not be written, to nowhere; Python would complain on its way out."""
+    """Discard buffered and further output, or Python would report the broken stream when it exits."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def open_streams() -> None:
-    """Give a stream that the shell has closed (``>&-``) a way to nowhere, and let none fail at a letter it cannot show.
+    """Replace streams that the shell closed (``>&-``) by the null device, and escape letters that cannot be encoded.
 
-    A file of the run would take the number of a closed stream, and Python has None in its place.
+    Otherwise a file of the run would get the file descriptor of a closed stream, which is None in Python.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # a stream whose file was exchanged under it cannot be asked its place
+            with contextlib.suppress(OSError):  # the file of the stream was replaced
                 stream.reconfigure(errors="backslashreplace")
 
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _main(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # what reads our output has had enough of it
+    except BrokenPipeError:  # the reader of the output has ended
         silence(sys.stdout)
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -128,13 +128,10 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def run_command(name: str, arguments: list[str]) -> int:
-    """Run a subcommand and return its exit code; an error that is meant for the user becomes one line."""
+    """Run a subcommand and return its exit code; print an error for the user on one line."""
     try:
         return command(name)(arguments)
     except ModuleNotFoundError as error:
-        if error.name == "torch":
-            complain("torchrum needs torch; install it with: pip install torch")
-            return 2
         from torchrum.lab.training import EXTRA
 
         if (error.name or "").partition(".")[0] not in EXTRA:
@@ -147,13 +144,13 @@ def run_command(name: str, arguments: list[str]) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        complain(f"{error.filename}: {error.strerror}")  # a file that the user named, or the disk
+        complain(f"{error.filename}: {error.strerror}")  # a file that the user named
         return 1
     except MemoryError as error:
         complain(f"not enough memory: {str(error) or 'none is left'}.")
         return 1
     except Exception as error:
-        code = getattr(error, "exit_code", None)  # only errors that are meant for the user have one
+        code = getattr(error, "exit_code", None)  # only errors for the user have one
         if code is None and "could not create a primitive" in str(error):
             from torchrum.ops._onednn import ADVICE
 

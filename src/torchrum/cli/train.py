@@ -58,7 +58,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[list[str], list[str]]:
     """Take ``--steps 1000 --task.delay=200`` out of the arguments: the assignments to fields, and the rest.
 
-    argparse alone would take the 1000 behind an option that it does not know for the recipe.
+    argparse would take the 1000 after an unknown option for the recipe.
     """
     own = {name: action for action in options for name in action.option_strings}
     fields: list[str] = []
@@ -76,7 +76,7 @@ def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[
             continue
         if not equals:
             if not words or words[0].startswith("--"):
-                from torchrum.lab.training.errors import ConfigError  # brings torch along, and help must not
+                from torchrum.lab.training.errors import ConfigError  # slow to import, and help does not need it
 
                 raise ConfigError(f"{name} needs a value: {name} VALUE.")
             value = words.pop(0)
@@ -85,7 +85,7 @@ def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[
 
 
 def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The options that train and sweep share."""
+    """Add the options that train and sweep share."""
     add = parser.add_argument
     return [
         add("--out", type=Path, help="parent folder of the runs (default: runs)"),
@@ -104,7 +104,7 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def check_count(name: str, count: int | None) -> None:
-    """Refuse a number of runs that is none, or that no one could wait for."""
+    """Refuse a number of runs below 1 or above ``MOST_RUNS``."""
     from torchrum.lab.training.errors import ConfigError
 
     if count is not None and not 1 <= count <= MOST_RUNS:
@@ -113,7 +113,7 @@ def check_count(name: str, count: int | None) -> None:
 
 
 def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
-    """Refuse to resume what is not there, or not several runs of these recipes, before a sweep would begin in it."""
+    """Refuse to resume a sweep in a folder that is missing, is a single run, or has runs of other recipes."""
     from torchrum.lab.training import read_config
     from torchrum.lab.training.errors import ConfigError
     from torchrum.lab.training.files import first_run_inside
@@ -150,7 +150,7 @@ def chosen_folder(options: argparse.Namespace, label: str) -> Path:
 
 
 def check_single(folder: Path) -> None:
-    """Refuse a folder of several runs where one is to be resumed; the command that started them resumes them all."""
+    """Refuse a folder of several runs where a single one is expected."""
     from torchrum.lab.training.errors import ConfigError
     from torchrum.lab.training.files import first_run_inside
     from torchrum.lab.training.records import CONFIG
@@ -163,7 +163,7 @@ def check_single(folder: Path) -> None:
 
 
 def draw(run: Path) -> None:
-    """Draw the curve of a finished run; one that cannot be drawn is no less finished."""
+    """Draw the curve of a finished run; report a failure without failing the run."""
     try:
         from torchrum.lab.training.errors import RunError
         from torchrum.paper.plots.curve import draw_curve
@@ -218,7 +218,7 @@ def main(arguments: list[str]) -> int:
         trainer = Trainer(config, quiet=options.quiet, on_end=draw)
         code = trainer.fit(chosen_folder(options, config.label), rename=True).exit_code
     leave_together()
-    # a further process that leaves with a code would make the first one be killed before it is done
+    # launchers kill the first process as soon as another one exits with an error code
     return code if is_first() else 0
 
 
@@ -298,7 +298,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     results = run_sweep(runs, chosen_folder(options, name), options.quiet, rename=new, jobs=options.jobs)
     code = max(result.exit_code for result in results)
     interrupted = len(results) < len(runs) or any(result.stopped.startswith("SIG") for result in results)
-    if interrupted or not is_first():  # a test set is looked at when its run is done
+    if interrupted or not is_first():  # the test set is scored only when its run is done
         return code
     scores: dict[int, dict[int, float]] = {}
     for result, (seed, task) in zip(results, places.values(), strict=True):
@@ -315,6 +315,6 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
 
 
 def seeds(numbers: Iterable[int]) -> str:
-    """The seeds of the runs in words."""
+    """Format the seeds of the runs."""
     listed = sorted(numbers)
     return f"seed{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
