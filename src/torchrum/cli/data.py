@@ -18,7 +18,7 @@ TORCHRUM_OFFLINE=1 forbids downloads. Training downloads what it needs by itself
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
-    """The option that commands which read data share."""
+    """Add ``--data-dir``."""
     return parser.add_argument(
         "--data-dir",
         type=Path,
@@ -28,7 +28,7 @@ def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
 
 
 def use_data_dir(folder: Path | None) -> None:
-    """Take ``folder`` for the data of this process and of those that it starts."""
+    """Use ``folder`` as the data directory of this process and its children."""
     if folder is not None:
         from torchrum.lab.data.files import ROOT_VARIABLE
 
@@ -36,14 +36,14 @@ def use_data_dir(folder: Path | None) -> None:
 
 
 def add_text(parser: argparse.ArgumentParser) -> argparse.Action:
-    """The option that commands which may read a text of the user's own share."""
+    """Add ``--data``, the user's own text."""
     return parser.add_argument(
         "--data", type=Path, metavar="PATH", help="your own text, a file or a folder, for recipes such as char-rum"
     )
 
 
 def with_text(config: "TrainConfig", path: Path | None) -> "TrainConfig":
-    """The config with a text of the user's own in its task; one that reads none is an error."""
+    """Set the user's own text in the task of a config; raise if the task reads no text."""
     if path is None:
         return config
     from torchrum.lab.tasks import CharLM
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _act(action: str, corpus: "Corpus", origin: Path | None) -> int:
-    """Show, fetch or verify one data set; the exit code."""
+    """Show, fetch or verify one data set; return the exit code."""
     from torchrum.lab.data import data_root, read_files
     from torchrum.lab.data.files import fetch_from, verify
 

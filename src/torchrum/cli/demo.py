@@ -49,11 +49,11 @@ def main(arguments: list[str]) -> int:
 
     from dataclasses import replace
 
-    from torchrum.lab.recipes.demo import MODELS, demo
+    from torchrum.lab.recipes.recall import DEMO_MODELS, demo
     from torchrum.lab.training.lock import lock_free_folder
     from torchrum.paper.ledger.labels import model_label
 
-    configs = {model_label(model): demo(name, options.seed) for name, model in MODELS.items()}
+    configs = {model_label(model): demo(name, options.seed) for name, model in DEMO_MODELS.items()}
     if options.steps is not None:
         configs = {label: replace(config, steps=options.steps) for label, config in configs.items()}
     with lock_free_folder(options.out / "demo") as lock:

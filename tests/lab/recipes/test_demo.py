@@ -12,7 +12,7 @@ from lab.training import processes
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.cli import main
 from torchrum.cli.demo import start_method
-from torchrum.lab.recipes.demo import demo
+from torchrum.lab.recipes.recall import demo
 
 
 def test_both_models_have_one_task_and_one_budget():

@@ -8,8 +8,8 @@ from torchrum import RUM, RUMCell
 from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS, RumSettings
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import RECIPES, load_recipe
-from torchrum.lab.recipes.demo import demo
 from torchrum.lab.recipes.presets import paper_preset
+from torchrum.lab.recipes.recall import demo
 from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError

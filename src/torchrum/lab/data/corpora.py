@@ -16,7 +16,7 @@ class DataFile:
     """One file of a data set."""
 
     path: str
-    """Where it lies below the folder of its corpus."""
+    """Path below the folder of its corpus."""
     accepted: dict[str, str]
     """Hashes that it may have, ``sha256:...`` or ``git:...``, and what a file with that hash is."""
     remote: str = ""
@@ -29,12 +29,12 @@ class DataFile:
         return (own, self.remote) if self.remote and self.remote != own else (own,)
 
     def origin(self, content: bytes) -> str | None:
-        """What a file with this content is; None if it is not one of those accepted."""
+        """Origin of a file with this content; None if its hash is not accepted."""
         hashes = (digest(content, kind) for kind in dict.fromkeys(key.partition(":")[0] for key in self.accepted))
         return next((self.accepted[value] for value in hashes if value in self.accepted), None)
 
     def found(self, content: bytes) -> str:
-        """The hash of a refused content, in the kind that is asked for first."""
+        """Hash of a refused content, of the same kind as the first accepted one."""
         return digest(content, next(iter(self.accepted)).partition(":")[0])
 
 
@@ -56,7 +56,7 @@ class Corpus:
 
     name: str
     title: str
-    """What it is called in print."""
+    """Full name."""
     licence: str
     files: tuple[DataFile, ...]
     sources: tuple[Source, ...] = field(default=())
@@ -135,7 +135,7 @@ _BABI_SHA256 = {
 
 
 def _babi_file(name: str, value: str) -> DataFile:
-    if name == "qa3_three-supporting-facts_train":  # the official file is known by its git blob id alone
+    if name == "qa3_three-supporting-facts_train":  # only the git blob id of the official file is known
         known = {"git:9b2b35ca4357ea8ee44692c71ec71892edf51399": OFFICIAL, f"sha256:{value}": COMPOSITE}
         return DataFile(f"en-10k/{name}.txt", known)
     return DataFile(f"en-10k/{name}.txt", {f"sha256:{value}": OFFICIAL})

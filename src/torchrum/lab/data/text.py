@@ -29,7 +29,7 @@ ALLOWED_CONTROLS = b"\t\n\x0b\x0c\r\x1b"
 
 @dataclass(frozen=True)
 class Facts:
-    """What must be known of a text to build a model for it and to read its results, without the text itself."""
+    """Properties of a text that a model and its results need, without the text itself."""
 
     symbols: bytes
     """The byte of each id, by descending frequency in the training part; equal counts by value."""
@@ -49,7 +49,7 @@ KNOWN = {
     "ptb": Facts(PTB_SYMBOLS, (5_101_618, 399_782, 449_945), PTB_WORDS, 2.3154111409956473),
     "ptb.char": Facts(PTB_SYMBOLS, (5_017_482, 393_042, 442_423), PTB_WORDS, 2.3515771066975497),
 }
-"""Texts that need no reading to be known. ``ptb`` is the word-level file byte for byte; ``ptb.char`` lacks the two
+"""Texts with known facts. ``ptb`` is the word-level file byte for byte; ``ptb.char`` lacks the two
 spaces at the ends of each line, which are nearly free to predict: for the same total of bits its bits per character are
 1.7 % higher."""
 
@@ -63,19 +63,19 @@ class Parts(NamedTuple):
 
 
 def read_known(name: str) -> Parts:
-    """A text of ``KNOWN``, from the data directory; downloaded if it is not there."""
+    """Read a text of ``KNOWN`` from the data directory; download it if it is missing."""
     contents = [checked.content for checked in read_files("ptb", [f"{part}.txt" for part in PARTS]).values()]
     convert: Callable[[bytes], bytes] = strip_lines if name == "ptb.char" else bytes
     return Parts(*map(convert, contents))
 
 
 def strip_lines(text: bytes) -> bytes:
-    """Lines without the spaces around them: the symbols of ``ptb.char``, with the blank as itself."""
+    """Strip the spaces around each line, which gives the symbols of ``ptb.char``."""
     return b"".join(line.strip() + b"\n" for line in text.splitlines())
 
 
 def read_own(path: Path, heldout: float) -> Parts:
-    """A text of the user's own.
+    """Read the user's own text.
 
     Args:
         path: a file; a folder with ``train.txt``, ``valid.txt`` and ``test.txt``; or a folder whose ``.txt`` files,
@@ -111,7 +111,7 @@ def read_own(path: Path, heldout: float) -> Parts:
 
 
 def _text_files(folder: Path) -> list[Path]:
-    """The ``.txt`` files below a folder, sorted; a folder in it that cannot be read is an error, and no gap."""
+    """List the ``.txt`` files below a folder, sorted; raise if a folder in it cannot be read."""
 
     def refuse(error: OSError) -> NoReturn:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from error
@@ -148,11 +148,11 @@ def _read_file(path: Path) -> bytes:
                 f"{path} is not text: {broken:.0%} of its bytes are not UTF-8, and next to none are ASCII. "
                 "If it is text in another encoding, convert it: iconv -f ENCODING -t UTF-8."
             )
-    return text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no text
+    return text.removeprefix(b"\xef\xbb\xbf")  # remove the byte order mark
 
 
 def describe(parts: Parts) -> Facts:
-    """The facts of a text of the user's own."""
+    """Compute the facts of the user's own text."""
     counts = sum(torch.bincount(piece.long(), minlength=256) for piece in _bytes(parts.train).split(CHUNK))
     assert isinstance(counts, Tensor)
     order = sorted((byte for byte in range(256) if counts[byte]), key=lambda byte: (-int(counts[byte]), byte))

@@ -22,10 +22,10 @@ class Batch(NamedTuple):
     lengths: Tensor | None = None
     """Steps that count in each row, ``(B,)`` int64; None: all of them."""
     group: Tensor | None = None
-    """What kind of example each row is, ``(B,)`` int64, for tasks that tell kinds apart."""
+    """Kind of example of each row, ``(B,)`` int64, for tasks with several kinds."""
 
     def rows(self, start: int, stop: int) -> "Batch":
-        """The rows ``start`` to ``stop``: what one process of several works on."""
+        """The rows ``start`` to ``stop``, such as the share of one process."""
         return self._map(lambda part: part[start:stop])
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -44,33 +44,33 @@ class Task(ABC):
     The trainer calls ``setup`` once, then for each step ``train_batch``, ``loss`` and ``metrics``, and now and then it
     scores the batches of ``validation``. A model is called ``model(x, lengths)`` and returns logits; for a task that
     carries state it is called ``model(x, lengths, state)`` and returns ``(logits, state)``, ``state`` None at first; to
-    be captured in a CUDA graph it needs ``model.initial_state(batch_size, device, dtype)``, what None stands for.
+    be captured in a CUDA graph it needs ``model.initial_state(batch_size, device, dtype)``, the state for None.
     """
 
     answers: ClassVar[Literal["steps", "last"]] = "steps"
     """Where the model answers: at each step (logits ``(B, T, V)``) or once at the end (logits ``(B, V)``)."""
     metric: ClassVar[str] = "accuracy"
-    """The entry of ``metrics`` that tells how well it goes; ``"loss"`` is allowed."""
+    """The entry of ``metrics`` that selects the best checkpoint; ``"loss"`` is allowed."""
     goal: ClassVar[Literal["max", "min"]] = "max"
     """Whether a good ``metric`` is high or low."""
     loss_unit: ClassVar[str] = "nats"
-    """What the loss is counted in."""
+    """Unit of the loss."""
     baseline_name: ClassVar[str] = "memoryless"
-    """What the model of ``baseline`` is called."""
+    """Name of the model of ``baseline``."""
     carries_state: ClassVar[bool] = False
     """Whether the state after one batch is the state before the next (truncated backpropagation)."""
     capturable: ClassVar[bool] = True
     """Whether ``train_batch`` can be recorded in a CUDA graph: fixed shapes, and no value is read on the host."""
     has_test: ClassVar[bool] = False
-    """Whether there is a test set that is looked at once a model is chosen; its score then belongs to the result."""
+    """Whether there is a test set; the chosen model's score on it is part of the result."""
     quotable: ClassVar[bool] = True
-    """Whether results may quote its sequences; a text under a licence, or of the user's own, may not be passed on."""
+    """Whether results may quote its sequences; False for licensed texts and the user's own."""
     from_data: ClassVar[tuple[str, ...]] = ()
-    """Fields that are read from data of the user's own: a command names the data instead, and a table too."""
+    """Fields that are read from the user's own data; commands and tables name the data instead."""
     batching: ClassVar[tuple[str, ...]] = ()
-    """Fields that say how data become batches, such as in how many lanes: settings of a run, no other problem."""
+    """Fields that define how data become batches, such as the number of lanes: settings of a run, not the problem."""
     local: ClassVar[tuple[str, ...]] = ()
-    """Fields that hold for one machine alone, such as a path: kept in the run folder, no part of what was run."""
+    """Fields that are valid only on one machine, such as a path: kept in the run folder, not recorded."""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class Task(ABC):
 
     @property
     def source(self) -> str:
-        """What it reads, in words; empty if it makes its own data."""
+        """Description of its data; empty if it generates them."""
         return ""
 
     @property
@@ -97,18 +97,18 @@ class Task(ABC):
         """Draw ``size`` fresh examples on the device of ``generator``."""
 
     def setup(self, device: torch.device, seed: int) -> Any:
-        """Make or load what ``train_batch`` reads (a fixed training set, say); depends on ``seed`` alone."""
+        """Make or load the data of ``train_batch``, such as a fixed training set; depends only on ``seed``."""
         return None
 
     def plan(self, size: int, step: int, data: Any) -> Hashable:
         """Prepare ``data`` for the batch of ``size`` examples that follows ``step`` finished steps, on the host.
 
-        Whatever ``train_batch`` reads keeps its place in memory: buffers are filled in place. All of it follows from
-        ``size`` and ``step`` alone, so that a resumed run finds its place.
+        The buffers that ``train_batch`` reads are filled in place. Their content depends only on ``size`` and
+        ``step``, so that a run can be resumed.
 
         Returns:
-            What the shapes of the step depend on, such as the width of a bucket of sequences of like length; a CUDA
-            graph is recorded for each value.
+            A key for the shapes of the step, such as the length of a bucket of sequences; a CUDA graph is recorded
+            for each key.
         """
         return None
 
@@ -119,24 +119,24 @@ class Task(ABC):
             size: number of examples, over all processes.
             generator: for fresh examples; its state is in the checkpoint.
             step: steps done so far, an int64 scalar on the device: the position in a fixed training set.
-            data: what ``setup`` returned.
+            data: the result of ``setup``.
         """
         return self.batch(size, generator)
 
     def starts_over(self, step: int) -> bool:
-        """Whether the carried state is forgotten before this step, as at the start of an epoch."""
+        """Whether the carried state is reset before this step, as at the start of an epoch."""
         return step == 0
 
     @abstractmethod
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """What training makes small, a scalar; a mean over the batch."""
+        """The training loss, a scalar: a mean over the batch."""
 
     @abstractmethod
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Numbers to report next to the loss: scalars on the device, means over the batch."""
 
     def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Further numbers for sets that are scored, which training does not report; means over the batch too."""
+        """Further numbers for evaluation only; means over the batch."""
         return {}
 
     def summarise(self, scores: dict[str, float]) -> dict[str, float]:
@@ -145,14 +145,14 @@ class Task(ABC):
 
     @abstractmethod
     def validation(self, seed: int) -> Iterable[Batch]:
-        """The examples that judge a run, on the CPU: the same for the same ``seed``, apart from the training data."""
+        """The validation examples, on the CPU: the same for the same ``seed``, disjoint from the training data."""
 
     def test(self, seed: int) -> Iterable[Batch]:
-        """The examples of the final score, apart from those of ``validation``."""
+        """The examples of the final score, disjoint from those of ``validation``."""
         return self.validation(seed + 1_000_003)
 
     def evaluation(self, split: Split, seed: int) -> Iterable[Batch]:
-        """The examples of a final score on ``split``; a task may go through them more carefully than while training."""
+        """The examples of a final score on ``split``; a task may batch them differently than in training."""
         return self.validation(seed) if split == "validation" else self.test(seed)
 
     def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
@@ -160,19 +160,19 @@ class Task(ABC):
         return {}
 
     def show(self, model: nn.Module) -> str:
-        """Something for a person to look at after a validation, such as a drawn text; the model is in eval mode."""
+        """A sample to print after a validation, such as generated text; the model is in eval mode."""
         return ""
 
     def size_name(self) -> str:
-        """The size of the problem as the names of recipes end in it, as ``t200``; empty where they name none."""
+        """The size suffix of recipe names, such as ``t200``; empty if there is none."""
         return ""
 
     def provenance(self) -> str:
-        """What a reader of the numbers should know of the data on this machine, where they are not the usual ones."""
+        """A note on the data of this machine, if they differ from the official ones."""
         return ""
 
     def check_batch_size(self, size: int) -> None:
-        """Refuse a ``batch_size`` that the task cannot work with, by a ValueError."""
+        """Raise ValueError for a ``batch_size`` that the task does not support."""
         return None
 
     def weight(self, batch: Batch) -> int:
