@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _assignments(text: str) -> str:
-    """What ``--dynamic`` takes; it would take the run too, if that came next."""
+    """Parse ``--dynamic``; refuse a run folder that follows it."""
     if text and "=" not in text:  # without a value argparse passes the empty text of const
         raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE,...; name the run before --dynamic")
     return text
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
 
 
 def show(scores: dict[str, float], task: "Task") -> None:
-    """Print the scores, one per line, and the baseline that they are to beat."""
+    """Print the scores, one per line, and the baseline."""
     width = max(12, *map(len, scores))
     for name, value in scores.items():
         print(f"  {name:<{width}} {value:,.0f}" if 1e5 <= value < 1e15 else f"  {name:<{width}} {value:.6g}")

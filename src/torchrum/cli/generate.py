@@ -67,7 +67,7 @@ def sample(arguments: list[str]) -> int:
         model, length=options.length, prompt=options.prompt, temperature=options.temperature, seed=options.seed
     )
     try:
-        first = next(pieces, "")  # what is refused is refused before anything is printed
+        first = next(pieces, "")  # raise errors before anything is printed
         for piece in itertools.chain([options.prompt + first], pieces):
             print(shown(piece), end="", flush=True)
     except ValueError as error:
@@ -113,7 +113,7 @@ def ask(arguments: list[str]) -> int:
     answered = False
     for text in _dialogue(options.story, answer):
         answered = True
-        print(text, flush=True)  # another program may wait for it
+        print(text, flush=True)  # another program may be waiting
     if not answered and not sys.stdin.isatty():
         raise ConfigError("no question was answered: a question ends with ?; or pass it with --question.")
     return 0
@@ -133,12 +133,12 @@ def best_answers(
         raise ConfigError(f"ask: {error}") from error
     with torch.no_grad():
         chances = model(batch.x, batch.lengths)[0].float().softmax(-1)
-    best = chances[1:].topk(min(top, len(chances) - 1))  # the blank is no answer
+    best = chances[1:].topk(min(top, len(chances) - 1))  # skip the blank
     return {task.words()[int(i) + 1]: float(p) for p, i in zip(best.values, best.indices, strict=True)}, unknown
 
 
 def in_lines(answers: dict[str, float], unknown: list[str]) -> str:
-    """The answers for a person to read, one per line."""
+    """Format the answers, one per line."""
     from torchrum.lab.training.progress import visible
 
     width = max(map(len, answers))
@@ -149,9 +149,9 @@ def in_lines(answers: dict[str, float], unknown: list[str]) -> str:
 
 
 def _lines() -> Iterator[str]:
-    """The lines of the standard input; a person is prompted for them."""
+    """Read the lines of standard input; prompt for them on a terminal."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 makes an unknown word, no failure
+        sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 gives an unknown word
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
@@ -165,7 +165,7 @@ def _lines() -> Iterator[str]:
 
 
 def _dialogue(story: str, answer: Callable[[str, str], str]) -> Iterator[str]:
-    """Answers to the questions among the lines of the standard input."""
+    """Answer the questions among the lines of standard input."""
     from torchrum.lab.tasks.babi import split_sentences
     from torchrum.lab.training.errors import ConfigError
 

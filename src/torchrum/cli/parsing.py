@@ -9,9 +9,9 @@ from torchrum.cli import complain
 
 
 class WholeWords(argparse.HelpFormatter):
-    """Fills lines without breaking a word, at a hyphen neither: ``copying-rum`` and ``--data-dir`` stay whole.
+    """Wrap help between words, not at hyphens: ``copying-rum`` and ``--data-dir`` stay whole.
 
-    Paragraphs stay apart, and lines that begin with a space (commands to type) stay as they are.
+    Paragraphs and lines that begin with a space (commands to type) are kept.
     """
 
     def _split_lines(self, text: str, width: int) -> list[str]:
@@ -52,25 +52,25 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, _number)
 
     def add_results(self) -> None:
-        """Take ``--results``."""
+        """Add ``--results``."""
         self.add_argument(
             "--results", type=Path, default=Path("results"), help="folder of the results ledger (default: results)"
         )
 
     def add_recipe(self) -> None:
-        """Take ``--recipe``, for :func:`use_recipe`."""
+        """Add ``--recipe``, for :func:`use_recipe`."""
         self.add_argument(
             "--recipe", metavar="MODULE:FUNCTION", help="recipe that defines the task of the run, if torchrum does not"
         )
 
     def add_checkpoint(self) -> None:
-        """Take ``--checkpoint``."""
+        """Add ``--checkpoint``."""
         self.add_argument(
             "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
         )
 
     def add_device(self, default: str) -> None:
-        """Take ``--device``."""
+        """Add ``--device``."""
         self.add_argument(
             "--device",
             choices=("auto", "cpu", "cuda"),
@@ -79,13 +79,13 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the call, without the usage that would hide the reason."""
+        """Print the error on one line, without the usage, and exit."""
         complain(f"{message.rstrip('.')}; see {self.prog} --help.")
         raise SystemExit(2)
 
 
 def use_recipe(name: str | None) -> None:
-    """Import the recipe that ``--recipe`` names, if it does, which makes its task known."""
+    """Import the recipe of ``--recipe``, if given, which registers its task."""
     if name is not None:
         from torchrum.lab.recipes import load_recipe
 
@@ -93,7 +93,7 @@ def use_recipe(name: str | None) -> None:
 
 
 def _whole(text: str) -> int:
-    """What ``type=int`` reads."""
+    """Parse ``type=int``."""
     try:
         return int(text)
     except ValueError:
@@ -101,7 +101,7 @@ def _whole(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    """What ``type=float`` reads."""
+    """Parse ``type=float``."""
     try:
         return float(text)
     except ValueError:
@@ -109,7 +109,7 @@ def _number(text: str) -> float:
 
 
 def _path(text: str) -> Path:
-    """What ``type=Path`` reads; an empty text, as of a variable that is not set, would be the current folder."""
+    """Parse ``type=Path``; refuse empty text, such as an unset variable, which would mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; name a file or a folder, or . for the current one")
     return Path(text)
