@@ -30,7 +30,7 @@ from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.fused import scan as fused_scan
 from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL
 from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
-from torchrum.ops.kernels import matmul, row_launch
+from torchrum.ops.kernels import matmul, triton_launch
 from torchrum.ops.kernels.chain import empty_shared
 from torchrum.ops.kernels.masks import stream_seeds
 from torchrum.ops.kernels.step_graphs import clear_graphs
@@ -250,7 +250,7 @@ def set_tuning(forward: bool | None, backward: bool | None, pdl: bool) -> None:
         matmul.SPLIT_K["forward"] = forward
     if backward is not None:
         matmul.SPLIT_K["backward"] = backward
-    row_launch.PDL = pdl
+    triton_launch.PDL = pdl
 
 
 def main() -> None:
@@ -266,12 +266,12 @@ def main() -> None:
     parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--split-forward", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--split-backward", action=argparse.BooleanOptionalAction, default=None)
-    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=row_launch.PDL)
+    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=triton_launch.PDL)
     args = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[args.dtype]
     set_tuning(args.split_forward, args.split_backward, args.pdl)
-    print(f"FS-{args.slow.upper()}-2, T={args.T} B={args.B} {dtype}, split {matmul.SPLIT_K}, PDL {row_launch.PDL}")
+    print(f"FS-{args.slow.upper()}-2, T={args.T} B={args.B} {dtype}, split {matmul.SPLIT_K}, PDL {triton_launch.PDL}")
     if args.lstm:
         lstm(args.lstm, args.T, args.B, dtype)
         return

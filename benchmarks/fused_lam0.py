@@ -31,10 +31,10 @@ from triton.runtime.jit import JITFunction
 import torchrum
 from timing import microseconds
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.ops.kernels import matmul, row_launch
+from torchrum.ops.kernels import matmul, triton_launch
 from torchrum.ops.kernels.rum_step_backward import STATS
 from torchrum.ops.kernels.step_graphs import clear_graphs
-from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan, rum_scan_reference
 from torchrum.ops.rum_scan.stepwise.scan import ForwardSteps
 from torchrum.ops.rum_scan.stepwise.scan_backward import BackwardSteps
@@ -197,19 +197,19 @@ def tune(tuning: Tuning) -> None:
     for name, value in NOW.items():
         where, attribute = name.split(".")
         value = dict(value) if isinstance(value, dict) else value
-        setattr({"matmul": matmul, "row_launch": row_launch}[where], attribute, value)
+        setattr({"matmul": matmul, "triton_launch": triton_launch}[where], attribute, value)
     letters = {"forward": "f", "backward": "b"}
     for key, constant in (("split", matmul.SPLIT_K), ("first", matmul.WEIGHT_FIRST), ("half", matmul.ROUND_PARTS)):
         if key in tuning:
             constant.update({direction: letters[direction] in tuning[key] for direction in BOTH})
-    for key, number in (("block", matmul.BLOCK), ("warps", matmul.WARPS), ("lanes", row_launch.LANES_PER_WARP)):
+    for key, number in (("block", matmul.BLOCK), ("warps", matmul.WARPS), ("lanes", triton_launch.LANES_PER_WARP)):
         if key in tuning:
             number.update(dict.fromkeys(BOTH, int(tuning[key])))
     for key, module, name in (
-        ("pdl", row_launch, "PDL"),
-        ("carveout", row_launch, "CARVEOUT"),
-        ("most_warps", row_launch, "MOST_WARPS"),
-        ("registers", row_launch, "ROW_REGISTERS"),
+        ("pdl", triton_launch, "PDL"),
+        ("carveout", triton_launch, "CARVEOUT"),
+        ("most_warps", triton_launch, "MOST_WARPS"),
+        ("registers", triton_launch, "ROW_REGISTERS"),
         ("one_tile", matmul, "ONE_TILE"),
     ):
         if key in tuning:
@@ -304,7 +304,7 @@ def sweep_case(name: str, lock: str, deadline: float, rows: Path) -> None:
     N, T, dtype_name, option_name, variants = CASES[name]
     dtype, options, B = DTYPES[dtype_name], OPTIONS[option_name], 128
     torch.set_float32_matmul_precision("high")  # as cuDNN does by default
-    for module in (matmul, row_launch):
+    for module in (matmul, triton_launch):
         for key in ("SPLIT_K", "WEIGHT_FIRST", "ROUND_PARTS", "BLOCK", "WARPS", "LANES_PER_WARP", "PDL", "CARVEOUT",
                     "MOST_WARPS", "ROW_REGISTERS", "ONE_TILE"):  # fmt: skip
             if hasattr(module, key):

@@ -22,9 +22,9 @@ from torchrum.ops.rum_scan.designs import forget_decisions
 if "PYTEST_XDIST_WORKER" not in os.environ and (done := limit_isa()):  # workers and children inherit it
     print(done, flush=True)
 if torch.cuda.is_available() and "PYTEST_XDIST_WORKER" in os.environ:
-    from torchrum.ops.kernels import compiling
+    from torchrum.ops.kernels import triton_launch
 
-    compiling.MOST_THREADS = 2
+    triton_launch.MOST_THREADS = 2
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read where the kernels are declared, so before Triton is imported
 

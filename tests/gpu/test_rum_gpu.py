@@ -424,7 +424,7 @@ def compiled(monkeypatch):
     """Counts what Triton and NVRTC compile."""
     import triton
 
-    from torchrum.ops.kernels import nvrtc
+    from torchrum.ops.kernels import cuda
 
     count = {"triton": 0, "nvrtc": 0}
 
@@ -440,8 +440,8 @@ def compiled(monkeypatch):
             return getattr(self.real, name)
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", after_triton)
-    library = Counting(nvrtc._nvrtc())
-    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: library)
+    library = Counting(cuda._nvrtc())
+    monkeypatch.setattr(cuda, "_nvrtc", lambda: library)
     return count
 
 

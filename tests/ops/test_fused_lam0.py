@@ -13,11 +13,11 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from grids import thinned
 from oracle import assert_close, assert_rows_close, draw_inputs, exact_scan, run_design
 from tolerances import NORM_ERROR, TF32_ERROR
-from torchrum.ops.kernels import machine, matmul, row_launch, rum_norms
+from torchrum.ops.kernels import machine, matmul, rum_step_backward, triton_launch
 from torchrum.ops.kernels.masks import keep_mask
-from torchrum.ops.kernels.row_launch import padded
 from torchrum.ops.kernels.rum_step_backward import STATS
 from torchrum.ops.kernels.step_graphs import LARGEST_CHUNK, chunk_lengths, clear_graphs
+from torchrum.ops.kernels.triton_launch import padded
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan, stepwise
 from torchrum.ops.rum_scan.stepwise.scan import Buffers, ForwardSteps, stepwise_forward_kernel
 from torchrum.ops.rum_scan.stepwise.scan_backward import BackwardSteps
@@ -175,8 +175,8 @@ def test_layer_norm_of_a_candidate_that_cancels_keeps_its_digits():
 @pytest.mark.parametrize("order", ["before", "authors"])
 def test_layer_norm_gradients_are_summed_over_all_rows_and_columns(monkeypatch, order, gate):
     """Each program sums several rows of its columns; none of both numbers is a multiple of what a program takes."""
-    monkeypatch.setattr(rum_norms, "PROGRAMS", 6)
-    monkeypatch.setattr(rum_norms, "BLOCK", 32)
+    monkeypatch.setattr(rum_step_backward, "NORM_PROGRAMS", 6)
+    monkeypatch.setattr(rum_step_backward, "NORM_BLOCK", 32)
     options = RumOptions(layer_norm=True, ln_order=order, update_gate=gate, eta=0.5, zoneout=0.2, training=True)
     check(5, 3, 50, options, lengths=True)
 
@@ -403,7 +403,7 @@ def test_gpu_tunings(monkeypatch, T, B, H, pdl, kind, half):
     if (pdl or kind == "first") and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs compute capability 9")
     take(monkeypatch, kind, half)
-    monkeypatch.setattr(row_launch, "PDL", pdl)
+    monkeypatch.setattr(triton_launch, "PDL", pdl)
     # without the kernels for a capture around the scan, half of what there is to compile
     monkeypatch.setattr(Buffers, "warm_up", lambda steps: [launch() for launch in steps.launches(0)])
     clear_graphs()
@@ -442,7 +442,7 @@ def test_gpu_dependent_launch_waits(monkeypatch):
     take(monkeypatch, "first")
     results = {}
     for pdl in (False, True):
-        monkeypatch.setattr(row_launch, "PDL", pdl)
+        monkeypatch.setattr(triton_launch, "PDL", pdl)
         clear_graphs()
         results[pdl] = run(case, options, grad_out)
     assert_close(

@@ -32,8 +32,8 @@ from oracle import (
 )
 from tolerances import NORM_ERROR
 from torchrum import RUM
-from torchrum.ops.kernels import nvrtc
-from torchrum.ops.kernels.nvrtc import Argument, load_kernel, pack
+from torchrum.ops.kernels import cuda
+from torchrum.ops.kernels.cuda import Argument, load_kernel, pack
 from torchrum.ops.rotation import rotation_matrix
 from torchrum.ops.rum_scan import RumOptions, ScanInputs
 from torchrum.ops.rum_scan import lam1 as design
@@ -45,7 +45,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emu
 
 
 class EmulatedKernel:
-    """Stands in for ``nvrtc.Kernel``: the same source as plain C++, one fiber for each CUDA thread."""
+    """Stands in for ``cuda.Kernel``: the same source as plain C++, one fiber for each CUDA thread."""
 
     def __init__(self, library: Path) -> None:
         self._emulate = ctypes.CDLL(str(library)).emulate
@@ -416,7 +416,7 @@ class CubinFolder:
     compile: Callable[..., bytes]
 
     def cubin(self, *key: Any) -> bytes:
-        """What ``nvrtc.compile_source`` returns for these arguments."""
+        """What ``cuda.compile_source`` returns for these arguments."""
         file = self._file(key)
         if not file.exists():
             part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
@@ -439,7 +439,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every kernel of the two lists above, compiled side by side: one after the other they take minutes."""
     architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(0))
     root = tmp_path_factory.getbasetemp()
-    folder = CubinFolder((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "lam1", nvrtc.compile_source)
+    folder = CubinFolder((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "lam1", cuda.compile_source)
     folder.path.mkdir(exist_ok=True)
     wanted = {
         (lam1._source(kind), f"lam1_{kind}", layout.macros, architecture, ()): None  # in order, unlike a set
@@ -448,7 +448,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for layout in [lam1._cut(kind, case.N, case.dtype, case.rum_options(), lam1.rows_per_thread(case.N), 8)]
     }
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
-        patch.setattr(nvrtc, "compile_source", folder.cubin)
+        patch.setattr(cuda, "compile_source", folder.cubin)
         list(pool.map(lambda key: folder.compile_ahead(*key), wanted))
         yield
 

@@ -27,8 +27,8 @@ from oracle import (
 )
 from tolerances import NORM_ERROR, TF32_ERROR
 from torchrum import RUM
-from torchrum.ops.kernels.driver import Fill
-from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.kernels.cuda import Fill
+from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, plain
 from torchrum.ops.rum_scan import persistent as design
 from torchrum.ops.rum_scan.persistent import launcher as persistent

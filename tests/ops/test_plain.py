@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchrum
 from torchrum import RUM, RUMCell
 from torchrum.cells import rum_sequence
-from torchrum.ops.kernels import mail
-from torchrum.ops.kernels.driver import Fill
+from torchrum.ops.kernels import cuda
+from torchrum.ops.kernels.cuda import Fill
 from torchrum.ops.rum_scan import designs, lam1, native, persistent, plain, stepwise
 from torchrum.ops.rum_scan.lam1 import launcher as lam1_launcher
 from torchrum.ops.rum_scan.persistent import launcher as persistent_launcher
@@ -318,7 +318,7 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(mail, "_kept", {})
+    monkeypatch.setattr(cuda, "_kept", {})
     monkeypatch.setattr(persistent_launcher, "resident_blocks", lambda _: 132)
     monkeypatch.setattr(persistent_launcher, "_kernel", lambda *_: Counter())
     designs.forget_decisions()

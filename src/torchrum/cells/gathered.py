@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from torchrum.cells.base import Cell, State, run_steps
 from torchrum.ops.kernels.precision import autocast_dtype
-from torchrum.ops.kernels.weight_gradient import weight_gradient
+from torchrum.ops.kernels.weights import weight_gradient
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """``F.linear``, or what stands in for it."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrum.ops.kernels.capture import recording
+from torchrum.ops.kernels.cuda import recording
 
 WARM_UP = 2  # eager runs before recording: libraries load, kernels compile and tune, none of which can be recorded
 MOST_MOVES = 3  # new places of the weights before recording is given up

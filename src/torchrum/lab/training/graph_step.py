@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 from torchrum.lab.training.step import TrainStep, initial_state
-from torchrum.ops.kernels.capture import recording
+from torchrum.ops.kernels.cuda import recording
 
 WARM_UP = 3  # steps before recording; they are real ones, so that kernels are tuned and the optimizer has its state
 

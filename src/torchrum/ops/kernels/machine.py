@@ -1,14 +1,16 @@
-"""Whether kernels can run on this machine and on a given tensor, in words. Nothing here imports Triton."""
+"""Whether kernels can run on this machine and on a given call, with the reason if not. Does not import Triton."""
 
 import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 KERNEL_ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -77,3 +79,23 @@ def tracing_obstacle(x: Tensor) -> str | None:
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is at work, and the kernels take plain tensors"
     return None
+
+
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_tracing_state, _transforms_active = torch._C._get_tracing_state, torch._C._are_functorch_transforms_active
+
+
+def is_unwatched(tensors: Iterable[Tensor]) -> bool:
+    """Whether the tensors are plain memory, and no compiler, tracer, transform or mode sees what is done with them."""
+    if torch.compiler.is_compiling():
+        return False
+    for x in tensors:  # a loop: it stands on the way of every small call, where a generator is felt
+        kind = type(x)
+        if kind is Parameter:
+            continue
+        # autograd.grad(..., is_grads_batched=True) batches, z.conj().imag negates without writing: never a parameter
+        if kind is not Tensor or _is_batched(x) or x.is_neg():
+            return False
+    if _tracing_state() is not None or _transforms_active():
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0

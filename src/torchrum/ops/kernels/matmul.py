@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.kernels.bf16x3 import matmul_16bit
-from torchrum.ops.kernels.compiling import Launch, prepare
+from torchrum.ops.kernels.precision import matmul_16bit
 from torchrum.ops.kernels.rows import INTERPRET
+from torchrum.ops.kernels.triton_launch import Launch, prepare
 
 # Tuning, read when a matmul is made. SPLIT_K alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
 SPLIT_K = {"forward": False, "backward": True}  # for 16-bit dtypes; the inner axis of the backward is longer

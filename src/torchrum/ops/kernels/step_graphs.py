@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.kernels import row_launch
-from torchrum.ops.kernels.capture import recording
-from torchrum.ops.kernels.compiling import Launch, compile_together, launch, rehearsing
+from torchrum.ops.kernels import triton_launch
+from torchrum.ops.kernels.cuda import recording
 from torchrum.ops.kernels.matmul import splits
 from torchrum.ops.kernels.precision import has_tf32, tf32_allowed
+from torchrum.ops.kernels.triton_launch import Launch, compile_together, launch, rehearsing
 
 LARGEST_CHUNK = 128  # steps in the longest graph
 SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
@@ -269,7 +269,7 @@ def rounded(x: Tensor) -> bool:
 def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
     """All that a scan's graphs bake in: of an input ``x`` ``(T, B, ...)``, of the tuning, and ``more``."""
     B = x.shape[1]
-    tuning = (row_launch.PDL, row_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
+    tuning = (triton_launch.PDL, triton_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
     return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
 
 

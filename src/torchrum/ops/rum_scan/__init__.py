@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.kernels.machine import is_unwatched
 from torchrum.ops.kernels.masks import draw_seed
-from torchrum.ops.kernels.watching import is_unwatched
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import choose_design, decide, operator_obstacle
 from torchrum.ops.rum_scan.flops import register_flops

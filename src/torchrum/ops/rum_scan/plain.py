@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
+from torchrum.ops.kernels.machine import is_unwatched
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.precision import autocasts, without_autocast, working_dtype
-from torchrum.ops.kernels.watching import is_unwatched
 from torchrum.ops.rum_scan.designs import NATIVE, look_up
 from torchrum.ops.rum_scan.native.projecting import (
     backward_projecting,

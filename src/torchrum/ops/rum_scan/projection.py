@@ -7,9 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops._onednn import explained_linear
-from torchrum.ops.kernels.bf16x3 import bf16x3_linear
-from torchrum.ops.kernels.precision import ExactMatmuls, autocast_dtype, autocasts, rounds_matmuls, working_dtype
-from torchrum.ops.kernels.weight_gradient import WORTH_PADDING
+from torchrum.ops.kernels.precision import (
+    ExactMatmuls,
+    autocast_dtype,
+    autocasts,
+    bf16x3_linear,
+    rounds_matmuls,
+    working_dtype,
+)
+from torchrum.ops.kernels.weights import WORTH_PADDING
 from torchrum.ops.rum_scan.options import RumOptions
 
 EXACT_UNITS = 512

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchrum.ops.kernels.capture import recording
+from torchrum.ops.kernels.cuda import recording
 
 Run = Callable[[], object]
 

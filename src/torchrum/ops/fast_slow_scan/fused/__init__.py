@@ -11,8 +11,7 @@ from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
 from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
 from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import stream_seeds
-from torchrum.ops.kernels.second_order import reference_gradients
-from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.kernels.weights import CellWeights, reference_gradients
 from torchrum.ops.lstm_scan import LstmOptions
 from torchrum.ops.rum_scan import RumOptions
 

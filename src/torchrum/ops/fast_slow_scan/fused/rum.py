@@ -7,14 +7,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
-from torchrum.ops.kernels.chain_rows import dependent_start, gather_grad, hand_on, load_gate, zone
-from torchrum.ops.kernels.compiling import Launch, prepare
 from torchrum.ops.kernels.rows import own_row, prefetch
-from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
-from torchrum.ops.kernels.rum_step_backward import STATS, redo_step, store_stats, sums_ahead, undo_step
+from torchrum.ops.kernels.rum_step_backward import (
+    STATS,
+    NormTensors,
+    norm_grads,
+    redo_step,
+    store_stats,
+    sums_ahead,
+    undo_step,
+)
 from torchrum.ops.kernels.step_graphs import tensor_at
+from torchrum.ops.kernels.triton_launch import Launch, prepare
 
 
 @triton.jit(do_not_specialize=["t", "B"])

@@ -10,12 +10,19 @@ from torch import Tensor
 from torchrum.ops.fast_slow_scan.fused.rum import RumBackward, RumForward
 from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
 from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
-from torchrum.ops.kernels.chain import Chain, Given, Plan, Shared, empty_shared
-from torchrum.ops.kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
+from torchrum.ops.kernels.chain import (
+    Chain,
+    Given,
+    LstmBackward,
+    LstmForward,
+    Plan,
+    Shared,
+    empty_shared,
+    saved_tensors,
+)
 from torchrum.ops.kernels.rum_step_backward import STATS
 from torchrum.ops.kernels.step_graphs import Pass, aligned, plain_mode, run_pass, scan_key
-from torchrum.ops.kernels.weight_gradient import weight_gradient
-from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.kernels.weights import CellWeights, weight_gradient
 from torchrum.ops.lstm_scan import LstmOptions
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchrum.ops.kernels.machine import row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import stream_seeds
-from torchrum.ops.kernels.second_order import reference_gradients
+from torchrum.ops.kernels.weights import reference_gradients
 from torchrum.ops.lstm_scan.options import LstmOptions
 from torchrum.ops.lstm_scan.reference import STREAMS, lstm_scan_reference
 from torchrum.ops.lstm_scan.types import LstmInputs

@@ -6,12 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.chain import Chain, Plan, Shared, empty_shared
-from torchrum.ops.kernels.lstm_stages import LstmBackward, LstmForward, saved_tensors
-from torchrum.ops.kernels.row_launch import padded
+from torchrum.ops.kernels.chain import Chain, LstmBackward, LstmForward, Plan, Shared, empty_shared, saved_tensors
 from torchrum.ops.kernels.step_graphs import Pass, aligned, plain_mode, run_pass, scan_key
-from torchrum.ops.kernels.weight_gradient import weight_gradient
-from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.kernels.triton_launch import padded
+from torchrum.ops.kernels.weights import CellWeights, weight_gradient
 from torchrum.ops.lstm_scan.options import LstmOptions
 from torchrum.ops.lstm_scan.types import LstmInputs
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchrum.ops.kernels.cuda import Kernel, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.machine import constant_when_traced
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.nvrtc import Kernel, load_kernel, nvrtc_obstacle
-from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 

@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.driver import Fill
-from torchrum.ops.kernels.mail import EMPTY, kept_mail
+from torchrum.ops.kernels.cuda import EMPTY, Fill, Kernel, compile_source, kept_mail, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.nvrtc import Kernel, compile_source, load_kernel, nvrtc_obstacle
 from torchrum.ops.kernels.precision import tf32_allowed
-from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 

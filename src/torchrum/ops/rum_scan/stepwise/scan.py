@@ -8,11 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.kernels import row_launch
-from torchrum.ops.kernels.bf16x3 import BF16, split_left, split_right
-from torchrum.ops.kernels.compiling import Launch, prepare, rehearsing
+from torchrum.ops.kernels import triton_launch
 from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts
-from torchrum.ops.kernels.row_launch import padded, row_flags, row_registers, takes_pdl
+from torchrum.ops.kernels.precision import BF16, split_left, split_right
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.step_graphs import (
@@ -27,6 +25,7 @@ from torchrum.ops.kernels.step_graphs import (
     scan_key,
     tensor_at,
 )
+from torchrum.ops.kernels.triton_launch import Launch, padded, prepare, rehearsing, row_flags, row_registers, takes_pdl
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.stepwise import empty_results
 from torchrum.ops.rum_scan.types import Results, ScanInputs
@@ -146,7 +145,7 @@ class Buffers:
     def warm_up(self) -> None:
         _, row = [launch() for launch in self.launches(0)][:: self.stride]
         direct = self.row(None, 0)()  # a capture around the scan bakes the addresses in instead
-        if row_launch.CARVEOUT and self.flags["PDL"] and not rehearsing():
+        if triton_launch.CARVEOUT and self.flags["PDL"] and not rehearsing():
             prefer_shared(row)
             prefer_shared(direct)
 

@@ -12,15 +12,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.kernels.compiling import Launch, launch, prepare
 from torchrum.ops.kernels.matmul import StepMatmul, load_parts
-from torchrum.ops.kernels.row_launch import padded
 from torchrum.ops.kernels.rows import own_row, prefetch
-from torchrum.ops.kernels.rum_norms import NormTensors, norm_grads
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell
-from torchrum.ops.kernels.rum_step_backward import STATS, load_step, redo_step, store_stats, sums_ahead, undo_step
+from torchrum.ops.kernels.rum_step_backward import (
+    STATS,
+    NormTensors,
+    load_step,
+    norm_grads,
+    redo_step,
+    store_stats,
+    sums_ahead,
+    undo_step,
+)
 from torchrum.ops.kernels.step_graphs import Pass, aligned, fill_table, plain_mode, run_pass, scan_key, tensor_at
-from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.kernels.triton_launch import Launch, launch, padded, prepare
+from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.stepwise.scan import Buffers, launch_flags
 from torchrum.ops.rum_scan.types import Gradients, Results, ScanInputs

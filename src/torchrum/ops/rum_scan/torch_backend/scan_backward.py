@@ -7,7 +7,7 @@ step by step; R is reconstructed in reverse by taking off what was added.
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.weight_gradient import recurrent_weight_gradient
+from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.torch_backend.rotate import Angle, TurnBackward, add_turned, length_of, safe_inverse
 from torchrum.ops.rum_scan.torch_backend.scan import Scan, with_own_dtypes

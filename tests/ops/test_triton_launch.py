@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="what is tested compiles Triton's kernels")
 
 import torchrum
 from grids import thinned
-from torchrum.ops.kernels import compiling
+from torchrum.ops.kernels import triton_launch
 
 SCRIPT = Path(__file__).with_name("compile_without_device.py")
 
@@ -34,22 +34,22 @@ class Kernel:
 @pytest.fixture
 def compiled(monkeypatch):
     """As where kernels are real: here they are the interpreter's."""
-    monkeypatch.setattr(compiling, "INTERPRET", type("Constant", (), {"value": False}))
+    monkeypatch.setattr(triton_launch, "INTERPRET", type("Constant", (), {"value": False}))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
 def test_a_rehearsal_compiles_and_a_launch_launches(compiled):
     kernel = Kernel()
-    compiling.compile_together(lambda: compiling.launch(kernel, (2,), 7))
+    triton_launch.compile_together(lambda: triton_launch.launch(kernel, (2,), 7))
     assert kernel.calls == [("compile", (2,), (7,))]
-    assert not compiling.rehearsing()
-    compiling.launch(kernel, (2,), 7)
+    assert not triton_launch.rehearsing()
+    triton_launch.launch(kernel, (2,), 7)
     assert kernel.calls[1:] == [("launch", (2,), (7,))]
 
 
 def test_a_launch_is_prepared_without_a_trace_and_returns_the_kernel(compiled):
     kernel = Kernel()
-    prepared = compiling.prepare(kernel, (2,), 7)
+    prepared = triton_launch.prepare(kernel, (2,), 7)
     assert not kernel.calls
     assert prepared() == prepared() == "launched"
     assert kernel.calls == [("launch", (2,), (7,))] * 2
@@ -59,12 +59,12 @@ def test_a_failed_rehearsal_leaves_the_kernels_to_their_launches(compiled):
     kernel = Kernel()
 
     def fail() -> None:
-        compiling.launch(kernel, (1,))
+        triton_launch.launch(kernel, (1,))
         raise RuntimeError("no memory for a rehearsal")
 
-    compiling.compile_together(fail)
-    assert not compiling.rehearsing()
-    assert compiling.prepare(kernel, (1,))() == "launched"
+    triton_launch.compile_together(fail)
+    assert not triton_launch.rehearsing()
+    assert triton_launch.prepare(kernel, (1,))() == "launched"
 
 
 @pytest.mark.parametrize("name", thinned(["stepwise", "stepwise_tf32", "fast_slow"], 3))

@@ -1,19 +1,77 @@
-"""CUDA C++ compiled at run time by the NVRTC library that torch brings along, launched on torch's current stream."""
+"""CUDA from Python: C++ compiled at run time by NVRTC, kernels launched through the driver, graphs captured.
+
+NVRTC is the library that torch brings along, and everything runs on torch's current stream.
+"""
 
 import ctypes
 import functools
+import gc
 import glob
 import importlib.util
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.driver import Fill, check_driver, current_stream, fill_memory, load_driver
 from torchrum.ops.kernels.machine import constant_when_traced
+
+Fill = tuple[int, int, int]
+"""Memory to fill with one 32-bit word: its address, the word, and how many."""
+
+
+@functools.cache
+def load_driver() -> ctypes.CDLL:
+    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    address, stream = ctypes.c_uint64, ctypes.c_void_p  # an address is no pointer to the driver, but an integer
+    library.cuMemsetD32Async.argtypes = (address, ctypes.c_uint32, ctypes.c_size_t, stream)
+    return library
+
+
+def current_stream(driver: ctypes.CDLL, device: int) -> int | None:
+    """Torch's current stream of ``device`` as the driver takes it, with torch's context current.
+
+    Autograd runs the backward in a thread that may have no context yet. None where another device is current: its
+    context would be the wrong one.
+    """
+    # what torch.cuda.current_device and current_stream ask for, without what they ask and build on every call
+    if torch._C._cuda_getDevice() != device:
+        return None
+    context = ctypes.c_void_p()
+    check = driver.cuCtxGetCurrent(ctypes.byref(context))
+    if check != 0 or not context.value:
+        _enter_context(driver, device, context, check)
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def _enter_context(driver: ctypes.CDLL, device: int, context: ctypes.c_void_p, check: int) -> None:
+    check_driver(check, "asking for the current context")
+    handle = ctypes.c_int()
+    check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
+    check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
+    check_driver(driver.cuCtxSetCurrent(context), "entering the context")
+
+
+def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None:
+    """Fill memory of the device whose context is current."""
+    for address, word, words in fills:
+        if words > 0:
+            done = driver.cuMemsetD32Async(address, word, words, stream)
+            if done != 0:
+                check_driver(done, f"filling {words} words of memory")
+
+
+def check_driver(result: int, doing: str) -> None:
+    """Raise if the driver has failed at ``doing``."""
+    if result != 0:
+        text = ctypes.c_char_p()
+        load_driver().cuGetErrorString(result, ctypes.byref(text))
+        reason = text.value.decode() if text.value else "unknown error"
+        raise RuntimeError(f"CUDA failed at {doing}: {reason} ({result}).")
+
 
 Argument = Tensor | int | float | bytes | None
 """What a kernel takes: a pointer (null for None and for a tensor without elements), a 32-bit integer, a float or a
@@ -218,3 +276,55 @@ def _nvrtc() -> ctypes.CDLL | None:
         except OSError:
             continue
     return None
+
+
+EMPTY = 0xFFFFFFFF
+"""All bits set: a word that nobody has written yet."""
+FEWEST = 2**16
+"""Words that are kept at first, 256 KB."""
+MOST = 2**18
+"""Words that a launch may clear, 1 MB: a single block clears those of a tile."""
+_kept: dict[int, Tensor] = {}
+"""By the number of the device."""
+
+
+def kept_mail(like: Tensor, words: int) -> Tensor | None:
+    """At least ``words`` 32-bit words that are ``EMPTY``, on the device of ``like``, for a launch that leaves them so.
+
+    The launches of the default stream share them: they run one after the other, and no CUDA graph records them. None on
+    any other stream, and for more than ``MOST``.
+    """
+    device = like.get_device()
+    if words > MOST or torch._C._cuda_getCurrentRawStream(device) != 0:
+        return None
+    kept = _kept.get(device)
+    if kept is None or kept.numel() < words:
+        # the smaller one is given back to its stream, behind the launches that use it
+        kept = _kept[device] = like.new_full((max(words, FEWEST),), -1, dtype=torch.int32)
+    return kept
+
+
+@contextmanager
+def recording(
+    graph: torch.cuda.CUDAGraph,
+    pool: Any = None,
+    stream: torch.cuda.Stream | None = None,
+    *,
+    other_threads: bool = False,
+) -> Iterator[None]:
+    """``torch.cuda.graph``, with the garbage collector at rest: freeing an older graph would end the recording.
+
+    Args:
+        graph: takes what is enqueued inside.
+        pool, stream: as in ``torch.cuda.graph``.
+        other_threads: whether other threads may use CUDA freely meanwhile, as a data loader's does.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        mode = "thread_local" if other_threads else "global"
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode=mode):
+            yield
+    finally:
+        if collecting:
+            gc.enable()

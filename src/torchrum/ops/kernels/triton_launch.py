@@ -1,9 +1,4 @@
-"""Compiling a scan's kernels side by side, before the first of them is launched.
-
-Triton compiles a kernel when it is first launched, so one after the other, and builds a launcher in C for it. Most of
-that runs without Python's lock. A rehearsal goes through the launches of a scan without launching: each only hands its
-kernel to other threads.
-"""
+"""Launching Triton kernels: compiling them side by side first, and the launch options of row kernels."""
 
 import functools
 import os
@@ -13,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+import triton
+from torch import Tensor
 
 from torchrum.ops.kernels.rows import INTERPRET
 
@@ -79,3 +76,44 @@ def compile_together(rehearse: Callable[[], object]) -> None:
         pass
     finally:
         _this_thread.rehearsing = False
+
+
+# Tuning, read when a scan's buffers are made (clear_graphs() makes them anew).
+LANES_PER_WARP = {"forward": 256, "backward": 256}  # of a row
+MOST_WARPS = 8
+ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a matmul's tile must fit beside a row
+PDL = True  # programmatic dependent launch: start each kernel while the one before it drains
+CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in matmuls
+
+
+def padded(H: int) -> int:
+    """The hidden axis inside the matmuls: cuBLAS is several times slower on unaligned rows."""
+    return -(-H // 64) * 64
+
+
+def pdl_runs(x: Tensor) -> bool:
+    """Whether dependent launch is on and the device of ``x`` has it."""
+    return PDL and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+
+
+def takes_pdl(operand: Tensor) -> bool:
+    """Whether a matmul of ``operand`` and the row kernels around it are launched while the one before drains.
+
+    16-bit dtypes only: float32 goes to cuBLAS, which takes no part in it.
+    """
+    return operand.dtype != torch.float32 and pdl_runs(operand)
+
+
+def row_flags(H: int, direction: str, pdl: bool, most_warps: int | None = None) -> dict[str, Any]:
+    """Compile-time arguments that every row kernel takes."""
+    block = max(32, triton.next_power_of_2(H))
+    warps = min(most_warps or MOST_WARPS, max(1, block // LANES_PER_WARP[direction]))
+    flags = {"H": H, "HP": padded(H), "BLOCK": block, "PDL": pdl, "num_warps": warps}
+    if pdl:
+        flags["launch_pdl"] = True
+    return flags
+
+
+def row_registers(num_warps: int) -> int:
+    """Registers of a thread that leave room for a matmul's tile beside the row."""
+    return min(255, ROW_REGISTERS // (32 * num_warps))
