@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchrum.cells.base import Cell, State
@@ -81,7 +82,15 @@ def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | N
     for name, part in zip(names, parts, strict=True):
         if part is not None and not isinstance(part, Tensor):
             raise ArgumentTypeError(f"{where}: {name} in hx is a {type(part).__name__}; it must be a Tensor, or None.")
-    return tuple(parts)
+    return tuple(_filled_memory(part) if name == "R" else part for name, part in zip(names, parts, strict=True))
+
+
+def _filled_memory(R: Tensor | None) -> Tensor | None:
+    """R with the identity in place of zero matrices: an LSTM's state starts at zero, and ``1 - done`` makes it so."""
+    if R is None or R.dim() < 2 or R.shape[-1] != R.shape[-2] or R.numel() == 0:
+        return R  # None means the identity; a wrong shape is an error further on
+    empty = (R[..., :1, :] == 0).all(-1, keepdim=True)  # no row of an orthogonal matrix is zero
+    return torch.where(empty, torch.eye(R.shape[-1], dtype=R.dtype, device=R.device), R)
 
 
 def check_fits(where: str, input: Tensor, weight: Tensor) -> None:

@@ -30,7 +30,8 @@ class RUM(Recurrent):
     layer's states, ``(T, B, num_directions * H)``, and ``hx`` and ``h_n`` are ``(num_layers * num_directions, B, H)``.
 
     With any ``lam`` but 0 the state is the pair ``(h, R)``, given and returned as an LSTM's pair is; R is
-    ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the identity.
+    ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the identity,
+    as does a zero R, row by row of the batch.
 
     The arguments up to ``dtype`` are those of :class:`torch.nn.GRU`; those from ``lam`` on are keyword-only, and
     :class:`torchrum.RUMCell` explains each.

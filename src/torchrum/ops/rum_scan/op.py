@@ -69,11 +69,32 @@ def _flatten(results: Results, like: Tensor) -> tuple[Tensor, ...]:
     return tuple(_or_empty(part, like) for part in (results.out, results.R, *results.residuals))
 
 
+def _check(inputs: ScanInputs, options: RumOptions) -> None:
+    """Raise for tensors that do not fit each other: an exported program or a user calls the operators directly."""
+    xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, _ = inputs
+    if h0.dim() != 2:
+        raise ValueError(f"torchrum::rum_scan: h0 has shape {tuple(h0.shape)}, but it must be (B, H).")
+    B, H = h0.shape
+    norm = (options.num_inputs * H,)
+    wanted = {
+        "xp": (xp, (xp.shape[0] if xp.dim() else 0, B, options.num_inputs * H)),
+        "R0": (R0, (B, H, H)),
+        "weight_hh": (weight_hh, (options.num_gates * H, H)),
+        "ln_weight": (ln_weight, norm),
+        "ln_bias": (ln_bias, norm),
+        "lengths": (lengths, (B,)),
+    }
+    for name, (part, shape) in wanted.items():
+        if part is not None and part.shape != shape:
+            raise ValueError(f"torchrum::rum_scan: {name} has shape {tuple(part.shape)}, but it must be {shape}.")
+
+
 @library.impl("torchrum::rum_scan", "default")
 @torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
 def _forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options, _ = _options(flags)
+    _check(inputs, options)
     results = decide_call(flags, inputs, options).module.forward(inputs, options, save)
     if not save:
         return _flatten(results._replace(residuals=Residuals()), inputs.xp)
@@ -89,6 +110,12 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     grad_out, grad_R = args[:2]
     inputs, results, flags, need_R0 = _unpack_backward(args)
     options, _ = _options(flags)
+    _check(inputs, options)
+    if grad_out.shape != results.out.shape:
+        raise ValueError(
+            f"torchrum::rum_scan_backward: grad_out has shape {tuple(grad_out.shape)}, but it must be "
+            f"{tuple(results.out.shape)}, as out has."
+        )
     design, kept = decide_call(flags, inputs, options), results.residuals.kept
     if design in (PERSISTENT, STEPWISE):  # under vmap the forward may have run with another batch size
         design = STEPWISE if kept is None else PERSISTENT

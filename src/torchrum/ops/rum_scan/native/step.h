@@ -249,9 +249,11 @@ static real mix(const Shared *shared, const Row *row, const real *h, real *mixed
 {
     vec squares = {0};
     for (int64_t j = 0; j < shared->padded; j += LANES) {
-        vec candidate = load(row->candidate + j), value = candidate;
-        if (shared->scan->gates == 2)
-            value += load(row->u + j) * (load(h + j) - candidate);
+        vec value = load(row->candidate + j);
+        if (shared->scan->gates == 2) { /* not c + u (h - c): that rounds h away where u is 1 and c is large */
+            vec u = load(row->u + j);
+            value = u * load(h + j) + (1 - u) * value;
+        }
         value *= load(shared->inside + j);
         store(mixed + j, value);
         squares += value * value;
