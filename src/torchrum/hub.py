@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from torchrum.lab.tasks.base import Task
-from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.config_file import from_json, to_json
+from torchrum.lab.training.config import TrainConfig, from_json, to_json
 from torchrum.paper.ledger.cells import table_lines
 from torchrum.paper.ledger.record import changes, count_parameters
 from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
@@ -77,7 +76,9 @@ def trained_model() -> type:
         from huggingface_hub import ModelCard, PyTorchModelHubMixin
     except ModuleNotFoundError as error:
         raise ImportError(f'torchrum.hub needs {error.name}; install it with: pip install "torchrum[hub]"') from error
-    from torchrum.lab.training.loading import build, load_model, read_config
+    from torchrum.lab.training.resume import load_model
+    from torchrum.lab.training.run_folder import read_config
+    from torchrum.lab.training.step import build
 
     class TrainedModel(nn.Module, PyTorchModelHubMixin):
         """The model of a run, with what it was trained on.

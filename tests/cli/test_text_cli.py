@@ -11,7 +11,7 @@ from torchrum.lab.recipes import load_recipe
 from torchrum.lab.tasks import CharLM
 from torchrum.lab.training import load_model, read_config
 from torchrum.lab.training.checkpoint import checkpoint_step
-from torchrum.lab.training.evaluation_log import read_looks
+from torchrum.lab.training.evaluation import read_looks
 from torchrum.paper.ledger import read_ledger
 from torchrum.paper.ledger.record import changes
 

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     from dataclasses import replace
 
     from torchrum.lab.recipes.recall import DEMO_MODELS, demo
-    from torchrum.lab.training.lock import lock_free_folder
+    from torchrum.lab.training.run_folder import lock_free_folder
     from torchrum.paper.ledger.labels import model_label
 
     configs = {model_label(model): demo(name, options.seed) for name, model in DEMO_MODELS.items()}
@@ -65,7 +65,7 @@ def train_both(configs: "dict[str, TrainConfig]", folder: Path) -> int:
     from rich.console import Console
 
     from torchrum.lab.training import RunError
-    from torchrum.lab.training.fabric import preload
+    from torchrum.lab.training.distributed import preload
 
     runs = {label: folder / config.name for label, config in configs.items()}
     console = Console(soft_wrap=True)
@@ -166,7 +166,7 @@ def watch(
 
 def state(run: Path) -> tuple[int, str]:
     """Steps done and the last scores of a run, from its folder."""
-    from torchrum.lab.training.records import read_metrics
+    from torchrum.lab.training.run_folder import read_metrics
 
     training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
     if not training:
@@ -193,7 +193,7 @@ def compare(
     from rich.table import Table
 
     from torchrum.lab.tasks import Recall
-    from torchrum.lab.training.records import read_metrics
+    from torchrum.lab.training.run_folder import read_metrics
     from torchrum.paper.ledger.record import count_parameters
     from torchrum.paper.plots.comparison import draw_comparison
 

@@ -51,14 +51,14 @@ def main(arguments: list[str]) -> int:
 
     from torchrum.lab.training import evaluate, read_config
     from torchrum.lab.training.checkpoint import checkpoint_step
-    from torchrum.lab.training.evaluation_log import write_look
+    from torchrum.lab.training.evaluation import write_look
 
     use_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
     where = options.run, options.split, options.checkpoint, options.device
     how = ""
     if options.dynamic is not None:
-        from torchrum.lab.training.dynamic import DynamicConfig, dynamic_evaluate
+        from torchrum.lab.training.evaluation import DynamicConfig, dynamic_evaluate
 
         dynamic = DynamicConfig.parse(options.dynamic)
         scores, how = dynamic_evaluate(*where, dynamic, config.task), str(dynamic)

@@ -70,7 +70,7 @@ def check_page(options: argparse.Namespace) -> None:
 def draw(options: argparse.Namespace) -> list[Path]:
     """Draw what is asked for; the files that were written."""
     from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.records import holds_run
+    from torchrum.lab.training.run_folder import holds_run
     from torchrum.paper.plots.catalog import FIGURES, draw_all, draw_figure, draw_run
     from torchrum.paper.plots.curve import draw_curve
 

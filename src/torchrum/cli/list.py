@@ -46,7 +46,7 @@ def option_help(layer: str) -> dict[str, str]:
 
 def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Dotted name, value and meaning of every field of a config."""
-    from torchrum.lab.training.overrides import field_names
+    from torchrum.lab.training.config import field_names
 
     helps, table = field_help(type(owner)), []
     for name in field_names(owner):

@@ -9,7 +9,7 @@ from torchrum.cli.parsing import Parser
 
 def runs_below(folders: list[Path]) -> list[Path]:
     """The run folders among ``folders`` and below them; a summary beside them is passed over."""
-    from torchrum.lab.training.records import CONFIG
+    from torchrum.lab.training.run_folder import CONFIG
     from torchrum.lab.training.sweep import SUMMARY
 
     found: list[Path] = []

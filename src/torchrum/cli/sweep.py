@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
     with leaving_at_once():
         from torchrum.lab.recipes import FAMILIES, load_recipe
         from torchrum.lab.training import override, run_sweep
+        from torchrum.lab.training.distributed import leave_together
         from torchrum.lab.training.errors import ConfigError
-        from torchrum.lab.training.fabric import leave_together
         from torchrum.lab.training.sweep import grid
 
     for name in ("seeds", "trials", "jobs"):
@@ -96,7 +96,7 @@ def run_search(config: "TrainConfig", folder: Path, options: argparse.Namespace)
     """Search with Optuna, or resume a search; the exit code. What else a sweep takes is refused."""
     with leaving_at_once():
         from torchrum.lab.training.errors import ConfigError
-        from torchrum.lab.training.search import search
+        from torchrum.lab.training.sweep import search
 
     if options.grid or options.seeds or not (options.trials and options.search):
         raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")

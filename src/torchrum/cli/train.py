@@ -117,7 +117,7 @@ def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
     from torchrum.lab.training import read_config
     from torchrum.lab.training.errors import ConfigError
     from torchrum.lab.training.files import first_run_inside
-    from torchrum.lab.training.records import CONFIG
+    from torchrum.lab.training.run_folder import CONFIG
 
     if folder is None:
         return
@@ -153,7 +153,7 @@ def check_single(folder: Path) -> None:
     """Refuse a folder of several runs where a single one is expected."""
     from torchrum.lab.training.errors import ConfigError
     from torchrum.lab.training.files import first_run_inside
-    from torchrum.lab.training.records import CONFIG
+    from torchrum.lab.training.run_folder import CONFIG
 
     if not (folder / CONFIG).exists() and (run := first_run_inside(folder, CONFIG)):
         raise ConfigError(
@@ -194,8 +194,8 @@ def main(arguments: list[str]) -> int:
     with leaving_at_once():
         from torchrum.lab.recipes import FAMILIES, load_recipe
         from torchrum.lab.training import Trainer, override
+        from torchrum.lab.training.distributed import leave_together
         from torchrum.lab.training.errors import ConfigError
-        from torchrum.lab.training.fabric import leave_together
 
     fields = [*options.fields, *fields]
     if options.recipe is None and options.resume is None:
@@ -280,7 +280,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
     from torchrum.lab.recipes import FAMILIES, RECIPES
     from torchrum.lab.training import override, run_sweep
-    from torchrum.lab.training.evaluation_log import best_look
+    from torchrum.lab.training.evaluation import best_look
     from torchrum.paper.ledger.babi import Column, babi_table
 
     members, fields = choose(name, fields)

@@ -43,8 +43,8 @@ def test_the_demo_trains_both_and_compares_them(tmp_path, capsys, monkeypatch):
 def test_processes_are_forked_only_without_other_threads():
     # what the demo imports before it starts them must not start threads, or torch would be imported three times
     code = (
-        "from torchrum.cli.demo import start_method\nfrom torchrum.lab.training import Trainer, fabric\n"
-        "fabric.preload()\nprint(start_method())"
+        "from torchrum.cli.demo import start_method\nfrom torchrum.lab.training import Trainer, distributed\n"
+        "distributed.preload()\nprint(start_method())"
     )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     alone = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

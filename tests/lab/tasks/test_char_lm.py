@@ -12,8 +12,7 @@ from torchrum.lab.data import DataError
 from torchrum.lab.data.text import encode
 from torchrum.lab.tasks import CharLM
 from torchrum.lab.tasks.char_lm import IGNORED
-from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.config_file import from_json, identity, to_json
+from torchrum.lab.training.config import TrainConfig, from_json, identity, to_json
 from torchrum.lab.training.errors import ConfigError
 
 

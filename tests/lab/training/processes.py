@@ -19,7 +19,7 @@ import torch
 from lab.training.tiny import tiny, tiny_model
 from torchrum.cli import main
 from torchrum.lab.training import RunError, Trainer
-from torchrum.lab.training.records import CONFIG
+from torchrum.lab.training.run_folder import CONFIG
 
 METHOD = "forkserver"
 _context = multiprocessing.get_context(METHOD)

@@ -8,10 +8,10 @@ import torch
 from texts import SHORT_MEMORY, small_text
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import Trainer, evaluate, load_model, override, read_metrics
-from torchrum.lab.training.fabric import Engine
-from torchrum.lab.training.loading import build
-from torchrum.lab.training.run import Run
-from torchrum.lab.training.scoring import TEMPERATURES, calibrate, score
+from torchrum.lab.training.distributed import Engine
+from torchrum.lab.training.evaluation import TEMPERATURES, calibrate, score
+from torchrum.lab.training.step import build
+from torchrum.lab.training.trainer import Run
 
 FIELDS = (
     "steps=40 eval_every=10 log_every=10 batch_size=8 task.lanes=8 task.segment=20 task.validation_lanes=4 "

@@ -15,7 +15,7 @@ from lab.training.tiny import tiny, tiny_model
 from torchrum.lab.training import RunError, Trainer
 from torchrum.lab.training import checkpoint as checkpoints
 from torchrum.lab.training.checkpoint import load_checkpoint, pack_checkpoint, write_checkpoint
-from torchrum.lab.training.config_file import identity
+from torchrum.lab.training.config import identity
 
 ROOT = Path(__file__).parents[3]
 

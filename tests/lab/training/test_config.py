@@ -10,15 +10,7 @@ from lab.training.tiny import First, tiny
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.recipes import RECIPES
 from torchrum.lab.training import ConfigError, ModelConfig, OptimizerConfig, Paper, TrainConfig, override
-from torchrum.lab.training.config_file import (
-    FORMAT,
-    differences,
-    from_json,
-    identity,
-    run_differences,
-    to_json,
-    upgraded,
-)
+from torchrum.lab.training.config import FORMAT, differences, from_json, identity, run_differences, to_json, upgraded
 from torchrum.lab.training.overrides import convert, guess
 
 
@@ -264,7 +256,7 @@ def test_identity_ignores_length_and_place_only():
 
 def test_every_field_has_a_meaning():
     from torchrum.cli.list import field_help
-    from torchrum.lab.training.overrides import field_names
+    from torchrum.lab.training.config import field_names
 
     for cls in (TrainConfig, ModelConfig, OptimizerConfig):
         assert set(field_names(cls)) <= set(field_help(cls))

@@ -8,8 +8,8 @@ from torchrum.cli import main
 from torchrum.lab.data.text import encode
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import ConfigError, Trainer, evaluate, load_model, override, read_config
-from torchrum.lab.training.dynamic import DynamicConfig, Follower, dynamic_evaluate
 from torchrum.lab.training.errors import DivergedError
+from torchrum.lab.training.evaluation import DynamicConfig, Follower, dynamic_evaluate
 
 SMALL = "steps=40 eval_every=20 batch_size=8 task.lanes=8 task.segment=20 model.hidden_size=24 task.shown=0 device=cpu"
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from torchrum.lab.training import RunError, read_metrics
+from torchrum.lab.training.checkpoint import unpack
 from torchrum.lab.training.files import read_json, write_atomic
-from torchrum.lab.training.records import MetricsFile
-from torchrum.lab.training.unpack import unpack
+from torchrum.lab.training.run_folder import MetricsFile
 
 LINE = '{"kind": "train", "step": 1, "loss": 0.5, "seconds": 1.0}\n'
 

@@ -14,7 +14,7 @@ from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training import ModelConfig, OptimizerConfig, Trainer, read_metrics
 from torchrum.lab.training.checkpoint import load_checkpoint
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.graph_step import graph_obstacle
+from torchrum.lab.training.step import graph_obstacle
 from torchrum.layers.cells import compile_steps
 from torchrum.layers.registry import build_layer
 

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from lab.training.tiny import tiny, tiny_model
-from torchrum.lab.training import Trainer, keeping
-from torchrum.lab.training.checkpoint import load_checkpoint
+from torchrum.lab.training import Trainer, checkpoint
+from torchrum.lab.training.checkpoint import HOLD, Keeper, load_checkpoint
 from torchrum.lab.training.errors import DivergedError
-from torchrum.lab.training.keeping import HOLD, Keeper
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still until it is set."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(keeping.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock.now)
     return clock
 
 

@@ -15,8 +15,7 @@ from lab.training.processes import start, train_fresh
 from lab.training.tiny import tiny, tiny_model
 from torchrum.lab.training import ConfigError, RunError, Trainer, run_sweep
 from torchrum.lab.training.checkpoint import load_checkpoint
-from torchrum.lab.training.lock import LOCK, FolderLock, lock_folder, lock_free_folder
-from torchrum.lab.training.records import read_metrics
+from torchrum.lab.training.run_folder import LOCK, FolderLock, lock_folder, lock_free_folder, read_metrics
 
 
 def hold(folder: Path, ready: Path) -> None:

@@ -17,7 +17,7 @@ from torchrum.lab.training.optim import (
     load_optimizer_state,
     set_learning_rate,
 )
-from torchrum.lab.training.run_state import Progress
+from torchrum.lab.training.run_folder import Progress
 from torchrum.layers.registry import build_layer
 
 

@@ -16,7 +16,7 @@ from lab.training.processes import run_rank, start
 from torchrum.cli import main
 from torchrum.lab.training import RunError, read_metrics
 from torchrum.lab.training.checkpoint import pack_checkpoint, write_checkpoint
-from torchrum.lab.training.fabric import leave_together
+from torchrum.lab.training.distributed import leave_together
 from torchrum.lab.training.trainer import advice_on_failure
 
 ROOT = Path(__file__).parents[3]

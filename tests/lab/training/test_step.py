@@ -9,8 +9,8 @@ from lab.training.tiny import tiny, tiny_model
 from torchrum.lab.models import build_model
 from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training import ModelConfig, OptimizerConfig, Trainer
-from torchrum.lab.training.carried import copy_into, detached_copy, to_device
 from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.step import copy_into, detached_copy, to_device
 
 
 def test_a_batch_is_cut_and_moved_with_its_lengths():

@@ -14,9 +14,8 @@ import pytest
 from lab.training import processes
 from lab.training.tiny import tiny
 from torchrum.lab.data import DataUnavailableError
-from torchrum.lab.training import ConfigError, RunError, read_metrics, run_sweep, side_by_side
-from torchrum.lab.training.search import read_range, search
-from torchrum.lab.training.sweep import _summarise, grid
+from torchrum.lab.training import ConfigError, RunError, distributed, read_metrics, run_sweep
+from torchrum.lab.training.sweep import _summarise, grid, read_range, search
 
 SHORT = replace(tiny(), steps=4, log_every=2, eval_every=2)
 
@@ -204,7 +203,7 @@ def test_side_by_side_is_the_same_as_one_after_another(tmp_path, capsys):
 
 def test_a_run_without_scores_is_left_out_of_the_means(tmp_path):
     runs = {f"seed-{seed}": replace(SHORT, seed=seed) for seed in range(3)}
-    empty = side_by_side.Result(tmp_path, "finished", 4, {}, None, 0, 1.0)
+    empty = distributed.Result(tmp_path, "finished", 4, {}, None, 0, 1.0)
     scored = [replace(empty, scores={"accuracy": value}) for value in (0.5, math.nan)]
     means = _summarise(tmp_path, runs, dict(zip(runs, [empty, *scored], strict=True)))
     assert means == {"all": {"runs": 1, "mean": 0.5, "spread": 0.0}}
@@ -216,7 +215,7 @@ def unavailable():
 
 def test_an_error_for_the_user_comes_whole_from_another_process(capfd):
     with pytest.raises(DataUnavailableError, match="no text") as caught:
-        side_by_side.train_side_by_side({"one": unavailable}, 2, lambda label, outcome: None)
+        distributed.train_side_by_side({"one": unavailable}, 2, lambda label, outcome: None)
     assert caught.value.lines == ["no text", "tried in vain"]
     assert "Traceback" not in capfd.readouterr().err
 
@@ -258,8 +257,8 @@ def test_ctrl_c_while_the_first_training_starts_is_not_lost(tmp_path, monkeypatc
         signal.raise_signal(signal.SIGINT)
         return start(process)
 
-    start = side_by_side.multiprocessing.context.ForkServerProcess.start
-    monkeypatch.setattr(side_by_side.multiprocessing.context.ForkServerProcess, "start", interrupt)
+    start = distributed.multiprocessing.context.ForkServerProcess.start
+    monkeypatch.setattr(distributed.multiprocessing.context.ForkServerProcess, "start", interrupt)
     runs = {f"seed-{seed}": replace(SHORT, steps=10**7) for seed in range(3)}
     results = run_sweep(runs, tmp_path / "sweep", jobs=2)
     last = capsys.readouterr().err.splitlines()[-1]
@@ -285,5 +284,5 @@ def test_a_training_that_is_killed_ends_the_others(tmp_path):
     with pytest.raises(
         RunError, match=r"second was killed by SIGKILL\. To resume it, run the same command with --resume"
     ):
-        side_by_side.train_side_by_side(calls, 2, lambda label, outcome: None)
+        distributed.train_side_by_side(calls, 2, lambda label, outcome: None)
     assert time.monotonic() - start < 50

@@ -10,7 +10,7 @@ from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import ModelConfig, Trainer, evaluate, override, read_metrics
 from torchrum.lab.training.checkpoint import load_checkpoint
 from torchrum.lab.training.errors import DivergedError
-from torchrum.lab.training.run import Run
+from torchrum.lab.training.trainer import Run
 
 SMALL = "steps=30 eval_every=3 log_every=3 batch_size=8 task.lanes=8 task.segment=20 task.validation_lanes=4 device=cpu"
 FIELDS = "model.hidden_size=12 model.embedding_size=6 model.weight_drop=0.2 model.input_dropout=0.1 task.shown=5"
@@ -86,7 +86,7 @@ def test_the_final_score_records_cells_that_run_step_by_step(tmp_path, layer, re
 
         return call
 
-    monkeypatch.setattr("torchrum.lab.training.scoring.graphed", watched)
+    monkeypatch.setattr("torchrum.lab.training.evaluation.graphed", watched)
     assert evaluate(tmp_path / "run", device="cpu") == scores
     assert lengths == [40, 40, 30][:recorded]  # 150 symbols; the first segment starts without a state
 

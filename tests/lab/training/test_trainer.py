@@ -18,13 +18,13 @@ from torchrum.lab.training import (
     OptimizerConfig,
     RunError,
     Trainer,
+    distributed,
     evaluate,
     load_model,
     override,
     read_metrics,
-    signals,
 )
-from torchrum.lab.training import run as run_module
+from torchrum.lab.training import trainer as run_module
 from torchrum.lab.training.checkpoint import load_checkpoint
 from torchrum.lab.training.step import TrainStep
 
@@ -168,7 +168,7 @@ def interrupted_twice(config, number):
 
 
 def test_a_later_signal_acts_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(signals, "AT_ONCE", -1.0)
+    monkeypatch.setattr(distributed, "AT_ONCE", -1.0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         with pytest.raises(KeyboardInterrupt):

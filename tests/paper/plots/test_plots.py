@@ -8,9 +8,9 @@ from torchrum.cli import main
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training import ConfigError, RunError
-from torchrum.lab.training.config_file import to_json
+from torchrum.lab.training.config import to_json
 from torchrum.lab.training.files import write_json
-from torchrum.lab.training.records import CONFIG, MetricsFile
+from torchrum.lab.training.run_folder import CONFIG, MetricsFile
 from torchrum.paper.ledger import Entry, LedgerError, read_ledger
 from torchrum.paper.ledger.table import table_rows
 from torchrum.paper.plots.babi import babi_figure

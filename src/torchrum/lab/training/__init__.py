@@ -28,11 +28,11 @@ EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matp
 
 _LATER = {
     "Trainer": "trainer",
-    "Result": "run_state",
-    "evaluate": "scoring",
-    "load_model": "loading",
-    "read_config": "loading",
-    "read_metrics": "records",
+    "Result": "run_folder",
+    "evaluate": "evaluation",
+    "load_model": "resume",
+    "read_config": "run_folder",
+    "read_metrics": "run_folder",
     "run_sweep": "sweep",
 }
 

@@ -11,9 +11,13 @@ written; without an index, the newest checkpoint that is intact counts.
 import hashlib
 import io
 import os
+import random
 import re
 import secrets
 import shutil
+import sys
+import time
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +29,6 @@ from torch import Tensor
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import read_bytes, read_json, sync_folder, write_json, write_synced
 from torchrum.lab.training.typed_data import Reader
-from torchrum.lab.training.unpack import unpack
 
 FORMAT = "torchrum checkpoint 1"
 MODEL, STATE, MANIFEST, INDEX = "model.safetensors", "state.pt", "manifest.json", "index.json"
@@ -277,3 +280,138 @@ def _read(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
         if _digest(contents[file]) != expected.sha256:
             raise RunError(f"{folder / file} is damaged: its content has changed since it was written. {ADVICE}")
     return manifest, contents
+
+
+HOLD = 60.0
+"""Seconds between two writes within which a new best model waits in memory: one that improves at every validation
+would be written each time. A process that is killed meanwhile loses a minute, and comes to the same model again."""
+
+
+class Keeper:
+    """Writes the checkpoints of a run, in its first process.
+
+    Args:
+        run: the run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._written = run, time.monotonic()
+        self._held: Packed | None = None
+
+    def keep(self, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool, due: bool) -> None:
+        """Keep a checkpoint: on the disk if it is ``due``, else, being the best, for a while in memory.
+
+        Args:
+            step: steps done.
+            weights: the model's state dict.
+            state: everything else that a run needs to be resumed.
+            best: whether the model scored better than ever.
+            due: whether it must be on the disk now.
+        """
+        packed = pack_checkpoint(step, weights, state)
+        if best:
+            self._held = None  # no longer the best
+        if best and not due and time.monotonic() - self._written < HOLD:
+            self._held = packed
+            return
+        self.flush()
+        write_checkpoint(self._run, packed, best)
+        self._written = time.monotonic()
+
+    def flush(self) -> None:
+        """Write what waits in memory."""
+        if self._held is not None:
+            write_checkpoint(self._run, self._held, best=True)
+            self._held = None
+
+
+MAX_DEPTH = 32
+"""Of lists, tuples and dictionaries inside each other."""
+SPREAD = 16
+"""A tensor may take this many times the memory that its file does: the same numbers may stand for several rows."""
+
+
+def unpack(content: bytes) -> Any:
+    """What ``torch.save`` packed, on the CPU; a ValueError says what is wrong with other content."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            items = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+        raise ValueError(f"it is not an archive: {error}") from error
+    whole = sum(item.file_size for item in items)
+    if whole > len(content) or any(item.compress_type != zipfile.ZIP_STORED for item in items):
+        raise ValueError("its archive is compressed, which torch never does: it could grow without end")
+    try:
+        data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged pickle makes its reader do
+        raise ValueError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}") from error
+    _check_size(data, len(content))
+    return data
+
+
+def _check_size(data: Any, size: int) -> None:
+    """Refuse data that hold more than a file of ``size`` bytes can: the same list or tensor over and over again."""
+    budget, numbers = size, SPREAD * size
+    level, depth = [data], 0
+    while level:
+        budget, depth = budget - len(level), depth + 1
+        if budget < 0 or depth > MAX_DEPTH:
+            raise ValueError("its data is nested too deep, or too many times")
+        for value in level:
+            if isinstance(value, Tensor):
+                if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
+                    raise ValueError("it has a tensor that is not a plain tensor")
+                numbers -= value.numel() * value.element_size()
+        if numbers < 0:
+            raise ValueError("its tensors claim more numbers than the file holds")
+        level = [inner for value in level for inner in _inner(value)]
+
+
+def _inner(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return [*value] if isinstance(value, list | tuple | set | frozenset) else []
+
+
+def seed_process(seed: int, rank: int) -> None:
+    """Seed torch, Python and (where it is in use) numpy; processes differ, so that their dropout masks do."""
+    mixed = (seed * 1_000_003 + rank * 7_919 + 1) % 2**31
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(mixed)
+
+
+def collect_random_state(generator: torch.Generator) -> dict[str, Any]:
+    """The states of torch, CUDA, Python, numpy and of the generator that makes the data."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "device": generator.device.type,
+        "data": generator.get_state(),
+        "torch": torch.get_rng_state(),
+        "python": [version, list(words), gauss],
+    }
+    if generator.device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(generator.device)
+    if "numpy" in sys.modules:
+        name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [name, keys.tolist(), int(position), int(has_gauss), float(cached)]
+    return state
+
+
+def restore_random_state(state: dict[str, Any], generator: torch.Generator) -> bool:
+    """Put ``collect``'s states back; False if they come from another kind of device and so could not be."""
+    if state["device"] != generator.device.type:
+        return False
+    generator.set_state(state["data"])
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], generator.device)
+    if "numpy" in state:
+        import numpy
+
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+    return True

@@ -1,15 +1,72 @@
-"""What a run is made of: one tree of frozen dataclasses, each field with its meaning and its check."""
+"""What a run is made of: one tree of frozen dataclasses, and how it is written to files and read back."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.schedule import milestones, rate_factors
-from torchrum.lab.training.typed_data import check_fields
+from torchrum.lab.training.typed_data import Reader, check_fields, shown
+
+DECAYS = ("linear", "cosine")
+ALLOWED = (
+    "it must be constant, linear, cosine, steps in rising order with factors (1000:0.3,2000:0.1) "
+    "or plateau/FACTOR/PATIENCE"
+)
+
+
+def plateau(schedule: str) -> tuple[float, int] | None:
+    """Factor and patience of ``plateau/0.25/5``; None for any other schedule."""
+    word, *numbers = schedule.split("/")
+    if word != "plateau":
+        return None
+    try:
+        factor, patience = float(numbers[0]), int(numbers[1])
+    except (ValueError, IndexError):
+        factor, patience = math.nan, 0
+    if len(numbers) != 2 or not 0 < factor < 1 or patience < 1:
+        raise ConfigError(
+            f"optimizer: schedule is {schedule!r}; a plateau is plateau/FACTOR/PATIENCE, with a factor between 0 and 1 "
+            "and a number of validations, such as plateau/0.25/5."
+        )
+    return factor, patience
+
+
+def milestones(schedule: str) -> list[tuple[int, float]]:
+    """Steps and the factor that holds from each of them on; none for a schedule that is a word."""
+    if schedule in ("constant", *DECAYS) or plateau(schedule) is not None:
+        return []
+    try:
+        pairs = [
+            (int(step), float(factor)) for step, _, factor in (part.partition(":") for part in schedule.split(","))
+        ]
+    except ValueError:
+        raise ConfigError(f"optimizer: schedule is {schedule!r}, but {ALLOWED}.") from None
+    steps = [step for step, _ in pairs]
+    if steps != sorted(set(steps)) or steps[0] < 0 or not all(0 <= factor < math.inf for _, factor in pairs):
+        raise ConfigError(f"optimizer: schedule is {schedule!r}, but {ALLOWED}.")
+    return pairs
+
+
+def rate_factors(groups: str) -> dict[str, float]:
+    """Parts of names and the factors of lr for parameters that have them in their names."""
+    factors: dict[str, float] = {}
+    for part in filter(None, groups.split(",")):
+        name, _, factor = part.rpartition(":")
+        try:
+            factors[name.strip()] = float(factor)
+        except ValueError:
+            factors[name.strip()] = math.nan
+    if not all(name and 0 <= factor < math.inf for name, factor in factors.items()):
+        raise ConfigError(
+            f"optimizer: groups is {groups!r}; write parts of names with factors of lr, such as "
+            "weight_hh:0.1,embedding:0.5."
+        )
+    return factors
+
 
 MOST_LAYERS, MOST_STEPS, MOST = 1000, 10**15, 10**9
 """Beyond these a layer, a step or a number of a model makes no sense, and some would never end."""
@@ -226,3 +283,135 @@ class TrainConfig:
             raise ConfigError(f"config: {error}") from error
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")
+
+
+FORMAT = 4
+"""Version of the layout; in the first one the options of RUM that a config left out were the paper's."""
+
+_LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
+_PLACE = ("device", "devices", "nodes", "graph", "compile", "logger")
+CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
+"""Fields that a resumed run may change; any other one would make it a different run."""
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain data; ``from_json`` is its inverse."""
+    return {"format": FORMAT, **_plain(config)}
+
+
+def field_names(value: Any) -> list[str]:
+    """Names of the fields of a dataclass that a user may set."""
+    return [item.name for item in fields(value) if item.init]
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {name: _plain(getattr(value, name)) for name in field_names(value)}
+        return {"type": task_name(type(value)), **plain} if isinstance(value, Task) else plain
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def task_name(kind: type[Task]) -> str:
+    """What a file calls a class of tasks: ``module:class``."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def from_json(data: Any, source: object = "the config", error: type[Exception] = ConfigError) -> TrainConfig:
+    """Rebuild a config from ``to_json``'s data; unknown fields, wrong types and foreign classes are refused.
+
+    Args:
+        data: what a file held.
+        source: that file, for errors.
+        error: what to raise.
+    """
+    reader = Reader(source, error)
+    if not isinstance(data, Mapping):
+        raise reader.wrong("it", data, "an object")
+    task = reader.value(dict[str, Any], data.get("task"), "task")
+    try:
+        kind, parts = _task_class(task.pop("type", None)), upgraded(data)
+    except ConfigError as failure:
+        raise reader.fail(str(failure)) from failure
+    del parts["format"]
+    return reader.build(TrainConfig, {**parts, "task": reader.build(kind, task, "task")})
+
+
+def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as plain data of any version, in the layout of today."""
+    found, model = data.get("format", 1), data.get("model")
+    if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
+        raise ConfigError(f"the format is {shown(found)}, written by a newer torchrum; this one reads up to {FORMAT}.")
+    if found < FORMAT and isinstance(model, Mapping) and model.get("layer") == "rum":
+        options = model.get("options")
+        if isinstance(options, Mapping):
+            return {**data, "format": FORMAT, "model": {**model, "options": {**PAPER_OPTIONS, **options}}}
+    return {**data, "format": FORMAT}
+
+
+def _task_class(path: object) -> type[Task]:
+    """The task of this name among those that are loaded: a file must not choose what is imported."""
+    kinds = Task.__subclasses__()
+    for kind in kinds:  # grows as it is walked
+        kinds += kind.__subclasses__()
+    found = {task_name(kind): kind for kind in kinds}
+    if not isinstance(path, str) or path not in found:
+        raise ConfigError(
+            f"the task {shown(path)} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION "
+            "--resume RUN, or --recipe MODULE:FUNCTION with eval, figure and report. Such a run cannot be "
+            "recorded in the ledger."
+        )
+    return found[path]
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
+    return _identity(to_json(config), config.task)
+
+
+def _identity(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    kept = {name: value for name, value in plain.items() if name not in CHANGEABLE}
+    return _without_local(kept, task)
+
+
+def _without_local(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    inner = plain.get("task")
+    if not isinstance(inner, Mapping):
+        return dict(plain)
+    return {**plain, "task": {name: value for name, value in inner.items() if name not in task.local}}
+
+
+def run_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+    """Where two configs differ in ``identity``, in words; nothing if they describe the same run."""
+    return differences(identity(old), identity(new))
+
+
+def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool = False) -> list[str]:
+    """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
+    saved = upgraded(saved)
+    if not whole:
+        now = {name: value for name, value in identity(config).items() if name != "name" or name in saved}
+        return differences(_identity(saved, config.task), now)
+    now = {name: value for name, value in to_json(config).items() if name in saved}
+    return differences(_without_local(saved, config.task), _without_local(now, config.task))
+
+
+def first_of(changed: list[str]) -> str:
+    """The first of ``differences`` and how many more there are: another text, for one, differs in all that it says."""
+    more = len(changed) - 1
+    return changed[0] + (f" and {more} more field{'s' if more > 1 else ''}" if more else "")
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """Where two plain trees differ, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old and new[key])]  # what an older version lacked is off
+        gone = [f"{prefix}.{key} is missing".strip(".") for key in old if key not in new]  # None, too, was said
+        shared = [key for key in keys if key in new]
+        return gone + [
+            line for key in shared for line in differences(old.get(key), new[key], f"{prefix}.{key}".strip("."))
+        ]
+    return [] if old == new else [f"{prefix} {old!r} -> {new!r}"]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.files import read_json
-from torchrum.lab.training.records import ENVIRONMENT
+from torchrum.lab.training.run_folder import ENVIRONMENT
 from torchrum.lab.training.typed_data import Reader
 
 PACKAGE = Path(__file__).resolve().parents[2]

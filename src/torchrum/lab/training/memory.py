@@ -11,8 +11,8 @@ from torch import nn
 
 from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.distributed import Engine
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
-from torchrum.lab.training.fabric import Engine
 
 TOO_LARGE = re.compile(
     r"can't allocate memory|out of memory|not enough memory|bad_alloc|[Oo]verflow|out of range of int64"

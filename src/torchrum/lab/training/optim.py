@@ -1,5 +1,6 @@
 """Optimizers and the learning rate over the steps."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
@@ -8,9 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchrum.lab.training.config import OptimizerConfig
+from torchrum.lab.training.config import DECAYS, OptimizerConfig, milestones, plateau, rate_factors
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.schedule import plateau, rate_factors, schedule_factor
+
+
+def schedule_factor(schedule: str, warmup: int, step: int, steps: int) -> float:
+    """What lr is multiplied by in the step that follows ``step`` finished ones, of ``steps`` in all.
+
+    A function of the step alone, so it needs no state: a resumed run finds its place. linear and cosine fall from the
+    end of the warm-up to zero at the end of the run.
+    """
+    if step < warmup:
+        return (step + 1) / warmup * _milestone_factor(schedule, step)
+    if schedule not in DECAYS:
+        return _milestone_factor(schedule, step)
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+
+def _milestone_factor(schedule: str, step: int) -> float:
+    return next((factor for start, factor in reversed(milestones(schedule)) if step >= start), 1.0)
 
 
 class RMSpropTF(Optimizer):

@@ -5,10 +5,10 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from torchrum.lab.training.config import ModelConfig, TrainConfig
+from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.typed_data import shown
 from torchrum.ops._checks import nearest
@@ -17,11 +17,6 @@ ALIKE = 0.5
 """How alike two names of fields must be for one to be proposed for the other."""
 T = TypeVar("T")
 Changes = list[tuple[str, list[str], str]]  # each: the key as it was given, what is left of its path, the text
-
-
-def field_names(value: Any) -> list[str]:
-    """Names of the fields of a dataclass that a user may set."""
-    return [item.name for item in fields(value) if item.init]
 
 
 def dotted_names(owner: Any, prefix: str = "") -> list[str]:

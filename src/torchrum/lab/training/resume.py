@@ -1,24 +1,140 @@
-"""From a checkpoint back into a run, in any number of processes."""
+"""Load a run back from its checkpoint: the trained model, or the whole run in any number of processes."""
 
+import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from torchrum.lab.training import random_state
-from torchrum.lab.training.assembly import Trained
-from torchrum.lab.training.carried import same_form, to_device
-from torchrum.lab.training.checkpoint import has_checkpoint
-from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.config_file import saved_differences
+from torchrum.lab.training.checkpoint import has_checkpoint, load_checkpoint, restore_random_state, seed_process
+from torchrum.lab.training.config import TrainConfig, require_one_of, saved_differences
+from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.fabric import Engine
-from torchrum.lab.training.loading import fill
 from torchrum.lab.training.optim import load_optimizer_state
-from torchrum.lab.training.records import RESULT, Mark, check_metrics
-from torchrum.lab.training.run_state import Progress
-from torchrum.lab.training.saved_state import ProcessState, SavedState, load_state
-from torchrum.lab.training.step import initial_state
+from torchrum.lab.training.run_folder import CONFIG, RESULT, Mark, Progress, check_metrics, read_config
+from torchrum.lab.training.step import Trained, build, initial_state, same_form, to_device
+from torchrum.lab.training.typed_data import Reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessState:
+    """What one of the processes remembers."""
+
+    random: dict[str, Any]
+    """See ``random_state.collect``."""
+    carried: Any
+    """The state that is carried from batch to batch, a nested tuple of tensors; None if there is none."""
+    sums: dict[str, Tensor]
+    """Sums of what is reported since the last line, scalars."""
+
+    def __post_init__(self) -> None:
+        for name, total in self.sums.items():
+            if total.dim() or not total.is_floating_point():
+                raise ValueError(f"sums.{name} is {total.dtype} of shape {tuple(total.shape)}, not one real number.")
+        if "loss" not in self.sums:
+            raise ValueError("the field sums.loss is missing.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """What a run gives ``pack_checkpoint``, and gets back."""
+
+    config: dict[str, Any]
+    """The whole config as plain data; in checkpoints from before, the part that makes the run what it is."""
+    progress: Progress
+    optimizer: dict[int, dict[str, Any]]
+    """The optimizer's state of each parameter, by number."""
+    scaler: dict[str, Any]
+    """The loss scaling of 16-mixed; empty otherwise."""
+    processes: list[ProcessState]
+    trained: dict[str, Tensor] | None = None
+    """The weights that are trained, where the checkpoint's own are their average."""
+    metrics: Mark | None = None
+    """How far metrics.jsonl was; None in checkpoints from before."""
+
+    def __post_init__(self) -> None:
+        try:
+            json.dumps(self.config)
+        except TypeError as error:  # a tensor cannot even be compared with a number
+            raise ValueError(f"config is not plain data: {error}.") from error
+        done = self.progress
+        counts = (done.reached, done.waited, done.drops)
+        if not (0 <= done.since_log <= done.step and 0 <= done.best_step <= done.step and min(counts) >= 0):
+            raise ValueError(f"progress is inconsistent: {done}.")
+        if not 0 <= done.seconds < math.inf or (done.best is not None and not math.isfinite(done.best)):
+            raise ValueError(f"progress has numbers that are not finite: {done}.")
+        if not self.processes or any(one.sums.keys() != self.processes[0].sums.keys() for one in self.processes):
+            raise ValueError("processes must hold at least one, each with sums of the same names.")
+
+
+def load_state(run: Path, which: Literal["last", "best"] = "last") -> tuple[dict[str, Tensor], SavedState]:
+    """Weights and state of a checkpoint of a run, see ``load_checkpoint``."""
+    weights, state = load_checkpoint(run, which)
+    return weights, Reader(f"the state of the {which} checkpoint in {run}").build(SavedState, state)
+
+
+def check_config(run: Path, config: TrainConfig, state: SavedState, whole: bool = False) -> None:
+    """Refuse a config that is not that of the checkpoint: in what makes it another run or, with ``whole``, in anything.
+
+    Args:
+        run: the run folder.
+        config: that of its ``config.json``.
+        state: that of its checkpoint.
+        whole: whether also fields must agree that a resumed run may change.
+    """
+    changed = saved_differences(state.config, config, whole)
+    if changed:
+        raise RunError(
+            f"{run / CONFIG} is not the config of the run's checkpoint: {'; '.join(changed)}. "
+            "Change it back, or restore it from a backup."
+        )
+
+
+def check_ended_run(run: Path, config: TrainConfig) -> None:
+    """Refuse a run that has ended, but whose config or metrics are not those of its last checkpoint."""
+    _, state = load_state(run)
+    check_config(run, config, state, whole=True)
+    if state.metrics is not None:
+        check_metrics(run, state.metrics, ended=True)
+
+
+WEIGHT_TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # other precisions keep float32 weights
+
+
+def fill(model: nn.Module, weights: dict[str, Any], run: Path) -> None:
+    """Load weights into a model that must have exactly these, in these shapes."""
+    own = model.state_dict()
+    missing, extra = own.keys() - weights.keys(), weights.keys() - own.keys()
+    shapes = [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
+    if missing or extra or shapes:
+        first = sorted((*missing, *extra, *shapes))[0]
+        given = {name: tuple(weights[name].shape) if name in weights else "absent" for name in (first,)}
+        raise RunError(
+            f"the checkpoint of {run} does not fit the model: {first} is {given[first]} there and "
+            f"{tuple(own[first].shape) if first in own else 'absent'} in the model."
+        )
+    model.load_state_dict(weights)
+
+
+@on_host()
+def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.Module:
+    """The trained model of a run folder, on the CPU, ready to use.
+
+    Args:
+        run: the run folder.
+        which: the checkpoint to load: the best on validation, or the last.
+    """
+    require_one_of("load_model", "which", which, ("last", "best"))
+    run = Path(run)
+    config = read_config(run)
+    weights, state = load_state(run, which)
+    check_config(run, config, state)
+    model = build(config).to(dtype=WEIGHT_TYPES.get(config.precision, torch.float32))
+    fill(model, weights, run)
+    return model.eval()
 
 
 class Resumed(NamedTuple):
@@ -91,14 +207,14 @@ def _share(folder: Path, trained: Trained, state: SavedState) -> list[str]:
         step.carried = _carried(folder, trained, mine)
     known = mine if mine is not None else processes[0]  # the data come from the same state in every process
     try:
-        restored = random_state.restore(known.random, step.generator)
+        restored = restore_random_state(known.random, step.generator)
     except (KeyError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise RunError(f"the checkpoint in {folder} has no random state that fits: {error!r:.200}.") from error
     if not restored:
         step.generator.manual_seed(config.seed + state.progress.step)
         notes.append("the run was on another kind of device: its random numbers start anew, results may differ")
     if mine is None:
-        random_state.seed_process(config.seed + state.progress.step, engine.rank)
+        seed_process(config.seed + state.progress.step, engine.rank)
     return notes
 
 

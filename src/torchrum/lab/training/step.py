@@ -1,17 +1,83 @@
-"""One training step: data, forward, loss, backward, clipping, optimizer, and the sums of what is reported."""
+"""The model, its optimizer and one training step: plain or as a CUDA graph, with averaged weights and carried state."""
 
-from collections.abc import Hashable
-from typing import Any
+import copy
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchrum.cells.base import Cell
-from torchrum.lab.training.average import Average
-from torchrum.lab.training.carried import copy_into, detached_copy
+from torchrum.lab.training.checkpoint import seed_process
 from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.fabric import Engine
+from torchrum.lab.training.distributed import Engine
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.memory import check_model, check_weights
+from torchrum.lab.training.optim import build_optimizer
+from torchrum.layers.cells import compile_steps
+from torchrum.ops.kernels.cuda import recording
+
+
+def detached_copy(state: Any) -> Any:
+    """The same nested tuple of tensors in memory of their own, cut from their history."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    return type(state)(detached_copy(part) for part in state) if isinstance(state, (tuple, list)) else state
+
+
+def copy_into(state: Any, new: Any) -> Any:
+    """Copy the tensors of ``new`` into those of ``state``, a nested tuple of the same form, and return ``state``."""
+    if isinstance(state, Tensor):
+        return state.copy_(new)
+    for part, fresh in zip(state, new, strict=True) if isinstance(state, (tuple, list)) else ():
+        copy_into(part, fresh)
+    return state
+
+
+def same_form(state: Any, other: Any) -> bool:
+    """Whether two nested tuples of tensors have the same places and shapes."""
+    if isinstance(state, Tensor) or isinstance(other, Tensor):
+        return isinstance(state, Tensor) and isinstance(other, Tensor) and state.shape == other.shape
+    if not isinstance(state, (tuple, list)) or not isinstance(other, (tuple, list)):
+        return state is None and other is None
+    return len(state) == len(other) and all(same_form(*parts) for parts in zip(state, other, strict=True))
+
+
+def to_device(state: Any, device: torch.device) -> Any:
+    """The same nested tuple of tensors on another device."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    return type(state)(to_device(part, device) for part in state) if isinstance(state, (tuple, list)) else state
+
+
+class Average:
+    """A copy of a model whose weights follow those of ``model``.
+
+    ``average = d * average + (1 - d) * weight`` after each step t, with ``d = min(decay, (1 + t) / (10 + t))``: else
+    the random start would weigh for ``1 / (1 - decay)`` steps. So it reaches back over a ninth of the steps at most.
+    Buffers follow too, those of integers as they are.
+
+    Args:
+        model: what is trained, in its place.
+        decay: the share that is kept at each step, above 0 and below 1.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self._decay = decay
+        source, target = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (model, self.model))
+        self._pairs = [(target[name], weight) for name, weight in source.items()]
+
+    @torch.no_grad()
+    def update(self, step: Tensor) -> None:
+        """Follow the weights after the step that came behind ``step`` (a scalar on the device) finished ones."""
+        share = 1 - torch.clamp((1 + step) / (10 + step), max=self._decay)
+        for average, weight in self._pairs:
+            if average.is_floating_point():
+                average.lerp_(weight, share.to(average.dtype))
+            else:
+                average.copy_(weight)
 
 
 class TrainStep:
@@ -98,3 +164,142 @@ def initial_state(model: nn.Module) -> Any:
     while not hasattr(type(model), "initial_state") and isinstance(getattr(model, "module", None), nn.Module):
         model = model.module  # type: ignore[assignment]
     return getattr(model, "initial_state", None) if hasattr(type(model), "initial_state") else None
+
+
+WARM_UP = 3  # steps before recording; they are real ones, so that kernels are tuned and the optimizer has its state
+
+
+def graph_obstacle(step: TrainStep) -> str | None:
+    """Why a step cannot be recorded, in words; None if no restriction is known."""
+    config, engine = step.config, step.engine
+    if engine.device.type != "cuda":
+        return "the run is on " + engine.device.type
+    if engine.world_size > 1:
+        return "several processes train together"
+    if config.precision == "16-mixed":
+        return "precision 16-mixed reads the loss scale on the host; bf16-mixed does not"
+    if not config.task.capturable:
+        return f"the batches of {type(config.task).__name__} differ in shape or need the host"
+    if config.task.carries_state and initial_state(step.model) is None:
+        return f"{type(config.task).__name__} carries state, and the model has no initial_state to reset it to"
+    return None
+
+
+class GraphStep:
+    """Runs ``step`` eagerly three times, captures it, and replays the graph from then on; one graph for each shape.
+
+    All that a step reads or changes keeps its place in memory: parameters, optimizer state, the learning rate (a
+    tensor), the position in the data, the sums, the carried state, and the state of the data's generator, registered
+    with the graph. The graphs share one pool of memory: a step leaves nothing in it that the next one needs.
+
+    Args:
+        step: what to capture; its optimizer must be capturable.
+        report: called with the reason if capturing fails; the steps then run eagerly.
+    """
+
+    def __init__(self, step: TrainStep, report: Callable[[str], None]) -> None:
+        self._step, self._report = step, report
+        self._stream = torch.cuda.Stream(step.engine.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._met: set[Hashable] = set()
+        """Shapes that ran eagerly, so that their kernels are compiled: that may not happen while capturing."""
+        self._done = 0
+        self._failed = False
+
+    def run(self) -> None:
+        """Do one step."""
+        shape = self._step.shape
+        if shape not in self._graphs and not self._failed and self._done >= WARM_UP and shape in self._met:
+            self._capture(shape)
+        if shape in self._graphs:
+            self._graphs[shape].replay()
+        else:
+            self._eager()
+            self._met.add(shape)
+        self._done += 1
+
+    def _eager(self) -> None:
+        current = torch.cuda.current_stream(self._step.engine.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):  # the stream of the capture: autograd remembers where a weight was used
+            self._step.run()
+        current.wait_stream(self._stream)
+
+    def _capture(self, shape: Hashable) -> None:
+        step, device = self._step, self._step.engine.device
+        generators = (step.generator, torch.cuda.default_generators[torch.cuda.current_device()])
+        states = [generator.get_state() for generator in generators]
+        current = torch.cuda.current_stream(device)
+        step.optimizer.zero_grad(set_to_none=True)  # so that the gradients come to lie in the graph's own memory
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(step.generator)
+        torch.cuda.synchronize(device)
+        try:
+            with recording(graph, self._pool, self._stream):
+                step.run()
+        except Exception as error:  # whatever a layer does that cannot be captured; nothing of the step was done
+            self._failed = True
+            torch.cuda.set_stream(current)  # a capture that breaks off does not leave its stream
+            step.optimizer.zero_grad(set_to_none=True)
+            for generator, state in zip(generators, states, strict=True):  # they still believe that they are recorded
+                fresh = torch.Generator(device)
+                fresh.set_state(state)
+                generator.graphsafe_set_state(fresh.graphsafe_get_state())
+            self._report(f"no CUDA graph, steps run one kernel at a time: {str(error).splitlines()[0]}")
+        else:
+            self._graphs[shape] = graph
+
+
+def build(config: TrainConfig) -> nn.Module:
+    """The model of a config; what it refuses is a ConfigError."""
+    from torchrum.lab.models import build_model
+
+    try:
+        return build_model(config.model, config.task)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+
+
+class Trained(NamedTuple):
+    """The parts of a run that a checkpoint fills."""
+
+    config: TrainConfig
+    engine: Engine
+    module: nn.Module
+    """The model that is trained."""
+    scored: nn.Module
+    """The model that is validated and kept; the same, or its average."""
+    optimizer: Optimizer
+    step: TrainStep
+    graph: bool
+    """Whether a step is to be captured in a CUDA graph."""
+
+
+def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None) -> Trained:
+    """Build what a config describes, on the engine's device; nothing is written.
+
+    Args:
+        config: the run.
+        engine: its processes.
+        given: a model of the caller's own instead of the config's.
+    """
+    if given is None:
+        check_weights(config, engine.device)
+    torch.manual_seed(config.seed)  # every process starts from the same weights
+    module = engine.place(build(config) if given is None else given)
+    graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
+    if given is None:
+        check_model(config, module, engine)
+    if config.compile and not compile_steps(module):
+        raise ConfigError(
+            f"compile=true, but the layer {config.model.layer!r} has no steps to compile; leave compile out."
+        )
+    optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
+    model, prepared = engine.setup(module, optimizer)
+    generator = torch.Generator(engine.device).manual_seed(config.seed)
+    seed_process(config.seed, engine.rank)
+    data = config.task.setup(engine.device, config.seed)
+    average = None if config.average is None else Average(module, config.average)
+    step = TrainStep(config, engine, model, prepared, generator, data, average)
+    return Trained(config, engine, module, module if average is None else average.model, optimizer, step, graph)

@@ -1,26 +1,332 @@
-"""``Trainer``: from a config to a finished run folder."""
+"""``Trainer``: from a config to a finished run folder. The one training loop is ``Run._loop``."""
 
 import errno
+import inspect
+import math
+import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
-from torchrum.lab.training.assembly import assemble
-from torchrum.lab.training.checkpoint import has_checkpoint
-from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.default_device import on_host
-from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.fabric import LOST, Engine
-from torchrum.lab.training.introduction import introduction
+from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.lab.training.checkpoint import Keeper, collect_random_state, has_checkpoint
+from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
+from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
+from torchrum.lab.training.environment import environment, read_environment
+from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
+from torchrum.lab.training.evaluation import calibrate, is_calibrated, score
+from torchrum.lab.training.files import write_json
 from torchrum.lab.training.memory import within_memory
-from torchrum.lab.training.resume import load_run, restore
-from torchrum.lab.training.run import Run
-from torchrum.lab.training.run_folder import claim_run
-from torchrum.lab.training.run_state import Result
-from torchrum.lab.training.signals import Interrupts
+from torchrum.lab.training.optim import learning_rate, set_learning_rate
+from torchrum.lab.training.progress import Baseline, Display, is_early
+from torchrum.lab.training.resume import Resumed, load_run, restore
+from torchrum.lab.training.run_folder import (
+    CONFIG,
+    ENVIRONMENT,
+    RESULT,
+    MetricsFile,
+    Progress,
+    Result,
+    claim_run,
+    last_validation,
+)
+from torchrum.lab.training.step import GraphStep, Trained, TrainStep, assemble, graph_obstacle, to_device
 from torchrum.lab.training.typed_data import shown
+from torchrum.layers.observing import diagonal_dominance, recurrent_blocks
+from torchrum.layers.registry import LAYERS
+
+
+def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: Path, own: bool) -> list[str]:
+    """Model and parameters, device and folder, the data and the loss to beat: three lines.
+
+    Args:
+        config: the run.
+        model: what is trained.
+        engine: on what it is trained.
+        folder: of the run.
+        own: whether the model is the caller's instead of the config's.
+    """
+    described = type(model).__name__ if own else describe_model(config.model)
+    parameters = sum(part.numel() for part in model.parameters() if part.requires_grad)
+    processes = f", {engine.world_size} processes" if engine.world_size > 1 else ""
+    task = config.task
+    reading = f"reading {task.source}; " if task.source else ""
+    return [
+        f"{config.label}: {described}, {parameters:,} parameters",
+        f"on {describe_device(engine.device)}{processes}, {config.precision}; run folder {folder}",
+        f"{reading}loss in {task.loss_unit}; the {task.baseline_name} baseline is {task.baseline():.4g}",
+    ]
+
+
+def describe_model(model: ModelConfig) -> str:
+    """The layer with its sizes and the options that are not its defaults, or not the paper's if all of those stand."""
+    layers = f"{model.num_layers} layers of " if model.num_layers > 1 else ""
+    words = [f"{layers}{model.layer}, {model.hidden_size} units"]
+    entry = LAYERS.get(model.layer)
+    usual: dict[str, Any] = {}
+    if entry is not None:
+        usual = {name: parameter.default for name, parameter in inspect.signature(entry).parameters.items()}
+    if PAPER_OPTIONS.keys() <= model.options.keys():
+        usual |= PAPER_OPTIONS
+        words.append("the paper's options")
+    missing = object()
+    changed = (f"{name} {value}" for name, value in model.options.items() if usual.get(name, missing) != value)
+    return ", ".join([*words, *changed])
+
+
+def describe_device(device: torch.device) -> str:
+    """A device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"the {device.type.upper()} ({threads} thread{'s' * (threads > 1)})"
+
+
+class Run:
+    """Trains what was assembled, in a folder that is locked; making one writes the first files there.
+
+    Args:
+        trained: model, optimizer and step.
+        folder: the run folder.
+        interrupts: signals that ask the run to stop.
+        resumed: where the run was; None for a new one.
+        quiet: show no progress.
+    """
+
+    def __init__(
+        self, trained: Trained, folder: Path, interrupts: Interrupts, resumed: Resumed | None, quiet: bool
+    ) -> None:
+        self.config, self.engine, self.folder = trained.config, trained.engine, folder
+        self._trained, self._step, self._scored = trained, trained.step, trained.scored
+        self._interrupts, self._keeper = interrupts, Keeper(folder)
+        self.progress, mark = (Progress(), None) if resumed is None else (resumed.progress, resumed.mark)
+        self.engine.first(lambda: self._open_folder(resumed is not None))
+        self._metrics = MetricsFile(folder, self.progress.step, mark) if self.engine.rank == 0 else None
+        self.engine.start_tracker(self.config.logger, folder, self.config.name, to_json(self.config))
+        task = self.config.task
+        baseline = Baseline(task.baseline(), task.baseline_name, task.loss_unit)
+        silent = quiet or self.engine.rank > 0
+        self._display = Display(
+            self.config.label, self.config.steps, self.progress.step, baseline, task.metric, quiet=silent
+        )
+        self._started = time.monotonic() - self.progress.seconds
+
+    def train(self, lines: list[str], on_end: Callable[[Path], object] | None) -> Result:
+        """Train to the end, to the goal, or to a signal.
+
+        Args:
+            lines: what to tell before the first step.
+            on_end: called with the run folder once the run is complete, in one process.
+        """
+        with self._display as display:
+            for line in lines:
+                display.say(line)
+            try:
+                return self._end(*self._loop(), on_end)
+            finally:
+                with suppress(OSError):  # of a disk that is full the run has told already
+                    self._keeper.flush()
+                self.engine.close()
+                if self._metrics is not None:
+                    self._metrics.close()
+
+    def _loop(self) -> tuple[str, dict[str, float]]:
+        config, progress, runner = self.config, self.progress, self._runner()
+        validation = [batch.to(self.engine.device) for batch in config.task.validation(config.seed)]
+        validated, scores = self.engine.first(lambda: last_validation(self.folder))
+        if self._goal():  # a crash came between the last checkpoint and the result
+            return "goal", scores
+        rate, first = math.nan, progress.step
+        self._started = time.monotonic() - progress.seconds  # what came before the first step does not count
+        self._trained.module.train()
+        if progress.step >= config.steps and validated != progress.step:  # a resumed run that is to end where it is
+            scores, improved = self._validate(validation)
+            self._save(improved, due=True)
+        while progress.step < config.steps:
+            rate = self._advance(runner, rate)
+            last = progress.step == config.steps
+            improved = False
+            log = last or progress.step % config.log_every == 0
+            if log:
+                self._log(rate)
+            elif is_early(progress.step - first, config.log_every):
+                self._display.train(progress.step, {"loss": self._step.sums["loss"].item() / progress.since_log})
+            if last or progress.step % config.eval_every == 0:
+                scores, improved = self._validate(validation)
+            goal = self._goal()
+            stopped = self._signal(log)
+            due = bool(last or goal or stopped or progress.step % config.checkpoint_every == 0)
+            if due or improved:
+                self._save(improved, due)
+            if stopped:
+                return stopped, scores
+            if goal:
+                return "goal", scores
+        return "finished", scores
+
+    def _runner(self) -> TrainStep | GraphStep:
+        """What does a step: a captured graph of it, where that can be."""
+        if not self._trained.graph:
+            return self._step
+        obstacle = graph_obstacle(self._step)
+        if obstacle is None:
+            return GraphStep(self._step, self._display.say)
+        self._display.say(f"no CUDA graph: {obstacle}")
+        return self._step
+
+    def _advance(self, runner: TrainStep | GraphStep, rate: float) -> float:
+        """Do one step at the rate that is planned for it, and return that; ``rate`` is the one before."""
+        config, progress = self.config, self.progress
+        planned = learning_rate(config.optimizer, progress.step, config.steps, progress.drops)
+        if planned != rate:
+            set_learning_rate(self._trained.optimizer, planned)
+        self._step.prepare(progress.step)
+        runner.run()
+        progress.step += 1
+        progress.since_log += 1
+        self._display.tick(progress.step)
+        return planned
+
+    def _goal(self) -> bool:
+        return self.config.stop_at is not None and self.progress.reached >= self.config.stop_after
+
+    def _signal(self, log: bool) -> str:
+        """Name of the signal that any process got. Several processes compare at log steps only: it makes them wait."""
+        numbers = [self._interrupts.received]
+        if self.engine.world_size > 1:
+            numbers = self.engine.gather(self._interrupts.received) if log else []
+        return signal.Signals(max(numbers)).name if any(numbers) else ""
+
+    def _record(self, kind: str, values: dict[str, float]) -> None:
+        progress = self.progress
+        progress.seconds = time.monotonic() - self._started
+        if self._metrics is not None:
+            self._metrics.append({"kind": kind, "step": progress.step, **values, "seconds": round(progress.seconds, 3)})
+        self.engine.track(kind, values, progress.step)
+
+    def _log(self, rate: float) -> None:
+        sums = self._step.sums
+        means = self.engine.mean(torch.stack(list(sums.values()))) / self.progress.since_log
+        values = dict(zip(sums, means.tolist(), strict=True))
+        for total in sums.values():
+            total.zero_()
+        self.progress.since_log = 0
+        self._check_finite(values["loss"])
+        self._record("train", {**values, "lr": rate})
+        self._display.train(self.progress.step, values)
+
+    def _check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            kept = f"; the checkpoints in {self.folder} are from earlier steps" if has_checkpoint(self.folder) else ""
+            raise DivergedError(
+                f"the loss is {loss} at step {self.progress.step}{kept}. "
+                "Try a lower --optimizer.lr, or --optimizer.clip 1."
+            )
+
+    def _validate(self, batches: list[Any]) -> tuple[dict[str, float], bool]:
+        task, progress = self.config.task, self.progress
+        scores = self.engine.first(lambda: self._score(batches))
+        sign = 1 if task.goal == "max" else -1
+        value = scores[task.metric]
+        improved = math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best)
+        if improved:
+            progress.best, progress.best_step = value, progress.step
+        if (flat := plateau(self.config.optimizer.schedule)) is not None:
+            progress.wait(improved, flat[1])
+        goal = self.config.stop_at
+        progress.reached = progress.reached + 1 if goal is not None and sign * value >= sign * goal else 0
+        self._record("validation", scores)
+        self._record_weights()
+        self._display.validation(progress.step, scores, improved)
+        if self.engine.rank == 0 and math.isfinite(scores["loss"]) and (text := self._shown()):
+            self._display.say(text)
+        return scores, improved
+
+    def _score(self, batches: list[Any]) -> dict[str, float]:
+        task, scored, module = self.config.task, self._scored, self._trained.module
+        if is_calibrated(scored) and is_calibrated(module):
+            calibrate(task, scored, batches, self.engine)
+            module.temperature.copy_(scored.temperature)  # which an average would follow
+        return score(task, scored, batches, self.engine)
+
+    def _record_weights(self) -> None:
+        """How far the diagonal of each recurrent block of a RUM stands out: figures show it over training."""
+        blocks = {f"{name}/{block}_dominance": matrix for name, block, matrix in recurrent_blocks(self._scored)}
+        if blocks:
+            values = torch.stack([diagonal_dominance(matrix) for matrix in blocks.values()]).tolist()
+            self._record("weights", dict(zip(blocks, values, strict=True)))
+
+    def _shown(self) -> str:
+        training = self._scored.training
+        with self.engine.autocast():
+            text = self.config.task.show(self._scored.eval())
+        self._scored.train(training)
+        return text
+
+    def _save(self, best: bool, due: bool) -> None:
+        """Hand a checkpoint to the keeper; see ``Keeper.keep``."""
+        progress, module = self.progress, self._trained.module
+        progress.seconds = time.monotonic() - self._started
+        cpu = torch.device("cpu")
+        own = {
+            "random": collect_random_state(self._step.generator),
+            "carried": to_device(self._step.carried, cpu),
+            "sums": {name: total.to(cpu, copy=True) for name, total in self._step.sums.items()},
+        }
+        processes = self.engine.gather(own)
+        for process in processes:
+            self._check_finite(float(process["sums"]["loss"]))  # a run that has diverged must not replace a good one
+        state = {
+            "config": to_json(self.config),
+            "progress": asdict(progress),
+            "optimizer": self._trained.optimizer.state_dict()["state"],
+            "scaler": self.engine.scaler_state(),
+            "processes": processes,
+        }
+        if self._scored is not module:  # the checkpoint's own weights are the average
+            state["trained"] = {name: value.to(cpu, copy=True) for name, value in module.state_dict().items()}
+
+        def keep() -> None:
+            assert self._metrics is not None
+            self._metrics.sync()
+            whole = {**state, "metrics": asdict(self._metrics.mark())}
+            self._keeper.keep(progress.step, self._scored.state_dict(), whole, best, due)
+
+        self.engine.first(keep)
+
+    def _open_folder(self, resume: bool) -> None:
+        now = environment(self.engine.device, self.engine.world_size, self.config.task.provenance())
+        if resume:
+            before, changed = read_environment(self.folder), asdict(now)
+            del changed["resumed"]
+            now = replace(before, resumed=[*before.resumed, {"step": self.progress.step, **changed}])
+            (self.folder / RESULT).unlink(missing_ok=True)
+        write_json(self.folder / ENVIRONMENT, asdict(now))
+        write_json(self.folder / CONFIG, to_json(self.config))
+
+    def _end(self, stopped: str, scores: dict[str, float], on_end: Callable[[Path], object] | None) -> Result:
+        progress = self.progress
+        result = Result(
+            self.folder, stopped, progress.step, scores, progress.best, progress.best_step, progress.seconds
+        )
+        if stopped.startswith("SIG"):
+            self._interrupts.heeded = True
+            self._display.say(
+                f"{stopped}: saved at step {progress.step}; resume with: torchrum train --resume {self.folder}"
+            )
+            return result
+        summary = {name: value for name, value in asdict(result).items() if name != "folder"}
+        self.engine.first(lambda: write_json(self.folder / RESULT, summary))
+        if self.engine.rank == 0 and on_end is not None:
+            on_end(self.folder)
+        self._display.say(f"{stopped} at step {progress.step}: {self.folder}")
+        return result
 
 
 class Trainer:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import registered_recipe
-from torchrum.lab.training import records
-from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.config_file import to_json
+from torchrum.lab.training import run_folder as records
+from torchrum.lab.training.config import TrainConfig, to_json
 from torchrum.lab.training.environment import Environment, given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.files import write_atomic
-from torchrum.lab.training.loading import read_config
-from torchrum.lab.training.saved_state import check_ended_run
+from torchrum.lab.training.resume import check_ended_run
+from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, from_json
 from torchrum.paper.ledger.texts import names_this_machine
 
@@ -121,7 +120,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
 
 def _test(run: Path) -> tuple[dict[str, float], list[str]]:
     """Test scores of the best checkpoint, made now if they were not before, and the days of all looks."""
-    from torchrum.lab.training.evaluation_log import best_look, read_looks
+    from torchrum.lab.training.evaluation import best_look, read_looks
 
     look = best_look(run)
     test = {"step": float(look.step), **{name: rounded(value) for name, value in look.scores.items()}}

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchrum.lab.tasks import Recall
 from torchrum.lab.tasks.base import Task
-from torchrum.lab.training.records import read_metrics
+from torchrum.lab.training.run_folder import read_metrics
 from torchrum.paper.plots.diagonal import PALETTE
 from torchrum.paper.plots.style import LOOKS, Figure, baseline, count_steps, drawing, look, save
 

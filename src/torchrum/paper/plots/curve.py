@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.loading import read_config
-from torchrum.lab.training.records import read_metrics, shared_scores
+from torchrum.lab.training.run_folder import read_config, read_metrics, shared_scores
 from torchrum.paper.plots.style import Figure, baseline, count_steps, drawing, save
 
 TRAINING, VALIDATION = "#9ecae1", "#d55e00"

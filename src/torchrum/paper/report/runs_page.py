@@ -4,12 +4,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.config_file import to_json
+from torchrum.lab.training.config import TrainConfig, to_json
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import read_json
-from torchrum.lab.training.loading import read_config
-from torchrum.lab.training.records import ENVIRONMENT, read_metrics
+from torchrum.lab.training.run_folder import ENVIRONMENT, read_config, read_metrics
 from torchrum.paper.ledger.arrays import collect_arrays, drawable
 from torchrum.paper.ledger.cells import table_lines
 from torchrum.paper.ledger.labels import model_label

@@ -1,0 +1,422 @@
+"""Processes, devices, precision and trackers (Lightning Fabric), signals, and runs side by side."""
+
+import importlib
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
+from torchrum.lab.training.run_folder import Result
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Make tensors without a device on the CPU, where data and weights are drawn, whatever the default device is."""
+    if torch.get_default_device().type == "cpu":  # the usual case; entering a device costs every call of torch time
+        yield
+    else:
+        with torch.device("cpu"):
+            yield
+
+
+AT_ONCE = 1.0
+"""Seconds in which more signals are the same request: ``timeout``, for one, tells the process and then its group."""
+
+
+class Interrupts:
+    """While active, the first signal is noted; one that comes after ``AT_ONCE`` acts as it always does."""
+
+    WATCHED = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+    def __init__(self) -> None:
+        self.received: int = 0
+        """Number of the signal; 0 while there was none."""
+        self.heeded = False
+        """Set by whoever ends its work because of the signal; otherwise the signal acts after all, at the end."""
+        self._since = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.received:
+            self.received, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > AT_ONCE:
+            signal.signal(number, self._before[signal.Signals(number)])
+            signal.raise_signal(number)
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():  # Python lets no other thread set handlers
+            for number in self.WATCHED:
+                if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup: the run is to outlive its terminal
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self.received and not self.heeded and failure is None:
+            signal.raise_signal(self.received)
+
+
+COUNTS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURM_NTASKS", "SLURM_PROCID")
+INTERACTIVE = ("bash", "interactive")
+"""Names of SLURM jobs in which a person types the commands: there the variables say nothing about processes."""
+
+
+def check_launch(config: TrainConfig) -> int:
+    """Refuse variables that contradict each other or the config, as a shell keeps them from another program.
+
+    Returns:
+        The processes that a launcher has started; 1 without one.
+    """
+    found = {name: _count(name) for name in COUNTS if name in os.environ}
+    asked = config.devices * config.nodes
+    rank, size = found.get("LOCAL_RANK", 0), found.get("WORLD_SIZE", 0)
+    if rank and rank >= size:
+        known = f"WORLD_SIZE is {size}" if size else "WORLD_SIZE is not set"
+        raise ConfigError(f"LOCAL_RANK is {rank}, but {known}; unset LOCAL_RANK, or start the processes with torchrun.")
+    if size > 1 and size != asked:
+        raise ConfigError(
+            f"WORLD_SIZE is {size}, but devices * nodes is {asked}; pass --devices and --nodes to match, or unset it."
+        )
+    tasks = found.get("SLURM_NTASKS", 1)
+    by_slurm = tasks > 1 and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
+    if by_slurm:
+        if tasks != asked:
+            advice = "pass --devices and --nodes to match, or unset it"
+            raise ConfigError(f"SLURM_NTASKS is {tasks}, but devices * nodes is {asked}; {advice}.")
+        if "SLURM_PROCID" not in found:
+            raise ConfigError(f"SLURM_NTASKS is {tasks}, but SLURM_PROCID is not set; start the processes with srun.")
+    # MASTER_ADDR: each machine's process was started by hand. Without any of them it would wait for the others for ever
+    if config.nodes > 1 and not (size > 1 or by_slurm or "MASTER_ADDR" in os.environ):
+        raise ConfigError(
+            f"nodes is {config.nodes}, but nothing has started processes on other machines; start them with srun or "
+            "torchrun, or pass --nodes 1."
+        )
+    return max(size, 1)
+
+
+def _count(name: str) -> int:
+    text = os.environ[name]
+    if not text.isdecimal() or (name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS") and int(text) < 1):
+        raise ConfigError(f"{name} is {text!r}, which is not a number of processes; unset it, or start with torchrun.")
+    return int(text)
+
+
+T = TypeVar("T")
+
+
+def preload() -> None:
+    """Import Lightning Fabric, the longest import of a run, ahead of the first ``Engine``."""
+    importlib.import_module("lightning_fabric")
+
+
+class Engine:
+    """The processes of one run, started and connected; with one process every exchange is a plain call.
+
+    Under torchrun or SLURM the processes are there already. Otherwise, with ``devices`` above one, the same command is
+    started once more for each further process.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        with Interrupts():  # an import might swallow the exception that Ctrl-C raises
+            from lightning_fabric import Fabric
+
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise RunError("device='cuda', but torch sees no CUDA device; pass --device cpu, or auto.")
+        cuda = config.device != "cpu" and torch.cuda.is_available()
+        many = max(check_launch(config), config.devices * config.nodes) > 1
+        if config.logger != "none":
+            try:
+                importlib.import_module(config.logger)  # both trackers are named like their package
+            except ModuleNotFoundError as error:
+                advice = f'pip install "torchrum[{config.logger}]"'
+                raise RunError(f"logger={config.logger!r} needs a package: {advice} ({error}).") from error
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner would break the progress bar
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice about other accelerators; precision is checked in the config
+            self._fabric = Fabric(
+                accelerator="cuda" if cuda else "cpu",
+                strategy="ddp" if many else "auto",
+                devices=config.devices,
+                num_nodes=config.nodes,
+                precision=config.precision,
+            )
+            self._fabric.launch()
+        self.rank: int = self._fabric.global_rank
+        self.world_size: int = self._fabric.world_size
+        self.device: torch.device = self._fabric.device
+        self._tracker: Any = None
+        if config.batch_size % self.world_size:
+            raise ConfigError(
+                f"batch_size {config.batch_size} cannot be divided among {self.world_size} processes; choose "
+                "a multiple of that number."
+            )
+
+    def share(self, size: int) -> tuple[int, int]:
+        """First and last-but-one row of this process in a batch of ``size`` rows."""
+        rows = size // self.world_size
+        return self.rank * rows, (self.rank + 1) * rows
+
+    def setup(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Wrap both for the precision and the processes; the optimizer's state stays in the one given."""
+        wrapped, stepper = self._fabric.setup(model, optimizer)
+        return wrapped, stepper
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device, in the precision of the run."""
+        return self._fabric.strategy.precision.convert_module(model).to(self.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the run, for a model that is called unwrapped."""
+        return self._fabric.autocast()
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate, and sum the gradients of the processes."""
+        self._fabric.backward(loss)
+
+    def clip(self, model: nn.Module, optimizer: Optimizer, max_norm: float) -> None:
+        """Limit the norm of the whole gradient; one without a finite norm becomes zero. Nothing is read on the host."""
+        norm = self._fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        assert norm is not None
+        lost = ~norm.isfinite()  # over a thousand steps a gradient can outgrow float32
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight.grad.masked_fill_(lost, 0.0)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of ``value`` over the processes."""
+        return value if self.world_size == 1 else self._fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
+
+    def broadcast(self, value: T) -> T:
+        """What the first process passes, in all of them."""
+        return value if self.world_size == 1 else self._fabric.broadcast(value)
+
+    def gather(self, value: T) -> list[T]:
+        """What each process passes, in the order of their ranks."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Do ``work`` in the first process alone; its result, or its failure, is that of all processes."""
+        outcome: Any = None
+        failure: Exception | None = None
+        if self.rank == 0:
+            try:
+                outcome = work()
+            except Exception as error:
+                failure = error
+        told = None if failure is None else (type(failure).__name__, str(failure))
+        outcome, told = self.broadcast((outcome, told))
+        if failure is not None:
+            raise failure
+        if told is not None:
+            raise ConfigError(told[1]) if told[0] == "ConfigError" else RunError(told[1])
+        return outcome
+
+    def scaler_state(self) -> dict[str, Any]:
+        """State of the loss scaling of 16-mixed; empty otherwise."""
+        return self._fabric.strategy.precision.state_dict()
+
+    def load_scaler_state(self, state: dict[str, Any]) -> None:
+        """Put ``scaler_state``'s result back."""
+        self._fabric.strategy.precision.load_state_dict(state)
+
+    def start_tracker(self, kind: str, folder: Path, name: str, config: dict[str, Any]) -> None:
+        """Open TensorBoard or Weights & Biases in the first process."""
+        if kind == "none" or self.rank > 0:
+            return
+        if kind == "tensorboard":
+            from lightning_fabric.loggers import TensorBoardLogger
+
+            self._tracker = TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+        else:
+            import wandb
+
+            self._tracker = _Wandb(wandb.init(project="torchrum", name=name, dir=str(folder), config=config))
+
+    def track(self, kind: str, values: dict[str, float], step: int) -> None:
+        """Send numbers to the tracker, if there is one."""
+        if self._tracker is not None:
+            self._tracker.log_metrics({f"{kind}/{name}": value for name, value in values.items()}, step)
+
+    def close(self) -> None:
+        """Close the tracker."""
+        if self._tracker is not None:
+            self._tracker.finalize("success")
+
+
+LOST = re.compile(r"gloo|NCCL|Connection (?:reset|closed|refused)|Broken pipe|Dist(?:Network|Backend|Store)Error")
+"""What torch says of an exchange when another process has ended."""
+LET_GO = 0.1  # seconds
+
+
+def leave_together() -> None:
+    """End the processes of a run at once: one that ends while another is still connected can bring that one down."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        # gloo's thread needs the interpreter to let go of the barrier; the group's destructor waits for that thread
+        # without giving the interpreter up
+        time.sleep(LET_GO)
+        torch.distributed.destroy_process_group()
+
+
+class _Wandb:
+    """A W&B run with the two calls of a Fabric logger; Fabric itself has none."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        self._run.log(values, step=step)
+
+    def finalize(self, status: str) -> None:
+        self._run.finish()
+
+
+Call = Callable[[], Result]
+Outcome = Result | DivergedError
+WATCH = 0.2
+"""Seconds between two looks for a signal."""
+
+
+class Worker(NamedTuple):
+    """A training under way."""
+
+    process: BaseProcess
+    answer: Connection
+
+
+def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[str, Outcome], None]) -> str | None:
+    """Make the calls, at most ``jobs`` at a time, and say how each one ended as soon as it has.
+
+    A signal is passed on to the trainings, which save and leave, and no other one starts. If one fails, the others are
+    ended in the same way and the failure is raised. Calls and results must be picklable.
+
+    Returns:
+        The name of the signal, or None.
+    """
+    waiting, running = list(calls.items()), dict[str, Worker]()
+    threads = max(1, torch.get_num_threads() // jobs)
+    stopping = False
+    with Interrupts() as interrupts:
+        try:
+            while running or (waiting and not interrupts.received):
+                while waiting and len(running) < jobs and not interrupts.received:
+                    label, call = waiting.pop(0)
+                    running[label] = _start(call, threads)
+                wait([worker.process.sentinel for worker in running.values()], WATCH)
+                if interrupts.received and not stopping:
+                    stopping = True
+                    _end(running)
+                for label in [label for label, worker in running.items() if not worker.process.is_alive()]:
+                    outcome = _outcome(label, running.pop(label), interrupts.received)
+                    if outcome is not None:
+                        ended(label, outcome)
+        finally:
+            _end(running)
+            for worker in running.values():
+                worker.process.join()
+        interrupts.heeded = True
+    return signal.Signals(interrupts.received).name if interrupts.received else None
+
+
+def _start(call: Call, threads: int) -> Worker:
+    context = _context()
+    answer, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(call, sender, threads))
+    with _held_back():
+        process.start()
+    sender.close()
+    return Worker(process, answer)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts, which would die of it: a terminal sends it to all, and we pass it on.
+
+    The fork server and what it starts inherit this: a process ignores Ctrl-C until it trains. What came meanwhile
+    reaches us afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # started here, because it lets SIGINT through again when it has started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _context() -> Any:
+    """How processes start: never as forks of this one, which would share its CUDA and miss its threads.
+
+    Where the system can, they are forks of a fresh one that has done nothing but import what takes long.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "lightning_fabric", "safetensors.torch"])
+    return context
+
+
+def _work(call: Call, sender: Connection, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    torch.set_num_threads(threads)
+    try:
+        sender.send(call())
+    except Exception as error:
+        if not hasattr(error, "exit_code"):  # only errors that are meant for the user have one
+            raise
+        sender.send(error)
+
+
+def _end(running: Mapping[str, Worker]) -> None:
+    for worker in running.values():
+        worker.process.terminate()
+
+
+def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
+    """What a training that has ended says; None for one that a signal ended before it began."""
+    worker.process.join()
+    try:
+        said = worker.answer.recv() if worker.answer.poll() else None
+    except EOFError:
+        said = None
+    code = worker.process.exitcode
+    if isinstance(said, Result):
+        caught = received and said.stopped.startswith("SIG")
+        return replace(said, stopped=signal.Signals(received).name) if caught else said
+    if isinstance(said, DivergedError):
+        return said
+    if isinstance(said, Exception):
+        raise said
+    if received:
+        return None
+    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
+    raise RunError(f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs.")
