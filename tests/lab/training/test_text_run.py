@@ -52,7 +52,7 @@ def test_a_run_survives_being_cut(tmp_path, fields, average):
     weights, expected = load_checkpoint(run)[0], load_checkpoint(tmp_path / "whole")[0]
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     rates = {line["lr"] for line in read_metrics(run, "train")}
-    assert len(rates) > 2
+    assert len(rates) > 1  # the schedule acted
 
 
 @pytest.mark.parametrize(
