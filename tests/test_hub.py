@@ -6,6 +6,7 @@ import torch
 
 from texts import small_text
 from torchrum import hub
+from torchrum.cli import main
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import Trainer, load_model, override, read_config
 from torchrum.paper.ledger import record
@@ -19,6 +20,7 @@ def run(tmp_path_factory):
     (folder / "book.txt").write_bytes(small_text(2000))
     config = override(load_recipe("char-rum"), SMALL.split())
     Trainer(replace(config, task=config.task.reading(folder / "book.txt")), quiet=True).fit(folder / "run")
+    assert main(["eval", str(folder / "run"), "--device", "cpu"]) == 0
     return folder / "run"
 
 

@@ -37,6 +37,7 @@ def run(tmp_path_factory):
 
 
 def test_a_recorded_run_names_the_text_and_not_its_alphabet(run, tmp_path, capsys):
+    assert main(["eval", str(run), "--device", "cpu"]) == 0
     assert main(["record", str(run), "--results", str(tmp_path), "--commit", "0123456789abcdef"]) == 0
     capsys.readouterr()
     assert main(["table", "--results", str(tmp_path)]) == 0
@@ -86,8 +87,9 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     table = capsys.readouterr().out
     assert "| test bits per character |" in table and f"| {entry.test['bpc']:.4f} |" in table
     (run / "test.json").unlink()
-    assert main(["record", str(run), "--results", str(tmp_path / "anew"), "--commit", "abc1234"]) == 0
-    assert len(read_looks(run)) == 1  # recording looks where nobody did
+    assert main(["record", str(run), "--results", str(tmp_path / "anew"), "--commit", "abc1234"]) == 1
+    assert f"run torchrum eval {run} first" in capsys.readouterr().err
+    assert not read_looks(run)  # recording evaluates nothing
 
 
 def test_the_best_checkpoint_is_told_from_the_last(tmp_path, capsys):

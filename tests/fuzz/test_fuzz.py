@@ -69,6 +69,7 @@ def sound(tmp_path_factory):
     (folder / "char-rum").rename(folder / "text")
     for name in ("run", "recall", "text"):
         arrays = name == "text"
+        assert main(["eval", str(folder / name), "--device", "cpu"]) == 0
         record(folder / name, folder / "results", commit="abc1234", note="a note", arrays=arrays)
     shutil.rmtree(folder / "recall")
     (folder / "results" / "bench").mkdir()

@@ -31,18 +31,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--arrays",
         action="store_true",
-        help="also store the data for the figures of a trained RUM, in a file beside the entry",
+        help="also store the data for the figures of a trained RUM, in the folder arrays",
     )
     add_data_dir(parser)
     options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
 
     from torchrum.paper.ledger import LedgerError, record
+    from torchrum.paper.ledger.schema import arrays_path
 
     runs, code = runs_below(options.runs), 0
     for run in runs:
         try:
-            path = record(
+            entry = record(
                 run,
                 options.results,
                 note=options.note,
@@ -53,11 +54,11 @@ def main(arguments: list[str]) -> int:
         except LedgerError as error:
             if len(runs) == 1:
                 raise
-            complain(str(error))  # one that diverged must not keep the others out
+            complain(str(error))  # the others are still recorded
             code = error.exit_code
             continue
-        print(path)
+        print(f"{options.results / entry.task}.jsonl: {entry.name}")
         if options.arrays:
-            kept = path.with_suffix(".npz")
-            print(kept if kept.exists() else f"{run} has no RUM: no arrays to keep")
+            arrays = arrays_path(options.results, entry)
+            print(arrays if arrays.exists() else f"{run} has no RUM: no arrays to keep")
     return code

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from torchrum import RUM, rotation_matrix
+from torchrum.cli import main
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.tasks import CharLM, Recall
 from torchrum.lab.training import RunError, Trainer, load_model, override, read_metrics
 from torchrum.paper.ledger import LedgerError, record
 from torchrum.paper.ledger.arrays import WHOLE, _block, collect_arrays, drawable, phases, read_arrays, write_arrays
+from torchrum.paper.ledger.schema import arrays_path
 from torchrum.paper.plots.rotation import rotation_figure
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -22,6 +24,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "recall"
     config = override(load_recipe("recall-rum-lam1-t30"), [*TINY, "batch_size=4", "steps=6", "eval_every=2"])
     Trainer(config, quiet=True).fit(folder)
+    assert main(["eval", str(folder), "--device", "cpu"]) == 0
     return folder
 
 
@@ -40,7 +43,7 @@ def test_arrays_follow_the_trained_model(run):
 
 
 def test_arrays_come_back_from_their_file(run, tmp_path):
-    path = record(run, tmp_path, commit="abc1234", arrays=True).with_suffix(".npz")
+    path = arrays_path(tmp_path, record(run, tmp_path, commit="abc1234", arrays=True))
     again = read_arrays(path)
     weight = load_model(run).layer.weight_hh_l0.detach().numpy()
     np.testing.assert_allclose(again["layer.l0/tau"], weight[:8], atol=abs(weight[:8]).max() / 254 + 1e-6)
@@ -97,9 +100,9 @@ def test_models_without_a_rum_have_no_arrays(tmp_path):
     config = override(load_recipe("recall-lstm-t30"), [*TINY, "batch_size=4", "steps=2", "eval_every=2"])
     Trainer(config, quiet=True).fit(tmp_path / "run")
     assert collect_arrays(tmp_path / "run") == {}
-    path = record(tmp_path / "run", tmp_path / "results", commit="abc1234", arrays=True)
-    assert path.exists()
-    assert not path.with_suffix(".npz").exists()
+    assert main(["eval", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    record(tmp_path / "run", tmp_path / "results", commit="abc1234", arrays=True)
+    assert [path.name for path in (tmp_path / "results").glob("[!.]*")] == ["recall.jsonl"]
 
 
 def test_a_lost_checkpoint_leaves_no_entry(run, tmp_path):
@@ -137,5 +140,5 @@ def test_a_text_is_not_quoted(run, monkeypatch):
 
 
 def test_no_committed_result_quotes_a_text():
-    for path in RESULTS.glob("char/*.npz"):
+    for path in RESULTS.glob("arrays/char-*.npz"):
         assert "symbols" not in read_arrays(path)

@@ -10,7 +10,7 @@ from torchrum.cli import main
 def test_from_run_to_table_and_figure(run, tmp_path, capsys):
     results, readme = str(tmp_path / "results"), tmp_path / "README.md"
     assert main(["record", str(run), "--results", results, "--commit", "abc1234", "--note", "a note"]) == 0
-    assert capsys.readouterr().out.strip().startswith(f"{results}/copying/copying-lstm-t200-seed7-")
+    assert capsys.readouterr().out.strip().startswith(f"{results}/copying.jsonl: copying-lstm-t200-seed7-")
 
     assert main(["table", "--within", "1000", "--results", results]) == 0
     assert "No two models of copying were run for 1,000 / T steps." in capsys.readouterr().out

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,14 +9,17 @@ from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import ConfigError, RunError, Trainer, evaluate, override, read_config, read_metrics
 from torchrum.paper.ledger import LedgerError, read_ledger, record
 from torchrum.paper.ledger.record import changes, read_run, thin
+from torchrum.paper.ledger.schema import write_entry
 
 COMMIT = "0123456789abcdef"
 
 
 def test_an_entry_tells_its_run(run, tmp_path):
-    path = record(run, tmp_path, commit=COMMIT, note="tried once")
+    recorded = record(run, tmp_path, commit=COMMIT, note="tried once")
     (entry,) = read_ledger(tmp_path)
-    assert path == tmp_path / "copying" / entry.file_name
+    assert recorded == entry
+    assert (tmp_path / "copying.jsonl").read_text() == f"{entry.to_json()}\n"
+    assert entry.name.startswith("copying-lstm-t200-seed7-")
     assert entry.recipe == "copying-lstm-t200"
     assert entry.seed == 7
     assert set(entry.overrides) == {
@@ -39,14 +43,52 @@ def test_an_entry_tells_its_run(run, tmp_path):
 
 
 def test_a_record_is_not_written_over(run, tmp_path):
-    path = record(str(run), str(tmp_path), commit=COMMIT)
+    record(str(run), str(tmp_path), commit=COMMIT)
+    path = tmp_path / "copying.jsonl"
     assert read_ledger(str(tmp_path)) == read_ledger(tmp_path) != []
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="exists; pass --replace"):
+    with pytest.raises(LedgerError, match=r"already has copying-lstm-t200-seed7-\w+; pass --replace"):
         record(run, tmp_path, commit=COMMIT, note="again")
     assert path.read_bytes() == before
     record(run, tmp_path, commit=COMMIT, note="again", replace=True)
-    assert read_ledger(tmp_path)[0].note == "again"
+    (entry,) = read_ledger(tmp_path)
+    assert entry.note == "again"
+
+
+def test_a_record_keeps_the_other_lines_and_their_order(run, tmp_path):
+    entry = record(run, tmp_path, commit=COMMIT)
+    others = [dataclasses.replace(entry, seed=seed) for seed in (9, 1)]
+    for other in others:
+        write_entry(tmp_path, other)
+    before = (tmp_path / "copying.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seed"] for line in before] == [1, 7, 9]
+    record(run, tmp_path, commit=COMMIT, note="again", replace=True)
+    after = (tmp_path / "copying.jsonl").read_text().splitlines()
+    assert [after[0], after[2]] == [before[0], before[2]]
+    assert json.loads(after[1])["note"] == "again"
+
+
+def test_processes_that_record_at_once_lose_nothing(run, tmp_path):
+    entry = read_run(run, commit=COMMIT)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: write_entry(tmp_path, dataclasses.replace(entry, seed=seed)), range(24)))
+    assert sorted(entry.seed for entry in read_ledger(tmp_path)) == list(range(24))
+
+
+def test_a_damaged_ledger_is_not_written_over(run, tmp_path):
+    (tmp_path / "copying.jsonl").write_text('{"recipe": "cop\n')
+    with pytest.raises(LedgerError, match=r"copying\.jsonl has a damaged line, .*; restore the file first"):
+        record(run, tmp_path, commit=COMMIT)
+    assert (tmp_path / "copying.jsonl").read_text() == '{"recipe": "cop\n'
+
+
+def test_recording_evaluates_nothing(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "test.json").unlink()
+    with pytest.raises(LedgerError, match=r"run has no test scores of its best checkpoint; run torchrum eval .*/run"):
+        record(copy, tmp_path / "results", commit=COMMIT)
+    assert not (tmp_path / "results").exists()
+    assert not (copy / "test.json").exists()
 
 
 def test_a_run_that_has_not_ended_is_refused(run, tmp_path):

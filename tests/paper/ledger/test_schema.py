@@ -12,12 +12,14 @@ RESULTS = Path(__file__).parents[3] / "results"
 
 
 def test_every_entry_of_the_ledger_is_sound():
-    """Layout, recipe, numbers that follow from the curve, and file names: reading checks them all."""
+    """Layout, recipe, numbers that follow from the curve, and names: reading checks them all."""
     entries = read_ledger(RESULTS)
-    paths = [path for path in RESULTS.rglob("*.json") if path.parent.name != "bench"]
-    assert len(entries) == len(paths)
-    for path in paths:
-        assert socket.gethostname() not in path.read_text(encoding="utf-8")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in RESULTS.glob("*.jsonl")}
+    assert texts.keys() == {"babi", "char", "copying", "recall"}
+    for task, text in texts.items():
+        assert text == "".join(f"{entry.to_json()}\n" for entry in entries if entry.task == task)
+        assert socket.gethostname() not in text
+        assert len(text) < 2_000_000
 
 
 @pytest.fixture
@@ -95,10 +97,15 @@ def test_text_that_is_no_entry_is_refused():
         from_json("[]", "here")
 
 
-def test_a_file_in_the_wrong_place_is_refused(data, tmp_path):
-    (tmp_path / "copying").mkdir()
-    (tmp_path / "copying" / "other.json").write_text(json.dumps(data))
-    with pytest.raises(LedgerError, match="this entry belongs in copying/copying-lstm-t200-seed7-"):
+def test_an_entry_in_the_wrong_file_is_refused(data, tmp_path):
+    (tmp_path / "recall.jsonl").write_text(json.dumps(data))
+    with pytest.raises(LedgerError, match=r"recall\.jsonl, line 1: this entry belongs in copying\.jsonl"):
+        read_ledger(tmp_path)
+
+
+def test_a_run_with_two_lines_is_refused(data, tmp_path):
+    (tmp_path / "copying.jsonl").write_text(2 * f"{json.dumps(data)}\n")
+    with pytest.raises(LedgerError, match=r"line 2: copying-lstm-t200-seed7-\w+ has more than one line"):
         read_ledger(tmp_path)
 
 

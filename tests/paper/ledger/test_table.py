@@ -10,6 +10,7 @@ from torchrum.lab.recipes.presets import paper_preset
 from torchrum.lab.training import RunError
 from torchrum.paper.ledger import Entry, LedgerError, headline, read_ledger
 from torchrum.paper.ledger.markers import marked_table, write_tables
+from torchrum.paper.ledger.schema import write_entry
 from torchrum.paper.ledger.table import best_settings, is_recipe, place, table, table_rows
 
 ROOT = Path(__file__).parents[3]
@@ -105,14 +106,13 @@ def test_the_command_repeats_the_seeds_of_its_row():
 
 def test_headline_tells_our_score_of_each_recipe(tmp_path):
     assert headline(tmp_path) == {}
-    (tmp_path / "recall").mkdir()
     worse = entry("recall-lstm-t30", 0, loss=2.0, accuracy=0.2)
     better = replace(LSTM, overrides=["compile=true", "eval_every=50"])
     tuned = replace(entry("recall-lstm-t30", 0, loss=0.5, accuracy=0.9), overrides=["optimizer.lr=0.01"])
     elsewhere = replace(entry("recall-lstm-t30", 0, loss=0.1, accuracy=1.0), overrides=["task.length=20"])
     elsewhere = replace(elsewhere, baseline=elsewhere.config().task.baseline())
     for item in (*RUM, worse, better, tuned, elsewhere):  # the last two are not what the recipe runs
-        (tmp_path / "recall" / item.file_name).write_text(item.to_json())
+        write_entry(tmp_path, item)
     assert headline(tmp_path) == {
         "recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%), 3 seeds",
         "recall-lstm-t30": "accuracy 25.00%",
@@ -176,7 +176,7 @@ def test_a_budget_keeps_the_best_setting_of_each_model_within_it_and_beyond():
     assert marked_table("recall best 20", runs) == f"\n{text}\n"
 
 
-@pytest.mark.parametrize("name", ["docs/results.md", "docs/findings.md", "results/tables.md"])
+@pytest.mark.parametrize("name", ["docs/results.md", "docs/findings.md"])
 def test_the_tables_are_those_of_the_ledger(name, tmp_path):
     page = Path(shutil.copy(ROOT / name, tmp_path))
     changed = write_tables(page, read_ledger(ROOT / "results"))  # a page without markers is an error

@@ -15,6 +15,7 @@ from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training import ConfigError, RunError, Trainer, override
 from torchrum.layers.observing import gradient_norms
 from torchrum.paper.ledger import read_ledger, record
+from torchrum.paper.ledger.schema import arrays_path
 from torchrum.paper.plots.catalog import FIGURES, draw_run, representative
 from torchrum.paper.plots.diagonal import diagonal_figure
 from torchrum.paper.plots.kernels import kernels_figure
@@ -121,9 +122,10 @@ def test_one_command_draws_a_figure_of_a_run(name, run, tmp_path, capsys):
 
 
 def test_figures_of_the_ledger_need_no_weights(run, tmp_path):
-    path = record(run, tmp_path, commit="abc1234", arrays=True)
+    assert main(["eval", str(run), "--device", "cpu"]) == 0
+    record(run, tmp_path, commit="abc1234", arrays=True)
     (entry,) = read_ledger(tmp_path)
-    assert representative("recall", [entry], tmp_path) == (entry, path.with_suffix(".npz"))
+    assert representative("recall", [entry], tmp_path) == (entry, arrays_path(tmp_path, entry))
     other = replace(entry, seed=entry.seed + 1)  # has no arrays
     assert representative("recall", [other], tmp_path) is None
     for name in ("kernels", "rotation", "phases", "diagonal"):

@@ -1,6 +1,6 @@
 """The small arrays of a trained RUM that its figures need, in a file beside the entry, so that no weights are kept.
 
-A file ``results/<task>/<entry>.npz`` holds, T being the steps of one validation sequence and P the sampled ones:
+A file ``results/arrays/<entry>.npz`` holds, T being the steps of one validation sequence and P the sampled ones:
 
     symbols (T,)           the sequence, as the task numbers its symbols; absent where it may not be quoted
     at (P,)                the sampled steps
@@ -79,6 +79,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> Path:
     """Write arrays compressed; equal arrays give equal files."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **dict(arrays))
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, buffer.getvalue())
     return path
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training import run_folder as records
+from torchrum.lab.training.checkpoint import checkpoint_step
 from torchrum.lab.training.config import TrainConfig, to_json
 from torchrum.lab.training.environment import Environment, given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.files import write_atomic
+from torchrum.lab.training.evaluation import read_looks
 from torchrum.lab.training.resume import check_ended_run
 from torchrum.lab.training.run_folder import read_config
-from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, from_json
+from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, arrays_path, problems, write_entry
 from torchrum.paper.ledger.texts import names_this_machine
 
 if TYPE_CHECKING:
@@ -38,38 +39,36 @@ def record(
     commit: str | None = None,
     replace: bool = False,
     arrays: bool = False,
-) -> Path:
-    """Write the entry of a finished run, ``results/<task>/<recipe>-seed<k>[-<hash of overrides>].json``.
+) -> Entry:
+    """Copy a finished run into the ledger: one line of ``results/<task>.jsonl``.
+
+    Nothing is evaluated: the test scores are those that ``torchrum eval`` has written into the run folder.
 
     Args:
         run: the run folder.
-        results: the ledger.
-        note: what a reader of the numbers should know.
-        commit: hash of the code, or HEAD, where the run was made outside a checkout and could not tell.
-        replace: write over an entry of the same name.
-        arrays: write also the arrays that figures of a trained RUM need, see :mod:`torchrum.paper.ledger.arrays`; they
-            are made from the best checkpoint, which must still be there.
+        results: the folder of the ledger.
+        note: a remark to show beside the numbers.
+        commit: hash of the code, or HEAD, if the run was made outside a checkout and did not record it.
+        replace: replace an entry of the same name.
+        arrays: also write the arrays that the figures of a trained RUM need, see :mod:`torchrum.paper.ledger.arrays`;
+            they are computed from the best checkpoint, which must still exist.
 
     Returns:
-        The path of the entry.
+        The entry.
     """
     run, results = Path(run), Path(results)
     entry = read_run(run, note=note, commit=commit)
-    path = results / entry.task / entry.file_name
-    if path.exists() and not replace:
-        raise LedgerError(f"{path} exists; pass --replace to write over it, or train with another seed.")
     if names_this_machine(entry.note):
         raise LedgerError(f"the note {entry.note!r} contains the name of this machine; describe the machine instead.")
-    text = entry.to_json()
-    from_json(text, str(run))  # what is written can be read back
-    kept = _arrays(run) if arrays else {}  # before anything is written: a lost checkpoint must leave no entry
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text.encode())
-    if kept:
+    for problem in problems(entry):
+        raise LedgerError(f"{run}: {problem}")
+    found = _arrays(run) if arrays else {}  # before anything is written: a lost checkpoint must leave no entry
+    write_entry(results, entry, replace=replace)
+    if found:
         from torchrum.paper.ledger.arrays import write_arrays
 
-        write_arrays(path.with_suffix(".npz"), kept)
-    return path
+        write_arrays(arrays_path(results, entry), found)
+    return entry
 
 
 def _arrays(run: Path) -> "Arrays":
@@ -119,16 +118,16 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
 
 
 def _test(run: Path) -> tuple[dict[str, float], list[str]]:
-    """Test scores of the best checkpoint, made now if they were not before, and the days of all looks."""
-    from torchrum.lab.training.evaluation import best_look, read_looks
-
-    look = best_look(run)
-    test = {"step": float(look.step), **{name: rounded(value) for name, value in look.scores.items()}}
-    looks = read_looks(run)
-    for other in looks:
-        if other.dynamic and other.step == look.step:
-            test |= {f"dynamic_{name}": rounded(value) for name, value in other.scores.items()}
-    return test, [item.date for item in looks]
+    """Test scores of the best checkpoint as recorded in the run folder, and the dates of all evaluations."""
+    looks, step = read_looks(run), checkpoint_step(run, "best")
+    best = [look for look in looks if look.step == step and not look.dynamic]
+    if not best:
+        raise LedgerError(f"{run} has no test scores of its best checkpoint; run torchrum eval {run} first.")
+    test = {"step": float(step), **{name: rounded(value) for name, value in best[-1].scores.items()}}
+    for look in looks:
+        if look.dynamic and look.step == step:
+            test |= {f"dynamic_{name}": rounded(value) for name, value in look.scores.items()}
+    return test, [look.date for look in looks]
 
 
 def changes(config: TrainConfig, name: str | None = None) -> list[str]:

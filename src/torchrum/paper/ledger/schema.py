@@ -1,18 +1,23 @@
-"""What one entry of the results ledger holds, and the checks that a file must pass."""
+"""The entries of the results ledger: their fields, their checks, and the files that hold them.
+
+``results/<task>.jsonl`` has one line of JSON per run, sorted by name.
+"""
 
 import functools
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from filelock import FileLock
+
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes
+from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
 from torchrum.lab.training.overrides import override
 from torchrum.lab.training.typed_data import UNFIT, Reader
 from torchrum.paper.ledger.texts import local_name
@@ -77,14 +82,13 @@ class Entry:
 
     @property
     def task(self) -> str:
-        """The folder of the file: the recipe's first word."""
+        """The recipe's first word, which names the file of the entry."""
         return self.recipe.partition("-")[0]
 
     @property
-    def file_name(self) -> str:
-        """The recipe, the seed and, where there are overrides, a hash of them."""
-        digest = hashlib.sha256("\n".join(self.overrides).encode()).hexdigest()[:8]
-        return f"{self.recipe}-seed{self.seed}{'-' + digest if self.overrides else ''}.json"
+    def name(self) -> str:
+        """The recipe, the seed and, if there are overrides, a hash of them."""
+        return entry_name(self.recipe, self.seed, self.overrides)
 
     @property
     def own_problem(self) -> bool:
@@ -98,10 +102,21 @@ class Entry:
         return _rebuilt(self.recipe, tuple(self.overrides), self.seed)
 
     def to_json(self) -> str:
-        """The text of the file: a field a line, so that two runs can be compared line by line."""
+        """The line of the entry, without its end."""
         values = {key: value for key, value in asdict(self).items() if value or key not in OPTIONAL}
-        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return json.dumps(values, separators=(",", ":"))
+
+
+def entry_name(recipe: str, seed: int, overrides: Iterable[str]) -> str:
+    """Name the run of a recipe with a seed and overrides."""
+    text = "\n".join(overrides)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{recipe}-seed{seed}{'-' + digest if text else ''}"
+
+
+def sort_key(name: str) -> str:
+    """Order entries by recipe and seed; a run with overrides comes before the one without."""
+    return f"{name}."  # a dot sorts after the dash before the hash
 
 
 @functools.cache  # tables and figures ask thousands of times; a config is frozen
@@ -125,20 +140,62 @@ def from_json(text: bytes | str, source: str) -> Entry:
 
 
 def read_ledger(folder: Path | str, task: str | None = None) -> list[Entry]:
-    """Every entry below ``folder``, sorted by name, of one task or of all; a file in the wrong place is an error."""
+    """Read the entries of one task, or of all, sorted by name; an entry in the wrong file is an error."""
     entries = []
-    for path in sorted(Path(folder).glob(f"{task or '*'}/*.json")):
-        if path.parent.name == "bench":  # timings, which have a form of their own
-            continue
-        try:
-            content = read_bytes(path, MAX_BYTES)
-        except OSError as error:
-            raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
-        entry = from_json(content, str(path))
-        if (path.parent.name, path.name) != (entry.task, entry.file_name):
-            raise LedgerError(f"{path}: this entry belongs in {entry.task}/{entry.file_name}.")
-        entries.append(entry)
-    return entries
+    for path in sorted(Path(folder).glob(f"{task or '*'}.jsonl")):
+        names = set()
+        for number, line in enumerate(read_lines(path), 1):
+            source = f"{path}, line {number}"
+            entry = from_json(line, source)
+            if entry.task != path.stem:
+                raise LedgerError(f"{source}: this entry belongs in {entry.task}.jsonl.")
+            if entry.name in names:
+                raise LedgerError(f"{source}: {entry.name} has more than one line.")
+            names.add(entry.name)
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: (entry.task, sort_key(entry.name)))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a ledger file."""
+    try:
+        return read_bytes(path, MAX_BYTES).decode().splitlines()
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise LedgerError(f"{path} cannot be read: it is not UTF-8 text.") from error
+
+
+def write_entry(results: Path, entry: Entry, *, replace: bool = False) -> Path:
+    """Add the line of an entry to its file, or replace it; several processes may do so at once.
+
+    Returns:
+        The path of the file.
+    """
+    path = results / f"{entry.task}.jsonl"
+    results.mkdir(parents=True, exist_ok=True)
+    with FileLock(results / ".lock"):
+        lines = {_line_name(line, path): line for line in read_lines(path)} if path.exists() else {}
+        if entry.name in lines and not replace:
+            raise LedgerError(
+                f"{path} already has {entry.name}; pass --replace to replace it, or train with another seed."
+            )
+        lines[entry.name] = entry.to_json()
+        write_atomic(path, "".join(f"{lines[name]}\n" for name in sorted(lines, key=sort_key)).encode())
+    return path
+
+
+def _line_name(line: str, path: Path) -> str:
+    try:
+        data = json.loads(line)
+        return entry_name(data["recipe"], data["seed"], data["overrides"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path} has a damaged line, {line!r:.60}; restore the file first.") from error
+
+
+def arrays_path(results: Path, entry: Entry) -> Path:
+    """The file of the arrays of an entry, see :mod:`torchrum.paper.ledger.arrays`."""
+    return results / "arrays" / f"{entry.name}.npz"
 
 
 def problems(entry: Entry) -> Iterator[str]:

@@ -22,7 +22,7 @@ from torchrum.paper.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.paper.ledger.babi import best_columns
 from torchrum.paper.ledger.cells import spread
 from torchrum.paper.ledger.labels import model_label
-from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.paper.ledger.schema import Entry, LedgerError, arrays_path, read_ledger
 from torchrum.paper.ledger.table import Row, best_settings, score_names, table_rows
 from torchrum.paper.plots.babi import babi_figure
 from torchrum.paper.plots.cell import cell_figure
@@ -117,7 +117,7 @@ KERNELS = {
 
 def with_arrays(entries: Sequence[Entry], results: Path) -> list[tuple[Entry, Path]]:
     """Entries that have a file of arrays, and the file."""
-    paths = [(entry, results / entry.task / Path(entry.file_name).with_suffix(".npz")) for entry in entries]
+    paths = [(entry, arrays_path(results, entry)) for entry in entries]
     return [(entry, path) for entry, path in paths if path.exists()]
 
 
