@@ -38,7 +38,7 @@ def draw(N: int, options: RumOptions, B: int = 40, dtype: torch.dtype = torch.fl
 
 def explain(N: int, backend: str = "auto", B: int = 40, dtype: torch.dtype = torch.float32, **words) -> tuple[str, str]:
     options = RumOptions(**words)
-    design, reason = choose_design(draw(N, options, B, dtype), options, False, backend)
+    design, reason = choose_design(draw(N, options, B, dtype), options, backend)
     return design.name, reason
 
 

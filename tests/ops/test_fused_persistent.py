@@ -640,7 +640,7 @@ def test_a_small_input_is_projected_in_the_launch(T: int, B: int, features: int,
 def test_float32_takes_the_persistent_kernels() -> None:
     def taken(B: int, N: int, backend: str = "auto") -> str:
         inputs = ScanInputs.shaped_like(torch.zeros(3, B, 3 * N, device="cuda"), RumOptions())
-        return designs.choose_design(inputs, RumOptions(), False, backend)[0].name
+        return designs.choose_design(inputs, RumOptions(), backend)[0].name
 
     assert taken(128, 250) == "persistent"
     assert taken(128, 250, "stepwise") == "stepwise"

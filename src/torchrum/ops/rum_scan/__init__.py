@@ -7,7 +7,7 @@ from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.kernels.machine import is_unwatched
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.rum_scan import native
-from torchrum.ops.rum_scan.designs import choose_design, decide, operator_obstacle
+from torchrum.ops.rum_scan.designs import choose_design, operator_obstacle
 from torchrum.ops.rum_scan.flops import register_flops
 from torchrum.ops.rum_scan.op import rum_scan_op
 from torchrum.ops.rum_scan.options import RumOptions
@@ -32,7 +32,7 @@ def rum_scan_choice(
     xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, backend: Backend = "auto"
 ) -> Choice:
     """The backend that ``rum_scan`` takes for such an input, and why: which of its designs, and why no faster one."""
-    design, reason = choose_design(ScanInputs.shaped_like(xp, options), options, learnable_lam, backend)
+    design, reason = choose_design(ScanInputs.shaped_like(xp, options), options, backend, learnable_lam=learnable_lam)
     return Choice(design.backend, reason)
 
 
@@ -60,7 +60,7 @@ def rum_scan(
         from torchrum.ops.rum_scan.scan_form import rum_scan_form
 
         return rum_scan_form(inputs, options)
-    design = decide(inputs, options, lam is not None, backend)
+    design, _ = choose_design(inputs, options, backend, learnable_lam=lam is not None)
     if design.module is None:
         return rum_scan_reference(inputs, options, lam=lam)
     if not torch.is_grad_enabled() and is_unwatched((xp, inputs.h0, inputs.weight_hh)):

@@ -20,6 +20,7 @@ Those ``by_driver`` take more::
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
@@ -39,7 +40,7 @@ MOST_DECISIONS = 4096
 
 
 def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
-    """Why no design can run a recurrence, so that only the reference is left, or None."""
+    """Return why no design can run a recurrence, so that only the reference is left, or None."""
     if forward_ad._current_level >= 0:  # torch.func.jvp enters a level too, and a compiler guards the number
         return "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
     if learnable_lam or options.lam not in (0, 1):
@@ -51,67 +52,53 @@ def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
     return None
 
 
-def choose_design(inputs: ScanInputs, options: RumOptions, learnable_lam: bool, asked: str) -> tuple[Design, str]:
-    """The design that runs a scan, and why; ``REFERENCE`` where none does."""
-    common, tracing = operator_obstacle(options, learnable_lam), torch.compiler.is_compiling()
+_decisions: dict[tuple[Any, ...], tuple[Design, str]] = {}
+
+
+def choose_design(
+    inputs: ScanInputs, options: RumOptions, asked: str, *, learnable_lam: bool = False, insist: bool = True
+) -> tuple[Design, str]:
+    """Choose the design that runs a scan, once for each shape, dtype, device and set of options.
+
+    Args:
+        inputs, options: the scan.
+        asked: ``"auto"``, a backend or a design.
+        learnable_lam: whether lam is a parameter.
+        insist: raise ``ValueError`` if ``asked`` cannot run. An operator call passes False and takes the next slower
+            design instead: a program may be exported where a backend runs and used where it does not.
+
+    Returns:
+        The design, ``REFERENCE`` if no other can run, and the reason.
+    """
+    xp = inputs.xp
+    if type(xp) is not Tensor or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return _choose(inputs, options, asked, learnable_lam, insist)
+    key = (xp.shape, xp.dtype, xp.device, options, learnable_lam, asked, insist)
+    found = _decisions.get(key)
+    if found is None:
+        if len(_decisions) >= MOST_DECISIONS:  # the sequences keep changing their length
+            _decisions.clear()
+        found = _decisions[key] = _choose(inputs, options, asked, learnable_lam, insist)
+    return found
+
+
+def _choose(
+    inputs: ScanInputs, options: RumOptions, asked: str, learnable_lam: bool, insist: bool
+) -> tuple[Design, str]:
+    common = operator_obstacle(options, learnable_lam) if insist else None
+    # a compiler must not be bound to the batch size on which the choice among a backend's designs depends
+    tracing = insist and torch.compiler.is_compiling()
+    designs = [d for d in DESIGNS if common or (d.lam in (None, options.lam) and not (tracing and d.sized))]
+    if not insist:
+        first = next((i for i, design in enumerate(designs) if asked in (design.backend, design.name)), 0)
+        designs, asked = designs[first:], "auto"
 
     def obstacle_of(design: Design) -> str | None:
         return None if design is REFERENCE else common or design.module.obstacle(inputs, options)
 
-    designs = DESIGNS if common is not None else designs_for(options, tracing)
     return choose_backend(asked, (*designs, REFERENCE), obstacle_of)
 
 
-def designs_for(options: RumOptions, tracing: bool = False) -> tuple[Design, ...]:
-    """Those that are written for such a recurrence; a compiler need not know which of a backend's designs will run."""
-    return tuple(d for d in DESIGNS if d.lam in (None, options.lam) and not (tracing and d.sized))
-
-
-_decisions: dict[tuple[Any, ...], Design] = {}
-
-
-def decide(inputs: ScanInputs, options: RumOptions, learnable_lam: bool, asked: str) -> Design:
-    """``choose_design``, once for each kind of input."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return choose_design(inputs, options, learnable_lam, asked)[0]
-    return look_up(inputs, options, learnable_lam, asked)
-
-
-def look_up(inputs: ScanInputs, options: RumOptions, learnable_lam: bool, asked: str) -> Design:
-    """``decide`` where no compiler is at work, and no forward-mode differentiation."""
-    xp = inputs.xp
-    key = (xp.shape, xp.dtype, xp.device, options, learnable_lam, asked)
-    found = _decisions.get(key)
-    if found is None:
-        found = _remember(key, choose_design(inputs, options, learnable_lam, asked)[0])
-    return found
-
-
-def runnable_design(backend: str, inputs: ScanInputs, options: RumOptions) -> Design:
-    """The design that runs an operator call which was made for ``backend``: one of that, or else of a slower one.
-
-    A program may be exported where a backend runs and used where it does not.
-    """
-    designs = designs_for(options)
-    first = next((i for i, design in enumerate(designs) if backend in (design.backend, design.name)), 0)
-    return next(design for design in designs[first:] if design.module.obstacle(inputs, options) is None)
-
-
-def decide_call(flags: tuple[Any, ...], inputs: ScanInputs, options: RumOptions) -> Design:
-    """``runnable_design`` for the backend that ``flags`` ends with, once for each kind of input."""
-    xp = inputs.xp
-    key = (xp.shape, xp.dtype, xp.device, flags)
-    found = _decisions.get(key)
-    return _remember(key, runnable_design(flags[-1], inputs, options)) if found is None else found
-
-
-def _remember(key: tuple[Any, ...], design: Design) -> Design:
-    if len(_decisions) >= MOST_DECISIONS:  # sequences of ever new lengths
-        _decisions.clear()
-    _decisions[key] = design
-    return design
-
-
 def forget_decisions() -> None:
-    """Choose anew, after what decides has changed: a compiler was installed, say."""
+    """Choose again, after the machine has changed: a compiler was installed, for example."""
     _decisions.clear()

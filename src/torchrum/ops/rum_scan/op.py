@@ -16,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from torchrum.ops.rum_scan import vmap
-from torchrum.ops.rum_scan.designs import PERSISTENT, STEPWISE, decide_call, runnable_design
+from torchrum.ops.rum_scan.designs import PERSISTENT, STEPWISE, choose_design
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_reference
 from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
@@ -93,9 +93,10 @@ def _check(inputs: ScanInputs, options: RumOptions) -> None:
 @torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
 def _forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
-    options, _ = _options(flags)
+    options, backend = _options(flags)
     _check(inputs, options)
-    results = decide_call(flags, inputs, options).module.forward(inputs, options, save)
+    design, _ = choose_design(inputs, options, backend, insist=False)
+    results = design.module.forward(inputs, options, save)
     if not save:
         return _flatten(results._replace(residuals=Residuals()), inputs.xp)
     (gates, kept), R = results.residuals, results.R
@@ -109,14 +110,14 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
 def _backward(*args: Any) -> tuple[Tensor, ...]:
     grad_out, grad_R = args[:2]
     inputs, results, flags, need_R0 = _unpack_backward(args)
-    options, _ = _options(flags)
+    options, backend = _options(flags)
     _check(inputs, options)
     if grad_out.shape != results.out.shape:
         raise ValueError(
             f"torchrum::rum_scan_backward: grad_out has shape {tuple(grad_out.shape)}, but it must be "
             f"{tuple(results.out.shape)}, as out has."
         )
-    design, kept = decide_call(flags, inputs, options), results.residuals.kept
+    (design, _), kept = choose_design(inputs, options, backend, insist=False), results.residuals.kept
     if design in (PERSISTENT, STEPWISE):  # under vmap the forward may have run with another batch size
         design = STEPWISE if kept is None else PERSISTENT
     grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
@@ -135,7 +136,8 @@ def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, Flags, b
 def _fake_forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be looked up
-    results = runnable_design(backend, inputs, options).module.empty_results(inputs, options)
+    design, _ = choose_design(inputs, options, backend, insist=False)
+    results = design.module.empty_results(inputs, options)
     return _flatten(results if save else results._replace(residuals=Residuals()), inputs.xp)
 
 

@@ -16,7 +16,7 @@ from torchrum.ops._dispatch import Backend, Design
 from torchrum.ops.kernels.machine import is_unwatched
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.precision import autocasts, without_autocast, working_dtype
-from torchrum.ops.rum_scan.designs import NATIVE, look_up
+from torchrum.ops.rum_scan.designs import NATIVE, choose_design
 from torchrum.ops.rum_scan.native.projecting import (
     backward_projecting,
     forward_projecting,
@@ -105,14 +105,14 @@ def _project(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, 
     if call.options.lam == 0 and kernel_projects(x):
         T, B, _ = x.shape
         scanned = inputs.projected(x.new_empty(T, B, weight.shape[0]))
-        design = look_up(scanned, call.options, False, call.backend)
+        design, _ = choose_design(scanned, call.options, call.backend)
         if design.projects:
             return design, scanned, padded_bias(weight, bias), (x, weight)
     apart = adds_apart(x, weight)
     lacking = padded_bias(weight, bias) if apart else None
     xp = project_eagerly(x, weight, None if apart else bias, call.options)
     scanned = inputs.projected(xp)
-    design = look_up(scanned, call.options, False, call.backend)
+    design, _ = choose_design(scanned, call.options, call.backend)
     if design.by_driver:
         return design, scanned, lacking, ()
     if lacking is not None:

@@ -210,7 +210,7 @@ def _persistent(case: Case) -> bool:
     xp = torch.empty(1, device=shape.device, dtype=DTYPES[shape.dtype])
     options = layer.options.with_training(True)
     inputs = ScanInputs.shaped_like(xp.expand(shape.T, shape.B, options.num_inputs * shape.N), options)
-    return choose_design(inputs, options, False, "auto")[0].name == "persistent"
+    return choose_design(inputs, options, "auto")[0].name == "persistent"
 
 
 def _design(case: Case, stepwise: bool) -> str:
