@@ -1,8 +1,10 @@
 """The report of the committed ledger: complete, self-contained, escaped; and in a real browser."""
 
 import base64
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -188,6 +190,27 @@ def test_a_run_without_scores_has_no_page(runs, tmp_path):
     (tmp_path / "config.json").write_text((runs[0] / "config.json").read_text())
     with pytest.raises(RunError, match="has no validation scores to report yet"):
         runs_page([tmp_path])
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"command": 3}', "{"])
+def test_an_environment_that_is_none_is_named(runs, tmp_path, content, capsys):
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    (run / "environment.json").write_text(content)
+    assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "environment.json" in line
+
+
+def test_names_from_a_run_folder_are_shown_as_they_are(runs, tmp_path):
+    name, command = "loss\n\n| two\n<script>alert(1)</script>", "`<img src=x onerror=alert(1)>`"
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    metrics, environment = run / "metrics.jsonl", run / "environment.json"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps({**line, name: 0.25}) + "\n" for line in lines))
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "command": ["train", command]}))
+    html = render(runs_page([run, runs[1]]))
+    assert "<script>alert" not in html and "<img src=x" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;</th>" in html and "<td>0.25</td>" in html
 
 
 def test_a_call_that_makes_no_sense_is_refused(tmp_path, capsys):

@@ -20,6 +20,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -203,27 +204,60 @@ class MetricsFile:
             kept = "".join(lines).encode() if mark is None else _read_content(path)[: mark.bytes]
             write_atomic(path, kept)
         self._hash, self._bytes = hashlib.sha256(kept), len(kept)
-        self._file: BinaryIO = open(path, "ab" if path.exists() else "xb")  # noqa: SIM115
+        self._path, self._folder = path, os.stat(folder)
+        self._file: BinaryIO = open(path, "a+b" if path.exists() else "x+b")  # noqa: SIM115
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line and hand it to the operating system."""
+        self._check_place()
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
         self._file.flush()
         self._hash.update(line)
         self._bytes += len(line)
 
+    def _check_place(self) -> None:
+        """Write the file again if it was deleted or replaced; a RunError if the folder was, or if lines were."""
+        folder, path = _stat(self._path.parent), _stat(self._path)
+        if folder is None or not os.path.samestat(folder, self._folder):
+            raise RunError(
+                f"{self._path.parent} was moved, replaced or deleted during the run, which stops here. "
+                "The moved folder has every line and checkpoint so far; resume it with --resume."
+            )
+        opened = os.fstat(self._file.fileno())
+        if opened.st_size != self._bytes:
+            raise RunError(f"{self._path} was changed by another program during the run. Restore it from a backup.")
+        if path is not None and os.path.samestat(path, opened):
+            return
+        self._file.seek(0)
+        content = self._file.read()  # a deleted file has its lines as long as it is open
+        self._file.close()
+        if path is not None:
+            os.replace(self._path, self._path.with_name(f"{METRICS}.other"))
+        write_atomic(self._path, content)
+        self._file = open(self._path, "a+b")  # noqa: SIM115
+        kept = "" if path is None else f"; the file in its place is now {METRICS}.other"
+        warnings.warn(f"{self._path} was deleted or replaced during the run; it was restored{kept}.", stacklevel=4)
+
     def mark(self) -> Mark:
         """How far the file is."""
         return Mark(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def sync(self) -> None:
-        """Put every line on the disk; a checkpoint must not be newer than its metrics."""
+        """Put every line on the disk; a checkpoint must be neither newer than its metrics nor in another folder."""
+        self._check_place()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def read_config(run: Path | str) -> TrainConfig:
@@ -329,7 +363,8 @@ class FolderLock:
         if self._handle is None:
             return
         with suppress(OSError):  # the disk is gone: the kernel gives up the lock in any case
-            self._path.unlink(missing_ok=True)
+            if self._is_there(self._handle):  # the folder may have been replaced by that of another run
+                self._path.unlink()
         self._remove_made()
         _held.discard(self._handle)
         os.close(self._handle)

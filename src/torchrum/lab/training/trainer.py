@@ -130,8 +130,10 @@ class Run:
             try:
                 return self._end(*self._loop(), on_end)
             finally:
-                with suppress(OSError):  # of a disk that is full the run has told already
-                    self._keeper.flush()
+                with suppress(OSError, RunError):  # a full disk or a replaced folder was reported already
+                    if self._metrics is not None:
+                        self._metrics.sync()
+                        self._keeper.flush()
                 self.engine.close()
                 if self._metrics is not None:
                     self._metrics.close()

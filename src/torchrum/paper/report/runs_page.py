@@ -5,18 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchrum.lab.training.config import TrainConfig, to_json
+from torchrum.lab.training.environment import read_environment
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import read_json
-from torchrum.lab.training.run_folder import ENVIRONMENT, read_config, read_metrics
+from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.paper.ledger.arrays import collect_arrays, drawable
-from torchrum.paper.ledger.cells import table_lines
 from torchrum.paper.ledger.labels import model_label
 from torchrum.paper.ledger.record import count_parameters
 from torchrum.paper.plots.comparison import comparison_figure
 from torchrum.paper.plots.diagonal import diagonal_figure
 from torchrum.paper.plots.kernels import kernels_figure
 from torchrum.paper.plots.rotation import phases_figure, rotation_figure
-from torchrum.paper.report.blocks import Block, Playground, Text, blocks, inline
+from torchrum.paper.report.blocks import Block, Playground, Table, Text, inline
 from torchrum.paper.report.ledger_page import PLAYGROUND
 from torchrum.paper.report.page import Page, Section
 from torchrum.paper.report.pictures import picture
@@ -64,10 +63,10 @@ def _comparison(configs: dict[Path, TrainConfig], labels: dict[Path, str]) -> It
     rows = []
     for run, config in configs.items():
         last = lines[run][-1]
-        scores = [f"{last[name]:.1%}" if name == "accuracy" else f"{last[name]:.4g}" for name in names if name in last]
+        scores = [f"{last[name]:{'.1%' if name == 'accuracy' else '.4g'}}" if name in last else "" for name in names]
         counts = [f"{count_parameters(config):,}", f"{last['step']:,}", f"{last['seconds']:.0f}"]
         rows.append([labels[run], type(config.task).__name__, *counts, *scores])
-    yield from blocks("\n".join(table_lines(header, rows)))
+    yield _table(header, rows)
     task = next(iter(configs.values())).task
     if all(config.task == task for config in configs.values()):
         caption = "Validation over the steps; the dashed line is the best that is possible without memory."
@@ -81,12 +80,11 @@ def run_blocks(run: Path) -> list[Block]:
 
 
 def _run(run: Path, config: TrainConfig) -> Iterator[Block]:
-    environment = read_json(run / ENVIRONMENT)
-    place = environment["accelerator"] or environment["processor"]
-    commit = (environment["commit"] or "unknown")[:10]
-    yield Text(
-        inline(f"Command: `{shlex.join(environment['command'])}`. {place}, commit {commit}, seed {config.seed}.")
-    )
+    environment = read_environment(run)
+    place = environment.accelerator or environment.processor
+    commit = (environment.commit or "unknown")[:10]
+    place, command = f"{place}, commit {commit}, seed {config.seed}", shlex.join(environment.command)
+    yield Text([("text", "Command: "), ("code", command), ("text", f". {place}.")])
     arrays = drawable(collect_arrays(run))
     title = f"{config.name}, {config.model.hidden_size} units, seed {config.seed}"
     if arrays:
@@ -101,19 +99,20 @@ def _run(run: Path, config: TrainConfig) -> Iterator[Block]:
         if "steps" in arrays:
             caption = "How far the diagonals of the recurrent matrices stand out in the course of training."
             yield picture("diagonal", lambda: diagonal_figure({title: arrays}), caption)
-    yield from blocks(_settings(to_json(config)))
+    yield _table(("field", "value"), _fields(to_json(config)))
 
 
-def _settings(config: dict[str, object], prefix: str = "") -> str:
-    """The config as a Markdown table of fields."""
-    return "\n".join(table_lines(("field", "value"), _fields(config, prefix)))
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Build a table of plain text, which may come from a file and is shown as it is."""
+    return Table([[("text", cell)] for cell in header], [[[("text", cell)] for cell in row] for row in rows])
 
 
-def _fields(config: dict[str, object], prefix: str) -> list[tuple[str, str]]:
+def _fields(config: dict[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """List the fields of a config with their values, nested names joined by dots."""
     rows = []
     for key, value in config.items():
         if isinstance(value, dict):
             rows += _fields(value, f"{prefix}{key}.")
         else:
-            rows.append((f"{prefix}{key}", str(value).replace("|", "/")))
+            rows.append((f"{prefix}{key}", str(value)))
     return rows
