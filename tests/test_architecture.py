@@ -136,4 +136,3 @@ def test_declared_dependencies_are_used():
 
 def test_public_names_are_there():
     assert all(hasattr(torchrum, name) for name in torchrum.__all__)
-    assert torchrum.__all__ == sorted(torchrum.__all__)

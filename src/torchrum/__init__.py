@@ -4,9 +4,19 @@
 from torchrum.cells.rum import RUMCell
 from torchrum.layers.graphed import graphed
 from torchrum.layers.rum import RUM
+from torchrum.layers.window import InputWindow
 from torchrum.ops.orthogonal_power import orthogonal_power
 from torchrum.ops.rotation import rotate, rotation_angle, rotation_matrix
 
 __version__ = "0.1.0"
 
-__all__ = ["RUM", "RUMCell", "graphed", "orthogonal_power", "rotate", "rotation_angle", "rotation_matrix"]
+__all__ = [
+    "RUM",
+    "InputWindow",
+    "RUMCell",
+    "graphed",
+    "orthogonal_power",
+    "rotate",
+    "rotation_angle",
+    "rotation_matrix",
+]

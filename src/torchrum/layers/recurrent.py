@@ -106,7 +106,7 @@ class Recurrent(nn.Module, ABC):
             out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
             return _pack(out, sizes, input), self._write_state(state)
         where = self._get_name()
-        check_input(where, input, self.input_size, self.batch_first, self._any_weight())
+        check_input(where, input, self.input_size, self.batch_first, self._any_weight(input))
         if input.dim() == 2:
             x, reset = self._batch(input, lengths, reset)
             out, state = self._run(x, self._read_state(hx, x, unbatched=True), None, reset)
@@ -139,7 +139,7 @@ class Recurrent(nn.Module, ABC):
             raise ValueError(f"{where}: reset needs padded input; pass it with lengths= instead of packing.")
         if lengths is not None:
             raise ValueError(f"{where}: a PackedSequence carries its own lengths; leave lengths out.")
-        check_packed(where, input, self.input_size, self._any_weight())
+        check_packed(where, input, self.input_size, self._any_weight(input.data))
         return pad_packed_sequence(input)
 
     def _leaf(self, input: Any, hx: Any, **words: Any) -> Any:
@@ -216,8 +216,8 @@ class Recurrent(nn.Module, ABC):
         """Of the parts of one recurrence's state for an input ``(T, B, I)``."""
         return tuple(tuple(part.shape) for part in self.initial_state(0, x.shape[1], x))
 
-    def _any_weight(self) -> Tensor:
-        """A parameter that tells the layer's device and dtype."""
+    def _any_weight(self, input: Tensor) -> Tensor:
+        """A tensor of the device and dtype that ``input`` must have: a parameter."""
         return next(self.parameters())
 
     def _write_state(self, states: list[State]) -> Hidden:

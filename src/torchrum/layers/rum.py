@@ -134,7 +134,7 @@ class RUM(Recurrent):
         for index in range(len(self._suffixes())):
             init_rum_weights(self._weights(index), self.settings)
 
-    def _any_weight(self) -> Tensor:
+    def _any_weight(self, input: Tensor) -> Tensor:
         found = self._parameters.get("weight_ih_l0")
         return self.weight_ih_l0 if found is None else found
 
