@@ -68,6 +68,8 @@ def describe_model(model: ModelConfig) -> str:
     """The layer with its sizes and the options that are not its defaults, or not the paper's if all of those stand."""
     layers = f"{model.num_layers} layers of " if model.num_layers > 1 else ""
     words = [f"{layers}{model.layer}, {model.hidden_size} units"]
+    if model.window > 1:
+        words.append(f"a window of {model.window} inputs")
     entry = LAYERS.get(model.layer)
     usual: dict[str, Any] = {}
     if entry is not None:

@@ -25,7 +25,8 @@ def model_label(model: ModelConfig) -> str:
     """The layer's name in print, with what tells its variants apart; several layers are counted before it."""
     if model.layer == "memn2n":  # its layers are hops over one memory
         return NAMES[model.layer]
-    return (f"{model.num_layers} × " if model.num_layers > 1 else "") + _layer_label(model)
+    window = f", window {model.window}" if model.window > 1 else ""
+    return (f"{model.num_layers} × " if model.num_layers > 1 else "") + _layer_label(model) + window
 
 
 def _layer_label(model: ModelConfig) -> str:
