@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import gradcheck
 
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.orthogonal import INITS, MAPS, OrthogonalCell, TaylorExponential, plane_rotations
+from torchrum.cells.orthogonal import (
+    INITS,
+    MAPS,
+    NearlyOrthogonal,
+    OrthogonalCell,
+    SoftOrthogonalCell,
+    TaylorExponential,
+    plane_rotations,
+)
 
 I, H = 3, 6
 
@@ -76,6 +85,67 @@ def test_starts_are_rotations_of_planes_by_the_angles_of_their_papers():
     assert odd[2, 2] == 1
 
 
+def test_start_of_the_input_weights():
+    torch.manual_seed(0)
+    bounded, normal = (OrthogonalCell(8, 192, input_init=init).weight_ih for init in ("glorot", "kaiming"))
+    assert 0.16 < bounded.abs().max() <= 0.03**0.5
+    assert abs(normal.std().item() - 0.5) < 0.03
+
+
+def test_the_free_numbers_of_the_original_copying_script():
+    cell = OrthogonalCell(10, 190)
+    assert cell.parametrizations.weight_hh.original.numel() == 36_100
+    cell.weight_hh.backward(torch.randn(190, 190))
+    assert cell.parametrizations.weight_hh.original.grad.count_nonzero() == 17_955
+
+
+def trained(cell, lr):
+    optimizer = torch.optim.SGD(cell.parameters(), lr=lr)
+    for _ in range(3):
+        output, _ = cell.scan(torch.randn(4, 2, I), cell.initial_state(2, device="cpu", dtype=torch.float32))
+        optimizer.zero_grad()
+        (output - 3 * torch.randn_like(output)).square().mean().backward()
+        optimizer.step()
+    return torch.linalg.svdvals(cell.recurrent.matrix().detach())
+
+
+def test_soft_orthogonality_keeps_the_singular_values_within_the_margin():
+    torch.manual_seed(0)
+    cell = SoftOrthogonalCell(I, H, margin=0.2)
+    matrix = cell.recurrent.matrix()
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(H), **ORTHOGONAL[torch.float32])
+    values = trained(cell, 1.0)
+    assert 0.8 <= values.min() < 1 < values.max() <= 1.2
+    with torch.no_grad():
+        cell.recurrent.free.diagonal().copy_(torch.tensor([-30.0, 30, 30, 30, 30, 30]))
+    values = torch.linalg.svdvals(cell.recurrent.matrix().detach())
+    torch.testing.assert_close(values, torch.tensor([1.2] * 5 + [0.8]))
+    torch.testing.assert_close(trained(SoftOrthogonalCell(I, H, margin=0), 1.0), torch.ones(H))
+
+
+def test_a_nearly_orthogonal_matrix_is_the_product_of_its_factors():
+    weight = NearlyOrthogonal(H, 0.3, dtype=torch.float64)
+    with torch.no_grad():
+        weight.free.normal_()
+    free = weight.free.detach()
+    U, V = (torch.matrix_exp(part - part.T) for part in (free.tril(-1), free.triu(1)))
+    scales = 0.7 + 0.6 * torch.sigmoid(free.diagonal())
+    torch.testing.assert_close(weight.matrix().detach(), U @ scales.diag() @ V, **TOL[torch.float64])
+    probe = torch.randn(2, H, dtype=torch.float64)
+    assert gradcheck(lambda free: torch.func.functional_call(weight, {"free": free}, (probe,)), (weight.free,))
+
+
+def test_soft_orthogonal_cell_is_its_equation():
+    cell = SoftOrthogonalCell(I, H, dtype=torch.float64)
+    x, h = torch.randn(2, I, dtype=torch.float64), torch.randn(2, H, dtype=torch.float64)
+    output, (state,) = cell(x, (h,))
+    W, C, b = (p.detach().numpy() for p in (cell.recurrent.matrix(), cell.weight_ih, cell.bias))
+    z = h.numpy() @ W.T + x.numpy() @ C.T
+    np.testing.assert_allclose(output.detach(), np.sign(z) * np.maximum(np.abs(z) + b, 0), **TOL[torch.float64])
+    assert state is output
+    assert sum(p.numel() for p in cell.parameters()) == H * (H + I + 1)
+
+
 def test_new_weights_can_be_drawn():
     cell = OrthogonalCell(I, H)
     before = cell.weight_hh.detach().clone()
@@ -89,4 +159,8 @@ def test_wrong_arguments_are_refused():
         OrthogonalCell(I, H, orthogonal_map="caley")
     with pytest.raises(ValueError, match="Did you mean 'henaff'"):
         OrthogonalCell(I, H, init="henaf")
+    with pytest.raises(ValueError, match="Did you mean 'kaiming'"):
+        OrthogonalCell(I, H, input_init="kaimin")
+    with pytest.raises(ValueError, match="margin=-1"):
+        SoftOrthogonalCell(I, H, margin=-1)
     assert "init='henaff'" in repr(OrthogonalCell(I, H))

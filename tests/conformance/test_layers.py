@@ -17,12 +17,17 @@ from torchrum.layers.registry import LAYERS, SHARED, build_layer
 
 I, H, T, B = 3, 4, 5, 3
 WIDE = 32  # where rounding is compared: layer norm over four units that happen to be alike magnifies it
-SMALL = {"ntm": {"num_slots": 6, "slot_size": 3}, "hyper_lstm": {"hyper_size": 3, "embedding_size": 2}}
+SMALL = {
+    "ntm": {"num_slots": 6, "slot_size": 3, "memory_start": 0.3},  # finite differences cannot follow a cosine near 0
+    "hyper_lstm": {"hyper_size": 3, "embedding_size": 2},
+}
 VARIANTS = [
     ("rum", {"lam": 1}),
     ("rum", {"eta": 1.0, "layer_norm": True}),
     ("eunn", {"style": "fft", "complex_valued": True}),
     ("exprnn", {"orthogonal_map": "taylor", "init": "cayley"}),
+    ("fast_weights", {"encoder": True, "start_norm": False, "bias": True}),
+    ("ntm", {"num_slots": 6, "slot_size": 3, "style": "graves"}),
     ("fs", {"slow": "rum", "slow_size": 5, "num_fast": 3}),
 ]
 CASES = [(name, SMALL.get(name, {})) for name in LAYERS] + VARIANTS

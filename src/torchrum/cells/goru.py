@@ -23,7 +23,8 @@ class GORUCell(Cell):
     Args:
         input_size, hidden_size: I, H.
         capacity, style, angle_bound: as in :class:`~torchrum.cells.eunn.Rotations`.
-        reset_bias, update_bias, modrelu_bias: start of the biases of r, of g, and of b_c.
+        reset_bias, modrelu_bias: start of the bias of r, and of b_c.
+        update_bias: start of the bias of g; None draws it uniform in +-sqrt(3 / H), as the original implementation.
         device, dtype: of the parameters.
     """
 
@@ -36,14 +37,14 @@ class GORUCell(Cell):
         style: str = "tunable",
         angle_bound: float = math.pi,
         reset_bias: float = 2.0,
-        update_bias: float = 0.0,
+        update_bias: float | None = 0.0,
         modrelu_bias: float = 0.01,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive_int("GORUCell", input_size=input_size, hidden_size=hidden_size)
-        check_finite("GORUCell", reset_bias=reset_bias, update_bias=update_bias, modrelu_bias=modrelu_bias)
+        check_finite("GORUCell", reset_bias=reset_bias, update_bias=update_bias or 0.0, modrelu_bias=modrelu_bias)
         self.reset_bias = reset_bias
         self.update_bias = update_bias
         self.modrelu_bias = modrelu_bias
@@ -61,12 +62,16 @@ class GORUCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: angles over the whole circle, the other weights near 0."""
+        """Draw new weights: angles within ``angle_bound``, the other weights near 0."""
         self.rotations.reset_parameters()
         for weight in (self.weight_ih, self.weight_hh):
             nn.init.uniform_(weight, -0.01, 0.01)
         nn.init.constant_(self.bias[: self.hidden_size], self.reset_bias)
-        nn.init.constant_(self.bias[self.hidden_size :], self.update_bias)
+        if self.update_bias is None:
+            bound = math.sqrt(3 / self.hidden_size)
+            nn.init.uniform_(self.bias[self.hidden_size :], -bound, bound)
+        else:
+            nn.init.constant_(self.bias[self.hidden_size :], self.update_bias)
         nn.init.constant_(self.bias_c, self.modrelu_bias)
 
     def project(self, x: Tensor) -> Tensor:

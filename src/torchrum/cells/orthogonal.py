@@ -1,4 +1,4 @@
-"""expRNN: a free orthogonal recurrent matrix, by torch's parametrizations."""
+"""RNNs with a free recurrent matrix that is orthogonal (expRNN), or nearly so (soft orthogonality)."""
 
 import math
 
@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from torchrum.cells.base import Cell, State
-from torchrum.cells.unitary import modrelu
-from torchrum.ops._checks import check_choice, check_positive_int
+from torchrum.cells.starts import glorot_
+from torchrum.cells.unitary import UnitaryMap, modrelu, skew_exponential, widen
+from torchrum.ops._checks import check_choice, check_not_negative, check_positive_int
 
 MAPS = ("matrix_exp", "cayley", "householder", "taylor")
 INITS = ("henaff", "cayley", "haar")
+INPUT_INITS = ("glorot", "kaiming")
 
 
 class OrthogonalCell(Cell):
@@ -21,6 +23,9 @@ class OrthogonalCell(Cell):
     h' = modReLU(Q h + V x, b),   Q = Q_0 exp(A),   A skew-symmetric and free, 0 at the start
 
     Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)`` -> output h' ``(B, H)``, state ``(h',)``.
+
+    The original implementation trains A at a tenth of the rate of the other parameters; in torch, A is the parameter
+    ``parametrizations.weight_hh.original``, which takes a parameter group of its own.
 
     As with every parametrised module of torch, save it by ``state_dict``: pickle refuses it, ``deepcopy`` works.
 
@@ -31,6 +36,7 @@ class OrthogonalCell(Cell):
             hold them. ``"taylor"`` is the exponential by a fixed number of matmuls, for graphs and 16-bit dtypes.
         init: Q_0. ``"henaff"``: plane rotations by angles uniform in (-pi, pi); ``"cayley"``: in (0, pi/2), after
             Helfrich et al.; ``"haar"``: uniform over all orthogonal matrices.
+        input_init: V. ``"glorot"``: uniform; ``"kaiming"``: normal with variance 2 / I, as the original implementation.
         device, dtype: of the parameters.
     """
 
@@ -41,6 +47,7 @@ class OrthogonalCell(Cell):
         *,
         orthogonal_map: str = "matrix_exp",
         init: str = "henaff",
+        input_init: str = "glorot",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -48,8 +55,10 @@ class OrthogonalCell(Cell):
         check_positive_int("OrthogonalCell", input_size=input_size, hidden_size=hidden_size)
         check_choice("OrthogonalCell", "orthogonal_map", orthogonal_map, MAPS)
         check_choice("OrthogonalCell", "init", init, INITS)
+        check_choice("OrthogonalCell", "input_init", input_init, INPUT_INITS)
         self.orthogonal_map = orthogonal_map
         self.init = init
+        self.input_init = input_init
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, device=device))
         self.weight_hh = nn.Parameter(torch.eye(hidden_size, device=device))
         self.bias = nn.Parameter(torch.empty(hidden_size, device=device))
@@ -64,7 +73,7 @@ class OrthogonalCell(Cell):
                 self.reset_parameters()  # Q_0 orthogonal to double precision
 
     def reset_parameters(self) -> None:
-        """Draw Q_0, V and b anew; needs float32 or float64 parameters."""
+        """Draw new Q_0, V and b; needs float32 or float64 parameters."""
         size = self.hidden_size
         with torch.no_grad():
             if self.init == "haar":
@@ -74,8 +83,10 @@ class OrthogonalCell(Cell):
                 angles = torch.empty(size // 2, dtype=self.bias.dtype, device=self.bias.device).uniform_(low, high)
                 start = plane_rotations(angles, size)
             self.weight_hh = start  # type: ignore[assignment]  # the parametrization takes it as Q_0
-            bound = math.sqrt(6 / (self.input_size + size))
-            nn.init.uniform_(self.weight_ih, -bound, bound)
+            if self.input_init == "kaiming":
+                nn.init.kaiming_normal_(self.weight_ih)
+            else:
+                glorot_(self.weight_ih)
             nn.init.uniform_(self.bias, -0.01, 0.01)
 
     def project(self, x: Tensor) -> Tensor:
@@ -91,14 +102,8 @@ class OrthogonalCell(Cell):
 
 
 class TaylorExponential(nn.Module):
-    """Q = Q_0 exp(A) with A from the strict lower triangle of a free matrix, without a branch on its values.
+    """Q = Q_0 exp(A) with A from the strict lower triangle of a free matrix, by :func:`skew_exponential`."""
 
-    exp(A) = exp(A / 2^6)^(2^6), the inner one by 18 terms: exact to rounding while the norm of A is below 64. It is
-    computed in float64, because each squaring doubles the rounding error.
-    """
-
-    SQUARINGS = 6
-    TERMS = 18
     base: Tensor
 
     def __init__(self, weight: Tensor) -> None:
@@ -106,21 +111,99 @@ class TaylorExponential(nn.Module):
         self.register_buffer("base", weight.detach().clone())
 
     def forward(self, free: Tensor) -> Tensor:
-        wide = free.double().tril(-1)
-        A = (wide - wide.mT) / 2**self.SQUARINGS
-        identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
-        with torch.autocast(A.device.type, enabled=False):
-            result = identity
-            for term in range(self.TERMS, 0, -1):
-                result = identity + (A @ result) / term
-            for _ in range(self.SQUARINGS):
-                result = result @ result
-            return (self.base.to(A.dtype) @ result).to(free.dtype)
+        lower = free.double().tril(-1)
+        turn = skew_exponential(lower - lower.mT)
+        with torch.autocast(free.device.type, enabled=False):
+            return (self.base.to(turn.dtype) @ turn).to(free.dtype)
 
     @torch.no_grad()
     def right_inverse(self, Q: Tensor) -> Tensor:
         self.base = Q.clone()
         return torch.zeros_like(Q)
+
+
+class NearlyOrthogonal(UnitaryMap):
+    """W = U diag(s) V with U and V rotations and every singular value s within 1 +- ``margin``.
+
+    U and V are exponentials of skew-symmetric matrices, and s = 1 + margin (2 sigmoid(p) - 1). One ``(size, size)``
+    parameter holds them all: U below its diagonal, p on it, V above it.
+    """
+
+    def __init__(
+        self, size: int, margin: float, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.margin = margin
+        self.free = nn.Parameter(torch.empty(size, size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw U and V with angles over the whole circle; s starts at 1."""
+        nn.init.normal_(self.free, std=math.pi / math.sqrt(4 * self.size))
+        self.free.fill_diagonal_(0)
+
+    def matrix(self) -> Tensor:
+        free = widen(self.free)
+        lower, upper = free.tril(-1), free.triu(1)
+        scales = 1 + self.margin * (2 * torch.sigmoid(free.diagonal()) - 1)
+        U, V = skew_exponential(lower - lower.mT), skew_exponential(upper - upper.mT)
+        with torch.autocast(free.device.type, enabled=False):
+            return ((U * scales) @ V).to(free.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, margin={self.margin}"
+
+
+class SoftOrthogonalCell(Cell):
+    """RNN whose recurrent matrix may leave orthogonality by a margin (Vorontsov et al., 2017).
+
+    h' = modReLU(W h + C x, b),   W from :class:`NearlyOrthogonal`
+
+    Vorontsov et al. keep U and V orthogonal by steps along a Cayley transform, and also try a penalty on |W^T W - I|^2
+    instead of the margin; modReLU is taken from the orthogonal cells.
+
+    Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)`` -> output h' ``(B, H)``, state ``(h',)``.
+
+    Args:
+        input_size, hidden_size: I, H.
+        margin: largest distance of a singular value from 1; 0 keeps W orthogonal.
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        margin: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        check_positive_int("SoftOrthogonalCell", input_size=input_size, hidden_size=hidden_size)
+        check_not_negative("SoftOrthogonalCell", margin=margin)
+        self.recurrent = NearlyOrthogonal(hidden_size, margin, device=device, dtype=dtype)
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.recurrent.reset_parameters()
+        glorot_(self.weight_ih)
+        nn.init.uniform_(self.bias, -0.01, 0.01)
+
+    def project(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight_ih)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (h,) = state
+        h = modrelu(self.recurrent(h) + x, self.bias)
+        return h, (h,)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}"
 
 
 def plane_rotations(angles: Tensor, size: int) -> Tensor:

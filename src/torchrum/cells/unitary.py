@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class UnitaryMap(nn.Module, ABC):
-    """A square orthogonal matrix made of free parameters.
+    """A square matrix made of free parameters that is orthogonal, or nearly so.
 
     The factors of such a matrix are cheap in arithmetic but many in launches, so they are multiplied out once for a
     sequence, inside ``matrices_fixed``; a step is then one matmul.
@@ -52,6 +52,25 @@ def real_form(matrix: Tensor) -> Tensor:
     """The real ``(2N, 2N)`` matrix that does to ``[re | im]`` what a complex ``(N, N)`` one does to ``re + i im``."""
     re, im = matrix.real, matrix.imag
     return torch.cat((torch.cat((re, -im), 1), torch.cat((im, re), 1)), 0)
+
+
+SQUARINGS, TERMS = 6, 18
+
+
+def skew_exponential(A: Tensor) -> Tensor:
+    """Compute exp(A) of a skew-symmetric ``(N, N)`` in float64, without a branch on its values.
+
+    exp(A) = exp(A / 2^6)^(2^6), the inner one by 18 terms: exact to rounding while the norm of A is below 64. float64
+    is needed, because each squaring doubles the rounding error. A CUDA graph can hold it, unlike torch.matrix_exp.
+    """
+    A = A.double() / 2**SQUARINGS
+    result = identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+    with torch.autocast(A.device.type, enabled=False):
+        for term in range(TERMS, 0, -1):
+            result = identity + (A @ result) / term
+        for _ in range(SQUARINGS):
+            result = result @ result
+    return result
 
 
 def modrelu(z: Tensor, bias: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""uRNN: a unitary recurrent matrix made of phases, reflections, a permutation and Fourier transforms."""
+"""uRNN: a unitary recurrent matrix of cheap factors, or any unitary matrix."""
 
 import math
 
@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
-from torchrum.cells.unitary import UnitaryMap, check_even, modrelu_complex, real_form, widen
-from torchrum.ops._checks import check_finite, check_positive_int
+from torchrum.cells.starts import glorot_
+from torchrum.cells.unitary import UnitaryMap, check_even, modrelu_complex, real_form, skew_exponential, widen
+from torchrum.ops._checks import check_finite, check_flags, check_positive_int
 
 
 class FourierUnitary(UnitaryMap):
@@ -31,7 +32,8 @@ class FourierUnitary(UnitaryMap):
 
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.phases, -math.pi, math.pi)
-        nn.init.uniform_(self.reflections, -1, 1)
+        bound = math.sqrt(6 / (2 + 2 * self.size))  # a reflection ignores the length of v, but not how fast v turns
+        nn.init.uniform_(self.reflections, -bound, bound)
 
     def matrix(self) -> Tensor:
         phases = widen(self.phases)
@@ -49,6 +51,35 @@ class FourierUnitary(UnitaryMap):
         return f"{self.size}"
 
 
+class FullUnitary(UnitaryMap):
+    """W = exp(A) on ``size`` complex units held as ``[re | im]``, A any skew-Hermitian matrix.
+
+    Every unitary matrix is such an exponential, so that ``size`` squared free numbers reach them all. Wisdom et al.
+    (2016) move W itself along its gradient by a Cayley transform; here an ordinary optimizer moves A.
+    """
+
+    def __init__(
+        self, size: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.free = nn.Parameter(torch.empty(size, size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw A so that the angles of W cover the circle: a semicircle law of radius pi."""
+        nn.init.normal_(self.free, std=math.pi / math.sqrt(8 * self.size))
+
+    def matrix(self) -> Tensor:
+        free = widen(self.free)
+        lower, upper = free.tril(-1), free.triu(1)
+        A = torch.complex(lower - lower.mT, upper + upper.mT + free.diagonal().diag())
+        return skew_exponential(real_form(A)).to(free.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}"
+
+
 def reflect(z: Tensor, v: Tensor) -> Tensor:
     """Reflect the rows of ``z`` ``(B, N)`` along ``v`` ``(N,)``; v = 0 reflects nothing."""
     square = (v.real.square() + v.imag.square()).sum()
@@ -56,15 +87,16 @@ def reflect(z: Tensor, v: Tensor) -> Tensor:
 
 
 class URNNCell(Cell):
-    """Unitary evolution RNN (Arjovsky et al., 2016).
+    """Unitary evolution RNN (Arjovsky et al., 2016), also of full capacity (Wisdom et al., 2016).
 
-    h' = modReLU(W h + V x, b), W from :class:`FourierUnitary`, and a trained h_0.
+    h' = modReLU(W h + V x, b), W from :class:`FourierUnitary` or :class:`FullUnitary`, and a trained h_0.
 
     Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)``, H/2 complex units as ``[re | im]`` -> output h' ``(B, H)``.
 
     Args:
         input_size, hidden_size: I, H; H must be even.
-        modrelu_bias: start of b.
+        modrelu_bias: start of b; None draws it uniform in +-0.01, as the original implementation.
+        full_capacity: W is any unitary matrix, H^2 / 4 free numbers instead of 7 H / 2.
         device, dtype: of the parameters.
     """
 
@@ -73,28 +105,32 @@ class URNNCell(Cell):
         input_size: int,
         hidden_size: int,
         *,
-        modrelu_bias: float = 0.0,
+        modrelu_bias: float | None = None,
+        full_capacity: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive_int("URNNCell", input_size=input_size, hidden_size=hidden_size)
-        check_finite("URNNCell", modrelu_bias=modrelu_bias)
+        check_finite("URNNCell", modrelu_bias=modrelu_bias or 0.0)
+        check_flags("URNNCell", full_capacity=full_capacity)
         check_even("URNNCell", hidden_size)
         self.modrelu_bias = modrelu_bias
-        self.unitary = FourierUnitary(hidden_size // 2, device=device, dtype=dtype)
+        unitary = FullUnitary if full_capacity else FourierUnitary
+        self.unitary = unitary(hidden_size // 2, device=device, dtype=dtype)
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(hidden_size // 2, device=device, dtype=dtype))
         self.h_0 = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew; h_0 has length about 1."""
+        """Draw new weights; h_0 has length about 1."""
         self.unitary.reset_parameters()
-        units = self.hidden_size // 2
-        bound = math.sqrt(6 / (self.input_size + units))
-        nn.init.uniform_(self.weight_ih, -bound, bound)
-        nn.init.constant_(self.bias, self.modrelu_bias)
+        glorot_(self.weight_ih)
+        if self.modrelu_bias is None:
+            nn.init.uniform_(self.bias, -0.01, 0.01)
+        else:
+            nn.init.constant_(self.bias, self.modrelu_bias)
         bound = math.sqrt(3 / self.hidden_size)
         nn.init.uniform_(self.h_0, -bound, bound)
 

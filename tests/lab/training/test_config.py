@@ -10,8 +10,18 @@ from lab.training.tiny import First, tiny
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.recipes import RECIPES
 from torchrum.lab.training import ConfigError, ModelConfig, OptimizerConfig, Paper, TrainConfig, override
-from torchrum.lab.training.config import FORMAT, differences, from_json, identity, run_differences, to_json, upgraded
+from torchrum.lab.training.config import (
+    FORMAT,
+    FORMER_OPTIONS,
+    differences,
+    from_json,
+    identity,
+    run_differences,
+    to_json,
+    upgraded,
+)
 from torchrum.lab.training.overrides import convert, guess
+from torchrum.layers.registry import build_layer
 
 
 def test_override_sets_fields_with_their_types():
@@ -237,7 +247,7 @@ def test_json_of_another_program_is_refused():
         from_json({**data, "task": {"type": "torchrum.lab.training.config:ModelConfig"}})
 
 
-@pytest.mark.parametrize("module", ["antigravity", "torchrum.paper.bench.report"])
+@pytest.mark.parametrize("module", ["antigravity", "torchrum.paper.bench.plot"])
 def test_a_file_does_not_choose_what_is_imported(module, monkeypatch):
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ConfigError, match="not part of torchrum"):
@@ -287,9 +297,21 @@ def test_a_config_of_an_older_format_means_the_papers_rum():
     assert from_json(data).model.options == {}
 
 
+def test_a_config_of_an_older_format_means_the_former_baselines():
+    data = {**to_json(tiny()), "format": 4}
+    for layer, options in (("fast_weights", {"rate": 0.25}), ("ntm", {})):
+        data["model"] = {**data["model"], "layer": layer, "options": options}
+        _, former = FORMER_OPTIONS[layer]
+        assert from_json(data).model.options == {**former, **options}
+        assert from_json({**data, "format": FORMAT}).model.options == options
+        build_layer(layer, 3, 4, **former)
+    data["model"] = {**data["model"], "layer": "rum", "options": {"lam": 1}}
+    assert from_json(data).model.options == {"lam": 1}  # its defaults changed before
+
+
 def test_a_config_of_a_newer_format_is_refused():
-    with pytest.raises(ConfigError, match="the format is 5, written by a newer torchrum; this one reads up to 4"):
-        from_json({**to_json(tiny()), "format": 5})
+    with pytest.raises(ConfigError, match="the format is 6, written by a newer torchrum; this one reads up to 5"):
+        from_json({**to_json(tiny()), "format": 6})
 
 
 def test_a_run_is_named_by_the_sizes_that_it_has():

@@ -18,6 +18,9 @@ Precision = Literal["32-true", "bf16-mixed"]
 
 DELAYS = (200, 500, 1000)
 
+GORU_FFT = {"style": "fft", "update_bias": None, "modrelu_bias": 0.011}
+EXPRNN = {"orthogonal_map": "taylor", "input_init": "kaiming"}
+
 # name: layer, hidden size, options of the layer, the paper's result, one line about it
 MODELS: dict[str, tuple[str, int, dict[str, Any], Paper | None, str]] = {
     "rum": ("rum", 250, PAPER_OPTIONS, SOLVED, "RUM, lam 0, no time normalization"),
@@ -29,12 +32,20 @@ MODELS: dict[str, tuple[str, int, dict[str, Any], Paper | None, str]] = {
     "eunn": ("eunn", 250, {}, None, "EUNN, a unitary recurrence of capacity 2"),
     "goru": ("goru", 250, {}, Paper(text="solves it", where="Section 4.1"), "GORU, gated and orthogonal"),
     "exprnn": ("exprnn", 250, {}, None, "an orthogonal recurrence by the matrix exponential"),
-    "urnn": ("urnn", 250, {}, None, "uRNN, the first unitary recurrence"),
+    "goru-fft": ("goru", 128, GORU_FFT, None, "GORU as in its authors' copying script: FFT style, 128 units"),
+    "exprnn-two-rates": ("exprnn", 190, EXPRNN, None, "expRNN as in its authors' copying script: two rates, 190 units"),
+    "urnn": ("urnn", 256, {}, None, "uRNN, the first unitary recurrence"),
+    "full-urnn": ("full_urnn", 256, {}, None, "uRNN of full capacity: any unitary recurrence"),
+    "soft-orthogonal": ("soft_orthogonal", 128, {}, None, "a recurrence with singular values near 1"),
 }
 
 
 ADAM = OptimizerConfig(name="adam", lr=4e-3, clip=0.1, schedule="8000:0.3,9400:0.1")
 RMSPROP = OptimizerConfig(name="rmsprop_tf", lr=1e-3, decay=0.9)
+OWN_OPTIMIZER = {
+    "exprnn-two-rates": OptimizerConfig(name="rmsprop", lr=2e-4, decay=0.99, groups="weight_hh:0.1"),
+}
+"""The published optimizer of a baseline model, where the paper's is not used."""
 
 # options of the layer beside its own, optimizer, precision
 TUNED: dict[tuple[str, int], tuple[dict[str, Any], OptimizerConfig, Precision]] = {
@@ -57,7 +68,7 @@ def copying(model: str, delay: int, tuned: bool) -> TrainConfig:
     for "a few thousand" steps; here 10,000 are allowed to every model.
     """
     layer, hidden_size, options, paper, about = MODELS[model]
-    more, optimizer, precision = TUNED[model, delay] if tuned else ({}, RMSPROP, "32-true")
+    more, optimizer, precision = TUNED[model, delay] if tuned else ({}, OWN_OPTIMIZER.get(model, RMSPROP), "32-true")
     preset = (model, delay) in TUNED and not tuned
     return TrainConfig(
         name=f"copying-{model}{PRESET if preset else ''}-t{delay}",

@@ -106,8 +106,6 @@ class ModelConfig:
     """Number of stacked layers."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the layer, such as lam and eta."""
-    window: int = 1
-    """One-hot symbols that the layer reads per step: the current one and those before it."""
     embedding_size: int | None = None
     """Width of a trained embedding of the symbols; None: one-hot vectors."""
     original_embedding: bool = False
@@ -131,7 +129,6 @@ class ModelConfig:
         check_fields("model", self, ConfigError)
         _positive("model", hidden_size=self.hidden_size)
         _positive("model", most=MOST_LAYERS, num_layers=self.num_layers)
-        _positive("model", window=self.window)
         for name, value in self.options.items():
             if isinstance(value, int | float) and not abs(value) <= MOST:
                 raise ConfigError(f"model: {name} is {value!r:.60}, but it must be between -{MOST:,} and {MOST:,}.")
@@ -288,8 +285,15 @@ class TrainConfig:
             raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")
 
 
-FORMAT = 4
-"""Version of the layout; in the first one the options of RUM that a config left out were the paper's."""
+FORMAT = 5
+"""Version of the layout; it rises with a change of the defaults of a layer, too."""
+
+FORMER_OPTIONS: dict[str, tuple[int, Mapping[str, Any]]] = {
+    "rum": (4, PAPER_OPTIONS),
+    "fast_weights": (5, {"decay": 0.95, "start_norm": False, "bias": True}),
+    "ntm": (5, {"style": "graves"}),
+}
+"""Layer to the format in which its defaults changed, and what they were before."""
 
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
 _PLACE = ("device", "devices", "nodes", "graph", "compile", "logger")
@@ -348,10 +352,10 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     found, model = data.get("format", 1), data.get("model")
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
         raise ConfigError(f"the format is {shown(found)}, written by a newer torchrum; this one reads up to {FORMAT}.")
-    if found < FORMAT and isinstance(model, Mapping) and model.get("layer") == "rum":
-        options = model.get("options")
-        if isinstance(options, Mapping):
-            return {**data, "format": FORMAT, "model": {**model, "options": {**PAPER_OPTIONS, **options}}}
+    if isinstance(model, Mapping) and isinstance(layer := model.get("layer"), str):
+        changed, former = FORMER_OPTIONS.get(layer, (1, {}))
+        if found < changed and isinstance(options := model.get("options"), Mapping):
+            return {**data, "format": FORMAT, "model": {**model, "options": {**former, **options}}}
     return {**data, "format": FORMAT}
 
 

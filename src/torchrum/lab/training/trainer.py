@@ -68,8 +68,6 @@ def describe_model(model: ModelConfig) -> str:
     """The layer with its sizes and the options that are not its defaults, or not the paper's if all of those stand."""
     layers = f"{model.num_layers} layers of " if model.num_layers > 1 else ""
     words = [f"{layers}{model.layer}, {model.hidden_size} units"]
-    if model.window > 1:
-        words.append(f"a window of {model.window} inputs")
     entry = LAYERS.get(model.layer)
     usual: dict[str, Any] = {}
     if entry is not None:
@@ -341,7 +339,7 @@ class Trainer:
         model: a model of your own instead of the config's; it is called as ``Task`` describes.
         quiet: show no progress.
         on_end: called with the run folder once a run is complete, in one process; for example
-            ``torchrum.paper.plots.curves.draw_curve``, which draws its curve.
+            ``torchrum.paper.plots.curve.draw_curve``, which draws its curve.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """lam = 1 on the GPU: a whole sequence in one launch, one block per batch row, the memory R in registers.
 
-The kernels are in ``cuda/lam1``: ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, on top of
-``common.cu``. The README there explains them.
+The kernels stand in ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, on top of ``common.cu``.
 """
 
 import functools
@@ -235,7 +234,7 @@ def _prepare(
 
 @functools.cache
 def _source(kind: str) -> str:
-    folder = Path(__file__).parent / "cuda" / "lam1"
+    folder = Path(__file__).parent
     return "".join((folder / f"{part}.cu").read_text() for part in ("common", kind))
 
 

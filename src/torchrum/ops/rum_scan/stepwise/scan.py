@@ -1,0 +1,240 @@
+"""Forward of the lam = 0 scan: each step is one matmul and one kernel that does the rest, one program per row."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchrum.ops.kernels import triton_launch
+from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts
+from torchrum.ops.kernels.precision import BF16, split_left, split_right
+from torchrum.ops.kernels.rows import own_row, prefetch
+from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
+from torchrum.ops.kernels.step_graphs import (
+    TABLE_SLOTS,
+    Pass,
+    aligned,
+    fill_table,
+    plain_mode,
+    prefer_shared,
+    rounded,
+    run_pass,
+    scan_key,
+    tensor_at,
+)
+from torchrum.ops.kernels.triton_launch import Launch, padded, prepare, rehearsing, row_flags, row_registers, takes_pdl
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.stepwise import empty_results
+from torchrum.ops.rum_scan.types import Results, ScanInputs
+
+
+@triton.jit(do_not_specialize=["t", "T", "B"])
+def stepwise_forward_kernel(
+    table, xp, out, gates, parts, state, low, ln_weight, ln_bias, lengths, seed, t, T, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
+    BF16X3: tl.constexpr,
+):  # fmt: skip
+    """One step for row b. A table holds the step that ``t`` counts from, and xp, out, gates and T.
+
+    BF16X3 leaves the new state in ``low`` as ``bf16x3.py`` divides a float32 operand.
+    """
+    dtype = tl.float32 if BF16X3 else low.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if table is not None:
+        t = tl.load(table) + t
+        T = tl.load(table + 7)
+        xp = tensor_at(table, 1, dtype)
+        out = tensor_at(table, 2, dtype)
+        gates = tensor_at(table, 3, dtype)
+    b, row, j, mask = own_row(t, B, H, BLOCK)
+    G: tl.constexpr = 2 if GATE else 1
+    xp += row * ((G + 1) * H)
+    gates += row * (G * H)
+    eps = tl.load(xp + G * H + j, mask=mask, other=0.0).to(tl.float32)
+    h = tl.load(state + b * H + j, mask=mask, other=0.0, cache_modifier=".cg")
+    tau_raw = tl.load(xp + j, mask=mask, other=0.0).to(tl.float32)
+    u_raw = tau_raw
+    if GATE:
+        u_raw = tl.load(xp + H + j, mask=mask, other=0.0).to(tl.float32)
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    if t + 1 < T:
+        ROW: tl.constexpr = (G + 1) * H
+        prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
+    inputs = None
+    if PDL:  # the matmul begins after the row kernel before it has ended, so only its own output is waited for
+        inputs = sums_of_inputs(eps, h, LN)
+        tl.extra.cuda.gdc_wait()
+    parts += b * (G * HP)
+    tau_parts = fetch_parts(parts, j, mask, B * (G * HP), PARTS)
+    if GATE:  # its loads before the first store, which they might not pass
+        u_parts = fetch_parts(parts + HP, j, mask, B * (G * HP), PARTS)
+        u_raw += add_parts(u_parts, PARTS)
+        tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
+    tau_raw += add_parts(tau_parts, PARTS)
+    tl.store(gates + j, tau_raw.to(dtype), mask=mask)
+
+    cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION, inputs)
+    new = with_norm(cell[0], ETA)
+    if ZONEOUT is not None and ZONEOUT != "train":
+        new = (1.0 - ZONEOUT) * new + ZONEOUT * h
+    if keep is not None:
+        new = tl.where(keep, new, h)
+    tl.store(state + b * H + j, new, mask=mask)
+    if BF16X3:
+        low += b * (3 * HP) + j
+        head = new.to(low.dtype.element_ty)
+        tl.store(low, head, mask=mask)
+        tl.store(low + HP, (new - head.to(tl.float32)).to(low.dtype.element_ty), mask=mask)
+        tl.store(low + 2 * HP, head, mask=mask)
+    else:
+        tl.store(low + b * HP + j, new.to(dtype), mask=mask)
+    tl.store(out + row * H + j, new.to(dtype), mask=mask)
+
+
+def launch_flags(like: Tensor, H: int, options: RumOptions, direction: str, pdl: bool | None = None) -> dict[str, Any]:
+    """Compile-time arguments of the row kernels: everything but T, B and the step."""
+    pdl = takes_pdl(like) if pdl is None else pdl
+    flags = row_flags(H, direction, pdl) | options.kernel_flags()
+    if pdl:
+        flags["maxnreg"] = row_registers(flags["num_warps"])
+    return flags
+
+
+class Buffers:
+    """The parts of a scan that both directions keep at fixed addresses."""
+
+    direction: str
+    stride: int
+    flags: dict[str, Any]
+    matmul: StepMatmul
+
+    def __init__(
+        self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool, bf16x3: bool = False
+    ) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=like.device)
+
+        self.B, self.H, self.G = B, H, options.num_gates
+        self.bf16x3, self.pieces = bf16x3, 3 if bf16x3 else 1
+        HP, dtype = padded(H), BF16 if bf16x3 else like.dtype
+        self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
+        self.weight = empty(self.G * HP, self.pieces * HP, dtype=dtype)
+        if HP != H:
+            self.weight.zero_()  # padding stays zero
+        self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
+        self.ln_bias = empty((self.G + 1) * H) if options.layer_norm else None
+        self.lengths = empty(B, dtype=torch.int64) if has_lengths else None
+        self.seed = empty(1, dtype=torch.int64) if options.zoneout > 0 and options.training else None
+        self.h0 = empty(B, H)
+        self.given: tuple[Tensor, ...] = ()
+
+    def row(self, table: Tensor | None, t: int) -> Launch:
+        """The row kernel's launch, on the table's tensors or on those given."""
+        raise NotImplementedError
+
+    def launches(self, t: int) -> tuple[Launch, ...]:
+        return (self.matmul.prepare(), self.row(self.table, t))[:: self.stride]  # backward the row kernel comes first
+
+    def warm_up(self) -> None:
+        _, row = [launch() for launch in self.launches(0)][:: self.stride]
+        direct = self.row(None, 0)()  # a capture around the scan bakes the addresses in instead
+        if triton_launch.CARVEOUT and self.flags["PDL"] and not rehearsing():
+            prefer_shared(row)
+            prefer_shared(direct)
+
+    def forget(self) -> None:
+        self.given = ()
+
+    def load(
+        self,
+        h0: Tensor,
+        weight_hh: Tensor,
+        ln_weight: Tensor | None,
+        ln_bias: Tensor | None,
+        lengths: Tensor | None,
+        seed: Tensor | None,
+    ) -> None:
+        G, H, pieces = self.G, self.H, self.pieces
+        if self.bf16x3:
+            weight_hh = split_right(weight_hh)
+        self.weight.view(G, -1, pieces, padded(H))[:, :H, :, :H].copy_(weight_hh.view(G, H, pieces, H))
+        self.h0.copy_(h0)
+        for mine, given in (
+            (self.ln_weight, ln_weight),
+            (self.ln_bias, ln_bias),
+            (self.lengths, lengths),
+            (self.seed, seed if seed is None else seed.view(1)),
+        ):
+            if mine is not None:
+                assert given is not None
+                mine.copy_(given)
+
+
+class ForwardSteps(Buffers):
+    """One matmul and one row kernel per step. ``h0`` is the running state in float32, ``low`` what the matmul reads."""
+
+    direction = "forward"
+    stride = 1
+
+    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
+        super().__init__(like, B, H, options, has_lengths, graphed, rounded(like))
+        HP = padded(H)
+        self.low = self.weight.new_zeros(B, self.pieces * HP)  # padding stays zero
+        summed = like.dtype if self.bf16x3 else None
+        self.matmul = StepMatmul(self.low, self.weight.t(), takes_pdl(self.low), self.direction, summed)
+        if self.bf16x3 and not self.matmul.weight_first:
+            self.matmul.pdl = False  # 2 % slower with cuBLAS
+        self.flags = launch_flags(like, H, options, "forward", self.matmul.pdl) | {"BF16X3": self.bf16x3}
+
+    def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
+        self.load(*loaded)
+        first = split_left(self.h0) if self.bf16x3 else self.h0
+        self.low.view(self.B, self.pieces, -1)[..., : self.H].copy_(first.view(self.B, self.pieces, self.H))
+        self.given = (xp, out, gates)
+        if self.table is not None:
+            fill_table(self.table, 0, len(xp), *self.given)
+
+    def row(self, table: Tensor | None, t: int) -> Launch:
+        given = self.given if table is None else [None] * len(self.given)
+        return prepare(
+            stepwise_forward_kernel, (self.B,),
+            table, *given, self.matmul.out, self.h0, self.low, self.ln_weight, self.ln_bias, self.lengths, self.seed,
+            t, len(self.given[0]), self.B, PARTS=self.matmul.parts, **self.flags,
+        )  # fmt: skip
+
+
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
+    """The states ``(T, B, H)`` and, in any case, the raw gates ``(T, B, num_gates * H)``."""
+    xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    out, _, (gates, _) = results = empty_results(inputs, options)
+    assert gates is not None
+    (T, B, _), H = xp.shape, weight_hh.shape[1]
+    if xp.numel() == 0:
+        return results
+    with plain_mode(xp):
+        xp, weight_hh = aligned(xp), weight_hh.contiguous()
+
+        def key() -> Hashable:
+            return scan_key("rum", "forward", xp, H, lengths is not None, *options.kernel_flags().values())
+
+        def build(graphed: bool) -> ForwardSteps:
+            return ForwardSteps(xp, B, H, options, lengths is not None, graphed)
+
+        def begin(steps: ForwardSteps) -> None:
+            steps.begin(xp, out, gates, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
+
+        def following() -> None:
+            from torchrum.ops.rum_scan.stepwise.scan_backward import backward
+
+            backward(out, None, inputs, results, options, need_R0=False)
+
+        then = following if options.training else None
+        run_pass(Pass(key, build, begin, lambda steps: None, then), xp, T)
+    return results
