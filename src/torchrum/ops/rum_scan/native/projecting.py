@@ -13,15 +13,15 @@ from torchrum.ops.rum_scan.projection import padded_bias
 from torchrum.ops.rum_scan.types import LayerInputs, Residuals, Results
 
 DTYPES = (torch.float32, torch.float64)
-NAMES = ("x", "weight_ih", "bias", "h0", "R0", "weight", "ln_weight", "ln_bias", "lengths")
-"""Of the fields of ``LayerInputs`` in C, but for the seed."""
 
 
 def named(inputs: LayerInputs) -> dict[str, Tensor | None]:
-    """The inputs by C's names."""
-    tensors: dict[str, Tensor | None] = dict(zip(NAMES, inputs, strict=False))
-    tensors["bias"] = padded_bias(inputs.weight_ih, inputs.bias)
-    return tensors
+    """The inputs by C's names, but for the seed."""
+    x, weight_ih, bias, h0, R0, weight, ln_weight, ln_bias, lengths, _ = inputs
+    return {
+        **{"x": x, "weight_ih": weight_ih, "bias": padded_bias(weight_ih, bias), "h0": h0, "R0": R0},
+        **{"weight": weight, "ln_weight": ln_weight, "ln_bias": ln_bias, "lengths": lengths},
+    }
 
 
 def projects(x: Tensor) -> bool:
@@ -39,7 +39,9 @@ def infer_projecting(
     x, B, H = inputs.x, inputs.x.shape[1], inputs.weight_hh.shape[1]
     out, last = x.new_empty(x.shape[0], B, H), x.new_empty(*lead, B, H)
     R_n = x.new_empty(*lead, B, H, H) if options.lam == 1 else None
-    call_scan({**named(inputs), "out": out, "last": last, "R_n": R_n}, inputs.seed, options)
+    tensors = named(inputs)
+    tensors["out"], tensors["last"], tensors["R_n"] = out, last, R_n
+    call_scan(tensors, inputs.seed, options)
     return out, last, R_n
 
 

@@ -13,7 +13,7 @@ from torchrum.ops.rum_scan.types import Results
 
 def pull_back(
     grads: Sequence[Tensor | None],
-    given: Mapping[str, Tensor | None],
+    given: dict[str, Tensor | None],
     R0: Tensor | None,
     results: Results,
     gradients: Mapping[str, Tensor | None],
@@ -24,7 +24,7 @@ def pull_back(
 
     Args:
         grads: gradients of all states ``(T, B, H)``, of the last one ``(B, H)`` once more, and of the last R.
-        given: what the scan was given, by C's names.
+        given: inputs of the scan by C's names; the other tensors are added to them.
         R0: ``(B, H, H)``, only where its gradient is asked for.
         results: what the scan returned, the states in the dtype that it runs in.
         gradients: tensors to fill, by C's names.
@@ -39,10 +39,10 @@ def pull_back(
     grad_h0 = saved.new_empty(B, H)
     grad_z = None if R0 is None else saved.new_empty(T, B, H)
     outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
-    tensors = {**given, **gradients, "out": states, "saved": saved, "R_n": R_n, "kept": kept, "grad_h0": grad_h0}
-    tensors.update(grad_out=grad_out, grad_last=grad_last, grad_z=grad_z)
-    tensors["grad_K"] = None if outer is None else outer - outer.mT
-    sums = call_scan(tensors, seed, options)
+    grad_K = None if outer is None else outer - outer.mT
+    given.update(gradients, out=states, saved=saved, R_n=R_n, kept=kept)
+    given.update(grad_out=grad_out, grad_last=grad_last, grad_K=grad_K, grad_h0=grad_h0, grad_z=grad_z)
+    sums = call_scan(given, seed, options)
     grad_R0 = None
     if R0 is not None:
         z = saved[..., options.num_gates * H :][..., :H]
