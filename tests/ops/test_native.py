@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -412,29 +413,62 @@ def test_no_compiler(cache, tmp_path, monkeypatch):
         ("exit 3", "exit code 3"),
         ("exit 0", "exit code 0"),
         ('for last; do :; done; echo nonsense > "$last"', "what was compiled cannot be loaded"),
-        ("exec sleep 60", "timed out after 0.2 seconds"),
+        ("exec sleep 60", "it did not end within 0.2 seconds"),
+        ("sleep 60 & wait", "it did not end within 0.2 seconds"),
+        ("kill -9 $$", "it was killed by signal 9"),
+        (r"printf 'too \377 hot\033[2J' >&2; exit 1", "could not compile it: too \ufffd hot?[2J"),
     ],
-    ids=["broken", "disk full", "silent", "idle", "nonsense", "hanging"],
+    ids=["broken", "disk full", "silent", "idle", "nonsense", "hanging", "hanging child", "killed", "not UTF-8"],
 )
 def test_a_compiler_that_fails(cache, tmp_path, monkeypatch, script, words):
     monkeypatch.setattr(build, "SECONDS", 0.2 if "sleep" in script else 60)
     compiler_that(monkeypatch, tmp_path, script)
+    start = time.monotonic()
     found = build_anew()
     assert isinstance(found, str)
     assert words in found
-    assert not [path for path in cache.iterdir() if path.suffix != ".so"]  # no half-made object is left
+    assert not list(cache.iterdir())  # neither a bad object nor a part of one is left
+    assert time.monotonic() - start < 30
 
 
-def test_without_a_library_the_torch_backend_runs_and_says_why(cache, tmp_path, monkeypatch):
+def test_a_compiler_has_a_minute_for_all_tries():
+    assert build.SECONDS <= 60
+
+
+@pytest.mark.parametrize("command", ["cc 'open", 'cc "open', "cc \\"], ids=["quote", "double quote", "backslash"])
+def test_a_compiler_command_that_cannot_be_split(monkeypatch, command):
+    monkeypatch.setenv("CC", command)
+    found = build_anew()
+    assert isinstance(found, str)
+    assert found.startswith(f"CC={command!r} is not a command: No ")
+
+
+@needs_compiler
+@pytest.mark.parametrize("part", ["1 / 8", "1 / 2", "9 / 10"])
+def test_an_object_that_was_cut_short_does_not_enter_the_cache(cache, tmp_path, monkeypatch, part):
+    """Loading such an object can end the process by a signal, so that only a child process tries it."""
+    real = shutil.which(os.environ.get("CC") or "cc")
+    cut = 'for made; do :; done; size=$(wc -c < "$made"); head -c $((size * ' + part + ')) "$made" > "$made.cut"'
+    compiler_that(monkeypatch, tmp_path, f'{real} "$@" || exit 1; {cut}; mv "$made.cut" "$made"')
+    found = build_anew()
+    assert isinstance(found, str)
+    assert "what was compiled cannot be loaded" in found
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("quoted", [False, True], ids=["fails", "open quote"])
+def test_without_a_library_the_torch_backend_runs_and_says_why(cache, tmp_path, monkeypatch, quoted):
     """Nothing is lost but speed: the layer runs, and says what was in the way."""
     compiler_that(monkeypatch, tmp_path, "echo 'it is too hot' >&2; exit 1")
+    if quoted:
+        monkeypatch.setenv("CC", "cc 'open")
     for module in (native, projecting):
         monkeypatch.setattr(module, "load_library", lambda double: build_anew())
     rum, x = RUM(4, 6), torch.randn(5, 3, 4)
     backend, reason = rum.explain_backend(x)
     assert backend == "torch"
     assert reason.startswith("fused cannot run: the input is on cpu; native cannot run: ")
-    assert reason.endswith("could not compile it: it is too hot")
+    assert reason.endswith("No closing quotation" if quoted else "could not compile it: it is too hot")
     output, _ = rum(x)
     output.sum().backward()
     rum.backend = "torch"
@@ -448,10 +482,17 @@ def test_several_processes_build_at_once(tmp_path):
         "raise SystemExit(isinstance(build.load_library(False), str))"
     )
     env = {**os.environ, "PYTHONPATH": str(SOURCES), "XDG_CACHE_HOME": str(tmp_path)}
-    runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(3)]
-    assert [run.wait(timeout=120) for run in runs] == [0, 0, 0]
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(20)]
+    assert [run.wait(timeout=120) for run in runs] == [0] * 20
     (path,) = (tmp_path / "torchrum" / "native").iterdir()
     assert build.is_intact(path)
+
+
+@needs_compiler
+def test_a_process_does_not_wait_forever_for_another_one(cache, monkeypatch):
+    monkeypatch.setattr(build, "SECONDS", 0.2)
+    with build.one_at_a_time(build.private_folder(), deadline=0.0):
+        assert build_anew() == "another process compiles it, for more than 0.2 seconds"
 
 
 @needs_compiler

@@ -1,13 +1,15 @@
 """The C source compiled on first use by the system's compiler, and kept in the user's cache.
 
 The object's name holds a hash of the sources, the command and the CPU, and one of the object itself: another version
-or another machine builds its own, and a file that was cut short or is not ours is built anew. Objects are loaded only
-from folders that nobody else may write to.
+or another machine builds its own, and a damaged or foreign file is built again. Objects are loaded only from folders
+that no other user may write to. One process compiles at a time; the others wait for its object. A new object enters
+the cache only after a child process has loaded it, since loading a damaged one can end the process.
 
-A wheel may carry objects for common kinds of CPU; those are taken first. This module imports nothing of the package, so
-that the hook which builds them can use it alone.
+A wheel may contain objects for common kinds of CPU, which are tried first. This module imports nothing else of the
+package, so that the hook which builds those objects can import it by itself.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,16 +17,21 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 try:
+    import fcntl
     import grp
     import pwd
 except ImportError:  # Windows
-    grp = pwd = None  # type: ignore[assignment]
+    fcntl = grp = pwd = None  # type: ignore[assignment]
 
 SOURCE = Path(__file__).parent / "scan.c"
 FLAGS = (
@@ -43,12 +50,14 @@ LEVELS: dict[str, dict[str, tuple[str, str]]] = {
     "aarch64": {"v8": ("-march=armv8-a", "fp asimd")},
 }
 """Kinds of CPU, by machine: the flag, and what the system must say that the CPU has."""
-SECONDS = 300
-"""After which a compiler that does not answer is given up."""
+SECONDS = 60.0
+"""Limit on the time that a process spends on one object: waiting for others, and all tries of the compiler."""
+LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).torchrum_scan; print('loaded')"
+"""Program of the child process that loads a new object."""
 
 
 class BuildError(Exception):
-    """Why there is no object to load, in words."""
+    """The reason why there is no object to load."""
 
 
 @functools.cache
@@ -58,6 +67,8 @@ def load_library(double: bool) -> ctypes.CDLL | str:
         return _load(double)
     except BuildError as error:
         return str(error)
+    except OSError as error:  # the compiler or the cache folder has just been removed
+        return f"it cannot be compiled: {error}"
 
 
 def _load(double: bool) -> ctypes.CDLL:
@@ -69,10 +80,37 @@ def _load(double: bool) -> ctypes.CDLL:
     compiler = find_compiler()
     folder = private_folder()
     key = build_key(compiler, double)
-    for path in sorted(folder.glob(f"{key}-*.so")):
-        if is_intact(path):
-            return _open(path)
-    return _open(compile_library(compiler, folder, key, double))
+    deadline = time.monotonic() + SECONDS
+    path = find_intact(folder, key)
+    if path is None:
+        with one_at_a_time(folder, deadline):
+            path = find_intact(folder, key) or compile_library(compiler, folder, key, double, deadline)
+    return _open(path)
+
+
+def find_intact(folder: Path, key: str) -> Path | None:
+    """Find an object in the cache that is complete and ours."""
+    return next((path for path in sorted(folder.glob(f"{key}-*.so")) if is_intact(path)), None)
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path, deadline: float) -> Iterator[None]:
+    """Hold the lock of the cache folder; file systems without locks let several processes compile at once."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BuildError(f"another process compiles it, for more than {SECONDS:g} seconds") from None
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(handle)
 
 
 def prebuilt_paths(folder: Path, double: bool, features: str) -> list[Path]:
@@ -95,7 +133,7 @@ def prebuild(folder: Path) -> list[Path]:
     for level, (cpu_flag, _) in LEVELS.get(platform.machine(), {}).items():
         for double in (False, True):
             path = folder / f"{level}-{'float64' if double else 'float32'}-{source_key()}.so"
-            if run_compiler(compiler, cpu_flag, double, path) is None:
+            if run_compiler(compiler, cpu_flag, double, path, time.monotonic() + SECONDS) is None:
                 path.chmod(0o644)
                 made.append(path)
     return made
@@ -103,7 +141,10 @@ def prebuild(folder: Path) -> list[Path]:
 
 def find_compiler() -> list[str]:
     """The command of the C compiler: ``CC`` of the environment, or the first of cc, gcc and clang."""
-    given = shlex.split(os.environ.get("CC", ""))
+    try:
+        given = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:  # an open quote, or a backslash at the end
+        raise BuildError(f"CC={os.environ['CC']!r} is not a command: {error}") from error
     for command in [given] if given else [["cc"], ["gcc"], ["clang"]]:
         path = shutil.which(command[0])
         if path is not None:
@@ -191,34 +232,62 @@ def is_intact(path: Path) -> bool:
         return False
 
 
-def compile_library(compiler: list[str], folder: Path, key: str, double: bool) -> Path:
-    """Build the object aside, then give it its name in one step: several processes may do so at once."""
-    complaints = []
+def compile_library(compiler: list[str], folder: Path, key: str, double: bool, deadline: float) -> Path:
+    """Build an object beside its place, load it in a child process, and give it its name in one step."""
+    complaints: list[str] = []
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as inside:
             made = Path(inside) / "scan.so"
             for cpu_flag in CPU_FLAGS:
-                complaints.append(run_compiler(compiler, cpu_flag, double, made))
-                if complaints[-1] is None:
+                complaint = run_compiler(compiler, cpu_flag, double, made, deadline) or find_defect(made, deadline)
+                if complaint is None:
                     digest = hashlib.sha256(made.read_bytes()).hexdigest()[:32]
                     return made.replace(folder / f"{key}-{digest}.so")
+                complaints.append(complaint)
+                made.unlink(missing_ok=True)
     except OSError as error:
-        raise BuildError(f"{compiler[0]} could not compile it: {error}") from error
+        complaints.insert(0, str(error))
     raise BuildError(f"{compiler[0]} could not compile it: {complaints[0]}")
 
 
-def run_compiler(compiler: list[str], cpu_flag: str, double: bool, made: Path) -> str | None:
-    """Compile the source for one kind of CPU; the first line of the complaint, or None."""
+def run_compiler(compiler: list[str], cpu_flag: str, double: bool, made: Path, deadline: float) -> str | None:
+    """Compile the source for one kind of CPU; returns the first line of the complaint, or None."""
     flags = [*FLAGS.split(), *cpu_flag.split(), *(["-DUSE_DOUBLE"] if double else [])]
-    command = [*compiler, *flags, str(SOURCE), "-o", str(made)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        return str(error)
-    if done.returncode == 0 and made.is_file():
+    code, text = run_until(deadline, [*compiler, *flags, str(SOURCE), "-o", str(made)])
+    if code == "exit code 0" and made.is_file():
         made.chmod(0o600)
         return None
-    return next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+    return next(iter(text.strip().splitlines()), code)
+
+
+def find_defect(made: Path, deadline: float) -> str | None:
+    """Load an object in a child process; returns why that failed, or None."""
+    if not sys.executable or hasattr(sys, "frozen"):  # there is no interpreter to start
+        return None
+    code, text = run_until(deadline, [sys.executable, "-I", "-S", "-c", LOAD, str(made)])
+    if text.strip() == "loaded":
+        return None
+    return f"what was compiled cannot be loaded: {next(iter(reversed(text.strip().splitlines())), code)}"
+
+
+def run_until(deadline: float, command: list[str]) -> tuple[str, str]:
+    """Run a command; returns how it ended and what it printed. At the deadline it is killed with its children."""
+    with tempfile.TemporaryFile() as output:  # a pipe would be waited for as long as any grandchild has it open
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+            ended = f"exit code {code}" if code >= 0 else f"it was killed by signal {-code}"
+        except subprocess.TimeoutExpired:
+            ended = f"it did not end within {SECONDS:g} seconds"
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        text = output.read(100_000).decode(errors="replace") if process.returncode >= 0 else ""
+    return ended, "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def _open(path: Path) -> ctypes.CDLL:
