@@ -81,11 +81,10 @@ def _load(double: bool) -> ctypes.CDLL:
     folder = private_folder()
     key = build_key(compiler, double)
     deadline = time.monotonic() + SECONDS
-    path = find_intact(folder, key)
-    if path is None:
-        with one_at_a_time(folder, deadline):
-            path = find_intact(folder, key) or compile_library(compiler, folder, key, double, deadline)
-    return _open(path)
+    if (kept := find_intact(folder, key)) is not None:
+        return _open(kept)
+    with one_at_a_time(folder, deadline):
+        return _open(find_intact(folder, key) or compile_library(compiler, folder, key, double, deadline))
 
 
 def find_intact(folder: Path, key: str) -> Path | None:
