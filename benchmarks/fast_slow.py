@@ -26,13 +26,11 @@ from timing import microseconds, milliseconds
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops.fast_slow_scan import FastSlowInputs
-from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
-from torchrum.ops.fast_slow_scan.fused import scan as fused_scan
-from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL
+from torchrum.ops.fast_slow_scan.fused import fast_slow_plans, fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
 from torchrum.ops.kernels import matmul, triton_launch
-from torchrum.ops.kernels.chain import empty_shared
-from torchrum.ops.kernels.masks import stream_seeds
+from torchrum.ops.kernels.chain import BackwardChain, Chain, ChainInputs, ForwardChain, cell_grads, chain_forward
+from torchrum.ops.kernels.masks import CELL_STREAMS, stream_seeds
 from torchrum.ops.kernels.step_graphs import clear_graphs
 from torchrum.ops.kernels.weights import CellWeights
 
@@ -165,25 +163,17 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
     length = 64
     x = torch.randn(T, B, EMBEDDING, device="cuda")
     state = cell.initial_state(B, device=torch.device("cuda"), dtype=torch.float32)
-    inputs, options = cell.scan_inputs(x, state), cell.scan_options()
-    inputs = inputs._replace(xp=cell.fast[0].project(x).to(dtype))
-    xp, fast, slow, weights, _ = inputs
-    seeds = stream_seeds(torch.tensor(1, device="cuda"), STREAMS_PER_CELL * len(weights))
-    sizes = fused_scan.Sizes.of(inputs)
-    out, _, _, saved = fused_scan.fast_slow_forward(inputs, seeds, options)
-    plans = fused_scan.make_plans(options, sizes)
-    dgates = [torch.empty_like(gates) for gates in saved.gates]
-    tensors = {
-        "forward": fused_scan.forward_tensors(xp, out, plans, saved),
-        "backward": fused_scan.backward_tensors(torch.randn_like(out), dgates, plans, saved, options)[::-1],
-    }
-    for direction, make in (("forward", fused_scan.ForwardScan), ("backward", fused_scan.BackwardScan)):
-        scan = make(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=False)
-        scan.begin(T, weights if direction == "forward" else weights[::-1], tensors[direction], seeds, None)
-        if isinstance(scan, fused_scan.ForwardScan):
-            scan.start(fast, slow, saved.inputs)
-        else:
-            scan.start([None] * (len(fast) + len(slow)))
+    (_, fast, slow, weights, _), options = cell.scan_inputs(x, state), cell.scan_options()
+    seeds = stream_seeds(torch.tensor(1, device="cuda"), CELL_STREAMS * len(weights))
+    inputs = ChainInputs(cell.fast[0].project(x).to(dtype), (*fast, *slow), weights, seeds)
+    plans = fast_slow_plans(fast[0].shape[1], slow[0].shape[1], options)
+    out, _, saved = chain_forward(plans, inputs)
+    dgates = [torch.empty_like(kept.gates) for kept in saved]
+    forward, backward = ForwardChain(plans, inputs, graphed=False), BackwardChain(plans, inputs, graphed=False)
+    scans: list[tuple[str, Chain]] = [("forward", forward), ("backward", backward)]
+    forward.begin(inputs, saved, out)
+    backward.begin(inputs, saved, [torch.randn_like(out), *[None] * len(inputs.states)], dgates)
+    for direction, scan in scans:
         names = ["F1", "S", *(f"F{number}" for number in range(2, len(options.fast) + 1))]
         for name, stage in zip(names if direction == "forward" else names[::-1], scan.stages, strict=True):
 
@@ -200,7 +190,7 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
             words = f"{direction:8} {name:3} matmul {shapes} in {stage.matmul.parts} parts"
             print(f"{words} {one:6.2f}   row {other:6.2f} us", flush=True)
 
-        def steps(scan=scan) -> None:
+        def steps(scan: Chain = scan) -> None:
             for t in range(length):
                 for launch in scan.launches(t):
                     launch()
@@ -208,11 +198,11 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
         print(f"{direction:8} whole step {microseconds(captured(steps))[0] / length:6.2f} us", flush=True)
 
     def weight_grads() -> None:
-        for weight, plan, dgate, inputs in zip(weights, plans, dgates, saved.inputs, strict=True):
-            fused_scan.cell_grads(weight, plan, dgate, inputs[:T], None)
+        for weight, plan, dgate, kept in zip(weights, plans, dgates, saved, strict=True):
+            cell_grads(weight, plan, dgate, kept.inputs[:T], None)
 
     print(f"weight gradients after the loop {milliseconds(weight_grads)[0]:6.3f} ms")
-    norms = milliseconds(lambda: [s.norm_grads() for s in scan.stages])[0]
+    norms = milliseconds(lambda: [stage.norm_grads() for stage in backward.stages])[0]
     print(f"gradients of layer norm after the loop {norms:6.3f} ms")
 
 

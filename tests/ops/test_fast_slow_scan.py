@@ -25,24 +25,13 @@ from torchrum.ops.fast_slow_scan import (
     FastSlowOptions,
     fast_slow_scan,
     fast_slow_scan_choice,
-    fused,
+    kernel_obstacle,
 )
-from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
-from torchrum.ops.fast_slow_scan.fused.scan import (
-    BackwardScan,
-    ForwardScan,
-    Sizes,
-    backward_tensors,
-    fast_slow_backward,
-    fast_slow_forward,
-    forward_tensors,
-    make_plans,
-)
-from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL
+from torchrum.ops.fast_slow_scan.fused import fast_slow_plans, fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
 from torchrum.ops.kernels import matmul
-from torchrum.ops.kernels.chain import Chain, empty_shared
-from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.chain import BackwardChain, Chain, ChainInputs, ForwardChain, chain_backward, chain_forward
+from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
 from torchrum.ops.kernels.step_graphs import clear_graphs
 from torchrum.ops.lstm_scan import LstmOptions
 from torchrum.ops.rum_scan.options import RumOptions
@@ -122,6 +111,11 @@ class Case:
         ]
         return FastSlowInputs(x["xp"], (x["fast_h"], x["fast_c"]), slow, weights, self.seed)
 
+    def chain_inputs(self) -> ChainInputs:
+        """The inputs as the chain of kernels takes them."""
+        xp, fast, slow, weights, seed = self.inputs()
+        return ChainInputs(xp, (*fast, *slow), weights, stream_seeds(seed, CELL_STREAMS * len(weights)))
+
     def gradients(self, scan, dtype: torch.dtype) -> dict[str, Tensor]:
         """Results and gradients of ``scan`` computed in ``dtype``."""
         x = {name: v.detach().to(dtype).requires_grad_() for name, v in self.tensors.items()}
@@ -194,7 +188,7 @@ def test_reference_masks_are_those_of_their_streams():
     options = make_options(zoneout=0.3, dropout=0.4, training=True)
     case = Case(T, B, H, S, options)
     out, fast, _ = fast_slow_scan_reference(case.inputs(), options)
-    seeds = stream_seeds(case.seed, 3 * STREAMS_PER_CELL)
+    seeds = stream_seeds(case.seed, 3 * CELL_STREAMS)
     for t in range(T):
         assert torch.equal(out[t] == 0, ~keep_mask(seeds[8], t, B, H, 0.4))
     kept = keep_mask(seeds[8], T - 1, B, H, 0.4)
@@ -306,13 +300,11 @@ def test_second_derivatives_go_through_the_reference():
 
 
 def test_buffers_forget_the_bias_of_another_model():
-    case = Case(1, 2, 3, 4, PENN)
-    xp, _, _, weights, _ = case.inputs()
-    scan = ForwardScan(xp, 2, PENN, Sizes(3, 4), empty_shared(xp, stream_seeds(case.seed, 9), None), graphed=False)
-    slow = scan.stages[1]
-    slow.load(weights[1])
-    assert torch.equal(slow.bias, weights[1].bias)
-    slow.load(weights[1]._replace(bias=None))
+    inputs = Case(1, 2, 3, 4, PENN).chain_inputs()
+    slow, weights = ForwardChain(fast_slow_plans(3, 4, PENN), inputs, graphed=False).cells[1], inputs.weights[1]
+    slow.load(weights)
+    assert torch.equal(slow.bias, weights.bias)
+    slow.load(weights._replace(bias=None))
     assert not slow.bias.any()
 
 
@@ -329,38 +321,33 @@ def test_empty_input(T, B):
 def test_steps_through_the_table_match_direct_ones(slow):
     """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
     options = make_options(slow=slow, k=3, zoneout=0.2, dropout=0.3, training=True)
-    T, B, sizes = 5, 2, Sizes(6, 5)
-    case = Case(T, B, *sizes, options)
+    T, B, H, S = 5, 2, 6, 5
+    case = Case(T, B, H, S, options)
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
-    xp, fast, slow_state, weights, _ = inputs = case.inputs()
-    seeds = stream_seeds(case.seed, STREAMS_PER_CELL * len(weights))
-    _, _, _, saved = fast_slow_forward(inputs, seeds, options)  # for the shapes
+    plans, inputs = fast_slow_plans(H, S, options), case.chain_inputs()
+    _, _, saved = chain_forward(plans, inputs)  # for the shapes
     for parts in saved:
         for part in parts:
             if part is not None:
                 part.fill_(float("nan"))
-    plans, out = make_plans(options, sizes), torch.empty(T, B, sizes.fast, device=DEVICE)
+    out, dgates = torch.empty(T, B, H, device=DEVICE), [torch.empty_like(cell.gates) for cell in saved]
 
-    def run(scan: ForwardScan | BackwardScan) -> None:
+    def run(chain: Chain) -> None:
         for chunk in (4, 1):
             for t in range(chunk):
-                for launch in scan.launches(t):
+                for launch in chain.launches(t):
                     launch()
-            scan.table[:1].add_(scan.stride * chunk)
+            chain.table[:1].add_(chain.stride * chunk)
 
-    forward = ForwardScan(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=True)
-    forward.begin(T, weights, forward_tensors(xp, out, plans, saved), seeds, None)
-    forward.start(fast, slow_state, saved.inputs)
+    forward = ForwardChain(plans, inputs, graphed=True)
+    forward.begin(inputs, saved, out)
     run(forward)
-    dgates = [torch.empty_like(gates) for gates in saved.gates]
-    backward = BackwardScan(xp, B, options, sizes, empty_shared(xp, seeds, None), graphed=True)
-    given = backward_tensors(case.grads[0], dgates, plans, saved, options)
-    backward.begin(T, weights[::-1], given[::-1], seeds, None)
-    backward.start(case.grads[1:])
+    backward = BackwardChain(plans, inputs, graphed=True)
+    backward.begin(inputs, saved, case.grads, dgates)
     run(backward)
-    carries, norms = backward.finish()
-    found = {"result0": out, "result2": forward.cells()[0], "dxp": dgates[0], "dfast_h": carries[0]}
-    found |= {"dfast_c": carries[1], "dslow_h": carries[2]}
+    dstates, norms = backward.finish()
+    found = {"result0": out, "result2": forward.states[1], "dxp": dgates[0], "dfast_h": dstates[0]}
+    found |= {"dfast_c": dstates[1], "dslow_h": dstates[2]}
     for number, norm in enumerate(norms):
         found |= {f"dln_weight{number}": norm[0], f"dln_bias{number}": norm[1]}
     assert_close(found, {name: wanted[name] for name in found}, NORM_ERROR[torch.float32])
@@ -388,14 +375,14 @@ def test_choice_says_why():
 )
 def test_obstacles_of_the_slow_cell(words, message):
     x = torch.empty(2, 2, 12, device=DEVICE)
-    assert message in fused.obstacle(x, 4, make_options(**words))
+    assert message in kernel_obstacle(x, 4, make_options(**words))
 
 
 def test_obstacles():
     x = torch.empty(2, 2, 12, device=DEVICE)
-    assert fused.obstacle(x, 4, PENN) is None
-    assert "float64" in fused.obstacle(x.double(), 4, PENN)
-    assert "8193" in fused.obstacle(x, 8193, PENN)
+    assert kernel_obstacle(x, 4, PENN) is None
+    assert "float64" in kernel_obstacle(x.double(), 4, PENN)
+    assert "8193" in kernel_obstacle(x, 8193, PENN)
 
 
 def test_wrong_number_of_cells_is_refused():
@@ -410,7 +397,7 @@ def test_wrong_number_of_cells_is_refused():
 
 @pytest.mark.parametrize("slow, num_fast", thinned([("rum", 2), ("rum", 3), ("lstm", 2)], 2))
 def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, slow, num_fast):
-    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)  # which lets the interpreter run
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)  # which lets the interpreter run
     words = {"slow_size": 7, "slow": slow, "num_fast": num_fast, "zoneout": 0.1, "cell_dropout": 0.3, "device": DEVICE}
     cell, exact = fast_slow(4, 6, **words).eval(), fast_slow(4, 6, **words, backend="reference").double().eval()
     exact.load_state_dict(cell.state_dict())
@@ -426,7 +413,7 @@ def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, slow, num_fast):
 
 
 def test_cell_in_training_draws_anew(monkeypatch):
-    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)
     cell = fast_slow(4, 30, slow="rum", cell_dropout=0.4, device=DEVICE)
     x, state = torch.randn(1, 2, 4, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
     one, other = (cell.scan(x, state)[0] for _ in range(2))
@@ -434,7 +421,7 @@ def test_cell_in_training_draws_anew(monkeypatch):
 
 
 def test_cell_without_bias_on_eps_and_without_any(monkeypatch):
-    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)
     for words in ({"bias": False}, {"embed_bias": False}):
         slow = RUMCell(5, 4, **words, device=DEVICE)
         cell = FastSlowCell([LSTMCell(3, 5, device=DEVICE), LSTMCell(4, 5, device=DEVICE)], slow)
@@ -446,7 +433,7 @@ def test_cell_without_bias_on_eps_and_without_any(monkeypatch):
 
 @pytest.mark.slow
 def test_cell_can_be_compiled_around_checkpointed_and_differentiated_by_func(monkeypatch):
-    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", fused.obstacle)
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)
     cell = fast_slow(3, 6, slow="rum", zoneout=0.3, cell_dropout=0.3, device=DEVICE)
     x, state = torch.randn(2, 2, 3, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
     assert_composes(cell, x, state)
@@ -533,13 +520,13 @@ def test_gpu_split_k(monkeypatch, split):
 @gpu
 def test_gpu_outer_capture_gives_the_same():
     case = Case(20, 4, 96, 80, PENN)
-    inputs = case.inputs()
-    xp, seeds = inputs.xp, stream_seeds(case.seed, STREAMS_PER_CELL * len(inputs.weights))
+    plans, inputs = fast_slow_plans(96, 80, PENN), case.chain_inputs()
+    xp = inputs.xp
 
     def both(T: int = 20) -> list[Tensor]:
         given = inputs._replace(xp=xp[:T])
-        out, _, _, saved = fast_slow_forward(given, seeds, PENN)
-        grads = fast_slow_backward([case.grads[0][:T], *case.grads[1:]], given, seeds, saved, PENN)
+        out, _, saved = chain_forward(plans, given)
+        grads = chain_backward(plans, given, saved, [case.grads[0][:T], *case.grads[1:]])
         return [out, grads[0], *grads[1], *(part for cell in grads[2] for part in cell if part is not None)]
 
     wanted = [part.clone() for part in both()]

@@ -14,13 +14,27 @@ from oracle import assert_close, capture
 from tolerances import NORM_ERROR, TOL
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops import lstm_scan as lstm_scan_module
-from torchrum.ops.kernels.chain import empty_shared
-from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.chain import (
+    BackwardChain,
+    Chain,
+    ChainInputs,
+    ForwardChain,
+    Saved,
+    chain_backward,
+    chain_forward,
+)
+from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
 from torchrum.ops.kernels.step_graphs import clear_graphs
-from torchrum.ops.lstm_scan import CellWeights, LstmInputs, LstmOptions, fused, lstm_scan, lstm_scan_choice
-from torchrum.ops.lstm_scan.fused import lstm_scan_fused
-from torchrum.ops.lstm_scan.fused.scan import BackwardScan, ForwardScan, Grads, Saved, lstm_backward, lstm_forward
-from torchrum.ops.lstm_scan.reference import STREAMS, lstm_scan_reference
+from torchrum.ops.lstm_scan import (
+    CellWeights,
+    LstmInputs,
+    LstmOptions,
+    kernel_obstacle,
+    lstm_scan,
+    lstm_scan_choice,
+    lstm_scan_reference,
+)
+from torchrum.ops.lstm_scan.fused import lstm_plans, lstm_scan_fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("xp", "h0", "c0", "weight_hh", "ln_weight", "ln_bias")
@@ -57,6 +71,11 @@ def by_reference(lengths: Tensor | None, seed: Tensor | None, options: LstmOptio
 
 def by_kernels(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions):
     return lambda *x: lstm_scan_fused(LstmInputs(*x, lengths, seed), options)
+
+
+def chain_inputs(case: dict[str, Tensor], seeds: Tensor | None = None, lengths: Tensor | None = None) -> ChainInputs:
+    weights = [CellWeights(None, case["weight_hh"], None, case["ln_weight"], case["ln_bias"])]
+    return ChainInputs(case["xp"], (case["h0"], case["c0"]), weights, seeds, lengths)
 
 
 def draw_grads(T: int, B: int, H: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -153,13 +172,14 @@ def test_layer_norm_of_a_large_mean_keeps_its_digits(gate):
 def test_zoneout_takes_the_reference_masks():
     options = LstmOptions(zoneout=0.4, zoneout_cell=0.6, training=True)
     case, seed = draw(3, 2, 20, options), torch.tensor(2**31 - 5, device=DEVICE)
-    out, _, _, saved = lstm_forward(LstmInputs(**case), stream_seeds(seed, STREAMS), options)
+    seeds = stream_seeds(seed, CELL_STREAMS)
+    out, _, (saved,) = chain_forward(lstm_plans(20, options), chain_inputs(case, seeds))
     before = torch.cat([case["h0"][None], out[:-1]])
     for t in range(3):
-        assert torch.equal(out[t] == before[t], ~keep_mask(stream_seeds(seed, 2)[0], t, 2, 20, 0.4))
+        assert torch.equal(out[t] == before[t], ~keep_mask(seeds[0], t, 2, 20, 0.4))
         if t < 2:
             kept = saved.cells[t + 1] == saved.cells[t]
-            assert torch.equal(kept, ~keep_mask(stream_seeds(seed, 2)[1], t, 2, 20, 0.6))
+            assert torch.equal(kept, ~keep_mask(seeds[1], t, 2, 20, 0.6))
 
 
 def test_rows_past_their_length_rest():
@@ -224,37 +244,28 @@ def test_steps_through_the_table_match_direct_ones():
     T, B, H = 5, 2, 6
     case, grads = draw(T, B, H, options), draw_grads(T, B, H)
     seed, lengths = torch.tensor(5, device=DEVICE), torch.tensor([5, 3], device=DEVICE)
-    seeds = stream_seeds(seed, STREAMS)
+    seeds = stream_seeds(seed, CELL_STREAMS)
     wanted = gradients(by_reference(lengths, seed, options), case, grads, torch.float64)
-    _, _, _, saved = lstm_forward(
-        LstmInputs(**case, lengths=lengths), seeds, options
-    )  # for tensors of the right shapes
-    saved = Saved(*(torch.full_like(part, float("nan")) for part in saved))
-    saved.states.zero_()
-    out, dgates = torch.empty(T, B, H, device=DEVICE), torch.empty(T, B, 4 * H, device=DEVICE)
-    dnormed = torch.empty(T, B, 5 * H, device=DEVICE)
-    weights = [CellWeights(None, case["weight_hh"], None, case["ln_weight"], case["ln_bias"])]
+    plans, inputs = lstm_plans(H, options), chain_inputs(case, seeds, lengths)
+    _, _, (saved,) = chain_forward(plans, inputs)  # for tensors of the right shapes
+    saved = [Saved(*(torch.full_like(part, float("nan")) for part in saved))]
+    out, dgates = torch.empty(T, B, H, device=DEVICE), [torch.empty(T, B, 4 * H, device=DEVICE)]
 
-    def run(scan: ForwardScan | BackwardScan) -> None:
+    def run(chain: Chain) -> None:
         for chunk in (4, 1):
             for t in range(chunk):
-                for launch in scan.launches(t):
+                for launch in chain.launches(t):
                     launch()
-            scan.table[:1].add_(scan.stride * chunk)
+            chain.table[:1].add_(chain.stride * chunk)
 
-    shared = empty_shared(out, seeds, lengths)
-    forward = ForwardScan(out, B, H, options, shared, graphed=True)
-    given = (case["xp"], saved.gates, saved.cells, saved.stats, saved.states[1:], out)
-    forward.begin(T, weights, [given], seeds, lengths)
-    forward.start(case["h0"], case["c0"], saved.states)
+    forward = ForwardChain(plans, inputs, graphed=True)
+    forward.begin(inputs, saved, out)
     run(forward)
-    backward = BackwardScan(out, B, H, options, shared, graphed=True)
-    given = (saved.gates, saved.cells, saved.stats, grads[0], dgates, dnormed)
-    backward.begin(T, weights, [given], seeds, lengths)
-    backward.start(*grads[1:])
+    backward = BackwardChain(plans, inputs, graphed=True)
+    backward.begin(inputs, saved, grads, dgates)
     run(backward)
-    dh0, dc0, norms = backward.finish()
-    found = {"out": out, "c_n": forward.c, "dxp": dgates, "dh0": dh0, "dc0": dc0}
+    (dh0, dc0), (norms,) = backward.finish()
+    found = {"out": out, "c_n": forward.states[1], "dxp": dgates[0], "dh0": dh0, "dc0": dc0}
     found |= {"dln_weight": norms[0], "dln_bias": norms[1]}
     assert_close(found, {name: wanted[name] for name in found}, NORM_ERROR[torch.float32])
 
@@ -272,10 +283,10 @@ def test_choice_says_why():
 
 
 def test_obstacles():
-    assert fused.obstacle(torch.empty(2, 2, 12, device=DEVICE)) is None
-    assert "float64" in fused.obstacle(torch.empty(2, 2, 12, dtype=torch.float64, device=DEVICE))
-    assert "8192" in fused.obstacle(torch.empty(1, 1, 4 * 8193, device=DEVICE))
-    seen = torch.func.vmap(lambda x: torch.tensor(fused.obstacle(x) is not None))(
+    assert kernel_obstacle(torch.empty(2, 2, 12, device=DEVICE)) is None
+    assert "float64" in kernel_obstacle(torch.empty(2, 2, 12, dtype=torch.float64, device=DEVICE))
+    assert "8192" in kernel_obstacle(torch.empty(1, 1, 4 * 8193, device=DEVICE))
+    seen = torch.func.vmap(lambda x: torch.tensor(kernel_obstacle(x) is not None))(
         torch.empty(2, 1, 1, 4, device=DEVICE)
     )
     assert seen.all()
@@ -286,7 +297,7 @@ def test_obstacles():
 
 @pytest.mark.parametrize("lengths", [None, [4, 2, 0]])
 def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, lengths):
-    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", fused.obstacle)  # which lets the interpreter run
+    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", kernel_obstacle)  # which lets the interpreter run
     words = {"layer_norm": True, "zoneout": 0.1, "zoneout_cell": 0.5}
     cell = LSTMCell(4, 6, **words, device=DEVICE).eval()
     exact = LSTMCell(4, 6, **words, device=DEVICE, dtype=torch.float64, backend="reference").eval()
@@ -305,7 +316,7 @@ def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, lengths):
 
 
 def test_cell_draws_new_masks_for_each_sequence(monkeypatch):
-    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", fused.obstacle)
+    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", kernel_obstacle)
     cell = LSTMCell(2, 30, zoneout=0.5, device=DEVICE)
     x, state = torch.randn(1, 2, 2, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
     one, other = (cell.scan(x, state)[0] for _ in range(2))
@@ -317,7 +328,7 @@ def test_cell_draws_new_masks_for_each_sequence(monkeypatch):
 
 
 def test_cell_can_be_compiled_around_checkpointed_and_differentiated_by_func(monkeypatch):
-    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", fused.obstacle)
+    monkeypatch.setattr(lstm_scan_module, "fused_obstacle", kernel_obstacle)
     cell = LSTMCell(3, 6, layer_norm=True, zoneout=0.3, device=DEVICE)
     x, state = torch.randn(2, 2, 3, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
     assert_composes(cell, x, state)
@@ -368,13 +379,14 @@ def test_gpu_shapes(T, B, H):
 
 @gpu
 def test_gpu_outer_capture_gives_the_same():
-    case, seeds = draw(20, 4, 96, FULL), torch.tensor([77, 5], device="cuda")
-    grads = draw_grads(20, 4, 96)
+    case, seeds = draw(20, 4, 96, FULL), torch.tensor([77, 5, 3], device="cuda")
+    grads, plans = draw_grads(20, 4, 96), lstm_plans(96, FULL)
 
     def both(T: int = 20) -> list[Tensor]:
-        inputs = LstmInputs(**{**case, "xp": case["xp"][:T]})
-        out, _, c, saved = lstm_forward(inputs, seeds, FULL)
-        return [out, c, *lstm_backward(Grads(grads[0][:T], *grads[1:]), inputs, seeds, saved, FULL)]
+        inputs = chain_inputs({**case, "xp": case["xp"][:T]}, seeds)
+        out, (_, c), saved = chain_forward(plans, inputs)
+        dxp, dstates, ((_, dweight, _, *dnorms),) = chain_backward(plans, inputs, saved, (grads[0][:T], *grads[1:]))
+        return [out, c, dxp, *dstates, dweight, *dnorms]
 
     wanted = [part.clone() for part in both()]
     graph, found = capture(both, warm_up=lambda: both(2))

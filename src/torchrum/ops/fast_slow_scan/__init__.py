@@ -3,11 +3,11 @@
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
-from torchrum.ops.fast_slow_scan.options import FastSlowOptions
-from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
-from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
+from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
+from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.rum_scan import RumOptions
 
 __all__ = ["CellWeights", "FastSlowInputs", "FastSlowOptions", "fast_slow_scan", "fast_slow_scan_choice"]
 
@@ -16,13 +16,27 @@ def fused_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str 
     """Why the fused backend cannot run, or None."""
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
-    from torchrum.ops.fast_slow_scan import fused
+    return kernel_obstacle(xp, slow_size, options)
 
-    return fused.obstacle(xp, slow_size, options)
+
+def kernel_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str | None:
+    """Why the kernels cannot run, or None; Triton's interpreter also runs them on the CPU."""
+    common = tracing_obstacle(xp) or row_kernel_obstacle(xp, max(xp.shape[-1] // 4, slow_size))
+    slow = options.slow
+    if common is not None or not isinstance(slow, RumOptions):
+        return common
+    if slow.lam != 0:
+        return f"the slow cell's lam is {slow.lam}, and a slow RUM's kernels are written for lam 0"
+    if slow.activation not in KERNEL_ACTIVATIONS:
+        known = ", ".join(KERNEL_ACTIVATIONS)
+        return f"the slow cell's activation is {slow.activation!r}, and the kernels know only {known}"
+    if slow.target_activation is not None:
+        return "the slow cell has a target_activation, and the kernels have none"
+    return None
 
 
 def fast_slow_scan_choice(xp: Tensor, slow_size: int, options: FastSlowOptions, *, backend: Backend = "auto") -> Choice:
-    """The backend that ``fast_slow_scan`` takes, and why; "torch" and "reference" are the same here."""
+    """Return the backend that ``fast_slow_scan`` takes, and the reason; "torch" and "reference" are the same."""
     return choose_fused(backend, lambda: fused_obstacle(xp, slow_size, options))
 
 
@@ -33,7 +47,7 @@ def fast_slow_scan(
 
     Args:
         inputs: the tensors; a seed that the masks need is drawn if it is None.
-        options: everything a step can vary.
+        options: the hyper-parameters.
         backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
 
     Returns:
@@ -49,9 +63,13 @@ def fast_slow_scan(
         seed = None
     elif seed is None:
         seed = draw_seed(xp.device)
-    # under autocast the projected input comes in the lower precision
+    # under autocast the projected input has the lower precision
     cast = [
-        cell._replace(weight_ih=lower(cell.weight_ih, xp), weight_hh=cell.weight_hh.to(xp.dtype)) for cell in weights
+        cell._replace(
+            weight_ih=None if cell.weight_ih is None else cell.weight_ih.to(xp.dtype),
+            weight_hh=cell.weight_hh.to(xp.dtype),
+        )
+        for cell in weights
     ]
     inputs = inputs._replace(weights=cast, seed=seed)
     if fast_slow_scan_choice(xp, slow[0].shape[1], options, backend=backend).backend == "fused":
@@ -59,7 +77,3 @@ def fast_slow_scan(
 
         return fast_slow_scan_fused(inputs, options)
     return fast_slow_scan_reference(inputs, options)
-
-
-def lower(weight: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if weight is None else weight.to(like.dtype)

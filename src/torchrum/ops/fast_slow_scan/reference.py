@@ -1,16 +1,72 @@
-"""The Fast-Slow recurrence as its equations, step by step; the fused backend is tested against this file."""
+"""The Fast-Slow recurrence step by step as its equations, with its options and inputs.
+
+The fused backend is tested against this file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops.fast_slow_scan.options import STREAMS_PER_CELL, FastSlowOptions
-from torchrum.ops.fast_slow_scan.types import FastSlowInputs, State
-from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
 from torchrum.ops.rum_scan import RumOptions, StepWeights, rum_step_reference
+
+State = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastSlowOptions:
+    """Hyper-parameters of one Fast-Slow scan."""
+
+    fast: tuple[LstmOptions, ...]
+    """Two or more."""
+    slow: LstmOptions | RumOptions
+    """A RUM with lam 0, or an LSTM."""
+    dropout: float = 0.0
+    """Chance that a number is zeroed: behind F1 on the way to S, behind S, and behind the last fast cell."""
+    slow_dropout: float | None = None
+    """The first of these apart; None is as the others."""
+    training: bool = False
+    """Whether dropout acts."""
+
+    @property
+    def cells(self) -> tuple[LstmOptions | RumOptions, ...]:
+        """In the order of a step: F1, S, F2, F3, ..."""
+        return self.fast[0], self.slow, *self.fast[1:]
+
+    @property
+    def drops(self) -> tuple[float, ...]:
+        """Dropout behind each of them, now."""
+        if not self.training:
+            return (0.0,) * (len(self.fast) + 1)
+        first = self.dropout if self.slow_dropout is None else self.slow_dropout
+        return first, self.dropout, *[0.0] * (len(self.fast) - 2), self.dropout
+
+    @property
+    def draws(self) -> bool:
+        """Whether a scan needs a seed."""
+        return self.slow.draws or any(fast.draws for fast in self.fast) or any(self.drops)
+
+
+class FastSlowInputs(NamedTuple):
+    """The tensors of one scan; ``H`` and ``S`` are the hidden units of the fast cells and of the slow one."""
+
+    xp: Tensor
+    """``(T, B, 4H)``, the first fast cell's ``x W_ih^T + b`` in blocks i, j, f, o; dropped out by the caller."""
+    fast: State
+    """h and c of the fast cells, ``(B, H)``."""
+    slow: State
+    """h ``(B, S)`` of the slow cell, and its c if it is an LSTM."""
+    weights: Sequence[CellWeights]
+    """Of the cells in the order F1, S, F2, F3, ..."""
+    seed: Tensor | None = None
+    """int64 scalar that the masks of zoneout and dropout come from."""
 
 
 def cell_step(
@@ -46,8 +102,8 @@ def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -
     dtype, B = working_dtype(xp.dtype), xp.shape[1]
     kinds = [part.dtype for part in (*fast, *slow)]
     fast, slow = tuple(part.to(dtype) for part in fast), tuple(part.to(dtype) for part in slow)
-    count = STREAMS_PER_CELL * len(weights)
-    seeds = None if seed is None else stream_seeds(seed, count).view(-1, STREAMS_PER_CELL)
+    count = CELL_STREAMS * len(weights)
+    seeds = None if seed is None else stream_seeds(seed, count).view(-1, CELL_STREAMS)
 
     def drop(x: Tensor, number: int, t: int) -> Tensor:
         p = options.drops[number]

@@ -1,110 +1,146 @@
-"""One cell of a fused scan: a matmul and a row kernel, with the buffers both keep at fixed addresses.
+"""Fused scans over a chain of cells: one LSTM, or the three and more cells of a Fast-Slow RNN.
 
-A scan is a chain of cells (one for an LSTM, three or more for a Fast-Slow RNN). Each cell multiplies one buffer, its
-inputs and its state side by side, so that a step is as many matmuls as cells. The row kernels write new states
-straight into the buffers of the cells that read them; going back they read gradients from those cells' matmuls.
+A step runs the cells one after the other, each as one matmul and one row kernel. A cell multiplies one buffer that
+holds its inputs and its state side by side. The row kernels write new states directly into the buffers of the cells
+that read them; in the backward they read gradients from the outputs of those cells' matmuls.
+
+From top to bottom: the plan of a cell, a cell in each direction (``Stage``), the LSTM's two stages, the chain of stages
+in each direction, its forward and backward pass, and ``chain_scan``, differentiable by autograd.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from torchrum.ops.kernels.cell_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
-from torchrum.ops.kernels.masks import keep_threshold
+from torchrum.ops.kernels.masks import CELL_STREAMS, keep_threshold, stream_seeds
 from torchrum.ops.kernels.matmul import StepMatmul
-from torchrum.ops.kernels.step_graphs import TABLE_SLOTS, fill_table
+from torchrum.ops.kernels.step_graphs import TABLE_SLOTS, Pass, aligned, fill_table, plain_mode, run_pass, scan_key
 from torchrum.ops.kernels.triton_launch import Launch, launch, padded, pdl_runs, prepare, row_flags
-from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.kernels.weights import CellWeights, reference_gradients, weight_gradient
 
 Given = Sequence[Tensor | None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a cell's kernels are compiled for; all of it is hashable, for the graphs' key."""
+    """One cell of a chain, and everything that its kernels are compiled for; hashable, as part of the graphs' key."""
 
+    stages: tuple[type["ForwardStage"], type["BackwardStage"]]
+    number: int
+    """Position in the chain."""
     hidden: int
     inputs: tuple[int, ...]
-    """Sizes of what is multiplied, in the order of the weights' columns."""
+    """Sizes of the parts of the matmul's left operand, in the order of the weights' columns."""
     blocks: int
     """Row blocks of the weight."""
-    projected: bool
-    """Whether the scan's input comes in already multiplied; else there is a bias."""
-    stream: int
-    """First of the three streams of masks that belong to the cell: h, c, dropout behind it."""
-    dropout: float
-    """Behind the cell, while training."""
     norms: int
-    """Blocks of layer norm's gains; 0 without it."""
+    """Blocks of layer norm's gains; 0 without layer norm."""
+    state: tuple[int, ...]
+    """Which of the chain's state tensors are its state: h, and c for an LSTM. Cells may share a state."""
+    plain: tuple[int, int]
+    """The cell that reads the new h as it is, and the number of that cell's input."""
+    dropped: tuple[int, int] | None
+    """The same for the new h after dropout. The last cell instead writes it to the chain's output."""
+    dropout: float
+    """Chance of dropout after the cell, in training."""
     flags: tuple[tuple[str, Any], ...]
-    """What its options compile its kernels for: pairs, since a dictionary is not hashable."""
+    """Compile-time arguments from the cell's options: pairs, since a dictionary is not hashable."""
 
     @property
     def width(self) -> int:
         """Columns of the matmul's left operand."""
         return sum(map(padded, self.inputs))
 
+    @property
+    def carries(self) -> bool:
+        """Whether the next step reads the new h: the reader comes no later in the chain."""
+        return self.plain[0] <= self.number
+
     def offset(self, number: int) -> int:
-        """Where an input begins in it."""
+        """First column of an input."""
         return sum(map(padded, self.inputs[:number]))
 
-
-def cell_flags(like: Tensor, plan: Plan, direction: str) -> dict[str, Any]:
-    """Compile-time arguments that the row kernels of every cell take."""
-    # four gates in registers: a long row needs more threads
-    most_warps = 16 if plan.hidden > 2048 else 8
-    return {
-        **row_flags(plan.hidden, direction, pdl_runs(like), most_warps),
-        "DROP": None if plan.dropout == 0 else 0.0 if plan.dropout == 1 else 1 / (1 - plan.dropout),
-        "DROP_BELOW": keep_threshold(plan.dropout) if plan.dropout > 0 else 0,
-        "STREAM": plan.stream,
-        **dict(plan.flags),
-    }
+    def columns(self, number: int) -> slice:
+        """Columns of an input, without their padding."""
+        return slice(self.offset(number), self.offset(number) + self.inputs[number])
 
 
-@dataclass
-class Shared:
-    """Buffers that all cells of a scan see."""
+class ChainInputs(NamedTuple):
+    """The tensors of one call."""
 
-    seeds: Tensor | None
-    lengths: Tensor | None
+    xp: Tensor
+    """``(T, B, 4H)``: the projected input of the first cell, with its bias."""
+    states: Sequence[Tensor]
+    """The parts of all states before the first step, ``(B, H)`` each."""
+    weights: Sequence[CellWeights]
+    """One entry per cell."""
+    seeds: Tensor | None = None
+    """``(CELL_STREAMS * cells,)`` int64, for the masks of zoneout and dropout."""
+    lengths: Tensor | None = None
+    """``(B,)`` int64; a row past its length keeps its state."""
+
+
+class Saved(NamedTuple):
+    """What one cell's backward needs of its forward."""
+
+    inputs: Tensor
+    """``(T, B, width)``: what its matmul multiplied; T + 1 where it reads a carried state."""
+    gates: Tensor
+    """``(T, B, blocks * hidden)``: before layer norm."""
+    cells: Tensor | None
+    """``(T, B, hidden)`` float32: c before each step, for an LSTM."""
+    stats: Tensor | None
+    """Scalars per row and step, float32."""
 
 
 class Stage:
-    """A cell's weight, matmul and parameters, in one direction."""
+    """The weight, matmul and parameters of a cell in one direction, in buffers at fixed addresses."""
 
     direction: str
 
-    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared) -> None:
+    def __init__(
+        self, like: Tensor, B: int, plan: Plan, state: Sequence[Tensor], seeds: Tensor | None, lengths: Tensor | None
+    ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=like.device)
 
-        self.plan, self.B, self.shared = plan, B, shared
+        self.plan, self.B, self.state, self.seeds, self.lengths = plan, B, state, seeds, lengths
         rows = plan.blocks * padded(plan.hidden)
-        self.flags = cell_flags(like, plan, self.direction)
+        # four gates in registers: a long row needs more threads
+        most_warps = 16 if plan.hidden > 2048 else 8
+        drop = plan.dropout
+        self.flags = {
+            **row_flags(plan.hidden, self.direction, pdl_runs(like), most_warps),
+            "DROP": None if drop == 0 else 0.0 if drop == 1 else 1 / (1 - drop),
+            "DROP_BELOW": keep_threshold(drop) if drop > 0 else 0,
+            "STREAM": CELL_STREAMS * plan.number,
+            **dict(plan.flags),
+        }
         self.weight = zeros(rows, plan.width, dtype=like.dtype)  # padding stays zero, here and in low
         forward = self.direction == "forward"
         self.low = zeros(B, plan.width if forward else rows, dtype=like.dtype)
         self.matmul = StepMatmul(
             self.low, self.weight.t() if forward else self.weight, self.flags["PDL"], self.direction
         )
-        self.bias = None if plan.projected else zeros(plan.blocks * plan.hidden)
+        # the input of the first cell is already projected, with its bias
+        self.bias = zeros(plan.blocks * plan.hidden) if plan.number > 0 else None
         self.ln_weight = zeros(plan.norms * plan.hidden) if plan.norms else None
         self.ln_bias = zeros(plan.norms * plan.hidden) if plan.norms else None
         self.given: Given = ()
 
     def load(self, weights: CellWeights) -> None:
+        """Copy a cell's parameters into the buffers."""
         H = self.plan.hidden
         blocks = self.weight.unflatten(0, (self.plan.blocks, -1))
-        columns = [weight for weight in (weights.weight_ih, weights.weight_hh) if weight is not None]
-        for number, (weight, size) in enumerate(zip(columns, self.plan.inputs, strict=True)):
-            begin = self.plan.offset(number)
+        matrices = [weight for weight in (weights.weight_ih, weights.weight_hh) if weight is not None]
+        for number, weight in enumerate(matrices):
             rows = weight.shape[0] // H  # RUM's eps has no recurrent rows
-            blocks[:rows, :H, begin : begin + size].copy_(weight.reshape(rows, H, size))
+            blocks[:rows, :H, self.plan.columns(number)].copy_(weight.reshape(rows, H, self.plan.inputs[number]))
         for mine, given in (
             (self.bias, weights.bias),
             (self.ln_weight, weights.ln_weight),
@@ -114,7 +150,7 @@ class Stage:
                 mine.zero_() if given is None else mine.copy_(given)
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
-        """The row kernel's launch, on the tensors in the slots or on those given."""
+        """Prepare the row kernel on the tensors whose addresses are in ``slots``, or without them on ``given``."""
         raise NotImplementedError
 
     def tensors(self, table: Tensor | None) -> Given:
@@ -122,141 +158,109 @@ class Stage:
 
 
 class ForwardStage(Stage):
-    """Its state is handed to ``plain`` and, through dropout, to ``dropped``: cells, with the number of their input."""
+    """A cell's forward step."""
 
     direction = "forward"
 
-    def connect(
-        self, plain: tuple["ForwardStage", int], dropped: tuple["ForwardStage", int] | None, to_out: bool
-    ) -> None:
-        reader, number = plain
-        self.low_plain = reader.low[:, reader.plan.offset(number) :]
+    @staticmethod
+    def kept(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Allocate the tensors that the forward saves: gates, cells and stats."""
+        raise NotImplementedError
+
+    @staticmethod
+    def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
+        """The row kernel's tensors over all steps; ``xp`` is None except for the first cell."""
+        raise NotImplementedError
+
+    def connect(self, stages: Sequence["ForwardStage"]) -> None:
+        """Find the buffers of the cells that read the new state."""
+        plan, (reader, number) = self.plan, self.plan.plain
+        self.low_plain = stages[reader].low[:, stages[reader].plan.offset(number) :]
         self.low_dropped = None
-        self.flags.update(PLAIN_WIDTH=reader.plan.width, DROPPED_WIDTH=self.plan.hidden if to_out else None)
-        if dropped is not None:
-            reader, number = dropped
-            self.low_dropped = reader.low[:, reader.plan.offset(number) :]
-            self.flags["DROPPED_WIDTH"] = reader.plan.width
+        to_out = plan.number == len(stages) - 1
+        self.flags.update(PLAIN_WIDTH=stages[reader].plan.width, DROPPED_WIDTH=plan.hidden if to_out else None)
+        if plan.dropped is not None:
+            reader, number = plan.dropped
+            self.low_dropped = stages[reader].low[:, stages[reader].plan.offset(number) :]
+            self.flags["DROPPED_WIDTH"] = stages[reader].plan.width
 
 
 class BackwardStage(Stage):
-    """Its state's gradient is the sum of a carry and of what the matmuls of its readers yield."""
+    """A cell's step back. Its state's gradient is a carry plus the outputs of its readers' matmuls."""
 
     direction = "backward"
 
-    def connect(
-        self, plain: tuple["BackwardStage", int], dropped: tuple["BackwardStage", int] | None, from_out: bool
-    ) -> None:
-        reader, number = plain
-        self.parts_plain = reader.matmul.out[:, :, reader.plan.offset(number) :]
+    @staticmethod
+    def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
+        """The row kernel's tensors over all steps; ``before`` are the states before each step.
+
+        ``grad_out`` is None except for the last cell.
+        """
+        raise NotImplementedError
+
+    def norm_grads(self) -> Tensor | None:
+        """Compute the gradients of layer norm's gains and shifts, ``(2, norms * H)`` float32, after the last step."""
+        raise NotImplementedError
+
+    def connect(self, stages: Sequence["BackwardStage"]) -> None:
+        """Find the matmuls of the cells that read the new state."""
+        plan, (reader, number) = self.plan, self.plan.plain
+        self.parts_plain = stages[reader].matmul.out[:, :, stages[reader].plan.offset(number) :]
         self.parts_dropped = None
+        from_out = plan.number == len(stages) - 1
         self.flags.update(
-            PLAIN_PARTS=reader.matmul.parts,
-            PLAIN_WIDTH=reader.plan.width,
+            PLAIN_PARTS=stages[reader].matmul.parts,
+            PLAIN_WIDTH=stages[reader].plan.width,
             DROPPED_PARTS=1,
-            DROPPED_WIDTH=self.plan.hidden if from_out else None,
+            DROPPED_WIDTH=plan.hidden if from_out else None,
             FROM_OUT=from_out,
         )
-        if dropped is not None:
-            reader, number = dropped
-            self.parts_dropped = reader.matmul.out[:, :, reader.plan.offset(number) :]
-            self.flags.update(DROPPED_PARTS=reader.matmul.parts, DROPPED_WIDTH=reader.plan.width)
-
-
-class Chain:
-    """The cells of a scan in the order they run, and the table that tells their graphs the step and the addresses."""
-
-    def __init__(self, like: Tensor, stages: Sequence[Any], shared: Shared, graphed: bool) -> None:
-        self.stages, self.shared = list(stages), shared
-        self.stride = 1 if self.stages[0].direction == "forward" else -1
-        self.T = 0
-        slots = TABLE_SLOTS * (1 + len(self.stages))  # the step, then the addresses for each cell
-        self.table = torch.zeros(slots, dtype=torch.int64, device=like.device) if graphed else None
-
-    def slots(self, number: int) -> Tensor | None:
-        return None if self.table is None else self.table[TABLE_SLOTS * (number + 1) : TABLE_SLOTS * (number + 2)]
-
-    def begin(
-        self,
-        T: int,
-        weights: Sequence[CellWeights],
-        given: Sequence[Given],
-        seeds: Tensor | None,
-        lengths: Tensor | None,
-    ) -> None:
-        self.T = T
-        for mine, theirs in ((self.shared.seeds, seeds), (self.shared.lengths, lengths)):
-            if mine is not None:
-                assert theirs is not None
-                mine.copy_(theirs)
-        for number, (stage, parameters, tensors) in enumerate(zip(self.stages, weights, given, strict=True)):
-            stage.load(parameters)
-            stage.given = tensors
-            slots = self.slots(number)
-            if slots is not None:
-                fill_table(slots, 0, T, *tensors)
-        if self.table is not None:
-            self.table[:1].fill_(0 if self.stride == 1 else T - 1)
-
-    def launches(self, t: int, direct: bool = False) -> Iterator[Launch]:
-        table = None if direct else self.table
-        for number, stage in enumerate(self.stages):
-            row = stage.row(table, None if direct else self.slots(number), t, self.T)
-            yield from (stage.matmul.prepare(), row)[:: self.stride]
-
-    def warm_up(self) -> None:
-        for direct in (False, True):  # a capture around the scan bakes the addresses in instead
-            for enqueue in self.launches(0, direct):
-                enqueue()
-
-    def forget(self) -> None:
-        for stage in self.stages:
-            stage.given = ()
-
-
-def empty_shared(like: Tensor, seeds: Tensor | None, lengths: Tensor | None) -> Shared:
-    """Buffers for seeds and lengths such as these."""
-
-    def buffer(given: Tensor | None) -> Tensor | None:
-        return None if given is None else torch.zeros(given.shape, dtype=torch.int64, device=like.device)
-
-    return Shared(buffer(seeds), buffer(lengths))
+        if plan.dropped is not None:
+            reader, number = plan.dropped
+            self.parts_dropped = stages[reader].matmul.out[:, :, stages[reader].plan.offset(number) :]
+            self.flags.update(DROPPED_PARTS=stages[reader].matmul.parts, DROPPED_WIDTH=stages[reader].plan.width)
 
 
 class LstmForward(ForwardStage):
-    """An LSTM's step; ``h`` and ``c`` are its running state in float32, which fast cells share."""
+    """An LSTM's step; its running h and c are float32."""
 
-    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared, h: Tensor, c: Tensor) -> None:
-        super().__init__(like, B, plan, shared)
-        self.h, self.c = h, c
-        self.flags["READS_XP"] = plan.projected
+    @staticmethod
+    def kept(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        (T, B), H = xp.shape[:2], plan.hidden
+        stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32) if plan.norms else None
+        return xp.new_empty((T, B, 4 * H)), xp.new_empty((T, B, H), dtype=torch.float32), stats
+
+    @staticmethod
+    def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
+        return xp, saved.gates, saved.cells, saved.stats, plain, dropped
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         return prepare(
             lstm_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
-            self.matmul.out, self.bias, self.h, self.c, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
-            self.shared.lengths, self.shared.seeds, t, T, self.B, PARTS=self.matmul.parts, **self.flags,
+            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
+            self.lengths, self.seeds, t, T, self.B,
+            PARTS=self.matmul.parts, READS_XP=self.plan.number == 0, **self.flags,
         )  # fmt: skip
 
 
 class LstmBackward(BackwardStage):
-    """An LSTM's step back; ``dh`` and ``dc`` carry gradients from step to step in float32."""
+    """An LSTM's step back; the gradients of h and c are carried in float32."""
 
-    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared, dh: Tensor, dc: Tensor) -> None:
-        super().__init__(like, B, plan, shared)
-        self.dh, self.dc = dh, dc
-        del self.flags["LN_EPS"]  # the moments are kept
+    @staticmethod
+    def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
+        dnormed = dgates.new_empty((*dgates.shape[:2], 5 * plan.hidden)) if plan.norms else None
+        return saved.gates, saved.cells, saved.stats, grad_out, dgates, dnormed
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
+        flags = {name: value for name, value in self.flags.items() if name != "LN_EPS"}  # the moments are saved
         return prepare(
             lstm_backward_kernel, (self.B,),
-            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.dh, self.dc,
-            self.low, self.ln_weight, self.ln_bias, self.shared.lengths, self.shared.seeds, t, self.B, **self.flags,
+            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, *self.state,
+            self.low, self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, self.B, **flags,
         )  # fmt: skip
 
     def norm_grads(self) -> Tensor | None:
-        """``(2, 5H)`` in float32: gradients of layer norm's gains and shifts, after the last step."""
         if self.ln_weight is None:
             return None
         gates, cells, stats, _, _, dnormed = self.given
@@ -272,8 +276,282 @@ class LstmBackward(BackwardStage):
         return sums.sum(0)
 
 
-def saved_tensors(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Where an LSTM's forward keeps its raw gates, the c it began with and layer norm's moments."""
-    (T, B), H = xp.shape[:2], plan.hidden
-    stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32) if plan.norms else None
-    return xp.new_empty((T, B, 4 * H)), xp.new_empty((T, B, H), dtype=torch.float32), stats
+class Chain:
+    """The stages of a scan in one direction, and the table that gives their graphs the step and the addresses.
+
+    ``states`` are the running states in float32, or their gradients.
+    """
+
+    stride: int
+
+    def __init__(self, plans: Sequence[Plan], inputs: ChainInputs, graphed: bool) -> None:
+        def integers(given: Tensor | None) -> Tensor | None:
+            return None if given is None else torch.zeros(given.shape, dtype=torch.int64, device=given.device)
+
+        like, B = inputs.xp, inputs.xp.shape[1]
+        self.states = [torch.empty(state.shape, device=like.device) for state in inputs.states]
+        self.seeds, self.lengths = integers(inputs.seeds), integers(inputs.lengths)
+        self.cells: list[Any] = []
+        for plan in plans:
+            make = plan.stages[0 if self.stride == 1 else 1]
+            state = [self.states[part] for part in plan.state]
+            self.cells.append(make(like, B, plan, state, self.seeds, self.lengths))
+        for cell in self.cells:
+            cell.connect(self.cells)
+        self.stages = self.cells[:: self.stride]  # in the order of the launches
+        self.T = 0
+        slots = TABLE_SLOTS * (1 + len(plans))  # the step, then the addresses for each stage
+        self.table = torch.zeros(slots, dtype=torch.int64, device=like.device) if graphed else None
+
+    def slots(self, number: int) -> Tensor | None:
+        return None if self.table is None else self.table[TABLE_SLOTS * (number + 1) : TABLE_SLOTS * (number + 2)]
+
+    def load(self, inputs: ChainInputs, given: Sequence[Given]) -> None:
+        """Load a call's parameters and, for each cell, the addresses of its tensors over all steps."""
+        self.T = len(inputs.xp)
+        for mine, theirs in ((self.seeds, inputs.seeds), (self.lengths, inputs.lengths)):
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
+        for cell, weights, tensors in zip(self.cells, inputs.weights, given, strict=True):
+            cell.load(weights)
+            cell.given = tensors
+        if self.table is not None:
+            for number, stage in enumerate(self.stages, 1):
+                fill_table(self.table[TABLE_SLOTS * number :], 0, self.T, *stage.given)
+            self.table[:1].fill_(0 if self.stride == 1 else self.T - 1)
+
+    def launches(self, t: int, direct: bool = False) -> Iterator[Launch]:
+        table = None if direct else self.table
+        for number, stage in enumerate(self.stages):
+            row = stage.row(table, None if direct else self.slots(number), t, self.T)
+            yield from (stage.matmul.prepare(), row)[:: self.stride]
+
+    def warm_up(self) -> None:
+        for direct in (False, True):  # a capture around the scan records the addresses instead
+            for enqueue in self.launches(0, direct):
+                enqueue()
+
+    def forget(self) -> None:
+        for stage in self.stages:
+            stage.given = ()
+
+    def carried(self) -> Iterator[tuple[int, slice, int, Sequence[int]]]:
+        """For each state: the cell that reads its h in the next step, the columns there, and the numbers of h and c."""
+        for cell in self.cells:
+            if cell.plan.carries:
+                (reader, number), (h, *others) = cell.plan.plain, cell.plan.state
+                yield reader, self.cells[reader].plan.columns(number), h, others
+
+
+class ForwardChain(Chain):
+    """The chain in the order of a step."""
+
+    stride = 1
+
+    def begin(self, inputs: ChainInputs, saved: Sequence[Saved], out: Tensor) -> None:
+        """Load a call's data; the steps fill ``saved`` and ``out``."""
+        for mine, start in zip(self.states, inputs.states, strict=True):
+            mine.copy_(start)
+        for reader, columns, h, _ in self.carried():
+            self.cells[reader].low[:, columns].copy_(inputs.states[h])
+            saved[reader].inputs[0, :, columns].copy_(inputs.states[h])
+        given: list[Given] = []
+        for cell in self.cells:
+            plan, (reader, number) = cell.plan, cell.plan.plain
+            plain = saved[reader].inputs[int(plan.carries) :, :, self.cells[reader].plan.offset(number) :]
+            dropped = out if plan.number == len(self.cells) - 1 else None
+            if plan.dropped is not None:
+                reader, number = plan.dropped
+                dropped = saved[reader].inputs[..., self.cells[reader].plan.offset(number) :]
+            given.append(cell.over_time(inputs.xp if plan.number == 0 else None, saved[plan.number], plain, dropped))
+        self.load(inputs, given)
+
+    def finish(self, inputs: ChainInputs, saved: Sequence[Saved]) -> list[Tensor]:
+        """The last states in the dtypes of the first ones. Each h is as its reader has it, in the input's dtype."""
+        last = list(inputs.states)
+        for reader, columns, h, others in self.carried():
+            last[h] = saved[reader].inputs[-1, :, columns].to(last[h].dtype)
+            for part in others:
+                last[part] = self.states[part].to(last[part].dtype, copy=True)
+        return last
+
+
+class BackwardChain(Chain):
+    """The chain in the opposite order."""
+
+    stride = -1
+
+    def begin(
+        self, inputs: ChainInputs, saved: Sequence[Saved], grads: Sequence[Tensor | None], dgates: Sequence[Tensor]
+    ) -> None:
+        """Load a call's data; ``grads`` belong to the output and the last states, and the steps fill ``dgates``."""
+        for carry, grad in zip(self.states, grads[1:], strict=True):
+            carry.zero_() if grad is None else carry.copy_(grad)
+        for reader, _, _, _ in self.carried():
+            self.cells[reader].matmul.out.zero_()  # no step follows the last one
+        given: list[Given] = []
+        for cell, kept, dgate in zip(self.cells, saved, dgates, strict=True):
+            reader, number = cell.plan.plain
+            before = saved[reader].inputs[..., self.cells[reader].plan.offset(number) :]
+            grad_out = grads[0] if cell is self.cells[-1] else None
+            given.append(cell.over_time(kept, before, grad_out, dgate, cell.plan))
+        self.load(inputs, given)
+
+    def finish(self) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Gradients of the first states and of each cell's layer norm, in float32."""
+        states = list(self.states)
+        for reader, columns, h, others in self.carried():
+            states[h] = self.states[h] + self.cells[reader].matmul.out[:, :, columns].float().sum(0)
+            for part in others:
+                states[part] = self.states[part].clone()
+        return states, [cell.norm_grads() for cell in self.cells]
+
+
+def chain_forward(
+    plans: tuple[Plan, ...], inputs: ChainInputs, training: bool = False
+) -> tuple[Tensor, list[Tensor], list[Saved]]:
+    """Run a chain over a sequence.
+
+    With ``training``, the backward's kernels are compiled together with the forward's.
+
+    Returns:
+        The last cell's h of all steps, after dropout, ``(T, B, H)``; the last states; what the backward needs.
+    """
+    T, B = inputs.xp.shape[:2]
+    with plain_mode(inputs.xp):
+        out, saved = inputs.xp.new_empty((T, B, plans[-1].hidden)), []
+        for plan in plans:
+            carried = any(other.carries and other.plain[0] == plan.number for other in plans)
+            multiplied = inputs.xp.new_empty((T + carried, B, plan.width))  # padding is never read
+            saved.append(Saved(multiplied, *plan.stages[0].kept(inputs.xp, plan)))
+        if inputs.xp.numel() == 0:
+            return out, [state.clone() for state in inputs.states], saved
+        inputs = inputs._replace(xp=aligned(inputs.xp))
+
+        def following() -> None:
+            chain_backward(plans, inputs, saved, [None] * (1 + len(inputs.states)))
+
+        scan_pass = Pass(
+            key=lambda: _key("forward", plans, inputs),
+            build=lambda graphed: ForwardChain(plans, inputs, graphed),
+            begin=lambda chain: chain.begin(inputs, saved, out),
+            finish=lambda chain: chain.finish(inputs, saved),
+            following=following if training else None,
+        )
+        return out, run_pass(scan_pass, inputs.xp, T), saved
+
+
+def chain_backward(
+    plans: tuple[Plan, ...], inputs: ChainInputs, saved: Sequence[Saved], grads: Sequence[Tensor | None]
+) -> tuple[Tensor, list[Tensor], list[CellWeights]]:
+    """Gradients of ``xp``, of the first states and of the weights, each in the dtype of its tensor.
+
+    ``grads`` belong to the output and the last states; None counts as zero.
+    """
+    (xp, states, weights, _, _), (grad_out, *grad_states) = inputs, grads
+    with plain_mode(xp):
+        dgates = [torch.empty_like(cell.gates) for cell in saved]
+        if xp.numel() == 0:
+            carried = [torch.zeros_like(x) if g is None else g for x, g in zip(states, grad_states, strict=True)]
+            return dgates[0], carried, [CellWeights(*map(_zeros_like, cell)) for cell in weights]
+        if grad_out is None:
+            grad_out = xp.new_zeros((*xp.shape[:2], plans[-1].hidden))
+        all_grads = [aligned(grad_out.to(xp.dtype)), *grad_states]
+        scan_pass = Pass(
+            key=lambda: _key("backward", plans, inputs),
+            build=lambda graphed: BackwardChain(plans, inputs, graphed),
+            begin=lambda chain: chain.begin(inputs, saved, all_grads, dgates),
+            finish=BackwardChain.finish,
+        )
+        dstates, norms = run_pass(scan_pass, xp, len(xp))
+        dweights = [
+            cell_grads(cell, plan, dgate, kept.inputs[: len(xp)], norm)
+            for cell, plan, dgate, kept, norm in zip(weights, plans, dgates, saved, norms, strict=True)
+        ]
+        return dgates[0], [grad.to(x.dtype) for grad, x in zip(dstates, states, strict=True)], dweights
+
+
+def _key(direction: str, plans: tuple[Plan, ...], inputs: ChainInputs) -> Hashable:
+    return scan_key("chain", direction, inputs.xp, plans, inputs.seeds is not None, inputs.lengths is not None)
+
+
+def _zeros_like(x: Any) -> Any:
+    return None if x is None else torch.zeros_like(x)
+
+
+def cell_grads(weights: CellWeights, plan: Plan, dgates: Tensor, inputs: Tensor, norms: Tensor | None) -> CellWeights:
+    """Gradients of one cell's parameters: matmuls over all steps."""
+    whole = weight_gradient(dgates, inputs)  # (blocks * H, width)
+    weight_ih = None if weights.weight_ih is None else whole[:, plan.columns(0)].to(weights.weight_ih.dtype)
+    recurrent = whole[: weights.weight_hh.shape[0], plan.columns(len(plan.inputs) - 1)]
+    bias = ln_weight = ln_bias = None
+    if weights.bias is not None:
+        bias = dgates.sum((0, 1), dtype=torch.float32).to(weights.bias.dtype)
+    if norms is not None and weights.ln_weight is not None and weights.ln_bias is not None:
+        ln_weight, ln_bias = norms[0].to(weights.ln_weight.dtype), norms[1].to(weights.ln_bias.dtype)
+    return CellWeights(weight_ih, recurrent.to(weights.weight_hh.dtype), bias, ln_weight, ln_bias)
+
+
+Reference = Callable[[Tensor, Sequence[Tensor], Sequence[CellWeights]], tuple[Tensor, ...]]
+
+
+class _ChainScan(torch.autograd.Function):
+    """``tensors`` are xp, the parts of the states, then the parts of each cell's weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plans: tuple[Plan, ...], training: bool, reference: Reference, seeds: Tensor | None,
+        lengths: Tensor | None, *tensors: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        inputs = ChainInputs(*_unflatten(plans, tensors), seeds, lengths)
+        out, last, saved = chain_forward(plans, inputs, training)
+        ctx.plans, ctx.reference, ctx.count = plans, reference, len(tensors)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, seeds, lengths, *(part for cell in saved for part in cell))
+        return out, *last
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        plans, everything = ctx.plans, ctx.saved_tensors  # once: checkpointing unpacks them only once
+        tensors, (seeds, lengths, *flat) = everything[: ctx.count], everything[ctx.count :]
+        if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
+
+            def scan(*given: Any) -> tuple[Tensor, ...]:
+                return ctx.reference(*_unflatten(plans, given))
+
+            return *[None] * 5, *reference_gradients(scan, tensors, grads, ctx.needs_input_grad[5:])
+        saved = [Saved(*parts) for parts in _chunks(flat, len(Saved._fields))]
+        inputs = ChainInputs(*_unflatten(plans, tensors), seeds, lengths)
+        dxp, dstates, dweights = chain_backward(plans, inputs, saved, grads)
+        return *[None] * 5, dxp, *dstates, *(part for cell in dweights for part in cell)
+
+
+def _unflatten(plans: Sequence[Plan], tensors: Sequence[Any]) -> tuple[Tensor, Sequence[Tensor], list[CellWeights]]:
+    size = len(CellWeights._fields)
+    first = len(tensors) - size * len(plans)
+    return tensors[0], tensors[1:first], [CellWeights(*parts) for parts in _chunks(tensors[first:], size)]
+
+
+def _chunks(flat: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [flat[i : i + size] for i in range(0, len(flat), size)]
+
+
+def chain_scan(
+    plans: tuple[Plan, ...],
+    xp: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[CellWeights],
+    seed: Tensor | None,
+    lengths: Tensor | None,
+    training: bool,
+    reference: Reference,
+) -> tuple[Tensor, list[Tensor]]:
+    """Run ``chain_forward``, differentiable by autograd, and return the output of all steps and the last states.
+
+    ``seed`` is an int64 scalar that the seeds of all masks come from. ``reference(xp, states, weights)`` computes the
+    same in plain PyTorch, for second derivatives.
+    """
+    seeds = None if seed is None else stream_seeds(seed, CELL_STREAMS * len(plans))
+    flat = (part for cell in weights for part in cell)
+    out, *last = _ChainScan.apply(plans, training, reference, seeds, lengths, xp, *states, *flat)
+    return out, last

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
+CELL_STREAMS = 3  # streams of masks per cell: zoneout of h, zoneout of c, dropout after the cell
 
 
 def hash32(x: Tensor) -> Tensor:

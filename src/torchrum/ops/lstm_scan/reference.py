@@ -1,16 +1,116 @@
-"""The LSTM recurrence as its equations, step by step; the fused backend is tested against this file."""
+"""The LSTM recurrence step by step as its equations, with its options and inputs.
+
+The fused backend is tested against this file.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops.kernels.masks import keep_mask, stream_seeds
+from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds, zoneout_flags
 from torchrum.ops.kernels.precision import working_dtype
-from torchrum.ops.lstm_scan.options import LstmOptions
-from torchrum.ops.lstm_scan.types import LstmInputs, LstmStepWeights, step_weights
 
-STREAMS = 2  # of masks: h, c
 Keeps = tuple[Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmOptions:
+    """Hyper-parameters of one LSTM scan."""
+
+    layer_norm: bool = False
+    """Normalise each gate and the cell state that h is made from."""
+    ln_eps: float = 1e-3
+    """Added to the variance in layer norm."""
+    forget_bias: float = 1.0
+    """Added to f in every step."""
+    zoneout: float = 0.0
+    """Chance that a unit of h keeps its old value."""
+    zoneout_cell: float = 0.0
+    """The same for c."""
+    training: bool = False
+    """Zoneout draws masks when training and takes their expectation otherwise."""
+
+    def with_training(self, training: bool) -> "LstmOptions":
+        """The same options in training or in evaluation; written out, since older compilers trace no more than that."""
+        if training == self.training:
+            return self
+        return LstmOptions(
+            layer_norm=self.layer_norm,
+            ln_eps=self.ln_eps,
+            forget_bias=self.forget_bias,
+            zoneout=self.zoneout,
+            zoneout_cell=self.zoneout_cell,
+            training=training,
+        )
+
+    @property
+    def draws(self) -> bool:
+        """Whether a scan needs a seed."""
+        return self.training and (self.zoneout > 0 or self.zoneout_cell > 0)
+
+    def kernel_flags(self) -> dict[str, Any]:
+        """What the kernels of a step are compiled for."""
+        zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
+        zoneout_c, keep_below_c = zoneout_flags(self.zoneout_cell, self.training)
+        return {
+            "LN": self.layer_norm,
+            "LN_EPS": float(self.ln_eps),
+            "FORGET": float(self.forget_bias),
+            "ZONEOUT": zoneout,
+            "KEEP_BELOW": keep_below,
+            "ZONEOUT_C": zoneout_c,
+            "KEEP_BELOW_C": keep_below_c,
+        }
+
+
+class LstmInputs(NamedTuple):
+    """The tensors of one scan; ``T B H`` are steps, batch and hidden units."""
+
+    xp: Tensor
+    """``(T, B, 4H)``, the projected input in blocks i, j, f, o."""
+    h0: Tensor
+    c0: Tensor
+    """Both ``(B, H)``."""
+    weight_hh: Tensor
+    """``(4H, H)``"""
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None
+    """Both ``(5H,)``, blocks i, j, f, o, c, with layer norm."""
+    lengths: Tensor | None = None
+    """``(B,)`` int64; a row past its length keeps its state."""
+    seed: Tensor | None = None
+    """int64 scalar that zoneout's masks come from."""
+
+
+class LstmStepWeights(NamedTuple):
+    """The parameters that every step reads, with those of layer norm in the parts that it applies."""
+
+    weight_hh: Tensor
+    """``(4H, H)``"""
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None
+    """Both ``(4H,)``: of i, j, f, o."""
+    ln_weight_c: Tensor | None = None
+    ln_bias_c: Tensor | None = None
+    """Both ``(H,)``: of c."""
+
+
+def step_weights(
+    weight_hh: Tensor, ln_weight: Tensor | None, ln_bias: Tensor | None, dtype: torch.dtype
+) -> LstmStepWeights:
+    """A step's weights from those of a scan, whose layer norm has all five blocks in one tensor.
+
+    ``dtype`` is that of the state, which layer norm computes in.
+    """
+    if ln_weight is None or ln_bias is None:
+        return LstmStepWeights(weight_hh)
+    gates, c = weight_hh.shape[0], weight_hh.shape[1]
+    gain, gain_c = ln_weight.to(dtype).split((gates, c))
+    shift, shift_c = ln_bias.to(dtype).split((gates, c))
+    return LstmStepWeights(weight_hh, gain, shift, gain_c, shift_c)
 
 
 def lstm_step(
@@ -75,7 +175,7 @@ def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tenso
     dtype = working_dtype(xp.dtype)
     h, c = h0.to(dtype), c0.to(dtype)
     weights = step_weights(weight_hh, ln_weight, ln_bias, dtype)
-    seeds = None if seed is None else stream_seeds(seed, STREAMS)
+    seeds = None if seed is None else stream_seeds(seed, CELL_STREAMS)
     states = []
     for t, x in enumerate(xp.unbind(0)):
         new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options)

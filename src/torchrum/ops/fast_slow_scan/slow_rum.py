@@ -1,14 +1,15 @@
-"""The slow RUM of a Fast-Slow RNN: its row kernels and their place in the chain of cells.
+"""The slow RUM of a Fast-Slow RNN: its row kernels and its stages in the chain of cells.
 
-Unlike in a RUM by itself, the input is not known ahead: the matmul holds the input's share and the state's together.
+Unlike in a RUM layer, the input is not known in advance: one matmul covers the input and the state.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone
-from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Plan, Shared
+from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Given, Plan, Saved
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
 from torchrum.ops.kernels.rum_step_backward import (
@@ -129,39 +130,45 @@ def slow_rum_backward_kernel(
 
 
 class RumForward(ForwardStage):
-    """A RUM's step; ``h`` is its running state in float32."""
+    """A RUM's step; its running h is float32."""
 
-    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared, h: Tensor) -> None:
-        super().__init__(like, B, plan, shared)
-        self.h = h
+    @staticmethod
+    def kept(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        T, B = xp.shape[:2]
+        stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
+        return xp.new_empty((T, B, plan.blocks * plan.hidden)), None, stats
+
+    @staticmethod
+    def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
+        return saved.gates, saved.stats, plain, dropped
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         return prepare(
             slow_rum_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
-            self.matmul.out, self.bias, self.h, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
-            self.shared.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
+            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
+            self.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
 
 class RumBackward(BackwardStage):
-    """A RUM's step back; ``dh`` carries the gradient from step to step in float32."""
+    """A RUM's step back; the gradient of h is carried in float32."""
 
-    def __init__(self, like: Tensor, B: int, plan: Plan, shared: Shared, dh: Tensor) -> None:
-        super().__init__(like, B, plan, shared)
-        self.dh = dh
-        del self.flags["LN_EPS"]  # the moments are kept
+    @staticmethod
+    def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
+        dseen = dgates.new_empty((*dgates.shape[:2], plan.hidden)) if plan.norms else None
+        return saved.gates, saved.stats, before, dgates, dseen
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
-        flags = {name: value for name, value in self.flags.items() if name != "FROM_OUT"}
+        unused = ("LN_EPS", "FROM_OUT")  # the moments are saved, and the caller reads no slow state
+        flags = {name: value for name, value in self.flags.items() if name not in unused}
         return prepare(
             slow_rum_backward_kernel, (self.B,),
-            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.dh,
-            self.low, self.ln_weight, self.ln_bias, self.shared.seeds, t, self.B, **flags,
+            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, *self.state,
+            self.low, self.ln_weight, self.ln_bias, self.seeds, t, self.B, **flags,
         )  # fmt: skip
 
     def norm_grads(self) -> Tensor | None:
-        """``(2, blocks*H)`` in float32: gradients of layer norm's gains and shifts, after the last step."""
         if self.ln_weight is None or self.ln_bias is None:
             return None
         raw, stats, before, _, dseen = self.given
