@@ -1,5 +1,6 @@
 """Inputs at the edge: vectors without a usable direction, padding that is not a number, dtypes, very long sequences."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +254,51 @@ def test_flags_and_sizes_of_a_wrong_type_are_type_errors(words):
         nn.GRU(3, 4.0)  # as there
     with pytest.raises(ValueError, match="hidden_size=0"):
         RUM(3, 0)
+
+
+def nested(part):
+    return torch.nested.nested_tensor([part[:1, 0], part[:, 0]])
+
+
+DENSE = "layout torch.sparse_coo; it must be dense. Convert it with .to_dense()"
+ONEDNN = "layout torch._mkldnn; it must be dense"
+NESTED = "is a nested tensor; it must be a dense one. Pad it with torch.nested.to_padded_tensor"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda rum, cell, x, h: rum(x.to_sparse()), f"input has {DENSE}"),
+        (lambda rum, cell, x, h: rum(x[:, 0].to_sparse_csr()), "input has layout torch.sparse_csr; it must be dense"),
+        (lambda rum, cell, x, h: rum(x.to_mkldnn()), f"input has {ONEDNN}"),
+        (lambda rum, cell, x, h: rum(nested(x)), f"input {NESTED}"),
+        (lambda rum, cell, x, h: rum(x, h.to_sparse()), f"h in hx has {DENSE}"),
+        (lambda rum, cell, x, h: rum(x, h.to_mkldnn()), f"h in hx has {ONEDNN}"),
+        (lambda rum, cell, x, h: rum(x, nested(h)), f"h in hx {NESTED}"),
+        (
+            lambda rum, cell, x, h: rum(x, lengths=torch.tensor([5, 2, 1]).to(torch.uint64)),
+            "torch.uint64; expected (3,) int",
+        ),
+        (
+            lambda rum, cell, x, h: rum(x, lengths=torch.ones(3, dtype=torch.long, device="meta")),
+            "lengths is on meta and has",
+        ),
+        (lambda rum, cell, x, h: rum(x, lengths=torch.tensor([5, 2, 1]).to_sparse()), f"lengths has {DENSE}"),
+        (lambda rum, cell, x, h: rum(x, reset=x[..., 0].gt(0).to("meta")), "reset is on meta and has no values"),
+        (lambda rum, cell, x, h: rum(x, reset=x[..., 0].gt(0).to_sparse()), f"reset has {DENSE}"),
+        (lambda rum, cell, x, h: cell(x[0].to_sparse()), f"input has {DENSE}"),
+        (lambda rum, cell, x, h: cell(x[0], h[0].to_mkldnn()), f"h in hx has {ONEDNN}"),
+    ],
+)
+def test_tensors_that_are_not_dense_are_refused(call, message, backend):
+    modules = RUM(4, 6, backend=backend), RUMCell(4, 6, backend=backend)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call(*modules, torch.randn(5, 3, 4), torch.randn(1, 3, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+def test_lengths_of_small_integers(dtype):
+    rum, x, lengths = RUM(4, 6), torch.randn(5, 3, 4), torch.tensor([5, 2, 1])
+    assert torch.equal(rum(x, lengths=lengths.to(dtype))[0], rum(x, lengths=lengths)[0])

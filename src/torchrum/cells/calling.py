@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchrum.cells.base import Cell, State
-from torchrum.ops._checks import ArgumentTypeError, MismatchError
+from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense
 from torchrum.ops.kernels.precision import autocast_dtype
 
 
@@ -36,6 +36,7 @@ def call_as_nn(
     where = type(cell).__name__
     if not isinstance(input, Tensor):
         raise ArgumentTypeError(f"{where}: input is a {type(input).__name__}; it must be a Tensor.")
+    check_dense(where, "input", input)
     if input.dim() not in (1, 2) or input.shape[-1] != cell.input_size:
         expected = f"(B, {cell.input_size}) or ({cell.input_size},)"
         raise MismatchError(f"{where}: input has shape {tuple(input.shape)}; expected {expected}.")
@@ -82,6 +83,8 @@ def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | N
     for name, part in zip(names, parts, strict=True):
         if part is not None and not isinstance(part, Tensor):
             raise ArgumentTypeError(f"{where}: {name} in hx is a {type(part).__name__}; it must be a Tensor, or None.")
+        if part is not None:
+            check_dense(where, f"{name} in hx", part)
     return tuple(_filled_memory(part) if name == "R" else part for name, part in zip(names, parts, strict=True))
 
 

@@ -5,13 +5,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from torchrum.cells.calling import check_fits, check_state_fits
-from torchrum.ops._checks import ArgumentTypeError, MismatchError
+from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Integers that torch can hardly compute with."""
 
 
 def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, weight: Tensor) -> None:
     """``(T, B, I)``, ``(B, T, I)`` or ``(T, I)`` with at least one step, fitting the weights."""
     if not isinstance(input, Tensor):
         raise ArgumentTypeError(f"{where}: input is a {type(input).__name__}; it must be a Tensor or a PackedSequence.")
+    check_dense(where, "input", input)
     if input.dim() not in (2, 3):
         order = "(B, T, I)" if batch_first else "(T, B, I)"
         raise MismatchError(f"{where}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
@@ -54,10 +59,13 @@ def check_lengths(where: str, lengths: Tensor, x: Tensor) -> Tensor:
             f"{where}: lengths is a {type(lengths).__name__}; it must be a Tensor ({B},) of integers. "
             "Pass torch.as_tensor(lengths)."
         )
-    if lengths.shape != (B,) or lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+    check_dense(where, "lengths", lengths)
+    if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
+        hint = " Convert them with .long()." if lengths.dtype in UNSIGNED else ""
         raise MismatchError(
-            f"{where}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; expected ({B},) integers."
+            f"{where}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; expected ({B},) integers.{hint}"
         )
+    check_values(where, "lengths", lengths, x)
     if lengths.device.type == "cpu":
         _check_range(where, lengths, T)
     return lengths.to(x.device)
@@ -81,17 +89,25 @@ def check_reset(where: str, reset: Tensor, input: Tensor) -> Tensor:
             f"{where}: reset is a {type(reset).__name__}; it must be a bool Tensor of shape {shape}. "
             "Pass torch.as_tensor(reset)."
         )
+    check_dense(where, "reset", reset)
     if tuple(reset.shape) != shape or reset.dtype != torch.bool:
         raise MismatchError(
             f"{where}: reset has shape {tuple(reset.shape)} and {reset.dtype}; expected {shape} and torch.bool, a flag "
             "for each step of each row."
         )
+    check_values(where, "reset", reset, input)
     if torch.compiler.is_exporting():
         raise RuntimeError(
             f"{where}: reset= cannot be exported, since where rows are cut depends on its values. Pass each stretch "
             "between two resets as a row of its own, with lengths=."
         )
     return reset
+
+
+def check_values(where: str, name: str, part: Tensor, like: Tensor) -> None:
+    """A tensor on the meta device has no values; it goes only with an input that has none either."""
+    if part.is_meta and not like.is_meta:
+        raise MismatchError(f"{where}: {name} is on meta and has no values; create it on {like.device}.")
 
 
 def in_program() -> bool:

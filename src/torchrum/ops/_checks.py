@@ -42,13 +42,25 @@ def check_square(where: str, **tensors: Tensor) -> None:
             )
 
 
+def check_dense(where: str, name: str, x: Tensor) -> None:
+    """A tensor must be neither nested nor sparse nor in the layout of oneDNN."""
+    if x.is_nested:
+        raise MismatchError(
+            f"{where}: {name} is a nested tensor; it must be a dense one. "
+            "Pad it with torch.nested.to_padded_tensor; layers take the lengths as lengths=."
+        )
+    if x.layout is not torch.strided:
+        raise MismatchError(f"{where}: {name} has layout {x.layout}; it must be dense. Convert it with .to_dense().")
+
+
 def check_floating(where: str, **tensors: Tensor) -> None:
-    """Every argument must be a tensor of real floating point numbers."""
+    """Every argument must be a dense tensor of real floating point numbers."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise ArgumentTypeError(
                 f"{where}: {name} is a {type(x).__name__}; it must be a torch.Tensor. Convert it with torch.as_tensor."
             )
+        check_dense(where, name, x)
         if not x.dtype.is_floating_point:
             raise MismatchError(
                 f"{where}: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16. "

@@ -23,7 +23,10 @@ GRADIENTS = (
     *("grad_out", "grad_last", "grad_K", "grad_xp", "grad_h0", "grad_weight"),
     *("grad_x", "grad_weight_ih", "grad_bias", "grad_z", "ln_sums"),
 )
-NARROWER = {torch.float32: (torch.bfloat16, torch.float16), torch.int64: (torch.int32, torch.int16, torch.int8)}
+NARROWER = {
+    torch.float32: (torch.bfloat16, torch.float16),
+    torch.int64: (torch.int32, torch.int16, torch.int8, torch.uint8),
+}
 """The dtypes that a scan converts to the one it runs in."""
 
 SMALL = 1_000_000
