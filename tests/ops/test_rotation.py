@@ -9,8 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
 from tolerances import TOL
-from torchrum.ops.rotation import rotate, rotation_angle, rotation_matrix
-from torchrum.ops.rotation.reference import bisector, dot, saturate, unit
+from torchrum.ops.rotation import bisector, dot, rotate, rotation_angle, rotation_matrix, saturate, unit
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # Worked out apart from this package, from the definition, to ten digits.

@@ -30,7 +30,7 @@ typedef uint64_t unsigned_bits;
 #define LOG2_LOW 1.42860682030941723212e-6
 #define EXP_LIMIT 708.0
 #define TANH_LIMIT 20.0
-#define NO_DIRECTION 1e-30 /* as rotation/reference.py: tiny_of, opposite_of */
+#define NO_DIRECTION 1e-30 /* as rotation.py: tiny_of, opposite_of */
 #define OPPOSITE 1e-8
 #define LARGE_SQUARE 1e280
 #define square_root __builtin_sqrt

@@ -1,7 +1,7 @@
 """Real powers of rotation matrices through their eigenvalues e^{i phi}, with gradients where eigenvalues repeat.
 
-From top to bottom: the eigenvectors and angles (one custom op, without gradient), the power with its gradient
-(``_Power``), and the entry. The README has the derivation.
+From top to bottom: the public function, the eigenvectors and angles (one custom op, without gradient), and the power
+with its gradient (``_Power``). orthogonal_power.md has the derivation.
 """
 
 import math
@@ -11,14 +11,56 @@ import torch
 from torch import Tensor, library
 from torch.autograd import forward_ad
 
+from torchrum.ops._checks import check_finite, check_floating, check_square
 from torchrum.ops.kernels.precision import without_autocast
 from torchrum.ops.rotation import saturate
+
+__all__ = ["orthogonal_power"]
 
 # Eigenvectors come from the Hermitian part of e^{-i SHIFT} R. Two different angles with phi + phi' = 2 SHIFT could not
 # be told apart there, so it is a number that no angle of interest hits.
 SHIFT = 0.7390851332151607
 # Closer to pi than this an angle counts as pi: its two eigenvectors are rounding noise in float64.
 HALF_TURN = 1e-7
+
+
+def orthogonal_power(R: Tensor, lam: float | Tensor) -> Tensor:
+    """Raise rotation matrices to a real power: every angle of ``R`` is multiplied by ``lam``.
+
+    ``R^lam = exp(lam log R)`` with the principal logarithm, angles in (-pi, pi]. An integer number takes plain
+    matmuls; any other number, and every tensor, an eigendecomposition in float64 that costs O(N^3) per matrix: fit for
+    N up to about 256.
+
+    Args:
+        R: ``(..., N, N)``, orthogonal with determinant +1, floating.
+        lam: a number, or a tensor with one element, which may be learnable.
+
+    Returns:
+        ``R^lam``, like ``R``; differentiable in ``R`` and in a tensor ``lam``, also where eigenvalues repeat, as they
+        do at R = I. The gradient is the one along rotations. A half turn, whose direction is undefined, turns in a
+        fixed plane. A second derivative exists for integer numbers only and is an error otherwise.
+
+    Example:
+        >>> import torch
+        >>> from torchrum import orthogonal_power, rotation_matrix
+        >>> quarter = rotation_matrix(*torch.eye(2))
+        >>> eighth = orthogonal_power(quarter, 0.5)
+        >>> torch.allclose(eighth @ eighth, quarter, atol=1e-6)
+        True
+    """
+    check_floating("orthogonal_power", R=R)
+    check_square("orthogonal_power", R=R)
+    if isinstance(lam, Tensor):
+        check_floating("orthogonal_power", lam=lam)
+        if lam.numel() != 1:
+            raise ValueError(
+                f"orthogonal_power: lam has shape {tuple(lam.shape)}; it must be a number or a tensor with one element."
+            )
+        return real_power(R, lam.reshape(()))
+    check_finite("orthogonal_power", lam=lam)
+    if float(lam).is_integer():
+        return integer_power(R, int(lam))
+    return real_power(R, torch.tensor(lam, dtype=torch.float64, device=R.device))
 
 
 def _adjoint(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The rotation R(a, b) in plain PyTorch: any device, any floating dtype, two reflections.
+"""The rotation R(a, b) that takes the direction of one vector to that of another, as two reflections.
 
 R = H_m H_e with H_x = I - 2 x x^T, e = a/|a|, w = b/|b| and m = (e + w)/|e + w|, the bisector.
 A zero vector reflects nothing (H_0 = I), so "no rotation" is written as e = m = 0.
-The README has the derivation and the policy for zero and opposite vectors.
+rotation.md has the derivation and the policy for zero and opposite vectors.
 """
 
 from typing import Any
@@ -11,7 +11,97 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torchrum.ops._checks import check_broadcast, check_floating, check_same_device
 from torchrum.ops.kernels.precision import working_dtype
+
+__all__ = [
+    "dot",
+    "opposite_of",
+    "orthogonal_to",
+    "reflect",
+    "reflectors",
+    "rotate",
+    "rotation_angle",
+    "rotation_matrix",
+    "saturate",
+    "tiny_of",
+    "unit",
+]
+
+
+def rotate(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """Rotate ``h`` by the rotation that takes the direction of ``a`` to that of ``b``.
+
+    R(a, b) turns the plane of ``a`` and ``b`` by the angle between them and leaves everything orthogonal to the
+    plane in place. It costs O(H): no matrix is built.
+
+    Args:
+        a, b, h: ``(..., H)`` with one H and leading dimensions that broadcast, floating, on one device. Mixed dtypes
+            are promoted; float16 and bfloat16 compute in float32.
+
+    Returns:
+        ``R(a, b) h``, ``(..., H)`` with the broadcast leading dimensions. Values and gradients are finite everywhere.
+        A zero ``a`` or ``b`` rotates nothing and gets a zero gradient, opposite vectors give a half turn that does
+        not depend on ``b``, and with H = 1 the only rotation is 1. NaN stays NaN.
+
+    Example:
+        >>> import torch
+        >>> from torchrum import rotate
+        >>> e1, e2 = torch.eye(3)[0], torch.eye(3)[1]
+        >>> rotate(e1, e2, torch.tensor([1.0, 2.0, 3.0]))
+        tensor([-2.,  1.,  3.])
+    """
+    check_floating("rotate", a=a, b=b, h=h)
+    check_broadcast("rotate", a=a, b=b, h=h)
+    check_same_device("rotate", a=a, b=b, h=h)
+    return _rotate(a, b, h)
+
+
+def rotation_matrix(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix of the rotation that takes the direction of ``a`` to that of ``b``.
+
+    Args:
+        a, b: ``(..., H)`` as in :func:`rotate`.
+
+    Returns:
+        ``R(a, b)``, ``(..., H, H)``, orthogonal with determinant +1; ``R @ h`` is ``rotate(a, b, h)`` for a column h.
+    """
+    check_floating("rotation_matrix", a=a, b=b)
+    check_broadcast("rotation_matrix", a=a, b=b)
+    check_same_device("rotation_matrix", a=a, b=b)
+    axes = torch.eye(a.shape[-1], dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
+    return _rotate(a.unsqueeze(-2), b.unsqueeze(-2), axes).mT  # row j was R e_j, column j of R
+
+
+def rotation_angle(a: Tensor, b: Tensor) -> Tensor:
+    """The angle between ``a`` and ``b``, by which :func:`rotate` turns their plane.
+
+    Args:
+        a, b: ``(..., H)`` as in :func:`rotate`.
+
+    Returns:
+        The angle in radians, from 0 to pi, shape ``(...)``, exact to rounding also near 0 and pi. It is 0 where ``a``
+        or ``b`` is zero. The gradient is zero where it has no direction: zero, parallel and opposite vectors.
+    """
+    check_floating("rotation_angle", a=a, b=b)
+    check_broadcast("rotation_angle", a=a, b=b)
+    check_same_device("rotation_angle", a=a, b=b)
+    (e, a_length), (w, b_length) = polar(a), polar(b)
+    # arccos(e.w) loses half the digits near 0 and pi and has an infinite gradient there; the two chords do not.
+    _, apart = polar(e - w, tiny=0.0)
+    _, together = polar(e + w, tiny=0.0)
+    turned = (a_length != 0) & (b_length != 0) | (a_length + b_length).isnan()
+    angle = 2 * torch.atan2(torch.where(turned, apart, 0.0), torch.where(turned, together, 1.0))
+    return angle.squeeze(-1).to(torch.promote_types(a.dtype, b.dtype))
+
+
+def _rotate(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """:func:`rotate` without the checks."""
+    e, m = reflectors(a, b)
+    # Two reflections are orthogonal to rounding at every angle and need no sqrt(1 - cos^2), whose gradient is
+    # infinite where a and b are parallel.
+    y = reflect(m, reflect(e, h.to(torch.promote_types(e.dtype, h.dtype))))
+    return y.to(torch.promote_types(torch.promote_types(a.dtype, b.dtype), h.dtype))
 
 
 def tiny_of(dtype: torch.dtype) -> float:
@@ -119,21 +209,3 @@ def reflectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     fixed = (a_length == 0) | (b_length == 0) | (e.shape[-1] == 1)  # a line has no rotation but 1
     fixed = fixed & ~(a_length + b_length).isnan()
     return torch.where(fixed, 0.0, e), torch.where(fixed, 0.0, bisector(e, w))
-
-
-def rotate_reference(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    e, m = reflectors(a, b)
-    # Two reflections are orthogonal to rounding at every angle and need no sqrt(1 - cos^2), whose gradient is
-    # infinite where a and b are parallel.
-    y = reflect(m, reflect(e, h.to(torch.promote_types(e.dtype, h.dtype))))
-    return y.to(torch.promote_types(torch.promote_types(a.dtype, b.dtype), h.dtype))
-
-
-def rotation_angle_reference(a: Tensor, b: Tensor) -> Tensor:
-    (e, a_length), (w, b_length) = polar(a), polar(b)
-    # arccos(e.w) loses half the digits near 0 and pi and has an infinite gradient there; the two chords do not.
-    _, apart = polar(e - w, tiny=0.0)
-    _, together = polar(e + w, tiny=0.0)
-    turned = (a_length != 0) & (b_length != 0) | (a_length + b_length).isnan()
-    angle = 2 * torch.atan2(torch.where(turned, apart, 0.0), torch.where(turned, together, 1.0))
-    return angle.squeeze(-1).to(torch.promote_types(a.dtype, b.dtype))
