@@ -36,8 +36,7 @@ from torchrum.ops.kernels.rum_step_backward import STATS
 from torchrum.ops.kernels.step_graphs import clear_graphs
 from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan, rum_scan_reference
-from torchrum.ops.rum_scan.stepwise.scan import ForwardSteps
-from torchrum.ops.rum_scan.stepwise.scan_backward import BackwardSteps
+from torchrum.ops.rum_scan.stepwise_triton import BackwardSteps, ForwardSteps
 
 OPTIONS = {
     "eta": RumOptions(eta=1.0),

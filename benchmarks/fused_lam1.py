@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from timing import milliseconds
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
-from torchrum.ops.rum_scan.lam1 import launcher as lam1
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, lam1, rum_scan_reference
 from torchrum.ops.rum_scan.types import Results
 
 CASES = [

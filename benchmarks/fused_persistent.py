@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from timing import microseconds
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan_reference
-from torchrum.ops.rum_scan.persistent import launcher as persistent
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, persistent, rum_scan_reference
 from torchrum.ops.rum_scan.types import Gradients, Results
 
 B, T = 128, 150

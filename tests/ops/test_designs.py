@@ -5,11 +5,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchrum.ops.kernels import machine
-from torchrum.ops.rum_scan import RumOptions, ScanInputs
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, lam1, persistent
 from torchrum.ops.rum_scan.designs import DESIGNS, choose_design
-from torchrum.ops.rum_scan.lam1 import launcher as lam1
 from torchrum.ops.rum_scan.op import make_flags
-from torchrum.ops.rum_scan.persistent import launcher as persistent
 
 FASTEST = "it is the fastest and no restriction applies"
 
@@ -20,8 +18,8 @@ def hopper(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(machine, "triton_obstacle", lambda: None)
     monkeypatch.setattr(machine, "interpreted", lambda: False)
-    for launcher in (persistent, lam1):
-        monkeypatch.setattr(launcher, "nvrtc_obstacle", lambda: None)
+    for design in (persistent, lam1):
+        monkeypatch.setattr(design, "nvrtc_obstacle", lambda: None)
     monkeypatch.setattr(lam1, "shared_bytes", lambda device: 227 * 1024)
     monkeypatch.setattr(persistent, "machine", type("Machine", (), {"blocks": lambda self, device: 132})())
     with FakeTensorMode():

@@ -19,8 +19,7 @@ from torchrum.ops.kernels.rum_step_backward import STATS
 from torchrum.ops.kernels.step_graphs import LARGEST_CHUNK, chunk_lengths, clear_graphs
 from torchrum.ops.kernels.triton_launch import padded
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan, stepwise
-from torchrum.ops.rum_scan.stepwise.scan import Buffers, ForwardSteps, stepwise_forward_kernel
-from torchrum.ops.rum_scan.stepwise.scan_backward import BackwardSteps
+from torchrum.ops.rum_scan.stepwise_triton import BackwardSteps, Buffers, ForwardSteps, stepwise_forward_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")

@@ -35,9 +35,7 @@ from torchrum import RUM
 from torchrum.ops.kernels import cuda
 from torchrum.ops.kernels.cuda import Argument, load_kernel, pack
 from torchrum.ops.rotation import rotation_matrix
-from torchrum.ops.rum_scan import RumOptions, ScanInputs
-from torchrum.ops.rum_scan import lam1 as design
-from torchrum.ops.rum_scan.lam1 import launcher as lam1
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, lam1
 from torchrum.ops.rum_scan.op import make_flags
 
 EMULATOR = Path(__file__).parent / "lam1_emulator.cpp"
@@ -140,7 +138,7 @@ def draw(case: Case, seed: int = 0) -> Drawn:
 
 def fused(case: Case, given: Drawn, device: str) -> dict[str, Tensor]:
     inputs, grad_out, grad_R = on_device(given, device)
-    return run_design(design, inputs, case.rum_options(), grad_out, grad_R)
+    return run_design(lam1, inputs, case.rum_options(), grad_out, grad_R)
 
 
 def on_device(given: Drawn, device: str) -> Drawn:
@@ -259,11 +257,11 @@ def test_gates_on_the_gpu(case: Case) -> None:
 def test_forward_keeps_no_gates() -> None:
     inputs = ScanInputs(torch.randn(5, 2, 15), torch.randn(2, 5), None, torch.randn(10, 5))
     options = RumOptions(lam=1.0)
-    found, empty = design.forward(inputs, options), design.empty_results(inputs, options)
+    found, empty = lam1.forward(inputs, options), lam1.empty_results(inputs, options)
     assert (found.out.shape, found.R.shape) == (empty.out.shape, empty.R.shape)
     assert found.residuals.kept.shape == empty.residuals.kept.shape
     assert found.residuals.gates is empty.residuals.gates is None
-    assert design.forward(inputs, options, save=False).residuals.kept is None
+    assert lam1.forward(inputs, options, save=False).residuals.kept is None
 
 
 @needs_compiler
@@ -274,12 +272,12 @@ def test_the_operator_returns_what_a_compiler_is_told_of(T: int, dtype: torch.dt
     """With two steps there is no checkpoint of R, and the design leaves it out."""
     options = RumOptions(lam=1.0)
     inputs = draw_inputs(T, 2, 5, options, dtype)
-    with plain_calls_by(design):
+    with plain_calls_by(lam1):
         found = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, "lam1"), True)
-    out, R, (_, kept) = design.empty_results(inputs, options)
+    out, R, (_, kept) = lam1.empty_results(inputs, options)
     told = (out, R, inputs.xp.new_empty(0), kept)
     assert [(part.shape, part.dtype) for part in found] == [(part.shape, part.dtype) for part in told]
-    assert (design.forward(inputs, options).residuals.kept is None) == (T == 2)
+    assert (lam1.forward(inputs, options).residuals.kept is None) == (T == 2)
 
 
 @needs_compiler
@@ -290,7 +288,7 @@ def test_a_plain_call_of_a_layer(with_state: bool) -> None:
     layer, x = RUM(3, 9, lam=1, eta=1.0, activation="tanh"), torch.randn(5, 2, 3)
     rotation = torch.linalg.qr(torch.randn(1, 2, 9, 9)).Q
     hx = (torch.randn(1, 2, 9), rotation) if with_state else None
-    with plain_calls_by(design):
+    with plain_calls_by(lam1):
         assert "PlainScan" in layer(x, hx)[0].grad_fn.name()
         assert_plain_calls_match(layer, x, hx, NORM_ERROR[torch.float32])
 
@@ -303,14 +301,14 @@ def test_the_kernels_add_a_bias(layer_norm: bool) -> None:
     options = RumOptions(lam=1.0, activation="tanh", layer_norm=layer_norm)
     inputs = draw_inputs(4, 3, 9, options)
     inputs = inputs._replace(R0=torch.linalg.qr(torch.randn(3, 9, 9)).Q)
-    assert_bias_is_added(design, inputs, torch.randn(27), options)
+    assert_bias_is_added(lam1, inputs, torch.randn(27), options)
 
 
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
 def test_copies_are_the_results() -> None:
     options = RumOptions(lam=1.0, eta=1.0, activation="tanh")
-    assert_copies_are_the_results(design, draw_inputs(5, 3, 9, options), options)
+    assert_copies_are_the_results(lam1, draw_inputs(5, 3, 9, options), options)
 
 
 def rotation_case(device: str) -> None:
@@ -326,9 +324,9 @@ def rotation_case(device: str) -> None:
     grad_R = torch.randn(B, N, N, generator=gen)
     options = RumOptions(lam=1.0, activation="tanh", update_gate=False)
     given = [x.to(device) for x in (xp, h0, torch.eye(N).expand(B, N, N).contiguous(), torch.zeros(N, N))]
-    results = design.forward(ScanInputs(*given), options)
+    results = lam1.forward(ScanInputs(*given), options)
     out, R_n, _ = results
-    grads = design.backward(grad_out.to(device), grad_R.to(device), ScanInputs(*given), results, options, True)
+    grads = lam1.backward(grad_out.to(device), grad_R.to(device), ScanInputs(*given), results, options, True)
 
     leaf, start = xp.double().requires_grad_(), h0.double().requires_grad_()
     h, R, states = start, torch.eye(N, dtype=torch.float64).expand(B, N, N), []
@@ -357,10 +355,10 @@ def test_no_rows_and_no_steps() -> None:
     options = RumOptions(lam=1.0)
     for T, B in ((3, 0), (0, 2)):
         inputs = ScanInputs(torch.zeros(T, B, 12), torch.ones(B, 4), None, torch.zeros(8, 4))
-        results = design.forward(inputs, options)
+        results = lam1.forward(inputs, options)
         assert results.out.shape == (T, B, 4)
         assert results.R.shape == (B, 4, 4)
-        grads = design.backward(torch.zeros(T, B, 4), None, inputs, results, options, False)
+        grads = lam1.backward(torch.zeros(T, B, 4), None, inputs, results, options, False)
         assert grads.xp.shape == (T, B, 12)
         assert grads.weight_hh.shape == (8, 4)
 
@@ -378,9 +376,9 @@ def test_obstacle_names_the_reason(given: dict[str, Any], words: str, monkeypatc
     options = RumOptions(lam=given.get("lam", 1.0), activation=given.get("activation", "relu"))
     xp = torch.zeros(2, 3, 3 * given.get("hidden", 8), dtype=given.get("dtype", torch.float32))
     inputs = ScanInputs.shaped_like(xp, options)
-    assert design.obstacle(inputs, options) == "the input is on cpu"
+    assert lam1.obstacle(inputs, options) == "the input is on cpu"
     monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
-    assert words in str(design.obstacle(inputs, options))
+    assert words in str(lam1.obstacle(inputs, options))
 
 
 SIZES = [1, 2, 3, 31, 50, 64, 65, 96, 100, 127, 128]
@@ -506,7 +504,7 @@ def test_memory_stays_orthogonal() -> None:
     xp = torch.randn(10_000, 4, 3 * N, device="cuda", generator=gen)
     weight = torch.randn(2 * N, N, device="cuda", generator=gen) * N**-0.5
     inputs = ScanInputs(xp, xp.new_zeros(4, N), None, weight)
-    R_n = design.forward(inputs, options, save=False).R
+    R_n = lam1.forward(inputs, options, save=False).R
     assert (R_n @ R_n.mT - torch.eye(N, device="cuda")).abs().max() <= 1e-5
 
 
@@ -519,7 +517,7 @@ def test_backward_is_deterministic_and_graph_capture_agrees() -> None:
     graph = torch.cuda.CUDAGraph()
     inputs, grad_out, grad_R = on_device(given, "cuda")
     with torch.cuda.graph(graph):
-        captured = run_design(design, inputs, case.rum_options(), grad_out, grad_R)
+        captured = run_design(lam1, inputs, case.rum_options(), grad_out, grad_R)
     graph.replay()
     for name, value in first.items():
         assert torch.equal(value, again[name]), name

@@ -29,9 +29,7 @@ from tolerances import NORM_ERROR, TF32_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels.cuda import Fill
 from torchrum.ops.kernels.weights import recurrent_weight_gradient
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, plain
-from torchrum.ops.rum_scan import persistent as design
-from torchrum.ops.rum_scan.persistent import launcher as persistent
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, persistent, plain
 from torchrum.ops.rum_scan.types import NO_COPIES, Residuals, Results, ScanFromZero
 
 EMULATOR = Path(__file__).with_name("persistent_emulator.h")
@@ -123,7 +121,7 @@ def scan(given: dict[str, Tensor], lengths: Tensor | None, seed: Tensor) -> Scan
 
 
 def fused(given: dict[str, Tensor], lengths: Tensor | None, seed: Tensor, options: RumOptions) -> dict[str, Tensor]:
-    return run_design(design, scan(given, lengths, seed), options, given["grad_out"])
+    return run_design(persistent, scan(given, lengths, seed), options, given["grad_out"])
 
 
 def assert_close(
@@ -253,10 +251,10 @@ def test_emulated_kernels_read_no_state_as_zeros(
     given["h0"].zero_()
     inputs = scan(given, None, torch.tensor(1))
     from_zero = ScanFromZero(*inputs)._replace(h0=inputs.h0.to("meta"))
-    wanted, found = (run_design(design, part, options, given["grad_out"]) for part in (inputs, from_zero))
+    wanted, found = (run_design(persistent, part, options, given["grad_out"]) for part in (inputs, from_zero))
     assert "dh0" in wanted and "dh0" not in found
     assert all(torch.equal(found[name], wanted[name]) for name in found)
-    unsaved = design.forward(from_zero, options, save=False)
+    unsaved = persistent.forward(from_zero, options, save=False)
     assert unsaved.residuals == Residuals()
     assert torch.equal(unsaved.out, wanted["out"])
 
@@ -319,7 +317,7 @@ def test_obstacle_says_why() -> None:
         return str(persistent.shape_obstacle(ScanInputs.shaped_like(xp, options), options))
 
     xp = torch.zeros(2, 3, 3 * 64, dtype=torch.bfloat16)
-    assert design.obstacle(ScanInputs.shaped_like(xp, RumOptions()), RumOptions()) == "the input is on cpu"
+    assert persistent.obstacle(ScanInputs.shaped_like(xp, RumOptions()), RumOptions()) == "the input is on cpu"
     assert why(xp, RumOptions()) == why(xp.float(), RumOptions()) == "None"
     assert "float64" in why(xp.double(), RumOptions())
     assert "layer norm" in why(xp, RumOptions(layer_norm=True))
@@ -340,9 +338,9 @@ def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, bu
         return x.transpose(0, 1).contiguous().transpose(0, 1)
 
     inputs = ScanInputs(turned(given["xp"]), given["h0"], None, turned(given["weight_hh"]), seed=seed)
-    out, _, kept = design.forward(inputs, options)
+    out, _, kept = persistent.forward(inputs, options)
     results = Results(turned(out), None, Residuals(*map(turned, kept)))
-    grads = design.backward(turned(given["grad_out"]), None, inputs, results, options, False)
+    grads = persistent.backward(turned(given["grad_out"]), None, inputs, results, options, False)
     found = {"out": out, "dxp": grads.xp, "dh0": grads.h0, "dweight_hh": grads.weight_hh}
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -366,7 +364,7 @@ def test_a_plain_call_of_a_layer(start: str, by_kernels: str, monkeypatch: pytes
     monkeypatch.setattr(plain, "adds_apart", lambda *_: by_kernels != "nothing")
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: by_kernels == "projection")
     layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
-    with plain_calls_by(design):
+    with plain_calls_by(persistent):
         output = layer(x, hx)[0]
         assert output.grad_fn is not None and "PlainScan" in output.grad_fn.name()
         assert_plain_calls_match(layer, x, hx, FP32)
@@ -382,7 +380,7 @@ def test_the_kernels_add_a_bias(case: str, monkeypatch: pytest.MonkeyPatch, buil
     given["weight_hh"][:N] = 0
     given["xp"][:, -1, :N] = -2 * (given["xp"][:, -1, -N:] + bias[-N:]) - bias[:N]
     inputs = scan(given, None if lengths is None else torch.tensor(lengths), seed)
-    assert_bias_is_added(design, inputs, bias, options)
+    assert_bias_is_added(persistent, inputs, bias, options)
 
 
 @pytest.mark.parametrize(
@@ -400,9 +398,9 @@ def test_the_forward_projects_an_input(case: str, blocks: int, monkeypatch: pyte
     given["xp"] = torch.full_like(given["xp"], torch.nan)
     bias = torch.zeros(options.num_inputs * N)
     inputs = scan(given, None, seed)
-    found = design.forward(inputs, options, True, NO_COPIES, bias, x, weight)
+    found = persistent.forward(inputs, options, True, NO_COPIES, bias, x, weight)
     torch.testing.assert_close(inputs.xp.double(), wanted, rtol=1e-5, atol=1e-5)
-    again = design.forward(inputs, options)
+    again = persistent.forward(inputs, options)
     assert torch.equal(found.out, again.out) and torch.equal(found.residuals.kept, again.residuals.kept)
     assert (found.residuals.kept[..., 2] <= 1e-8).all()  # |eps/|eps| + tau/|tau||^2: half turns
 
@@ -423,15 +421,15 @@ def test_the_backward_sums_the_gradient_of_the_bias(
     inputs = scan(given, torch.tensor([T, 1, *[T - 1] * (B - 2)]), seed)
     plan = persistent.find_plan(inputs, options)
     assert plan.sums_bias and plan.groups == groups
-    results = design.forward(inputs, options)
+    results = persistent.forward(inputs, options)
     found, again = (
-        design.backward(given["grad_out"], None, inputs, results, options, False, None, True) for _ in range(2)
+        persistent.backward(given["grad_out"], None, inputs, results, options, False, None, True) for _ in range(2)
     )
     assert found.bias.dtype is dtype
     assert relative_error(found.bias, found.xp.double().sum((0, 1))) <= PRECISIONS[str(dtype)[6:]][2]
     assert torch.equal(found.bias, again.bias)
     assert (mail == -1).all()
-    assert design.backward(given["grad_out"], None, inputs, results, options, False).bias is None
+    assert persistent.backward(given["grad_out"], None, inputs, results, options, False).bias is None
 
 
 def test_wide_weights_leave_no_registers_for_the_gradient_of_the_bias(
@@ -453,7 +451,7 @@ def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
     monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
     layer, x, grads = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(2, 5, 3, 40)
     weights = list(layer.parameters())
-    with plain_calls_by(design):
+    with plain_calls_by(persistent):
         output = layer(x)[0]
         found = torch.autograd.grad(output, weights, grads, retain_graph=True, is_grads_batched=True)
         wanted = [torch.autograd.grad(output, weights, grad, retain_graph=True) for grad in grads]
@@ -464,13 +462,13 @@ def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
 def test_copies_are_the_results(options: RumOptions, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
     """With eta a state is known one step later; an odd number of units is stored one by one."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
-    assert_copies_are_the_results(design, draw_inputs(5, 3, 33, options), options)
+    assert_copies_are_the_results(persistent, draw_inputs(5, 3, 33, options), options)
 
 
 def test_gradients_of_each_sample_through_the_persistent_kernels(monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
     """vmap folds unbatched samples into the batch: a batch of one, whose order in memory is not the kernels'."""
     monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
-    monkeypatch.setattr(design, "obstacle", lambda *_: None)
+    monkeypatch.setattr(persistent, "obstacle", lambda *_: None)
     layer = RUM(7, 40, eta=None, backend="fused")
     reference = RUM(7, 40, eta=None, backend="reference")
     reference.load_state_dict(layer.state_dict())

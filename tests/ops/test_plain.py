@@ -18,9 +18,7 @@ from torchrum import RUM, RUMCell
 from torchrum.cells import rum_sequence
 from torchrum.ops.kernels import cuda
 from torchrum.ops.kernels.cuda import Fill
-from torchrum.ops.rum_scan import designs, lam1, native, persistent, plain, stepwise
-from torchrum.ops.rum_scan.lam1 import launcher as lam1_launcher
-from torchrum.ops.rum_scan.persistent import launcher as persistent_launcher
+from torchrum.ops.rum_scan import designs, lam1, native, persistent, plain
 
 NODE = "_PlainScanBackward"
 both = pytest.mark.parametrize("lam", [0, 1])
@@ -310,17 +308,17 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
     """Tensors on the CPU take the way of tensors on a GPU up to the launches, which do nothing."""
     monkeypatch.setattr(Counter, "launches", 0)
     monkeypatch.setattr(Counter, "fills", 0)
-    for design, launcher, lam in ((persistent, persistent_launcher, 0), (lam1, lam1_launcher, 1)):
+    for design, lam in ((persistent, 0), (lam1, 1)):
         monkeypatch.setattr(design, "obstacle", lambda _, options, lam=lam: None if options.lam == lam else "other lam")
-        monkeypatch.setattr(launcher, "load_kernel", lambda *_: Counter())
+        monkeypatch.setattr(design, "load_kernel", lambda *_: Counter())
     monkeypatch.setattr(plain, "projects", lambda _: False)
     monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(cuda, "_kept", {})
-    monkeypatch.setattr(persistent_launcher, "resident_blocks", lambda _: 132)
-    monkeypatch.setattr(persistent_launcher, "_kernel", lambda *_: Counter())
+    monkeypatch.setattr(persistent, "resident_blocks", lambda _: 132)
+    monkeypatch.setattr(persistent, "_kernel", lambda *_: Counter())
     designs.forget_decisions()
     yield Counter
     designs.forget_decisions()
@@ -372,31 +370,6 @@ def test_a_launch_is_at_most_eight_calls_deep(gpu_without_kernels, monkeypatch, 
     (stack,) = stacks
     assert len(stack) + 1 <= 8, stack  # and Kernel.launch
     assert len({file for file, _ in stack}) + 1 <= 8
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_launch_of_stepwise_is_at_most_eight_calls_deep(monkeypatch, dtype, training):
-    """That of a step's matmul, by torch or by Triton, and that of its row kernel; Triton's launch is none of ours."""
-    pytest.importorskip("triton", reason="the kernels are written in Triton")
-    from torchrum.ops.kernels import matmul
-    from torchrum.ops.rum_scan.stepwise.scan import stepwise_forward_kernel
-
-    stacks = []
-    spied = [(stepwise_forward_kernel, "run"), (matmul.split_k_kernel, "run"), (torch, "mm")]
-    for owner, name in spied:
-        monkeypatch.setattr(owner, name, lambda *_, **words: stacks.append(stack_in_package()))
-    for name, value in (("SPLIT_K", True), ("WEIGHT_FIRST", False)):
-        monkeypatch.setattr(matmul, name, dict.fromkeys(("forward", "backward"), value))
-    monkeypatch.setattr(stepwise, "obstacle", lambda *_: None)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.set_grad_enabled(training):
-        RUM(64, 64, backend="stepwise", device=device, dtype=dtype)(torch.randn(3, 2, 64, device=device, dtype=dtype))
-    steps = [stack for stack in stacks if any(name == "run_pass" for _, name in stack)]  # the projection has none
-    assert len(steps) == 2 * 3
-    for stack in steps:
-        assert len(stack) <= 8, stack
-        assert len({file for file, _ in stack}) + 1 <= 8  # and designs.py
 
 
 def stack_in_package() -> list[tuple[str, str]]:

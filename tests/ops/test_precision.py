@@ -168,7 +168,7 @@ def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
 
 
 def test_the_units_of_exact_matmuls_are_those_of_the_persistent_kernels():
-    persistent = importlib.import_module("torchrum.ops.rum_scan.persistent.launcher")
+    persistent = importlib.import_module("torchrum.ops.rum_scan.persistent")
     assert persistent.MAX_HIDDEN[torch.float32] == projection.EXACT_UNITS
 
 

@@ -24,7 +24,7 @@ class Design(NamedTuple):
     backend: str
     """What a user asks for it by."""
     module: Any = None
-    """The folder that holds it, with ``obstacle``, ``forward`` and ``backward``."""
+    """The module or package that holds it, with ``obstacle``, ``forward`` and ``backward``."""
     lam: float | None = None
     """The one lam that a RUM's design is for; None for any that the operator takes."""
     sized: bool = False

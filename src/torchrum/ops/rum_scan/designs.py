@@ -1,6 +1,6 @@
 """The designs of the scan, fastest first, and the choice among them.
 
-Each folder exports the same four functions::
+Each design exports the same four functions::
 
     obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
     empty_results(inputs, options) -> Results, unfilled: what ``forward`` returns, for a compiler

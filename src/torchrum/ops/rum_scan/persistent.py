@@ -1,6 +1,7 @@
-"""The whole lam = 0 scan in one launch: weights stay in registers, blocks exchange states directly.
+"""lam = 0 on Hopper, the whole sequence in one launch: weights stay in registers, blocks exchange states directly.
 
-A group of blocks shares a tile of batch rows and splits the hidden units. common.cuh says how they talk.
+A group of blocks shares a tile of batch rows and splits the hidden units. The kernels are in ``cuda/persistent``, where
+``common.cuh`` explains how the blocks communicate.
 """
 
 import functools
@@ -155,7 +156,7 @@ def kernel_source(name: str, plan: Plan) -> str:
 
 @functools.cache
 def _source(name: str, resident: int) -> str:
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent / "cuda" / "persistent"
     macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {resident}\n"
     files = ("common.cuh", "step.cuh", f"{name}.cu")
     return macros + "\n".join((folder / file).read_text() for file in files)

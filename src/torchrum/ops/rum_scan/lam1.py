@@ -1,6 +1,7 @@
 """lam = 1 on the GPU: a whole sequence in one launch, one block per batch row, the memory R in registers.
 
-The kernels stand in ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, on top of ``common.cu``.
+The kernels are in ``cuda/lam1``: ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, on top of
+``common.cu``. The README there explains them.
 """
 
 import functools
@@ -234,7 +235,7 @@ def _prepare(
 
 @functools.cache
 def _source(kind: str) -> str:
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent / "cuda" / "lam1"
     return "".join((folder / f"{part}.cu").read_text() for part in ("common", kind))
 
 
