@@ -1,0 +1,77 @@
+"""The ranges on docs/where.md are those of the recorded runs."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from torchrum.paper.ledger.schema import read_ledger
+
+ROOT = Path(__file__).parents[1]
+PLAIN = ["average=none", "model.embedding_std=none"]
+
+
+def spread(values, digits):
+    low, high = (f"{edge:.{digits}f}" for edge in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+@pytest.mark.parametrize(
+    "family, overrides",
+    [
+        ("babi-rum", []),
+        ("babi-gru", []),
+        ("babi-lstm", []),
+        ("babi-memn2n", []),
+        ("babi-rum-tanh", PLAIN),
+        ("babi-rum", PLAIN),
+        ("babi-gru", PLAIN),
+        ("babi-lstm", PLAIN),
+        ("babi-joint-rum-deep", []),
+        ("babi-joint-gru-deep", []),
+        ("babi-joint-lstm-deep", []),
+        ("babi-joint-gru-deep", ["optimizer.lr=0.002"]),
+        ("babi-joint-lstm-deep", ["optimizer.lr=0.002"]),
+    ],
+    ids=str,
+)
+def test_babi(family, overrides):
+    by_seed = defaultdict(list)
+    for entry in read_ledger(ROOT / "results", "babi"):
+        if entry.recipe.partition("-qa")[0] == family and entry.overrides == overrides:
+            by_seed[entry.seed].append(100 * entry.test["accuracy"])
+    means = [sum(values) / len(values) for values in by_seed.values()]
+    assert f"{spread(means, 1)} %" in (ROOT / "docs/where.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "recipe, digits",
+    [
+        ("char-ptb-fs-rum-2-tuned", 4),
+        ("char-ptb-fs-lstm-2-tuned", 4),
+        ("char-ptb-fs-rum-2-slim", 4),
+        ("char-ptb-rum-2x1500-tanh", 4),
+        ("char-ptb-rum-2000", 4),
+        ("char-ptb-zoneout-lstm-tuned", 4),
+        ("char-rum", 3),
+    ],
+)
+def test_penn_treebank(recipe, digits):
+    text = (ROOT / "docs/where.md").read_text()
+    for entry in read_ledger(ROOT / "results", "char"):
+        if entry.recipe == recipe:
+            assert f"{entry.test['bpc']:.{digits}f}" in text
+
+
+@pytest.mark.parametrize("length", [30, 50])
+def test_recall(length):
+    runs = [run for run in read_ledger(ROOT / "results", "recall") if run.recipe == f"recall-rum-lam1-t{length}"]
+    values = [100 * run.final["accuracy"] for run in runs if not run.overrides]
+    assert f"{spread(values, 2)} %" in (ROOT / "docs/where.md").read_text()
+
+
+@pytest.mark.parametrize("recipe", ["copying-rum-lam1-eta-t200", "copying-rum-lam1-eta-t500", "copying-eunn-t500"])
+def test_copying(recipe):
+    steps = [run.steps for run in read_ledger(ROOT / "results", "copying") if run.recipe == recipe]
+    edges = [f"{edge:,}" for edge in dict.fromkeys((min(steps), max(steps)))]
+    assert " to ".join(edges) in (ROOT / "docs/where.md").read_text()
