@@ -43,7 +43,6 @@ TINY = ["train", "lab.training.tiny:tiny"]
         ([*COPYING, "--task.symbols", "1e12"], "Copying: symbols=1000000000000; it must be a whole number"),
         ([*COPYING, "--task.delay", "1e9"], "Copying: delay=1000000000; it must be a whole number"),
         ([*COPYING, "--task.validation_size", "1e12"], "Copying: validation_size=1000000000000; it must be"),
-        ([*COPYING, "--model.hidden_size", "1e9"], "parameters take"),
         ([*COPYING, "--batch_size", "1e9"], "config: a batch of 1,000,000,000 sequences of 23 steps takes"),
         ([*COPYING, "--batch_size", "1e12"], "config: a batch of 1,000,000,000,000 sequences of 23 steps takes"),
         (
@@ -114,7 +113,7 @@ def test_a_script_that_ends_the_process_is_no_module_of_recipes(tmp_path, capsys
     )
 
 
-@pytest.mark.parametrize("value", ["1e12", "1e18"])
+@pytest.mark.parametrize("value", ["1e9", "1e12", "1e18"])
 def test_sizes_that_cannot_even_be_counted_are_one_line(tmp_path, capsys, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
     assert main([*COPYING, "--model.hidden_size", value]) in (1, 2)

@@ -53,7 +53,8 @@ def main(arguments: list[str]) -> int:
     from torchrum.lab.training.run_folder import lock_free_folder
     from torchrum.paper.ledger.labels import model_label
 
-    configs = {model_label(model): demo(name, options.seed) for name, model in DEMO_MODELS.items()}
+    built = [demo(name, options.seed) for name in DEMO_MODELS]
+    configs = {model_label(config.model): config for config in built}
     if options.steps is not None:
         configs = {label: replace(config, steps=options.steps) for label, config in configs.items()}
     with lock_free_folder(options.out / "demo") as lock:

@@ -6,7 +6,7 @@ import torch
 from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
-from torchrum.lab.recipes.babi import JOINT, MODELS, PAPER
+from torchrum.lab.recipes.babi import BATCH, EPOCH, JOINT, JOINT_BATCH, JOINT_EPOCH, MODELS, PAPER
 from torchrum.lab.tasks import Babi
 
 MEANS = {"rum": 73.2, "lstm": 49, "goru": 60, "memn2n": 86}
@@ -68,3 +68,8 @@ def test_the_readers_have_the_counted_parameters():
     count = sum(parameter.numel() for parameter in build_model(config.model, config.task).parameters())
     cell = 2 * 256 * (64 + 256 + 1) + 256 * (64 + 1)
     assert count == 22 * 64 + cell + 22 * 257
+
+
+def test_the_epochs_are_those_of_the_tasks():
+    assert Babi(task=1).steps_per_epoch(BATCH) == EPOCH
+    assert Babi().steps_per_epoch(JOINT_BATCH) == JOINT_EPOCH

@@ -6,8 +6,8 @@ import pytest
 from torchrum.cells.hm_lstm import HMLSTMCell
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import RECIPES, load_recipe
-from torchrum.lab.recipes.char_others import OTHERS
-from torchrum.lab.recipes.char_ptb import EPOCH, MODELS, TANH, TUNED
+from torchrum.lab.recipes.char_ptb import EPOCH, HM_EPOCH, MODELS, OTHERS, TANH, TUNED
+from torchrum.lab.tasks import CharLM
 
 COUNTS = {
     "zoneout-lstm": 4_254_050,
@@ -40,7 +40,8 @@ def test_models_have_the_counted_parameters(name, monkeypatch):
 
 def test_fs_rum_2_is_trained_as_the_paper_says():
     config = load_recipe("char-ptb-fs-rum-2")
-    assert EPOCH == 265
+    assert CharLM().segments == EPOCH
+    assert CharLM(lanes=64, segment=100).segments == HM_EPOCH
     assert config.steps == 360 * EPOCH
     assert config.optimizer.schedule == f"{180 * EPOCH}:0.05,{240 * EPOCH}:0.005"  # 2e-3, 1e-4, 1e-5
     assert (config.optimizer.name, config.optimizer.lr) == ("adam", 2e-3)

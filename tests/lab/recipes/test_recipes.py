@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -7,8 +8,7 @@ import torch
 from torchrum import RUM, RUMCell
 from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS, RumSettings
 from torchrum.lab.models import build_model
-from torchrum.lab.recipes import RECIPES, copying, load_recipe
-from torchrum.lab.recipes.presets import paper_preset
+from torchrum.lab.recipes import RECIPES, copying, load_recipe, paper_preset
 from torchrum.lab.recipes.recall import demo
 from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training.config import TrainConfig
@@ -198,3 +198,17 @@ def test_every_model_answers_its_task(name):
     logits = build_model(config.model, task)(batch.x, batch.lengths)
     assert logits.shape == (*batch.y.shape, task.num_classes)
     assert torch.isfinite(task.loss(logits, batch))
+
+
+def test_importing_the_recipes_builds_no_config():
+    code = (
+        "import torchrum.lab.training.config as config\n"
+        "built = []\n"
+        "for kind in (config.TrainConfig, config.ModelConfig, config.OptimizerConfig, config.Paper):\n"
+        "    kind.__post_init__ = lambda self: built.append(self)\n"
+        "import torchrum.lab.recipes as recipes\n"
+        "assert not built\n"
+        "recipes.RECIPES['recall-lstm-t30']\n"
+        "assert not built\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

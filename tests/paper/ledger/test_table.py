@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from entries import make_entry
-from torchrum.lab.recipes import RECIPES
-from torchrum.lab.recipes.presets import paper_preset
+from torchrum.lab.recipes import RECIPES, paper_preset
 from torchrum.lab.training import RunError
 from torchrum.paper.ledger import Entry, LedgerError, headline, read_ledger
 from torchrum.paper.ledger.markers import marked_table, write_tables

@@ -6,17 +6,26 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from torchrum.lab.data.babi import TASKS
-from torchrum.lab.recipes import babi, char_others, char_ptb, copying, recall
+from torchrum.lab.recipes import babi, char_ptb, copying, recall
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.overrides import unknown_name
 from torchrum.lab.training.typed_data import shown
 
-__all__ = ["FAMILIES", "PAPER_ONLY", "RECIPES", "Recipe", "load_recipe", "registered_recipe"]
+__all__ = [
+    "FAMILIES",
+    "PAPER_ONLY",
+    "RECIPES",
+    "Recipe",
+    "is_preset",
+    "load_recipe",
+    "paper_preset",
+    "registered_recipe",
+]
 
 Recipe = Callable[[], TrainConfig]
 
@@ -24,7 +33,7 @@ RECIPES: dict[str, Recipe] = {
     **copying.recipes(),
     **recall.recipes(),
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb, model) for model in char_ptb.MODELS},
-    **{f"char-ptb-{model}": functools.partial(char_others.char_ptb_other, model) for model in char_others.OTHERS},
+    **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb_other, model) for model in char_ptb.OTHERS},
     "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
     **{f"char-ptb-{model}-tuned": functools.partial(char_ptb.char_ptb_tuned, model) for model in char_ptb.TUNED},
     **{f"char-ptb-{model}-tanh": functools.partial(char_ptb.char_ptb_tanh, model) for model in char_ptb.TANH},
@@ -35,7 +44,7 @@ RECIPES: dict[str, Recipe] = {
     **{f"babi-memn2n-qa{task}": functools.partial(babi.babi_memn2n, task) for task in TASKS},
     **{f"babi-joint-{model}": functools.partial(babi.babi_joint, model) for model in babi.JOINT},
 }
-"""Every recipe by its name."""
+"""Every recipe by its name; a config is built when its function is called."""
 
 FAMILIES: dict[str, tuple[str, ...]] = babi.families()
 """Recipes that are trained as a set, by the name of the set."""
@@ -45,12 +54,24 @@ PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
 }
 """Task and size to baseline models that have no recipe: name and printed number."""
 
-
+OURS = re.compile("-(tuned|cosine|tanh)$")
+"""Suffix of a recipe that is trained in a way of ours, where the plain name has the paper's setting."""
 LISTING = "torchrum list shows them all."
 
 
+def paper_preset(name: str, known: Collection[str]) -> str:
+    """Name of the recipe with the paper's setting that ``name`` is a tuned form of; ``name`` if there is none."""
+    forms = (re.sub(r"(-t\d+)$", r"-paper\1", name), OURS.sub("", name))
+    return next((form for form in forms if form != name and form in known), name)
+
+
+def is_preset(name: str) -> bool:
+    """Whether a recipe has the paper's setting while the plain name is tuned."""
+    return re.search(r"-paper-t\d+$", name) is not None
+
+
 def registered_recipe(name: str) -> TrainConfig:
-    """The config of a recipe in ``RECIPES``, by its full name: all that a file may name, since it imports nothing."""
+    """Build the config of a recipe in ``RECIPES``; for names from files, which must not import modules."""
     _check_name(name)
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES, LISTING)
@@ -58,12 +79,12 @@ def registered_recipe(name: str) -> TrainConfig:
 
 
 def load_recipe(name: str) -> TrainConfig:
-    """The config that a recipe returns; for names that the user types, never for those that stand in a file.
+    """Build the config of a recipe; for names that a user types, not for names from files.
 
     Args:
-        name: a name in ``RECIPES``; the same without its size, as ``copying-rum``, which takes the smallest; the name
-            of a set, as ``babi-rum``, which takes the first; or ``module:function``, a recipe of your own, whose module
-            is imported.
+        name: a name in ``RECIPES``; a name without its size, such as ``copying-rum``, which selects the smallest; the
+            name of a set, such as ``babi-rum``, which selects its first recipe; or ``module:function``, a recipe of
+            your own, whose module is imported.
     """
     _check_name(name)
     if ":" in name:
@@ -91,7 +112,7 @@ def _load_own(name: str) -> TrainConfig:
             f"{name!r} names a file; write MODULE:FUNCTION, as {module[:-3].replace('/', '.')}:{function}."
         )
     if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # an installed command does not look into the current folder, where a recipe mostly lies
+        sys.path.append(here)  # an installed command does not search the current folder
     try:
         recipe = getattr(importlib.import_module(module), function)
         if callable(recipe):

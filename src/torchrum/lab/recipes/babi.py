@@ -22,8 +22,8 @@ SMALL_DATA = ("lstm", "memn2n")
 EPOCHS = 20
 """Passes over the training questions in the paper's setting."""
 BATCH, JOINT_BATCH = 32, 128
-EPOCH, JOINT_EPOCH = Babi(task=1).steps_per_epoch(BATCH), Babi().steps_per_epoch(JOINT_BATCH)
-"""Steps of an epoch: 282 of 32 questions, 1,407 of 128."""
+EPOCH, JOINT_EPOCH = 282, 1407
+"""Steps per epoch: ``steps_per_epoch`` of one task and of all 20."""
 
 # name: layer, options of the layer, one line about it
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -35,22 +35,24 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def _reader(layer: str, hidden_size: int, *, num_layers: int = 1, dropout: float = 0.0, **options: Any) -> ModelConfig:
-    """A reader of the joint vocabulary, with dropout at every place where it has one."""
+def _reader(
+    layer: str, hidden_size: int, *, num_layers: int = 1, dropout: float = 0.0, **options: Any
+) -> dict[str, Any]:
+    """Arguments of ``ModelConfig`` for a reader of the joint vocabulary, with dropout wherever it has one."""
     if layer == "rum":
         options = {**PAPER_OPTIONS, **options}
     if dropout and num_layers > 1:
         options["dropout"] = dropout
-    return ModelConfig(
-        layer=layer,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        embedding_size=128,
-        original_embedding=True,
-        input_dropout=dropout,
-        output_dropout=dropout,
-        options=options,
-    )
+    return {
+        "layer": layer,
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "embedding_size": 128,
+        "original_embedding": True,
+        "input_dropout": dropout,
+        "output_dropout": dropout,
+        "options": options,
+    }
 
 
 BOTH = _reader("rum", 256, bidirectional=True)
@@ -60,49 +62,52 @@ HARD = (17, 17, 19, 19)
 """Tasks that are learnt last, shown three times in each epoch of the deep models."""
 HARD_STEPS = 42_000
 
-# name: model, task, one line about it
-JOINT: dict[str, tuple[ModelConfig, Babi, str]] = {
-    "rum": (BOTH, Babi(), "RUM, lam 0, both directions"),
-    "rum-lam1": (_reader("rum", 128, lam=1, bidirectional=True), Babi(), "RUM, lam 1, both directions"),
-    "rum-oneway": (_reader("rum", 512), Babi(), "RUM, lam 0, one direction"),
-    "rum-sentences": (BOTH, Babi(reading="sentences"), "RUM, lam 0, both directions, a sentence per step"),
-    "rum-sentences-deep": (DEEP, Babi(reading="sentences"), "RUM, lam 0, two layers, both directions, by sentence"),
+SENTENCES: dict[str, Any] = {"reading": "sentences"}
+TWICE: dict[str, Any] = {"question": "twice"}
+
+# name: arguments of ModelConfig, arguments of Babi, one line about it
+JOINT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "rum": (BOTH, {}, "RUM, lam 0, both directions"),
+    "rum-lam1": (_reader("rum", 128, lam=1, bidirectional=True), {}, "RUM, lam 1, both directions"),
+    "rum-oneway": (_reader("rum", 512), {}, "RUM, lam 0, one direction"),
+    "rum-sentences": (BOTH, SENTENCES, "RUM, lam 0, both directions, a sentence per step"),
+    "rum-sentences-deep": (DEEP, SENTENCES, "RUM, lam 0, two layers, both directions, by sentence"),
     "rum-lam1-sentences": (
         _reader("rum", 128, lam=1, bidirectional=True),
-        Babi(reading="sentences"),
+        SENTENCES,
         "RUM, lam 1, both directions, a sentence per step",
     ),
     "rum-deep": (
         DEEP,
-        Babi(question="twice", extra=HARD),
+        {**TWICE, "extra": HARD},
         "RUM, lam 0, two layers, both directions, question first and last",
     ),
     "rum-lam1-deep": (
         _reader("rum", 128, num_layers=2, dropout=0.1, lam=1, bidirectional=True),
-        Babi(question="twice"),
+        TWICE,
         "RUM, lam 1, two layers, both directions, question first and last",
     ),
-    "rum-aug16": (BOTH, Babi(augment16=True), "as babi-joint-rum, task 16 augmented in training"),
+    "rum-aug16": (BOTH, {"augment16": True}, "as babi-joint-rum, task 16 augmented in training"),
     "rum-deep-aug16": (
         DEEP,
-        Babi(question="twice", extra=HARD, augment16=True),
+        {**TWICE, "extra": HARD, "augment16": True},
         "as babi-joint-rum-deep, task 16 augmented",
     ),
     "gru-deep": (
         _reader("gru", 256, num_layers=2, dropout=0.1, bidirectional=True),
-        Babi(question="twice", extra=HARD),
+        {**TWICE, "extra": HARD},
         "GRU in the setting of babi-joint-rum-deep",
     ),
     "lstm-deep": (
         _reader("lstm", 256, num_layers=2, dropout=0.1, bidirectional=True),
-        Babi(question="twice", extra=HARD),
+        {**TWICE, "extra": HARD},
         "LSTM in the setting of babi-joint-rum-deep",
     ),
-    "lstm": (_reader("lstm", 512), Babi(), "LSTM"),
-    "gru": (_reader("gru", 512), Babi(), "GRU"),
+    "lstm": (_reader("lstm", 512), {}, "LSTM"),
+    "gru": (_reader("gru", 512), {}, "GRU"),
     "memn2n": (
-        ModelConfig(layer="memn2n", num_layers=3, options={"linear_steps": 4 * JOINT_EPOCH, "relu": True}),
-        Babi(reading="sentences"),
+        {"layer": "memn2n", "num_layers": 3, "options": {"linear_steps": 4 * JOINT_EPOCH, "relu": True}},
+        SENTENCES,
         "MemN2N, with attention",
     ),
 }
@@ -162,12 +167,13 @@ def babi_joint(model: str) -> TrainConfig:
 
     Those that see the hard tasks more often are given 25 of their longer epochs, and 16-bit matmuls.
     """
-    config, task, about = JOINT[model]
+    settings, of_task, about = JOINT[model]
+    task = Babi(**of_task)
     steps = HARD_STEPS if task.extra else 40 * JOINT_EPOCH
     return TrainConfig(
         name=f"babi-joint-{model}",
         task=task,
-        model=config,
+        model=ModelConfig(**settings),
         optimizer=OptimizerConfig(name="adam", lr=1e-3, clip=1.0, warmup=500, schedule="cosine"),
         batch_size=JOINT_BATCH,
         steps=steps,

@@ -1,4 +1,4 @@
-"""Character-level Penn Treebank: the paper's table, the baseline models it names, and what goes beyond it."""
+"""Character-level Penn Treebank: the paper's table, the baseline models it names, and further models."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,48 +8,49 @@ from torchrum.lab.tasks import CharLM
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
 TABLE = "Table 3"
-EPOCH = CharLM().segments  # 265 steps: 128 lanes in segments of 150
+EPOCH = 265  # ``CharLM().segments``, the steps of 128 lanes in segments of 150
 
 RUM: dict[str, Any] = {**PAPER_OPTIONS, "layer_norm": True, "ln_order": "authors", "zoneout": 0.1}
 """Options of every RUM of the table: the published models normalise the update gate after its sigmoid."""
 FAST_SLOW: dict[str, Any] = {"cell_dropout": 0.35, "zoneout": 0.1, "zoneout_cell": 0.5}
-FS_RUM = ModelConfig(
-    layer="fs",
-    hidden_size=700,
-    embedding_size=128,
-    options={**FAST_SLOW, "slow": "rum", "slow_size": 1000, "eta": 1.0, "ln_order": "authors"},
-)
+FS_RUM: dict[str, Any] = {
+    "layer": "fs",
+    "hidden_size": 700,
+    "embedding_size": 128,
+    "options": {**FAST_SLOW, "slow": "rum", "slow_size": 1000, "eta": 1.0, "ln_order": "authors"},
+}
 
 
-def _fs_lstm(num_fast: int, hidden_size: int) -> ModelConfig:
+def _fs_lstm(num_fast: int, hidden_size: int) -> dict[str, Any]:
     options = {**FAST_SLOW, "slow_size": 400, "num_fast": num_fast}
-    return ModelConfig(layer="fs", hidden_size=hidden_size, embedding_size=128, options=options)
+    return {"layer": "fs", "hidden_size": hidden_size, "embedding_size": 128, "options": options}
 
 
-RUM_2000 = ModelConfig(layer="rum", hidden_size=2000, embedding_size=128, options={**RUM, "eta": 1.0})
+RUM_2000: dict[str, Any] = {"layer": "rum", "hidden_size": 2000, "embedding_size": 128, "options": {**RUM, "eta": 1.0}}
 
-# name: model, epochs, schedule in epochs (factors of the learning rate), the paper's bits per character, what it is
-MODELS: dict[str, tuple[ModelConfig, int, dict[int, float], float | None, str]] = {
+# name: arguments of ModelConfig, epochs, factors of the learning rate from an epoch on, the paper's bits per character,
+# one line about it
+MODELS: dict[str, tuple[dict[str, Any], int, dict[int, float], float | None, str]] = {
     "zoneout-lstm": (
-        ModelConfig(
-            layer="ln_lstm",
-            hidden_size=1000,
-            options={"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5, "init": "block_orthogonal"},
-        ),
+        {
+            "layer": "ln_lstm",
+            "hidden_size": 1000,
+            "options": {"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5, "init": "block_orthogonal"},
+        },
         100,
         {},
         1.27,
         "LSTM of 1000 units with zoneout, one-hot input",
     ),
     "ln-lstm": (
-        ModelConfig(
-            layer="ln_lstm",
-            hidden_size=1000,
-            embedding_size=128,
-            input_dropout=0.35,
-            output_dropout=0.35,
-            options={"zoneout": 0.1, "zoneout_cell": 0.5},
-        ),
+        {
+            "layer": "ln_lstm",
+            "hidden_size": 1000,
+            "embedding_size": 128,
+            "input_dropout": 0.35,
+            "output_dropout": 0.35,
+            "options": {"zoneout": 0.1, "zoneout_cell": 0.5},
+        },
         100,
         {},
         None,
@@ -57,14 +58,14 @@ MODELS: dict[str, tuple[ModelConfig, int, dict[int, float], float | None, str]] 
     ),
     "rum-2000": (RUM_2000, 100, {}, 1.28, "RUM of 2000 units, eta 1, without dropout as its authors ran it"),
     "rum-2000-dropout": (
-        replace(RUM_2000, input_dropout=0.35, output_dropout=0.35),
+        {**RUM_2000, "input_dropout": 0.35, "output_dropout": 0.35},
         100,
         {},
         1.28,
         "the same with the dropout of 0.35 that the paper prints",
     ),
     "rum-2x1500": (
-        ModelConfig(layer="rum", hidden_size=1500, num_layers=2, embedding_size=128, options={**RUM, "eta": 0.3}),
+        {"layer": "rum", "hidden_size": 1500, "num_layers": 2, "embedding_size": 128, "options": {**RUM, "eta": 0.3}},
         100,
         {},
         1.26,
@@ -98,7 +99,7 @@ def char_ptb(model: str) -> TrainConfig:
     return TrainConfig(
         name=f"char-ptb-{model}",
         task=CharLM(),
-        model=choice,
+        model=ModelConfig(**choice),
         optimizer=OptimizerConfig(name="adam", lr=2e-3, clip=1 / 150, schedule=schedule),
         batch_size=128,
         steps=epochs * EPOCH,
@@ -237,4 +238,105 @@ def char_rum() -> TrainConfig:
         eval_every=250,
         checkpoint_every=500,
         about="a small RUM on a text of your own: --data mybook.txt",
+    )
+
+
+HM_EPOCH = 797  # the same of 64 lanes in segments of 100
+
+# name: arguments of ModelConfig, segment, lanes, learning rate, its schedule, clip, the published bits per character,
+# one line about it
+OTHERS: dict[str, tuple[dict[str, Any], int, int, float, str, float, float | None, str]] = {
+    "hyper-lstm": (
+        {
+            "layer": "hyper_lstm",
+            "hidden_size": 1000,
+            "num_layers": 2,
+            "input_dropout": 0.2,
+            "output_dropout": 0.2,
+            "options": {"embedding_size": 16, "recurrent_dropout": 0.2, "dropout": 0.2},
+        },
+        100,
+        128,
+        1e-3,
+        "constant",
+        1.0,
+        1.219,
+        "two layers of HyperLSTM, 1000 units each",
+    ),
+    "nas": (
+        {
+            "layer": "nas",
+            "hidden_size": 800,
+            "num_layers": 2,
+            "embedding_size": 128,
+            "input_dropout": 0.5,
+            "output_dropout": 0.5,
+            "locked_dropout": True,
+            "options": {"state_dropout": 0.2, "dropout": 0.5},
+        },
+        100,
+        128,
+        1e-3,
+        "constant",
+        1.0,
+        1.214,
+        "two layers of NASCell, 800 units each",
+    ),
+    "hm-lstm": (
+        {
+            "layer": "hm_lstm",
+            "hidden_size": 512,
+            "embedding_size": 128,
+            "options": {"slope_per_step": 0.04 / HM_EPOCH},
+        },
+        100,
+        64,
+        2e-3,
+        "plateau/0.02/1",
+        1.0,
+        1.24,
+        "hierarchical multiscale LSTM of three levels, 512 units each, slope annealing",
+    ),
+    "rhn": (
+        {
+            "layer": "rhn",
+            "hidden_size": 830,
+            "output_dropout": 0.4,
+            "locked_dropout": True,
+            "options": {"input_dropout": 0.4, "state_dropout": 0.1},
+        },
+        150,
+        128,
+        1e-3,
+        "constant",
+        1 / 150,
+        None,
+        "Recurrent Highway Network of depth 10, 830 units",
+    ),
+}
+"""Rows of the table whose published training cannot be repeated in full: models and rates as far as they are known."""
+
+SHORT = 20
+"""Epochs of a run of ``OTHERS``: enough to see that the model learns, too few for its published number."""
+
+
+def char_ptb_other(model: str) -> TrainConfig:
+    """A baseline model of the table for ``SHORT`` epochs, with Adam, in float32.
+
+    HM-LSTM's rate falls when validation stops improving, as its authors' does: at a constant one it diverged.
+    """
+    choice, segment, lanes, lr, schedule, clip, bpc, about = OTHERS[model]
+    task = CharLM(lanes=lanes, segment=segment)
+    return TrainConfig(
+        name=f"char-ptb-{model}",
+        task=task,
+        model=ModelConfig(**choice),
+        optimizer=OptimizerConfig(name="adam", lr=lr, schedule=schedule, clip=clip),
+        batch_size=lanes,
+        steps=SHORT * task.segments,
+        log_every=task.segments,
+        eval_every=2 * task.segments,
+        checkpoint_every=10 * task.segments,
+        paper=None if bpc is None else Paper(text=f"{bpc:g} BPC", where=TABLE, value=bpc),
+        about=f"{about}; {SHORT} epochs",
     )

@@ -2,11 +2,9 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.lab.recipes.presets import PRESET
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
@@ -25,23 +23,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[int, float], str]] = {
     "ntm": ("ntm", {}, {}, "Neural Turing Machine"),
 }
 
-IN_WORDS = {
-    ("rum", 50): Paper(text="does not learn", where="Appendix B, figure"),
-    ("ntm", 50): Paper(text="fails", where="Section 4.2"),
-}
+IN_WORDS = {("rum", 50): ("does not learn", "Appendix B, figure"), ("ntm", 50): ("fails", "Section 4.2")}
+"""Results that the paper states without a number, and where."""
 
 PAPER_ONLY = {30: {"WeiNet (Zhang and Zhou, 2017)": "100%"}, 50: {"WeiNet (Zhang and Zhou, 2017)": "100%"}}
 """Baseline models whose equations are not publicly available: their printed numbers, with no run of ours."""
 
+FASTER: dict[str, Any] = {"lr": 3e-3, "clip": 1.0, "schedule": "80000:0.3,92000:0.1"}
 
-ADAM = OptimizerConfig(name="adam", lr=1e-3)
-FASTER = OptimizerConfig(name="adam", lr=3e-3, clip=1.0, schedule="80000:0.3,92000:0.1")
-
-# hidden size, optimizer
-TUNED: dict[tuple[str, int], tuple[int, OptimizerConfig]] = {
+# hidden size, arguments of the optimizer, which is Adam
+TUNED: dict[tuple[str, int], tuple[int, dict[str, Any]]] = {
     ("rum-lam1", 50): (50, FASTER),
     ("rum-lam1", 100): (100, FASTER),
-    **{("fast-weights", length): (50, replace(ADAM, clip=1.0)) for length in LENGTHS},
+    **{("fast-weights", length): (50, {"lr": 1e-3, "clip": 1.0}) for length in LENGTHS},
 }
 """The best setting found in a search, by model and length."""
 
@@ -54,40 +48,45 @@ def recall(model: str, length: int, tuned: bool) -> TrainConfig:
     examples are fresh: the paper's 100,000 are memorised before recall.
     """
     layer, options, accuracies, about = MODELS[model]
-    hidden_size, optimizer = TUNED[model, length] if tuned else (50, ADAM)
-    preset = (model, length) in TUNED and not tuned
+    hidden_size, optimizer = TUNED[model, length] if tuned else (50, {"lr": 1e-3})
     return TrainConfig(
-        name=f"recall-{model}{PRESET if preset else ''}-t{length}",
+        name=recipe_name(model, length, tuned),
         task=Recall(length=length) if length in LENGTHS else Recall(length=length, train_size=None),
         model=ModelConfig(layer=layer, hidden_size=hidden_size, options=options),
-        optimizer=optimizer,
+        optimizer=OptimizerConfig(name="adam", **optimizer),
         batch_size=128,
         steps=100_000,
         eval_every=1000,
         checkpoint_every=1000,
         stop_at=0.9995,
         paper=_paper(model, accuracies.get(length), length),
-        about=about + (", the paper's optimizer" if preset else ""),
+        about=about + (", the paper's optimizer" if (model, length) in TUNED and not tuned else ""),
     )
+
+
+def recipe_name(model: str, length: int, tuned: bool) -> str:
+    """Name of the recipe; where a model is tuned, the paper's setting has ``-paper`` in its name."""
+    return f"recall-{model}{'-paper' if (model, length) in TUNED and not tuned else ''}-t{length}"
 
 
 def _paper(model: str, accuracy: float | None, length: int) -> Paper | None:
     if accuracy is not None:
         return Paper(text=f"{accuracy:g}%", where=TABLE, value=accuracy / 100)
-    return IN_WORDS.get((model, length))
+    if (model, length) not in IN_WORDS:
+        return None
+    text, where = IN_WORDS[model, length]
+    return Paper(text=text, where=where)
 
 
 def recipes() -> dict[str, Callable[[], TrainConfig]]:
-    """Every model at the paper's lengths, tuned where it was, and so as in the paper; one length beyond them, tuned."""
+    """List every model at the paper's lengths, tuned and in the paper's setting, and one longer sequence."""
     runs = [(model, length, tuned) for model in MODELS for length in LENGTHS for tuned in (True, False)]
     runs = [run for run in [*runs, ("rum-lam1", 100, True)] if run[:2] in TUNED or not run[2]]
-    return {recipe().name: recipe for recipe in (functools.partial(recall, *run) for run in runs)}
+    return {recipe_name(*run): functools.partial(recall, *run) for run in runs}
 
 
-DEMO_MODELS = {
-    "rum": ModelConfig(layer="rum", hidden_size=32, options={**PAPER_OPTIONS, "lam": 1}),
-    "lstm": ModelConfig(layer="lstm", hidden_size=32),
-}
+DEMO_MODELS: dict[str, dict[str, Any]] = {"rum": {**PAPER_OPTIONS, "lam": 1}, "lstm": {}}
+"""Layers of the demonstration and their options."""
 
 
 def demo(model: str, seed: int = 1) -> TrainConfig:
@@ -100,7 +99,7 @@ def demo(model: str, seed: int = 1) -> TrainConfig:
     return TrainConfig(
         name=f"demo-{model}",
         task=Recall(length=8, train_size=None, validation_size=1000, test_size=1000),
-        model=DEMO_MODELS[model],
+        model=ModelConfig(layer=model, hidden_size=32, options=DEMO_MODELS[model]),
         optimizer=OptimizerConfig(name="adam", lr=3e-3, clip=1.0, warmup=50, schedule="1500:0.3"),
         batch_size=64,
         steps=2000,

@@ -3,11 +3,12 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training.config import TrainConfig
@@ -58,24 +59,26 @@ def memory_of(device: torch.device) -> int | None:
     return min(most, int(text)) if text.isdecimal() else most
 
 
-def check_weights(config: TrainConfig, device: torch.device) -> None:
-    """Refuse a model whose weights alone need more memory in training than there is; none of it is allocated."""
-    from torchrum.lab.models import build_model
+@contextmanager
+def limited_weights(device: torch.device, most: int | None) -> Iterator[None]:
+    """Refuse a model whose weights need more than ``most`` bytes in training, before they are filled."""
+    parameters = 0
 
-    most, parameters = memory_of(device), 0
-    with within_memory(), suppress(ValueError, TypeError), torch.device("meta"):  # what it refuses, build() will too
-        try:
-            parameters = sum(weight.numel() for weight in build_model(config.model, config.task).parameters())
-        except (NotImplementedError, RuntimeError) as error:
-            if TOO_LARGE.search(str(error)):
-                raise
-            # a layer that reads values as it is built cannot be counted so
-    weights = parameters * COPIES * 4
-    if most is not None and weights > most:
-        raise ConfigError(
-            f"model: {parameters:,} parameters take {_size(weights)} in training, but {device.type} has {_size(most)}. "
-            f"{ADVICE}"
-        )
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal parameters
+        parameters += parameter.numel()
+        weights = parameters * COPIES * 4
+        if most is not None and weights > most:
+            raise ConfigError(
+                f"model: {parameters:,} parameters take {_size(weights)} in training, but {device.type} has "
+                f"{_size(most)}. {ADVICE}"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:

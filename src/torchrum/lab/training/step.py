@@ -13,7 +13,7 @@ from torchrum.lab.training.checkpoint import seed_process
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import Engine
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.memory import check_model, check_weights
+from torchrum.lab.training.memory import check_model, limited_weights, memory_of
 from torchrum.lab.training.optim import build_optimizer
 from torchrum.layers.cells import compile_steps
 from torchrum.ops.kernels.cuda import recording
@@ -284,10 +284,10 @@ def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None
         engine: its processes.
         given: a model of the caller's own instead of the config's.
     """
-    if given is None:
-        check_weights(config, engine.device)
     torch.manual_seed(config.seed)  # every process starts from the same weights
-    module = engine.place(build(config) if given is None else given)
+    with limited_weights(engine.device, memory_of(engine.device)):
+        module = build(config) if given is None else given
+    module = engine.place(module)
     graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
     if given is None:
         check_model(config, module, engine)

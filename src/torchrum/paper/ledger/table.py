@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from torchrum.lab.recipes import PAPER_ONLY, RECIPES
-from torchrum.lab.recipes.presets import paper_preset
+from torchrum.lab.recipes import PAPER_ONLY, RECIPES, paper_preset
 from torchrum.paper.ledger.babi import babi_tables, family_headlines
 from torchrum.paper.ledger.cells import span, spread, table_lines, with_best
 from torchrum.paper.ledger.curves import best

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from torchrum.lab.recipes import FAMILIES, RECIPES
-from torchrum.lab.recipes.presets import is_preset, paper_preset
+from torchrum.lab.recipes import FAMILIES, RECIPES, is_preset, paper_preset
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import Paper, TrainConfig
 from torchrum.paper.ledger.babi import paper_family
