@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from golden import DIGITS, X, fill, sines
 from tolerances import TOL
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.gru import GRUCell
@@ -37,6 +38,26 @@ def test_cells_act_in_the_order_of_the_paper(num_fast, slow):
             seen, fast = other(draw(B, 0), fast)
         torch.testing.assert_close(output[t], seen, **TOL[torch.float64])
     torch.testing.assert_close(state, (*fast, *slow_state), **TOL[torch.float64])
+
+
+def test_golden_numbers():
+    def lstm(inputs, hidden, first):
+        cell = LSTMCell(inputs, hidden, layer_norm=True, zoneout=0.1, zoneout_cell=0.5, dtype=torch.float64)
+        fill(cell.weight_ih, sines(first, inputs, 4 * hidden))
+        fill(cell.weight_hh, sines(first + 100, hidden, 4 * hidden))
+        fill(cell.bias, sines(first + 200, 4 * hidden))
+        return cell
+
+    cell = FastSlowCell([lstm(2, 3, 1000), lstm(2, 3, 3000)], lstm(3, 2, 2000)).eval()
+    _, state = cell.scan(X, cell.initial_state(1, device="cpu", dtype=torch.float64))
+    expected = (
+        (-0.15820306, 0.18054669, 0.51826562),
+        (-0.49211295, -0.17183753, -0.21819841),
+        (0.21073842, -0.54949982),
+        (0.4652807, -0.49031828),
+    )
+    for part, values in zip(state, expected, strict=True):  # h and c of the fast cells, then of the slow one
+        torch.testing.assert_close(part[0], torch.tensor(values, dtype=torch.float64), **DIGITS)
 
 
 def test_any_cells_can_be_fast_and_slow():
