@@ -8,8 +8,7 @@ from pathlib import Path
 
 from judging.pytest_log import summarise_tests
 from judging.targets import TARGETS
-from torchrum.paper.bench.records import read_report
-from torchrum.paper.bench.table import describe_target
+from torchrum.paper.bench.records import describe_target, read_report
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,9 +13,8 @@ import torch
 
 from torchrum import RUM
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.paper.bench.accuracy import relative_error
-from torchrum.paper.bench.environment import conditions
-from torchrum.paper.bench.work import Shape
+from torchrum.paper.bench.layers import Shape
+from torchrum.paper.bench.measure import conditions, relative_error
 
 
 def measure(N: int, seed: int, device: str) -> dict[str, float | int]:

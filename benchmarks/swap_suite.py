@@ -27,7 +27,7 @@ from swap.models import MODELS
 from swap.table import REFERENCE, add_result, fill, read_results, summary
 from swap.tasks import TASKS
 from swap.train import run_job
-from torchrum.paper.bench.environment import conditions
+from torchrum.paper.bench.measure import conditions
 
 Job = tuple[str, str, int, float]
 """Task, model, seed, and the share of the task's updates that are made."""

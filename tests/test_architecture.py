@@ -15,7 +15,7 @@ import torchrum
 
 PACKAGE = Path(torchrum.__file__).parent
 ROOT = Path(__file__).parents[1]
-ORDER = "ops cells layers export rl lab paper hub cli".split()
+ORDER = "ops cells layers export rl lab hub paper cli".split()
 RANK = {name: place for place, name in enumerate(ORDER)}
 
 

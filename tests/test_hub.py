@@ -32,7 +32,7 @@ def test_a_card_is_filled_from_the_ledger(run, tmp_path):
     entry = hub.find_entry(config, tmp_path)
     card = hub.card_text(config, entry)
     assert card.startswith("---\nlibrary_name: torchrum\n")
-    assert f"bpc {entry.test['bpc']:.6g}" in card and "for a test" in card and entry.command in card
+    assert f"bpc {entry['test']['bpc']:.6g}" in card and "for a test" in card and entry["command"] in card
     assert str(run.parent) not in card
     assert hub.find_entry(replace(config, seed=5), tmp_path) is None
 

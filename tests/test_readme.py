@@ -9,9 +9,9 @@ import pytest
 from torchrum.cli import COMMANDS
 from torchrum.lab.recipes import load_recipe
 from torchrum.paper.ledger import read_ledger
-from torchrum.paper.ledger.markers import fill_marked
-from torchrum.paper.plots.gallery import gallery
+from torchrum.paper.plots.catalog import gallery
 from torchrum.paper.report.headline import headline_table, headlines
+from torchrum.paper.table import fill_marked
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def test_generated_parts_have_their_places() -> None:
 
 def test_the_headlines_are_those_of_the_ledger() -> None:
     results = ROOT / "results"
-    table = headline_table(headlines(read_ledger(results), results))
+    table = headline_table(headlines(read_ledger(results), results)).markdown()
     assert f"<!-- torchrum:headline -->\n{table}<!-- /torchrum:headline -->" in README, "run make pages"
 
 

@@ -3,8 +3,8 @@
 import math
 
 from torchrum.paper.bench.cpu import CASES, LONG
+from torchrum.paper.bench.layers import Mode
 from torchrum.paper.bench.records import Report, Row, Target
-from torchrum.paper.bench.work import Mode
 
 OURS = ("fused", "fused graphed")
 NATIVE_TARGETS: dict[str, tuple[str, Mode, float]] = {

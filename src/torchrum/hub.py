@@ -8,62 +8,63 @@ print(model.task.draw(model.model, length=300, prompt="the company said "))
 """
 
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from torchrum.lab.models import build_model
+from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig, from_json, to_json
-from torchrum.paper.ledger.cells import table_lines
-from torchrum.paper.ledger.record import changes, count_parameters
-from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
-from torchrum.paper.ledger.texts import plain
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.overrides import differences
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
 RESULTS = Path("results")
+MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": r"\|", "[": r"\[", "]": r"\]"})
 
 
-def find_entry(config: TrainConfig, results: Path) -> Entry | None:
-    """The entry of the ledger that describes the run of ``config``, if there is one."""
-    if not results.is_dir():
-        return None
+def find_entry(config: TrainConfig, results: Path) -> dict[str, Any] | None:
+    """Find the line of the ledger that describes the run of ``config``, if there is one."""
     try:
-        wanted = config.name, config.seed, changes(config)
-    except LedgerError:  # a recipe of the user's own
+        wanted = config.name, config.seed, differences(registered_recipe(config.name), config)
+    except ConfigError:  # a recipe of the user's own
         return None
-    found = (entry for entry in read_ledger(results) if (entry.recipe, entry.seed, entry.overrides) == wanted)
-    return next(found, None)
+    for path in sorted(results.glob("*.jsonl")):
+        for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if (entry["recipe"], entry["seed"], entry["overrides"]) == wanted:
+                return entry
+    return None
 
 
-def card_text(config: TrainConfig, entry: Entry | None) -> str:
-    """The model card: what it is, how it was trained, what it scored, how to use it."""
+def card_text(config: TrainConfig, entry: Mapping[str, Any] | None) -> str:
+    """Write the model card: what the model is, how it was trained, its scores, how to use it."""
     lines = ["---", "library_name: torchrum", "tags:", "- rnn", "- rotational-unit-of-memory", "---"]
-    lines += [
-        "",
-        f"# {config.name}",
-        "",
-        f"{config.about or type(config.task).__name__}; {count_parameters(config):,} parameters.",
-    ]
+    parameters = sum(part.numel() for part in build_model(config.model, config.task).parameters() if part.requires_grad)
+    about = config.about or type(config.task).__name__
+    lines += ["", f"# {config.name}", "", f"{about}; {parameters:,} parameters."]
     if entry is None:
         lines += ["", "This run is not in the results ledger of torchrum."]
     else:
-        validation = ", ".join(f"{name} {value:.6g}" for name, value in entry.final.items())
-        test = ", ".join(f"{name} {value:.6g}" for name, value in entry.test.items())
         rows = {
-            "validation, last step": validation,
-            "test, best checkpoint on validation": test,
+            "validation, last step": ", ".join(f"{name} {value:.6g}" for name, value in entry["final"].items()),
+            "test, best checkpoint on validation": ", ".join(
+                f"{name} {value:.6g}" for name, value in entry.get("test", {}).items()
+            ),
             "published": config.paper.text + f" ({config.paper.where})" if config.paper else "",
-            "steps": f"{entry.steps:,} in {entry.wall_seconds:,.0f} s on {entry.hardware}",
-            "commit": entry.commit,
-            "versions": ", ".join(f"{name} {version}" for name, version in entry.versions.items()),
-            "note": entry.note,
+            "steps": f"{entry['steps']:,} in {entry['wall_seconds']:,.0f} s on {entry['hardware']}",
+            "commit": entry["commit"],
+            "versions": ", ".join(f"{name} {version}" for name, version in entry["versions"].items()),
+            "note": entry["note"],
         }
-        lines += ["", *table_lines(("", ""), [(name, plain(text)) for name, text in rows.items() if text])]
-        lines += ["", "Trained by:", "", f"    {entry.command}"]
+        cells = [f"| {name} | {text.translate(MARKS)} |" for name, text in rows.items() if text]
+        lines += ["", "|  |  |", "| --- | --- |", *cells]
+        lines += ["", "Trained by:", "", f"    {entry['command']}"]
     use = ["from torchrum.hub import TrainedModel", "", 'trained = TrainedModel.from_pretrained("THIS/REPOSITORY")']
     lines += ["", "```python", *use, "```", ""]
     return "\n".join(lines)
@@ -71,7 +72,7 @@ def card_text(config: TrainConfig, entry: Entry | None) -> str:
 
 @functools.cache
 def trained_model() -> type:
-    """The class ``TrainedModel``; huggingface_hub is imported when it is first asked for."""
+    """Return the class ``TrainedModel``; the first call imports huggingface_hub."""
     try:
         from huggingface_hub import ModelCard, PyTorchModelHubMixin
     except ModuleNotFoundError as error:
@@ -81,7 +82,7 @@ def trained_model() -> type:
     from torchrum.lab.training.step import build
 
     class TrainedModel(nn.Module, PyTorchModelHubMixin):
-        """The model of a run, with what it was trained on.
+        """The model of a run, with its task.
 
         Args:
             description: the run's config as plain data.
@@ -95,7 +96,7 @@ def trained_model() -> type:
 
         @classmethod
         def from_run(cls, run: Path | str, which: Literal["last", "best"] = "best") -> "TrainedModel":
-            """The trained model of a run folder; what holds for one machine alone stays behind."""
+            """Load the trained model of a run folder, without fields that hold on one machine only."""
             plain = to_json(read_config(run))
             task = {name: value for name, value in plain["task"].items() if name not in read_config(run).task.local}
             trained = cls({**plain, "task": task})
@@ -104,14 +105,14 @@ def trained_model() -> type:
 
         @property
         def task(self) -> Task:
-            """What it was trained on."""
+            """The task that it was trained on."""
             return self.run_config.task
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return self.model(*args, **kwargs)
 
         def generate_model_card(self, *args: Any, results: Path | str = RESULTS, **kwargs: Any) -> "ModelCard":
-            """The card from the ledger in ``results``; pass it as ``model_card_kwargs={"results": ...}``."""
+            """Write the card from the ledger in ``results``; pass it as ``model_card_kwargs={"results": ...}``."""
             return ModelCard(card_text(self.run_config, find_entry(self.run_config, Path(results))))
 
     return TrainedModel

@@ -17,7 +17,7 @@ from torchrum.cli import main, show_warning
 from torchrum.cli.eval import show
 from torchrum.lab.recipes import FAMILIES, RECIPES
 from torchrum.lab.training import read_metrics
-from torchrum.paper.ledger import headline
+from torchrum.paper.ledger.tables import headline
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
@@ -46,7 +46,7 @@ def test_what_argparse_refuses_has_exit_code_2(capsys, arguments, message):
 def drawn(monkeypatch):
     """Runs whose curve would have been drawn: that takes longer than to train them."""
     runs = []
-    monkeypatch.setattr("torchrum.paper.plots.curve.draw_curve", runs.append)
+    monkeypatch.setattr("torchrum.paper.plots.curves.draw_curve", runs.append)
     return runs
 
 
@@ -74,7 +74,7 @@ def test_a_warning_of_ours_is_one_line_without_code(tmp_path, capsys):
 
 
 def test_a_run_ends_well_without_matplotlib(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchrum.paper.plots.curve", None)
+    monkeypatch.setitem(sys.modules, "torchrum.paper.plots.curves", None)
     assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
     assert f"the curve of {tmp_path / 'tiny'} was not drawn" in capsys.readouterr().err
 
@@ -83,7 +83,7 @@ def test_a_run_ends_well_on_a_disk_that_is_full_when_its_curve_is_drawn(tmp_path
     def full(run):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("torchrum.paper.plots.curve.draw_curve", full)
+    monkeypatch.setattr("torchrum.paper.plots.curves.draw_curve", full)
     assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
     error = capsys.readouterr().err
     assert f"No space left on device; draw it later with: torchrum figure {tmp_path / 'tiny'}" in error

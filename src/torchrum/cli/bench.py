@@ -22,9 +22,8 @@ def main(arguments: list[str]) -> int:
         show_report(options)
         return 0
 
-    from torchrum.paper.bench.environment import conditions
-    from torchrum.paper.bench.records import Report, read_report
-    from torchrum.paper.bench.table import text_table
+    from torchrum.paper.bench.measure import conditions
+    from torchrum.paper.bench.records import Report, read_report, text_table
 
     report = Report(options.suite, conditions(options.commit), path=options.json)
     if options.resume and options.json.exists():
@@ -93,7 +92,7 @@ def check_together(parser: Parser, options: argparse.Namespace) -> None:
 
 def show_report(options: argparse.Namespace) -> None:
     """Turn the numbers of ``--report`` into what is asked for: a table in a page, a plot, or else a printed table."""
-    from torchrum.paper.bench.records import read_report
+    from torchrum.paper.bench.records import read_report, text_table
 
     report = read_report(options.report)
     if options.write:
@@ -101,12 +100,10 @@ def show_report(options: argparse.Namespace) -> None:
 
         print(f"{options.write}: table {'written' if write_markdown(options.write, report) else 'is up to date'}")
     if options.plot:
-        from torchrum.paper.bench.plot import draw_report
+        from torchrum.paper.bench.report import draw_report
 
         print(draw_report(report, options.plot))
     if not options.write and not options.plot:
-        from torchrum.paper.bench.table import text_table
-
         print(text_table(report))
 
 

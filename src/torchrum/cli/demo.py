@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from torchrum.lab.training import TrainConfig
-    from torchrum.paper.report.blocks import Block
+    from torchrum.paper.report.page import Block
 
 NEXT = """Where to go next
   torchrum list                      every recipe, with the paper's number beside ours
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
     from torchrum.lab.recipes.recall import DEMO_MODELS, demo
     from torchrum.lab.training.run_folder import lock_free_folder
-    from torchrum.paper.ledger.labels import model_label
+    from torchrum.paper.ledger.runs import model_label
 
     built = [demo(name, options.seed) for name in DEMO_MODELS]
     configs = {model_label(config.model): config for config in built}
@@ -178,7 +178,7 @@ def state(run: Path) -> tuple[int, str]:
 
 def draw_run(run: Path) -> "list[Block]":
     """The part of the page that is about one run."""
-    from torchrum.paper.report.runs_page import run_blocks
+    from torchrum.paper.report.pages import run_blocks
 
     return run_blocks(run)
 
@@ -196,7 +196,7 @@ def compare(
     from torchrum.lab.tasks import Recall
     from torchrum.lab.training.run_folder import read_metrics
     from torchrum.paper.ledger.record import count_parameters
-    from torchrum.paper.plots.comparison import draw_comparison
+    from torchrum.paper.plots.curves import draw_comparison
 
     task = next(iter(configs.values())).task
     assert isinstance(task, Recall)
@@ -224,7 +224,7 @@ def compare(
 def write_report(runs: list[Path], drawn: "dict[Path, list[Block]]", out: Path) -> Path:
     """Write the page of both runs."""
     from torchrum.paper.report.page import write_page
-    from torchrum.paper.report.runs_page import runs_page
+    from torchrum.paper.report.pages import runs_page
 
     lead = (
         "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."

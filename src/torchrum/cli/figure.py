@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     for path in draw(options):
         print(path)
     if options.write:
-        from torchrum.paper.plots.gallery import write_gallery
+        from torchrum.paper.plots.catalog import write_gallery
 
         changed = write_gallery(options.write, options.results, options.out or FOLDER)
         print(f"{options.write}: {'figures written' if changed else 'figures are up to date'}")
@@ -72,7 +72,7 @@ def draw(options: argparse.Namespace) -> list[Path]:
     from torchrum.lab.training.errors import ConfigError
     from torchrum.lab.training.run_folder import holds_run
     from torchrum.paper.plots.catalog import FIGURES, draw_all, draw_figure, draw_run
-    from torchrum.paper.plots.curve import draw_curve
+    from torchrum.paper.plots.curves import draw_curve
 
     if options.run is not None:
         return draw_run(options.what, options.run, options.out or options.run)

@@ -10,9 +10,12 @@ import sys
 import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrum.cli.parsing import Parser
+
+if TYPE_CHECKING:
+    from torchrum.paper.table import Table
 
 
 def field_help(cls: type) -> dict[str, str]:
@@ -62,63 +65,6 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     return table
 
 
-def recipes(results: Path) -> list[tuple[str, ...]]:
-    """Name, the paper's number, ours, what it is, and where the paper has it, of every recipe; a set is one line."""
-    from torchrum.lab.recipes import FAMILIES, RECIPES
-    from torchrum.paper.ledger import headline
-    from torchrum.paper.ledger.babi import paper_family, paper_mean
-
-    ours = headline(results)
-    table: list[tuple[str, ...]] = []
-    first = {members[0]: family for family, members in FAMILIES.items()}
-    others = {member for members in FAMILIES.values() for member in members[1:]}
-    for name, recipe in RECIPES.items():
-        if name in others:
-            continue
-        config = recipe()
-        text, where = (config.paper.text, config.paper.where) if config.paper else ("", "")
-        about = config.about
-        if name in first:
-            name = first[name]
-            text, about = (
-                paper_family(name).text if paper_mean(name) else "",
-                f"bAbI, one model per task: {about.partition(': ')[2]}",
-            )
-        table.append((name, text, ours.get(name, ""), about, where))
-    return table
-
-
-def families(results: Path) -> list[tuple[str, ...]]:
-    """``recipes``, with one line for those that differ in their size alone, which is a column of its own.
-
-    copying-rum stands for copying-rum-t200, -t500 and so on; its numbers are in the order of the sizes.
-    """
-    from torchrum.lab.recipes import FAMILIES
-    from torchrum.paper.ledger import headline
-
-    brief = headline(results, brief=True)
-    groups: dict[str, dict[str, tuple[str, ...]]] = {}
-    for line in recipes(results):
-        name, size = re.fullmatch(r"(.*?)(?:-t(\d+))?", line[0]).groups("")  # type: ignore[union-attr]  # it always fits
-        groups.setdefault(name, {})[size] = line
-    table: list[tuple[str, ...]] = []
-    for name, lines in groups.items():
-        sizes = sorted(lines, key=lambda size: int(size or 0))
-        *_, about, where = lines[sizes[0]]
-        told = [text for text, _ in itertools.groupby(lines[size][1] for size in sizes)]
-        paper = joined(told, "; ")
-        full = [name] if sizes == [""] else [f"{name}-t{size}" for size in sizes]
-        ours = joined([brief.get(recipe, "") for recipe in full], " ")
-        shown = f"{len(FAMILIES[name])} tasks" if name in FAMILIES else " ".join(sizes)
-        table.append((name, shown, paper, ours, about, where))
-    return table
-
-
-def joined(parts: list[str], mark: str) -> str:
-    """The parts in a row, a dash for each that is empty; nothing if all are."""
-    return mark.join(part or "-" for part in parts) if any(parts) else ""
-
-
 def main(arguments: list[str]) -> int:
     """List."""
     parser = Parser("list", "List the recipes, or all fields of one.")
@@ -131,19 +77,19 @@ def main(arguments: list[str]) -> int:
     if options.recipe is not None:
         from torchrum.lab.recipes import load_recipe
         from torchrum.lab.training.errors import ConfigError
+        from torchrum.paper.table import Table
 
         if options.all:
             raise ConfigError(f"--all lists the recipes; leave it out to see the fields of {options.recipe}.")
-        columns: tuple[str, ...] = ("field", "value", "meaning")
-        content: list[tuple[str, ...]] = [*rows(load_recipe(options.recipe))]
-    elif options.all or options.plain:
-        columns, content = ("recipe", "paper", "ours", "about", "where"), recipes(options.results)
+        table = Table(("field", "value", "meaning"), rows(load_recipe(options.recipe)))
     else:
-        columns, content = ("recipe", "sizes", "paper", "ours", "about", "where"), families(options.results)
+        from torchrum.paper.ledger.tables import recipe_table, short_recipe_table
+
+        table = (recipe_table if options.all or options.plain else short_recipe_table)(options.results)
     if options.plain:
-        print("\n".join("\t".join(line) for line in (columns, *content)))
+        print("\n".join("\t".join(map(str, line)) for line in (table.header, *table.rows)))
         return 0
-    show(columns, content)
+    show(table)
     if options.recipe is None:
         print(fitted(where_ours_comes_from(options.results)))
         if not options.all:
@@ -183,23 +129,23 @@ WIDEST = {"sizes": LEAST["sizes"], "paper": 16}
 """Widths that leave room for that in 80 columns."""
 
 
-def show(columns: tuple[str, ...], content: list[tuple[str, ...]]) -> None:
+def show(table: "Table") -> None:
     """Print a table whose names are never cut; a narrow terminal leaves out what recipes are about and where."""
+    from rich import table as rich_table
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(markup=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160
     width = console.width
     dropped = ("about", "where") if width < 110 else ("where",) if width < 150 else ()  # the last ones
-    columns = tuple(name for name in columns if name not in dropped)
-    content = [line[: len(columns)] for line in content]
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(columns[0], no_wrap=True, min_width=max(len(line[0]) for line in content))
+    columns = [name for name in table.header if name not in dropped]
+    content = [[str(cell) for cell in line[: len(columns)]] for line in table.rows]
+    grid = rich_table.Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    grid.add_column(columns[0], no_wrap=True, min_width=max(len(line[0]) for line in content))
     for name in columns[1:]:
         widest = WIDEST.get(name) if width < 110 and "sizes" in columns else None
-        table.add_column(name, overflow="fold", min_width=LEAST.get(name), max_width=widest)
+        grid.add_column(name, overflow="fold", min_width=LEAST.get(name), max_width=widest)
     for line in content:
-        table.add_row(*line)
-    console.print(table, crop=False)
+        grid.add_row(*line)
+    console.print(grid, crop=False)

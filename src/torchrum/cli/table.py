@@ -13,20 +13,17 @@ def main(arguments: list[str]) -> int:
     check_together(options)
 
     from torchrum.paper.ledger import read_ledger
-    from torchrum.paper.ledger.markers import write_tables
-    from torchrum.paper.ledger.notes import comparison_section
-    from torchrum.paper.ledger.table import table
+    from torchrum.paper.ledger.tables import asked_table, write_tables
 
     entries = read_ledger(options.results)
     if options.write:
         changed = write_tables(options.write, entries)
         print(f"{options.write}: {'tables written' if changed else 'tables are up to date'}")
         return 0
+    words = f" best {options.best}" if options.best else f" within {options.within}" if options.within else ""
     tasks = [options.task] if options.task else sorted({entry.task for entry in entries})
-    if options.within is not None:
-        tables = [f"**{task}**\n\n{comparison_section(entries, task, options.within)}" for task in tasks]
-    else:
-        tables = [table(entries, task, options.best) for task in tasks]
+    titles = [f"**{task}**\n\n" if options.within else "" for task in tasks]
+    tables = [title + asked_table(task + words, entries) for title, task in zip(titles, tasks, strict=True)]
     print("\n".join(tables) or f"{options.results} holds no run yet.")
     return 0
 

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -166,7 +166,7 @@ def draw(run: Path) -> None:
     """Draw the curve of a finished run; report a failure without failing the run."""
     try:
         from torchrum.lab.training.errors import RunError
-        from torchrum.paper.plots.curve import draw_curve
+        from torchrum.paper.plots.curves import draw_curve
     except ImportError as error:
         complain(f"the curve of {run} was not drawn: {error}")
         return
@@ -281,7 +281,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
     from torchrum.lab.recipes import FAMILIES, RECIPES
     from torchrum.lab.training import override, run_sweep
     from torchrum.lab.training.evaluation import best_look
-    from torchrum.paper.ledger.babi import Column, babi_table
+    from torchrum.paper.ledger.babi import trained_table
 
     members, fields = choose(name, fields)
     check_count("seeds", options.seeds)
@@ -305,16 +305,7 @@ def train_family(name: str, fields: list[str], options: argparse.Namespace) -> i
         if result.stopped != "diverged":
             look = best_look(result.folder)
             scores.setdefault(seed, {})[task] = look.scores["accuracy"]
-    tasks = sorted({task for _, task in places.values()})
-    print(babi_table([Column(name, name, scores, paper=True)], tasks))
-    rule = "the checkpoint that was best on validation, of equal ones the earliest"
-    print(f"- Test accuracy in % of {rule}; {seeds(scores)}.")
-    for note in sorted({config.task.provenance() for config in runs.values()} - {""}):
-        print(f"- {note[0].upper()}{note[1:]}.")
+    tasks = [task for _, task in places.values()]
+    provenance = [config.task.provenance() for config in runs.values()]
+    print(trained_table(name, tasks, scores, provenance).markdown())
     return code
-
-
-def seeds(numbers: Iterable[int]) -> str:
-    """Format the seeds of the runs."""
-    listed = sorted(numbers)
-    return f"seed{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"

@@ -247,7 +247,7 @@ def test_json_of_another_program_is_refused():
         from_json({**data, "task": {"type": "torchrum.lab.training.config:ModelConfig"}})
 
 
-@pytest.mark.parametrize("module", ["antigravity", "torchrum.paper.bench.plot"])
+@pytest.mark.parametrize("module", ["antigravity", "torchrum.paper.bench.report"])
 def test_a_file_does_not_choose_what_is_imported(module, monkeypatch):
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ConfigError, match="not part of torchrum"):

@@ -12,7 +12,7 @@ import torch
 from lab.training.tiny import tiny, tiny_model
 from torchrum.lab.training import ConfigError, RunError, Trainer
 from torchrum.lab.training.environment import environment, given_commit, own_commit, read_environment, without_folders
-from torchrum.paper.bench.environment import conditions
+from torchrum.paper.bench.measure import conditions
 
 
 def git(folder, *arguments):

@@ -5,7 +5,7 @@ import torch
 
 from torchrum import RUM, rotation_matrix
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.paper.bench.authors import AuthorsRUM, dense_rotation, rotate_in_plane
+from torchrum.paper.bench.layers import AuthorsRUM, dense_rotation, rotate_in_plane
 
 
 @pytest.mark.parametrize("eta", [None, 1.5])

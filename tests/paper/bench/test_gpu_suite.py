@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from torchrum.ops.rum_scan import persistent
-from torchrum.paper.bench import gpu, gpu_cases
-from torchrum.paper.bench.gpu import run_gpu
-from torchrum.paper.bench.gpu_cases import Case
+from torchrum.paper.bench import gpu
+from torchrum.paper.bench.gpu import Case, run_gpu
+from torchrum.paper.bench.layers import Shape, penn_treebank_step, recall_step
 from torchrum.paper.bench.measure import Captured, ImplementationError, time_cpu
 from torchrum.paper.bench.records import Report, read_report
-from torchrum.paper.bench.training_steps import penn_treebank_step, recall_step
-from torchrum.paper.bench.work import Shape
 
 
 @pytest.mark.gpu
@@ -32,7 +30,7 @@ def test_quick_suite(tmp_path, monkeypatch):
 @pytest.fixture
 def on_cpu(monkeypatch):
     """The suite with its tiny cases on the CPU: everything but the device events, the graphs and the fused kernels."""
-    cases = [replace(case, shape=replace(case.shape, device="cpu")) for case in gpu_cases.quick_cases()]
+    cases = [replace(case, shape=replace(case.shape, device="cpu")) for case in gpu.quick_cases()]
     monkeypatch.setattr(gpu, "quick_cases", lambda: cases)
     monkeypatch.setattr(gpu, "time_cuda", lambda runs, samples, warmups: time_cpu(runs, samples))
     monkeypatch.setattr(gpu, "Captured", lambda run: run)
@@ -127,13 +125,13 @@ def test_a_lost_device_ends_the_run_and_a_second_one_goes_on(on_cpu, monkeypatch
 
 
 def test_stepwise_is_an_implementation_of_its_own():
-    case = gpu_cases.with_stepwise(gpu_cases.quick_cases()[0])
+    case = gpu.with_stepwise(gpu.quick_cases()[0])
     assert case.implementations[-2:] == ("fused stepwise", "fused stepwise graphed")
-    assert gpu_cases.implementation("fused stepwise graphed") == ("fused", True, False, True)
+    assert gpu.implementation("fused stepwise graphed") == ("fused", True, False, True)
 
 
 def test_design_is_told(monkeypatch):
-    eta, lam1, recall = gpu_cases.quick_cases()
+    eta, lam1, recall = gpu.quick_cases()
     on_cpu = replace(eta, shape=replace(eta.shape, device="cpu"))
     asked = []
 
@@ -224,7 +222,7 @@ def test_penn_treebank_insists_on_the_fused_kernels():
 
 
 def test_cases_with_a_target_come_first():
-    cases = gpu_cases.gpu_cases()
-    targeted = gpu_cases.target_cases()
+    cases = gpu.gpu_cases()
+    targeted = gpu.target_cases()
     assert cases[: len(targeted)] == targeted
     assert {case.precision for case in targeted if case.options.get("lam") == 1} == {"highest"}

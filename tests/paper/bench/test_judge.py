@@ -8,7 +8,7 @@ import pytest
 
 from paper.bench.test_report import GPU, PLACE, full_suite, report, row
 from torchrum.paper.bench.cpu import LONG
-from torchrum.paper.bench.gpu_cases import gpu_cases
+from torchrum.paper.bench.gpu import gpu_cases
 from torchrum.paper.bench.measure import Times
 from torchrum.paper.bench.records import Report, Row, Target, read_report
 

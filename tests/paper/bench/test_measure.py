@@ -8,11 +8,10 @@ from torch import nn
 
 from torchrum import RUM
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.paper.bench import accuracy
-from torchrum.paper.bench.accuracy import clear_of_threshold, relative_error
-from torchrum.paper.bench.measure import summarise, time_cpu, time_cuda
-from torchrum.paper.bench.memory import peak_memory
-from torchrum.paper.bench.work import Shape, Work, equal_parameters, make_layer
+from torchrum.paper.bench import measure
+from torchrum.paper.bench.cpu import peak_memory
+from torchrum.paper.bench.layers import Shape, Work, equal_parameters, make_layer
+from torchrum.paper.bench.measure import clear_of_threshold, relative_error, summarise, time_cpu, time_cuda
 
 
 def test_a_sample_may_be_the_mean_of_several_calls():
@@ -134,17 +133,17 @@ def test_samples_near_the_relu_threshold_are_told_from_the_others():
 
 
 def test_an_error_that_is_not_a_number_is_not_lost(monkeypatch):
-    monkeypatch.setattr(accuracy, "_outputs", lambda rum, x, grad: [torch.ones(2), torch.full((2,), math.nan)])
+    monkeypatch.setattr(measure, "_outputs", lambda rum, x, grad: [torch.ones(2), torch.full((2,), math.nan)])
     assert math.isnan(relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3)))
-    monkeypatch.setattr(accuracy, "clear_of_threshold", lambda exact, x: torch.zeros(3, dtype=torch.bool))
+    monkeypatch.setattr(measure, "clear_of_threshold", lambda exact, x: torch.zeros(3, dtype=torch.bool))
     with pytest.raises(ValueError, match="every sample is near the ReLU threshold"):
         relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3), exclude_near_threshold=True)
 
 
 def test_rows_left_out_have_no_gradient(monkeypatch):
-    grads, outputs = [], accuracy._outputs
-    monkeypatch.setattr(accuracy, "_outputs", lambda rum, x, grad: grads.append(grad) or outputs(rum, x, grad))
-    monkeypatch.setattr(accuracy, "clear_of_threshold", lambda exact, x: torch.tensor([True, False, True]))
+    grads, outputs = [], measure._outputs
+    monkeypatch.setattr(measure, "_outputs", lambda rum, x, grad: grads.append(grad) or outputs(rum, x, grad))
+    monkeypatch.setattr(measure, "clear_of_threshold", lambda exact, x: torch.tensor([True, False, True]))
     rum = RUM(6, 6, backend="torch")
     assert relative_error(rum, Shape(N=6, T=4, B=3), exclude_near_threshold=True) < 2e-5
     assert relative_error(rum, Shape(N=6, T=4, B=3)) < 2e-5

@@ -10,15 +10,13 @@ import torch
 from torchrum.cli import main
 from torchrum.cli.bench import begin_anew, continued
 from torchrum.paper.bench import cpu
-from torchrum.paper.bench.floor import floor_ms, share_of_floor
-from torchrum.paper.bench.gpu_cases import gpu_cases, target_cases
+from torchrum.paper.bench.gpu import gpu_cases, target_cases
+from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
-from torchrum.paper.bench.plot import _by_size, draw_report
-from torchrum.paper.bench.records import Report, Row, Target, read_report
-from torchrum.paper.bench.report import markdown, short, typed, write_markdown
-from torchrum.paper.bench.table import text_table
-from torchrum.paper.bench.work import Shape
+from torchrum.paper.bench.records import Report, Row, Target, floor_ms, read_report, share_of_floor, text_table
+from torchrum.paper.bench.report import _by_size, draw_report, report_tables, short, typed, write_markdown
 from torchrum.paper.ledger import LedgerError
+from torchrum.paper.table import markdown_tables
 
 GPU = Shape(N=1000, T=150, dtype="bfloat16", device="cuda")
 PLACE = {
@@ -58,7 +56,7 @@ def report() -> Report:
 def test_the_command_is_what_a_user_types(recorded, shown):
     made = Report("cpu", {**PLACE, "command": recorded}, report().rows, path=Path("results/bench/cpu.json"))
     assert typed(made) == shown
-    assert f"Command: `{shown}`" in markdown(made)
+    assert f"Command: `{shown}`" in markdown_tables(report_tables(made))
 
 
 def test_json_round_trip(tmp_path):
@@ -106,7 +104,7 @@ def test_markdown_goes_between_its_markers(tmp_path):
     assert text.startswith(f"a\n{other}")
     assert text.endswith("<!-- /torchrum:bench -->\nb\n")
     assert "old" not in text
-    assert markdown(report()) in text
+    assert markdown_tables(report_tables(report())) in text
     # plain calls and CUDA graphs apart, for RUM as for nn.GRU; the ratio is that of the fastest of each
     assert "| case | RUM / GRU | RUM, fused | RUM, fused, CUDA graph | nn.GRU, CUDA graph |" in text
     assert "| lam=0, eta=1, N=1000, T=150, bfloat16 | 0.25 | 20 | 10 | 40 |" in text
@@ -222,7 +220,7 @@ def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
     torch.set_num_threads(before)
     assert seen == [1, 2]
     made = Report("cpu", PLACE, [Row("lam0", "gru", "forward_backward", GPU, {}, Times(1, 1, 1, 1), threads=1)])
-    assert "1 thread" in markdown(made)
+    assert "1 thread" in markdown_tables(report_tables(made))
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from paper.ledger.test_table import entry, lines
+from paper.ledger.test_table import entry, lines, table
 from stories import use_made_up_task1
 from torchrum.cli import main
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.training import run_sweep
-from torchrum.paper.ledger import headline, read_ledger
+from torchrum.paper.ledger import read_ledger
 from torchrum.paper.ledger.babi import Column, babi_table, best_columns, setting_words, signed
-from torchrum.paper.ledger.markers import marked_table
-from torchrum.paper.ledger.table import table
+from torchrum.paper.ledger.tables import asked_table, headline
 
 TINY = ["--steps", "6", "--eval_every", "3", "--log_every", "3", "--model.hidden_size", "4", "--device", "cpu"]
 
@@ -109,7 +108,7 @@ def test_the_best_setting_says_of_how_many():
     header, _, first, *_ = lines(table(entries, "babi", 1))
     assert header[1:] == ["paper", "RUM λ=0 `babi-rum`, clip 1.0 (best of 2 settings)", "paper", "GORU `babi-goru`"]
     assert first[1:] == ["79.7", "70.0", "46", "60.0"]
-    assert marked_table("babi best", entries) == f"\n{table(entries, 'babi', 1)}\n"
+    assert asked_table("babi best", entries) == table(entries, "babi", 1)
 
 
 def test_how_a_run_is_computed_is_no_setting():
@@ -120,7 +119,7 @@ def test_how_a_run_is_computed_is_no_setting():
 
 
 def test_columns_of_others_data_are_marked():
-    header, _, *rows = lines(babi_table([Column("babi-lstm", "LSTM", {0: {7: 0.5}}, paper=True)], [7]))
+    header, _, *rows = lines(babi_table([Column("babi-lstm", "LSTM", {0: {7: 0.5}}, paper=True)], [7]).markdown())
     assert header == ["task", "paper, 1k", "LSTM"]
     assert rows[0] == ["7 counting", str(PAPER["lstm"][6]), "50.0"]
 

@@ -1,9 +1,8 @@
 from dataclasses import replace
 
 from paper.ledger.test_table import entry, lines
-from torchrum.paper.ledger.budget import budget_table, compare
-from torchrum.paper.ledger.markers import marked_table
-from torchrum.paper.ledger.notes import comparison_section
+from torchrum.paper.ledger.comparison import compare, comparison_tables, trajectories
+from torchrum.paper.ledger.tables import asked_table
 
 
 def run(recipe, *points, seed=0, overrides=()):
@@ -29,7 +28,8 @@ RUNS = [
 
 
 def table(*runs):
-    return lines(budget_table(compare(runs, "copying", 200_000)))
+    (found,) = comparison_tables(compare(runs, "copying", 200_000))
+    return lines(found.markdown())
 
 
 def rum(*runs):
@@ -39,7 +39,7 @@ def rum(*runs):
 def test_every_model_is_read_at_the_budget_with_its_best_beside():
     header, _, ours, lstm, gru = table(*RUNS)
     names = ["loss / baseline, T = 200 (1,000 steps)", "loss / baseline, T = 500 (400 steps)"]
-    assert header == ["model", *names, "settings tried"]
+    assert header == ["model", *names, "settings recorded"]
     # two seeds tell more than a lucky one; the second seed's loss spiked after its best
     assert ours == ["RUM λ=0", "0.6500 (0.4000 to 0.9000), best 0.3000; 2 seeds", "0.5000", "2, 1"]
     assert lstm == ["LSTM", "1.0000; after 600", "", "1, 0"]  # at T = 500 it was not looked at by then
@@ -60,15 +60,17 @@ def test_runs_that_differ_only_later_are_of_one_setting():
     assert table(RUNS[0], run("copying-rum-paper-t200", (1000, 0.2), overrides=sooner), LSTM)[2][-1] == "2"
 
 
-def test_a_seed_that_was_recorded_twice_counts_once():
-    """The longer of the two: it is the same trajectory, and the better one would be a choice."""
-    again = run("copying-rum-paper-t200", (500, 0.3), (1000, 0.1), (1200, 0.1), overrides=["steps=1200"])
+def test_a_trajectory_that_was_recorded_twice_counts_once():
+    again = run("copying-rum-paper-t200", (500, 0.9), (1000, 0.4), (1200, 0.3), overrides=["steps=1200"])
     assert rum(RUNS[0], again) == rum(RUNS[0]) == "0.4000"
-    assert rum(RUNS[1], again, RUNS[0]) == "0.6500 (0.4000 to 0.9000), best 0.3000; 2 seeds"
-    longer = run(
-        "copying-rum-paper-t200", (500, 0.9), (1000, 0.6), (9000, 0.1), overrides=["compile=true", "steps=9000"]
-    )
-    assert rum(RUNS[0], longer) == "0.6000"
+    assert trajectories([again, RUNS[0]]) == [RUNS[0]]  # the longer one
+
+
+def test_two_trajectories_of_one_seed_both_count():
+    """The better or the longer one would be a choice."""
+    other = run("copying-rum-paper-t200", (500, 0.3), (1000, 0.2), overrides=["compile=true", "steps=9000"])
+    assert rum(RUNS[0], other) == "0.3000 (0.2000 to 0.4000); 2 runs of 1 seed"
+    assert rum(RUNS[1], other, RUNS[0]) == "0.5000 (0.2000 to 0.9000), best 0.2667; 3 runs of 2 seeds"
 
 
 def test_of_runs_that_ended_sooner_the_furthest_counts_or_those_that_were_solved():
@@ -80,13 +82,14 @@ def test_of_runs_that_ended_sooner_the_furthest_counts_or_those_that_were_solved
 
 
 def test_what_cannot_be_compared_is_left_out():
-    assert "No two models" in comparison_section(RUNS[-1:], "copying", 10**6)
-    assert "No two models" in comparison_section([], "copying", 10**6)
+    assert asked_table("copying within 1000000", RUNS[-1:]).startswith(
+        "No two models of copying were run for 1,000,000"
+    )
+    assert comparison_tables(compare([], "copying", 10**6)) == []
     other = replace(RUNS[0], overrides=["task.length=5"])
-    assert "No two models" in comparison_section([other, LSTM], "copying", 200_000)
+    assert comparison_tables(compare([other, LSTM], "copying", 200_000)) == []
 
 
 def test_a_marker_asks_for_it():
-    text = marked_table("copying within 200000", RUNS)
-    assert text == f"\n{comparison_section(RUNS, 'copying', 200_000)}\n"
-    assert budget_table(compare(RUNS, "copying", 200_000)) in text
+    (found,) = comparison_tables(compare(RUNS, "copying", 200_000))
+    assert asked_table("copying within 200000", RUNS) == found.markdown()

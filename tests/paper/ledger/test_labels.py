@@ -4,7 +4,7 @@ import pytest
 
 from torchrum.lab.training.config import ModelConfig
 from torchrum.layers.registry import LAYERS
-from torchrum.paper.ledger.labels import NAMES, model_label
+from torchrum.paper.ledger.runs import NAMES, model_label
 
 
 @pytest.mark.parametrize(

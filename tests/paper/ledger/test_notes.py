@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from paper.ledger.test_budget import run
-from torchrum.paper.ledger.budget import compare
-from torchrum.paper.ledger.curves import best, overfits, reached_goal, seen, still_learning
-from torchrum.paper.ledger.notes import notes
+from torchrum.paper.ledger.comparison import compare, notes
+from torchrum.paper.ledger.runs import best, overfits, reached_goal, seen, still_learning
 
 OWN = run("copying-rum-paper-t200", (500, 0.5))
 TUNED = [run("copying-rum-t200", (1000, 0.2), seed=seed) for seed in (0, 1)]

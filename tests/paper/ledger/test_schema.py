@@ -62,7 +62,7 @@ def test_a_sound_entry_is_read(data):
         ({"note": "on node7.cluster.example.com"}, "names a path or a machine"),
         ({"note": "https://a/b"}, "names a path or a machine"),
         ({"note": "one line\n\n# another"}, "is more than one line"),
-        ({"hardware": "a\x1b[31mb"}, "holds what cannot be printed"),
+        ({"hardware": "a\x1b[31mb"}, "has characters that cannot be printed"),
         ({"commit": "abc"}, "commit is 'abc', but it must be a hash of 7 to 40 digits"),
         ({"commit": "main"}, "commit is 'main', but it must be a hash"),
         ({"versions": {"torch": "2 <b>"}}, "versions has '2 <b>', which is not"),

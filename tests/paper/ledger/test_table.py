@@ -7,10 +7,11 @@ import pytest
 from entries import make_entry
 from torchrum.lab.recipes import RECIPES, paper_preset
 from torchrum.lab.training import RunError
-from torchrum.paper.ledger import Entry, LedgerError, headline, read_ledger
-from torchrum.paper.ledger.markers import marked_table, write_tables
+from torchrum.paper.ledger import Entry, LedgerError, read_ledger
+from torchrum.paper.ledger.runs import best_settings, changed_settings, place, table_rows
 from torchrum.paper.ledger.schema import write_entry
-from torchrum.paper.ledger.table import best_settings, is_recipe, place, table, table_rows
+from torchrum.paper.ledger.tables import asked_table, headline, task_tables, write_tables
+from torchrum.paper.table import markdown_tables
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,6 +25,10 @@ RUM = [
     entry("recall-rum-lam1-t30", seed, loss=0.01, accuracy=accuracy) for seed, accuracy in enumerate((1.0, 0.99, 0.98))
 ]
 LSTM = entry("recall-lstm-t30", 0, loss=1.95, accuracy=0.25)
+
+
+def table(entries: list[Entry], task: str, budget: int | None = None) -> str:
+    return markdown_tables(task_tables(entries, task, budget))
 
 
 def lines(text: str) -> list[list[str]]:
@@ -149,7 +154,7 @@ def test_a_file_without_markers_is_refused(tmp_path):
 @pytest.mark.parametrize("words", ["recall within", "recall best many", "recall papers", "recall best 20 30"])
 def test_a_marker_that_asks_for_no_table_is_refused(words):
     with pytest.raises(LedgerError, match=f"there is no table '{words}'; write .* best STEPS, within BUDGET, paper"):
-        marked_table(words, RUM)
+        asked_table(words, RUM)
 
 
 @pytest.mark.parametrize("content, words", [(None, "No such file"), (b"\xff\xfe", "it is not UTF-8 text")])
@@ -172,7 +177,7 @@ def test_a_budget_keeps_the_best_setting_of_each_model_within_it_and_beyond():
         ("H 50, adam 0.1 (best of 2 settings)", "10"),
         ("H 50, adam 0.001 (best of 2 settings)", "40"),
     ]
-    assert marked_table("recall best 20", runs) == f"\n{text}\n"
+    assert asked_table("recall best 20", runs) == text
 
 
 @pytest.mark.parametrize("name", ["docs/results.md", "docs/findings.md"])
@@ -202,5 +207,5 @@ def test_tuned_recipes_are_the_best_settings_of_the_ledger(task, steps):
             continue  # that is another model, which has no recipe of its own
         assert run.recipe not in presets, f"{presets.get(run.recipe)} is not tuned as {run.overrides}"
         if run.recipe in presets.values():
-            assert is_recipe(run)
+            assert not changed_settings(run)
     assert {run.recipe for run in chosen} & set(presets.values())

@@ -6,8 +6,8 @@ from entries import make_entry
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.paper.ledger import Entry, read_ledger
-from torchrum.paper.ledger.markers import marked_table
-from torchrum.paper.ledger.verdicts import condensed, judge, one_per_seed, verdict_table, verdicts
+from torchrum.paper.ledger.tables import asked_table
+from torchrum.paper.ledger.verdicts import condensed, judge, verdict_table, verdicts
 
 ROOT = Path(__file__).parents[3]
 
@@ -91,18 +91,12 @@ def test_a_set_is_judged_by_the_mean_of_its_whole_seeds():
 
 def test_a_set_that_cannot_be_compared_is_one_row():
     runs = [entry(f"babi-lstm-qa{task}", 0, 0.6, test={"accuracy": 0.6}) for task in range(1, 21)]
-    rows = verdict_table(verdicts(runs, "babi")).splitlines()
+    rows = verdict_table(verdicts(runs, "babi")).markdown().splitlines()
     own = [row for row in rows if "LSTM" in row]
     assert own == [
         "| `babi-lstm` | LSTM | 49.2% on average (1k) (bAbI table of the appendix) | 60.00% | test | 1 "
         "| not comparable |"
     ]
-
-
-def test_a_seed_counts_once_with_its_longest_run():
-    short, longer = entry("recall-rum-lam1-t50", 0, 0.9), entry("recall-rum-lam1-t50", 0, 0.8, steps=200)
-    other = entry("recall-rum-lam1-t50", 1, 0.7)
-    assert one_per_seed([longer, other, short]) == [longer, other]
 
 
 def test_test_scores_come_first_where_every_seed_has_one():
@@ -136,11 +130,11 @@ def test_how_a_text_is_cut_is_a_setting():
 
 def test_the_table_and_its_marker():
     entries = [entry("recall-lstm-t50", 0, 0.2)]
-    text = marked_table("recall paper", entries)
+    text = asked_table("recall paper", entries)
     assert (
         "| `recall-lstm-t50` | LSTM | 20.5% (Table 1) | 20.00% | validation | 1 | -0.50 points | reproduced |" in text
     )
-    assert verdict_table(verdicts(entries, "recall")) in text
+    assert verdict_table(verdicts(entries, "recall")).markdown() == text
 
 
 def test_verdicts_of_the_committed_ledger():

@@ -12,11 +12,9 @@ from torchrum.lab.training.config import to_json
 from torchrum.lab.training.files import write_json
 from torchrum.lab.training.run_folder import CONFIG, MetricsFile
 from torchrum.paper.ledger import Entry, LedgerError, read_ledger
-from torchrum.paper.ledger.table import table_rows
-from torchrum.paper.plots.babi import babi_figure
+from torchrum.paper.ledger.runs import table_rows
 from torchrum.paper.plots.catalog import FIGURES, draw_figure, draw_gradients
-from torchrum.paper.plots.curve import draw_curve
-from torchrum.paper.plots.curves import char_figure, copying_figure, over_seeds, recall_figure
+from torchrum.paper.plots.curves import babi_figure, char_figure, copying_figure, draw_curve, over_seeds, recall_figure
 from torchrum.paper.plots.style import DARK, Figure, drawing, save, save_themes
 
 

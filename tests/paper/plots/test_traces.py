@@ -17,10 +17,8 @@ from torchrum.layers.observing import gradient_norms
 from torchrum.paper.ledger import read_ledger, record
 from torchrum.paper.ledger.schema import arrays_path
 from torchrum.paper.plots.catalog import FIGURES, draw_run, representative
-from torchrum.paper.plots.diagonal import diagonal_figure
-from torchrum.paper.plots.kernels import kernels_figure
-from torchrum.paper.plots.rotation import phases_figure, rotation_figure, symbol_names
 from torchrum.paper.plots.style import drawing
+from torchrum.paper.plots.trained import diagonal_figure, kernels_figure, phases_figure, rotation_figure, symbol_names
 
 TINY = ["task.length=6", "task.validation_size=8", "task.test_size=8", "model.hidden_size=8", "device=cpu"]
 

@@ -20,13 +20,12 @@ from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import RunError, Trainer, override
 from torchrum.paper.ledger import LedgerError, read_ledger
 from torchrum.paper.ledger.schema import Entry
+from torchrum.paper.ledger.tables import runs_table
 from torchrum.paper.ledger.verdicts import condensed, verdicts
 from torchrum.paper.plots.catalog import FIGURES
-from torchrum.paper.report.blocks import Block, Items, Table, Text, blocks, inline
 from torchrum.paper.report.headline import headline_table, headlines, write_headlines
-from torchrum.paper.report.ledger_page import ledger_page, runs_table
-from torchrum.paper.report.page import Page, Section, render, write_page
-from torchrum.paper.report.runs_page import runs_page
+from torchrum.paper.report.page import Block, Page, Section, render, write_page
+from torchrum.paper.report.pages import ledger_page, runs_page
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
@@ -96,9 +95,7 @@ def test_what_was_not_reproduced_is_said(text, entries):
 
 
 def test_what_comes_from_the_ledger_is_escaped():
-    page = Page(
-        "<i>title</i>", "lead & more", [Section("a < b", [Text(inline("`<script>alert(1)</script>` **<b>**"))])]
-    )
+    page = Page("<i>title</i>", "lead & more", [Section("a < b", ["`<script>alert(1)</script>` **<b>**"])])
     html = render(page)
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
@@ -106,16 +103,9 @@ def test_what_comes_from_the_ledger_is_escaped():
     assert "<h1>&lt;i&gt;title&lt;/i&gt;</h1>" in html
 
 
-def test_the_markdown_of_tables_becomes_blocks():
-    table, items, words = blocks("| a | b |\n| --- | --- |\n| `x` y |  |\n\n- one\n- **two**\n\nSome\nwords.")
-    assert table == Table([[("text", "a")], [("text", "b")]], [[[("code", "x"), ("text", " y")], []]])
-    assert items == Items([[("text", "one")], [("strong", "two")]])
-    assert words == Text([("text", "Some words.")])
-
-
 def test_runs_have_their_costs():
     entry = read_ledger(RESULTS, "recall")[0]
-    row = runs_table([replace(entry, wall_seconds=1234.0)]).splitlines()[-1]
+    row = runs_table([replace(entry, wall_seconds=1234.0)]).markdown().splitlines()[-1]
     assert f"| {entry.recipe} |" in row
     assert "| 1,234 |" in row
     assert entry.hardware in row
@@ -149,7 +139,7 @@ def test_headlines_are_written_between_their_markers(tmp_path, entries):
     page.write_text("before\n<!-- torchrum:headline -->\nold\n<!-- /torchrum:headline -->\nafter\n")
     assert write_headlines(page, entries, RESULTS)
     assert not write_headlines(page, entries, RESULTS)
-    table = headline_table(headlines(entries, RESULTS))
+    table = headline_table(headlines(entries, RESULTS)).markdown()
     assert page.read_text() == f"before\n<!-- torchrum:headline -->\n{table}<!-- /torchrum:headline -->\nafter\n"
     (tmp_path / "other.md").write_text("nothing")
     with pytest.raises(LedgerError, match="no markers to write between; put <!-- torchrum:headline --> and"):
@@ -179,7 +169,7 @@ def test_run_folders_have_a_page_of_their_own(runs, tmp_path, capsys):
 
 
 def test_a_part_that_was_drawn_ahead_is_not_drawn_again(runs):
-    ahead: list[Block] = [Text(inline("drawn ahead"))]
+    ahead: list[Block] = ["drawn ahead"]
     page = runs_page(runs, drawn={runs[1]: ahead})
     parts = [section.blocks for section in page.sections]
     assert parts[2] is ahead

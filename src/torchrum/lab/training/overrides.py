@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names
+from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names, to_json
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.typed_data import shown
 from torchrum.ops._checks import nearest
@@ -212,3 +212,36 @@ def convert(key: str, text: str, hint: Any) -> Any:
     if hint is str:
         return text
     raise ConfigError(f"{key} cannot be set by text; set it in Python.")
+
+
+NOT_COMPARED = frozenset(
+    ("name", "seed", "paper", "about", "device", "devices", "nodes", "logger", "log_every", "checkpoint_every")
+)
+"""Fields that do not change the numbers of a run, or that identify it."""
+
+
+def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+    """List the assignments that turn ``old`` into ``new``, leaving out fields that change no number."""
+    if old.model.layer != new.model.layer:  # then override drops the options of the layer before
+        old = replace(old, model=replace(old.model, options={}))
+    left_out = NOT_COMPARED | {f"task.{name}" for name in new.task.local}
+    return [text for text in _differences(to_json(old), to_json(new)) if text.partition("=")[0] not in left_out]
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for key in sorted(old | new):
+        own = key == "options" and not (old.keys() | new.keys()) & (old[key].keys() | new[key].keys())
+        name = prefix + ("" if own else key)  # an option may have the name of a field beside it
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += _differences(before, after, name if name.endswith(".") or not name else name + ".")
+        elif before != after:
+            lines.append(f"{name}={_as_text(after)}")
+    return lines
+
+
+def _as_text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(_as_text, value)) if isinstance(value, list) else str(value)

@@ -1,16 +1,29 @@
-"""Times as medians with quartiles. Implementations take turns, so that what disturbs the machine hits all alike."""
+"""Measure times, memory, errors and the conditions of a run.
+
+Times are medians with quartiles. Implementations take turns, so that a disturbance of the machine hits all of them.
+"""
 
 import contextlib
+import copy
+import datetime
 import gc
 import math
+import os
+import shlex
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from torchrum.lab.training.environment import environment, given_commit
+from torchrum.layers.rum import RUM
 from torchrum.ops.kernels.cuda import recording
+from torchrum.paper.bench.layers import DTYPES, Shape
 
 Run = Callable[[], object]
 
@@ -211,3 +224,133 @@ def peak_cuda_bytes(run: Run, before: int) -> int:
     run()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def conditions(commit: str | None = None) -> dict[str, Any]:
+    """The environment of this process with what timings need besides: date, cores, driver and clocks.
+
+    Args:
+        commit: of the code, where there is no checkout to ask.
+    """
+    place = environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"), processes=1)
+    own = None if place.commit is None else place.commit + (" with changes" if place.uncommitted_changes else "")
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(place.command),
+        "commit": own if commit is None else given_commit(commit),
+        "python": place.python,
+        "torch": place.versions["torch"],
+        "system": place.system,
+        "cpu": place.processor,
+        "cores": os.cpu_count(),
+        "threads": place.threads,
+    }
+    if torch.cuda.is_available():
+        found |= {
+            "gpu": place.accelerator,
+            "cuda": place.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "triton": place.versions["triton"],
+            "driver": (query_gpu("driver_version") or {}).get("driver_version"),
+            "clocks": clocks(),
+        }
+    return found
+
+
+def _ask(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def clocks() -> dict[str, str] | None:
+    """Clocks now and at most, power and temperature of the current GPU, or None where nobody can tell."""
+    return query_gpu("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
+
+
+def query_gpu(*fields: str) -> dict[str, str] | None:
+    """What nvidia-smi says of the current GPU, by field."""
+    if not torch.cuda.is_available():
+        return None
+    index = str(torch.cuda.current_device())
+    said = _ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={index}")
+    values = [value.strip() for value in said.splitlines()[0].split(",")] if said else []
+    return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else None
+
+
+CHECKED_STEPS = 20
+"""Enough to show a wrong kernel; in float64 more would take long."""
+
+
+ZONEOUT_SEED = 2
+"""Of the device's generator, which zoneout draws its own seed from."""
+NEAR_THRESHOLD = 1e-5
+"""A unit this near to the ReLU threshold, in standard deviations of its row, may flip its sign in float32."""
+
+
+def relative_error(
+    rum: RUM, shape: Shape, precision: str = "high", activation: str | None = None, exclude_near_threshold: bool = False
+) -> float:
+    """Largest of the relative errors (in norm) of the output and of every gradient, over a few steps.
+
+    With relu a gradient's error is about the root of the share of units whose sign the rounding turns over: one in
+    ten thousand makes 1e-2, whatever the kernel does.
+
+    Args:
+        rum: of one layer, on its device; its weights stay as they are.
+        shape: of its input; T is cut.
+        precision: of float32 matmuls: ``"high"`` is TF32, ``"highest"`` FP32 (TF32 off).
+        activation: to take instead of the layer's; a smooth one shows the rounding without sign flips.
+        exclude_near_threshold: no gradients of samples with a unit of the reference near the ReLU threshold.
+    """
+    rum = copy.deepcopy(rum)
+    if activation is not None:
+        rum.options = replace(rum.options, activation=activation)
+    generator = torch.Generator(shape.device).manual_seed(1)
+    sizes = (min(shape.T, CHECKED_STEPS), shape.B)
+    x = torch.randn(*sizes, rum.input_size, device=shape.device, generator=generator).to(DTYPES[shape.dtype])
+    grad = torch.randn(*sizes, rum.hidden_size, device=shape.device, generator=generator).to(x.dtype)
+    exact = copy.deepcopy(rum).double()
+    exact.backend = "reference"
+    if exclude_near_threshold:
+        clear = clear_of_threshold(exact, x.double())
+        if not clear.any():
+            raise ValueError("relative_error: every sample is near the ReLU threshold, so no gradient is left.")
+        grad *= clear[:, None]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        found = _outputs(rum, x, grad)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    wanted = _outputs(exact, x.double(), grad.double())
+    errors = [(f.double() - w).norm() / w.norm() for f, w in zip(found, wanted, strict=True)]
+    return torch.stack(errors).max().item()  # NaN if one of them is
+
+
+@torch.no_grad()
+def clear_of_threshold(exact: RUM, x: Tensor) -> Tensor:
+    """Which rows of the batch keep every argument of relu away from 0, in all steps; ``(B,)``."""
+    if exact.options.activation != "relu":
+        return x.new_ones(x.shape[1], dtype=torch.bool)
+    nearest = []
+
+    def watched(argument: Tensor) -> Tensor:
+        nearest.append(argument.abs().amin(-1) / argument.std(-1, correction=0))
+        return argument.relu()
+
+    watching = copy.deepcopy(exact)
+    watching.options = replace(watching.options, activation=watched)
+    torch.manual_seed(ZONEOUT_SEED)
+    watching(x)
+    return torch.stack(nearest).amin(0) > NEAR_THRESHOLD
+
+
+def _outputs(rum: RUM, x: Tensor, grad: Tensor) -> list[Tensor]:
+    torch.manual_seed(ZONEOUT_SEED)
+    x = x.detach().requires_grad_()
+    output, _ = rum(x)
+    grads = torch.autograd.grad(output, [x, *rum.parameters()], grad)
+    return [output.detach(), *grads]

@@ -1,4 +1,4 @@
-"""The results of one run of the benchmark, on disk after every case."""
+"""The results of one run of the benchmark, on disk after every case, and as a table on the screen."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -8,8 +8,9 @@ from typing import Any
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
 from torchrum.lab.training.typed_data import Reader
+from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
-from torchrum.paper.bench.work import Shape
+from torchrum.paper.table import Table
 
 
 @dataclass
@@ -152,3 +153,96 @@ def _today(row: dict[str, Any]) -> dict[str, Any]:
         row["implementation"] = row.pop("contestant")
         row["case"] = str(row.get("case")).replace("-rivals", "-baselines")
     return row
+
+
+PEAK_FLOPS = {"bfloat16": 788e12, "float16": 788e12, "float32": 394e12}
+"""An H200's large matmuls, measured; float32 is TF32, at half the rate of bfloat16."""
+
+
+def floor_ms(row: Row) -> float | None:
+    """Milliseconds of h W_hh for all steps, and of its two backward matmuls; None for what is no RUM on a GPU."""
+    shape = row.shape
+    if shape.device != "cuda" or "lam" not in row.options or row.options["lam"] != 0 or row.mode == "training_step":
+        return None
+    matmuls = 3 if row.mode == "forward_backward" else 1
+    flops = 2 * shape.B * shape.N * 2 * shape.N * shape.T * matmuls
+    return flops / PEAK_FLOPS[shape.dtype] * 1e3 if shape.dtype in PEAK_FLOPS else None
+
+
+def share_of_floor(row: Row) -> float | None:
+    """Floor over measured time: 1 would be perfect."""
+    floor = floor_ms(row)
+    return None if floor is None or row.times is None else floor / row.times.median
+
+
+HEADER = (
+    "case",
+    "implementation",
+    "mode",
+    "ms",
+    "quartiles",
+    "CPU ms",
+    "us/step",
+    "vs original",
+    "/ GRU",
+    "floor",
+    "MB",
+    "first s",
+    "design",
+    "error",
+)
+MODE_WORDS = {"forward": "fwd", "forward_backward": "fwd+bwd", "training_step": "train step"}
+
+
+def text_table(report: Report) -> str:
+    """Format the rows as aligned text and, below them, the targets; empty columns are left out."""
+    rows = [_cells(report, row) for row in report.rows]
+    used = [column for column in range(len(HEADER)) if column < 5 or any(cells[column] for cells in rows)]
+    header, *shown = ([cells[column] for column in used] for cells in (HEADER, *rows))
+    text = [Table(header, shown, right=range(3, len(used))).text()]
+    text += [f"{row.case} {row.implementation} {row.mode}: {row.failed}" for row in report.rows if row.failed]
+    text += [describe_target(target) for target in report.targets]
+    return "\n".join(text)
+
+
+def describe_target(target: Target) -> str:
+    """One line: reached or not, and the number beside its limit."""
+    measured, limit = target_words(target)
+    return f"[{'reached' if target.reached else 'missed'}] {target.name}: {measured}, {limit}"
+
+
+def target_words(target: Target) -> tuple[str, str]:
+    """What was measured, and the limit."""
+    bound = "at least" if target.at_least else "at most"
+    value = "not measured" if target.value is None else f"{target.value:.3g}{target.unit}"
+    return value, f"{bound} {target.limit:g}{target.unit}"
+
+
+def baseline_of(implementation: str) -> str:
+    """The GRU that an implementation is compared with: the graphed one for what runs in a graph, ours included."""
+    return "gru graphed" if implementation.endswith("graphed") or implementation == "fused" else "gru"
+
+
+def _cells(report: Report, row: Row) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    times = row.times
+    original = report.ratio(row.case, "authors", row.implementation, row.mode)
+    gru = report.ratio(row.case, row.implementation, baseline_of(row.implementation), row.mode)
+    return [
+        row.case,
+        row.implementation.replace("authors", "original"),
+        MODE_WORDS.get(row.mode, row.mode),
+        "failed" if row.failed else number(times.median if times else None, ".3f"),
+        f"{times.low:.3f}-{times.high:.3f}" if times else "",
+        number(times.cpu if times else None, ".1f"),
+        number(row.us_per_step, ".2f"),
+        "" if original is None else f"{original:.2f}x",
+        number(gru, ".2f"),
+        number(share_of_floor(row), ".0%"),
+        number(row.peak_bytes and row.peak_bytes / 1e6, ".1f"),
+        number(row.first_call_seconds, ".1f"),
+        row.design or "",
+        number(row.error, ".1e"),
+    ]

@@ -1,7 +1,6 @@
-"""The results ledger: one small JSON file per run, and the tables made from them."""
+"""The results ledger: one line of JSON per run, and the tables made from it."""
 
 from torchrum.paper.ledger.record import record
 from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
-from torchrum.paper.ledger.table import headline
 
-__all__ = ["Entry", "LedgerError", "headline", "read_ledger", "record"]
+__all__ = ["Entry", "LedgerError", "read_ledger", "record"]

@@ -10,11 +10,10 @@ from torchrum.lab.recipes import RECIPES
 from torchrum.lab.recipes.babi import PAPER, SMALL_DATA, TABLE
 from torchrum.lab.tasks.babi import SOLVED, Babi
 from torchrum.lab.training.config import Paper
-from torchrum.paper.ledger.cells import span, table_lines
-from torchrum.paper.ledger.labels import model_label
 from torchrum.paper.ledger.record import SAME
+from torchrum.paper.ledger.runs import model_label
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.ledger.texts import plain
+from torchrum.paper.table import Table, span
 
 Scores = Mapping[int, Mapping[int, float]]  # seed -> task -> accuracy
 
@@ -29,31 +28,31 @@ class Column:
     scores: Scores
     """By seed and task."""
     paper: bool = False
-    """Whether the paper's column is to stand before it."""
+    """Whether the paper's column comes before it."""
     label: str = ""
     """The model, for a figure or a sentence."""
     joint: bool = False
-    """Whether one model has learnt all tasks."""
+    """Whether one model learnt all tasks."""
     validation: float = 0.0
     """Best validation accuracy, the mean over its runs."""
     chosen: Mapping[int, float] = field(default_factory=dict)
-    """By task, the score of the seed that was best on validation."""
+    """Score of the seed that was best on validation, by task."""
     seconds: Mapping[int, float] = field(default_factory=dict)
     """Training time of all tasks together, by seed."""
     hardware: Mapping[int, str] = field(default_factory=dict)
-    """What its runs were trained on, by seed."""
+    """Hardware of its runs, by seed."""
 
     def whole(self) -> list[float]:
-        """The mean over the 20 tasks, of each seed that has them all."""
+        """Mean over the 20 tasks, for each seed that has them all."""
         return [fmean(found.values()) for found in self.scores.values() if len(found) == len(TASKS)]
 
     def mean(self, task: int) -> float | None:
-        """The mean over the seeds that have a task."""
+        """Mean over the seeds that have a task."""
         values = [found[task] for found in self.scores.values() if task in found]
         return sum(values) / len(values) if values else None
 
     def average(self) -> str:
-        """The mean over the tasks, and its range over the seeds that have them all."""
+        """Format the mean over the tasks, and its range over the seeds that have them all."""
         if whole := self.whole():
             ends = span(whole, "{:.1%}")
             mean = f"{fmean(whole):.1%}"
@@ -63,17 +62,17 @@ class Column:
         return percent(f"{sum(known) / len(known):.1%} of {count}") if known else ""
 
     def best(self) -> str:
-        """The mean over the tasks with the best seed of each, as validation has it; empty without a choice."""
+        """Format the mean over the tasks, each with the seed that was best on validation; empty without a choice."""
         if len(self.scores) < 2 or len(self.chosen) < len(TASKS):
             return ""
         return percent(f"{fmean(self.chosen.values()):.1%}")
 
     def solved(self) -> str:
-        """How many tasks have a mean of at least 95%."""
+        """Number of tasks with a mean of at least 95%."""
         return str(sum((value or 0) >= SOLVED for value in map(self.mean, TASKS)))
 
     def seeds(self) -> str:
-        """Distinct seeds."""
+        """Number of distinct seeds."""
         counts = [sum(task in found for found in self.scores.values()) for task in TASKS]
         return span([count for count in counts if count] or [0], "{}")
 
@@ -87,38 +86,38 @@ class Column:
 
 
 def percent(text: str) -> str:
-    """Percentages without their sign: the heading has it."""
+    """Drop the percent signs: the heading has one."""
     return text.replace("%", "")
 
 
 def signed(column: "Column") -> str:
-    """The average of a column with its sign: ``76.7% (75.7 to 77.5)``, or ``97.2% of 2 tasks``."""
+    """Format the average of a column with its sign: ``76.7% (75.7 to 77.5)``, or ``97.2% of 2 tasks``."""
     mean, space, rest = column.average().partition(" ")
     return f"{mean}%{space}{rest}"
 
 
 def setting_words(change: str) -> str:
-    """A changed setting in words, which break in a narrow heading: ``optimizer.clip=1.0`` is ``clip 1.0``."""
+    """Describe a changed setting in words that fit a narrow heading: ``optimizer.clip=1.0`` is ``clip 1.0``."""
     name, _, value = change.partition("=")
     name = name.rpartition(".")[2].replace("_", " ")
     return name if value == "true" else f"no {name}" if value in ("", "false") else f"{name} {value}"
 
 
-def babi_tables(entries: Iterable[Entry], best: bool = False) -> str:
-    """The Markdown tables of the ledger: one model per task, then one model for all.
+def babi_tables(entries: Iterable[Entry], best: bool = False) -> list[Table]:
+    """Make the tables of the ledger: one model per task, then one model for all.
 
     With ``best`` each recipe, or set of them, has one column, which says of how many settings it is the best.
     """
     own = [entry for entry in entries if entry.task == "babi" and entry.test]
     single = [entry for entry in own if _task(entry).task is not None]
     joint = [entry for entry in own if _task(entry).task is None]
-    parts = []
+    tables = []
     for title, group in (("one model per task", single), ("one model for all tasks", joint)):
         if group:
-            shown = _chosen(group) if best else columns(group)
-            parts.append(f"**bAbI, {title}** (test accuracy in %)\n\n{babi_table(shown)}")
-            parts += _notes(group)
-    return "\n".join(parts) or "No run of babi is in the ledger yet.\n"
+            table = babi_table(_chosen(group) if best else columns(group))
+            title = f"**bAbI, {title}** (test accuracy in %)"
+            tables.append(replace(table, title=title, notes=_notes(group)))
+    return tables
 
 
 def _chosen(entries: Sequence[Entry]) -> list[Column]:
@@ -132,12 +131,12 @@ def _chosen(entries: Sequence[Entry]) -> list[Column]:
 
 
 def _settings(entry: Entry) -> tuple[str, ...]:
-    """What a run has changed of its recipe, without what changes nothing of what it learns."""
+    """Overrides of a run that change what it learns."""
     return tuple(text for text in entry.overrides if text.partition("=")[0] not in SAME or text.startswith("steps="))
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
-    """What was noted about the runs of a table, and about which where it is not all, as a Markdown list."""
+    """Gather the notes of the runs of a table; name the recipes where a note is not about all of them."""
     every = {_name(entry): None for entry in entries}
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for entry in entries:
@@ -145,14 +144,18 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
             found[note][_name(entry)] = None
     lines = []
     for note, names in found.items():
-        text = plain(note[0].upper() + note[1:])
         where = "" if names == every else f"{', '.join(f'`{name}`' for name in names)}: "
-        lines.append(f"- {where}{text}" + ("" if text.endswith(".") else "."))
-    return ["\n".join([*lines, ""])] if lines else []
+        lines.append(where + sentence(note))
+    return lines
+
+
+def sentence(note: str) -> str:
+    """Begin a note with a capital letter and end it with a full stop."""
+    return note[0].upper() + note[1:] + ("" if note.endswith(".") else ".")
 
 
 def _name(entry: Entry) -> str:
-    """The recipe, or the set that it is a task of."""
+    """Name of the recipe, or of the set that it belongs to."""
     return entry.recipe if _task(entry).task is None else entry.recipe.rpartition("-qa")[0]
 
 
@@ -163,7 +166,7 @@ def _task(entry: Entry) -> Babi:
 
 
 def columns(entries: Sequence[Entry]) -> list[Column]:
-    """A column for each setting, in the order of the recipes; seeds of one setting share it, each counted once."""
+    """Make a column for each setting, in the order of the recipes; the seeds of one setting share it."""
     order = {name: number for number, name in enumerate(RECIPES)}
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: (order[entry.recipe], _settings(entry), entry.seed)):
@@ -194,7 +197,7 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: 
     label = model_label(entries[0].config().model)
     return Column(
         name,
-        ", ".join([f"{label} `{name}`", *(plain(setting_words(text)) for text in changed)]),
+        ", ".join([f"{label} `{name}`", *map(setting_words, changed)]),
         scores,
         paper=paper,
         label=label,
@@ -211,9 +214,9 @@ def _validation(entry: Entry) -> float:
 
 
 def best_columns(entries: Iterable[Entry]) -> list[Column]:
-    """Of each recipe or set the setting with the most tasks, then seeds, then the best validation accuracy.
+    """Choose the setting of each recipe or set with the most tasks, then seeds, then the best validation accuracy.
 
-    Only tested runs of the recipes' own problem count. Labels that would be the same are told apart by the recipe.
+    Only tested runs of the recipes' own problem count. Equal labels get the name of their recipe.
     """
     best: dict[str, Column] = {}
     for column in columns(_unchanged_tasks(entries)):
@@ -238,52 +241,67 @@ def _rank(column: Column) -> tuple[int, int, float]:
 
 
 def paper_column(name: str) -> tuple[float, ...]:
-    """The paper's accuracies for a set of recipes, in percent; empty if it has none."""
+    """Return the paper's accuracies for a set of recipes, in percent; empty if it has none."""
     return PAPER.get(name.removeprefix("babi-"), ())
 
 
 def paper_mean(family: str) -> str:
-    """The paper's mean over the tasks for a set of recipes; empty if it has none."""
+    """Format the paper's mean over the tasks for a set of recipes; empty if it has none."""
     values = paper_column(family)
     return f"{fmean(values):.1f}% on average" if values else ""
 
 
 def paper_family(family: str) -> Paper:
-    """The paper's mean over the tasks for a set of recipes that it has."""
+    """Return the paper's mean over the tasks for a set of recipes that it has."""
     small = " (1k)" if family.removeprefix("babi-") in SMALL_DATA else ""
     return Paper(text=paper_mean(family) + small, where=TABLE, value=fmean(paper_column(family)) / 100)
 
 
 def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str, str]:
-    """Our mean over the tasks for each set of recipes, with its own settings; ``brief`` without range and seeds."""
+    """Format our mean over the tasks for each set of recipes as it is; ``brief`` without range and seeds."""
     single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not _settings(entry)]
     if brief:
         return {column.name: signed(column).partition(" (")[0] for column in columns(single)}
     return {column.name: f"test accuracy {signed(column)}, seeds: {column.seeds()}" for column in columns(single)}
 
 
-def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> str:
-    """A Markdown table: a row for each of some tasks, then, in bold, the means, the tasks solved, seeds and cost."""
+def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> Table:
+    """Make a table with a row for each of some tasks, then, in bold, the means, the tasks solved, seeds and cost."""
     header, rows = ["task"], [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks]
     ends = [["**mean**"], ["**mean, best seed by validation**"], ["**solved (95% or more)**"], ["**seeds**"]]
     places = Counter(place for column in columns for place in column.minutes())
     usual = max(places, key=places.__getitem__, default="")
-    costs = [f"**minutes of training per seed{usual and f' ({usual})'}**"]
+    ends.append([f"**minutes of training per seed{usual and f' ({usual})'}**"])
+
+    def add(title: str, cells: Sequence[str]) -> None:
+        header.append(title)
+        for row, cell in zip((*rows, *ends), cells, strict=True):
+            row.append(cell)
+
     for column in columns:
         if column.paper and paper_column(column.name):
             values = [paper_column(column.name)[task - 1] for task in tasks]
-            header.append("paper, 1k" if column.name.removeprefix("babi-") in SMALL_DATA else "paper")
-            paper = [f"{value:g}" for value in values]
-            totals = [f"{sum(values) / len(values):.1f}", "", str(sum(value >= 100 * SOLVED for value in values)), ""]
-            for row, cell in zip((*rows, *ends, costs), (*paper, *totals, ""), strict=True):
-                row.append(cell)
-        header.append(column.title)
+            solved = str(sum(value >= 100 * SOLVED for value in values))
+            title = "paper, 1k" if column.name.removeprefix("babi-") in SMALL_DATA else "paper"
+            add(title, [*(f"{value:g}" for value in values), f"{fmean(values):.1f}", "", solved, "", ""])
         means = [column.mean(task) for task in tasks]
         ours = [percent(f"{value:.1%}") if value is not None else "" for value in means]
-        totals = [column.average(), column.best(), column.solved(), column.seeds()]
         times = sorted(column.minutes().items(), key=lambda item: item[0] != usual)
-        totals.append(", ".join(time if place == usual else f"{time} ({place})" for place, time in times))
-        for row, cell in zip((*rows, *ends, costs), (*ours, *totals), strict=True):
-            row.append(cell)
-    ends = [cells for cells in (*ends, costs) if any(cells[1:])]
-    return "\n".join([*table_lines(header, [*rows, *ends]), ""])
+        minutes = ", ".join(time if place == usual else f"{time} ({place})" for place, time in times)
+        add(column.title, [*ours, column.average(), column.best(), column.solved(), column.seeds(), minutes])
+    return Table(header, [*rows, *(cells for cells in ends if any(cells[1:]))])
+
+
+def trained_table(family: str, tasks: Iterable[int], scores: Scores, provenance: Iterable[str]) -> Table:
+    """Make the table of a set of recipes that has just been trained, with the paper's column beside it.
+
+    Args:
+        family: name of the set.
+        tasks: those that were trained.
+        scores: test accuracy by seed and task; a run that diverged has none.
+        provenance: what is unusual about the data.
+    """
+    seeds = f"seed{'s' * (len(scores) > 1)} {', '.join(map(str, sorted(scores)))}"
+    rule = "the checkpoint that was best on validation, of equal ones the earliest"
+    notes = [f"Test accuracy in % of {rule}; {seeds}.", *map(sentence, sorted(set(provenance) - {""}))]
+    return replace(babi_table([Column(family, family, scores, paper=True)], sorted(set(tasks))), notes=notes)

@@ -1,8 +1,9 @@
 """From a run folder to an entry of the ledger."""
 
+import re
 import shlex
+import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,24 +11,20 @@ from torchrum.lab.models import build_model
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training import run_folder as records
 from torchrum.lab.training.checkpoint import checkpoint_step
-from torchrum.lab.training.config import TrainConfig, to_json
+from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.environment import Environment, given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.evaluation import read_looks
+from torchrum.lab.training.overrides import differences
 from torchrum.lab.training.resume import check_ended_run
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, arrays_path, problems, write_entry
-from torchrum.paper.ledger.texts import names_this_machine
 
 if TYPE_CHECKING:
     from torchrum.paper.ledger.arrays import Arrays
 
-NOT_RECORDED = frozenset(
-    ("name", "seed", "paper", "about", "device", "devices", "nodes", "logger", "log_every", "checkpoint_every")
-)
-"""Fields that do not change the numbers, or stand elsewhere in the entry."""
 SAME = ("steps", "eval_every", "compile", "model.orthogonal_map")
-"""Fields that change nothing of what a run has learnt by a given step: its length, how often it is validated, how it is
+"""Fields that do not change what a run has learnt by a given step: its length, how often it is validated, how it is
 computed."""
 
 
@@ -71,6 +68,12 @@ def record(
     return entry
 
 
+def names_this_machine(text: str) -> bool:
+    """Whether a text has the name of this machine; only for new texts, since the name may be any word."""
+    host = socket.gethostname().partition(".")[0]
+    return re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", text, re.IGNORECASE) is not None
+
+
 def _arrays(run: Path) -> "Arrays":
     from torchrum.paper.ledger.arrays import collect_arrays  # numpy comes with the extra "train"
 
@@ -78,7 +81,7 @@ def _arrays(run: Path) -> "Arrays":
 
 
 def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
-    """The entry of a run folder; a run that has not ended is an error."""
+    """Read the entry of a run folder; a run that has not ended is an error."""
     config = read_config(run)
     environment = read_environment(run)
     if records.read_result(run) is None:
@@ -118,7 +121,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
 
 
 def _test(run: Path) -> tuple[dict[str, float], list[str]]:
-    """Test scores of the best checkpoint as recorded in the run folder, and the dates of all evaluations."""
+    """Read the test scores of the best checkpoint from the run folder, and the dates of all evaluations."""
     looks, step = read_looks(run), checkpoint_step(run, "best")
     best = [look for look in looks if look.step == step and not look.dynamic]
     if not best:
@@ -131,34 +134,11 @@ def _test(run: Path) -> tuple[dict[str, float], list[str]]:
 
 
 def changes(config: TrainConfig, name: str | None = None) -> list[str]:
-    """Where a config differs from the recipe called ``name``, that of its own name if None, as ``field=value``."""
+    """List where a config differs from the recipe ``name``, by default the one of its own name, as ``field=value``."""
     try:
-        recipe = registered_recipe(name or config.name)
+        return differences(registered_recipe(name or config.name), config)
     except ConfigError as error:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
-    if recipe.model.layer != config.model.layer:  # then override drops the options of the layer before
-        recipe = replace(recipe, model=replace(recipe.model, options={}))
-    left_out = NOT_RECORDED | {f"task.{name}" for name in config.task.local}
-    return [text for text in _changes(to_json(recipe), to_json(config)) if text.partition("=")[0] not in left_out]
-
-
-def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    lines = []
-    for key in sorted(old | new):
-        own = key == "options" and not (old.keys() | new.keys()) & (old[key].keys() | new[key].keys())
-        name = prefix + ("" if own else key)  # an option may have the name of a field beside it
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            lines += _changes(before, after, name if name.endswith(".") or not name else name + ".")
-        elif before != after:
-            lines.append(f"{name}={_text(after)}")
-    return lines
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
 def _flags(config: TrainConfig, overrides: Sequence[str]) -> list[str]:
@@ -168,7 +148,7 @@ def _flags(config: TrainConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def without_own_data(config: TrainConfig, overrides: Iterable[str]) -> list[str]:
-    """The overrides without the fields that are read from data of the user's own: a name says enough of those."""
+    """Leave out the overrides of fields that are read from the user's own data: its name is enough."""
     told = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
     return [text for text in overrides if text.partition("=")[0] not in told]
 
@@ -187,18 +167,18 @@ def _versions(environment: Environment) -> dict[str, str]:
 
 
 def count_parameters(config: TrainConfig) -> int:
-    """Trainable numbers in the model of a config."""
+    """Count the trainable numbers in the model of a config."""
     model = build_model(config.model, config.task)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def rounded(value: float) -> float:
-    """Six significant digits: more than the noise of any run, and small files."""
+    """Round to six significant digits: more than the noise of any run, and small files."""
     return float(f"{value:.6g}")
 
 
 def thin(lines: Sequence[dict[str, Any]], points: int = MAX_POINTS) -> dict[str, list[float]]:
-    """Columns of at most ``points`` lines, evenly chosen, the first and the last among them."""
+    """Turn at most ``points`` lines, evenly chosen, into columns; the first and the last line are among them."""
     if len(lines) > points:
         lines = [lines[round(i * (len(lines) - 1) / (points - 1))] for i in range(points)]
     columns = {key: [rounded(line[key]) for line in lines] for key in records.shared_scores(lines)}

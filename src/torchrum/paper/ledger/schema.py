@@ -20,7 +20,6 @@ from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
 from torchrum.lab.training.overrides import override
 from torchrum.lab.training.typed_data import UNFIT, Reader
-from torchrum.paper.ledger.texts import local_name
 
 FORMAT = 1
 MAX_POINTS = 200
@@ -29,6 +28,17 @@ OPTIONAL = {"test", "tested"}
 COMMIT = re.compile(r"[0-9a-f]{7,40}(\+changes)?")
 VERSION = re.compile(r"[\w.+-]{1,60}")
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+LOCAL = re.compile(
+    r"""
+    (?<![\w.)/-])/[\w.]                          # an absolute path, but not loss/baseline
+    | ~[\w-]*/ | \$\{?[A-Z]+ | \b[A-Za-z]:[\\/]  # a home folder, a variable, a drive
+    | \\\\\w | @[\w-]+ | ://                     # a share, a user or host, an address
+    | \blocalhost\b | \b\d{1,3}(?:\.\d{1,3}){3}\b
+    | \b[\w-]+\.(?:local|internal|lan|corp|home|com|org|net|edu|gov|io|dev|cloud)\b
+    """,
+    re.VERBOSE,
+)
+"""A path, host or user name, as far as one can be recognised."""
 
 
 class LedgerError(ValueError):
@@ -242,10 +252,10 @@ def _text_problems(entry: Entry) -> Iterator[str]:
         if not DAY.fullmatch(text):
             yield f"tested has {text!r:.60}, which is not a day such as 2026-01-31."
     for text in (entry.command, entry.hardware, entry.note, *entry.overrides):
-        if found := local_name(text):
-            yield f"{text!r} names a path or a machine ({found!r}), which is true on one machine alone."
+        if found := LOCAL.search(text):
+            yield f"{text!r} names a path or a machine ({found[0]!r}), which holds on one machine only."
         if not text.isprintable():
-            yield f"{text!r} is more than one line, or holds what cannot be printed."
+            yield f"{text!r} is more than one line, or has characters that cannot be printed."
 
 
 def _curve_problems(name: str, curve: dict[str, list[float]]) -> Iterator[str]:

@@ -9,10 +9,17 @@ from torchrum.lab.recipes import FAMILIES, RECIPES, is_preset, paper_preset
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import Paper, TrainConfig
 from torchrum.paper.ledger.babi import paper_family
-from torchrum.paper.ledger.cells import spread, table_lines
-from torchrum.paper.ledger.labels import model_label
+from torchrum.paper.ledger.runs import (
+    METRIC_NAMES,
+    Row,
+    changed_settings,
+    final_loss,
+    model_label,
+    score_names,
+    table_rows,
+)
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.ledger.table import METRIC_NAMES, Row, changed_settings, is_recipe, score_names, table_rows
+from torchrum.paper.table import Table, spread
 
 Word = Literal["reproduced", "better", "not reproduced", "not comparable", "not run"]
 
@@ -92,7 +99,7 @@ def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]
         for row in table_rows(entries, name):
             if not row[0].own_problem:
                 continue
-            if is_recipe(row[0]) or not _as_it_is(row[0].recipe):
+            if not changed_settings(row[0]) or not _as_it_is(row[0].recipe):
                 rows.setdefault(row[0].recipe, []).append(row)
     found = []
     for recipe, build in RECIPES.items():
@@ -118,8 +125,8 @@ def condensed(found: Iterable[Verdict]) -> list[Verdict]:
     return [item for item in kept if item.family is None or item.family in told]
 
 
-def verdict_table(found: Iterable[Verdict]) -> str:
-    """Verdicts as a Markdown table; a set of which nothing can be compared is one row, an empty column is left out."""
+def verdict_table(found: Iterable[Verdict]) -> Table:
+    """Make a table of verdicts; a set of which nothing can be compared is one row, an empty column is left out."""
     items = condensed(found)
     metrics = {item.config.task.metric for item in items}
     unit = f", {METRIC_NAMES[metrics.pop()]}" if len(metrics) == 1 else ""
@@ -128,7 +135,7 @@ def verdict_table(found: Iterable[Verdict]) -> str:
     rows = [_cells(item) for item in items]
     kept = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     titles, *shown = ([cells[number] for number in kept] for cells in (header, *rows))
-    return "\n".join([*table_lines(titles, shown), ""])
+    return Table(titles, shown)
 
 
 def _cells(item: Verdict) -> list[str]:
@@ -136,12 +143,6 @@ def _cells(item: Verdict) -> list[str]:
     seeds = str(len(item.row)) if item.row else ""
     ours = [item.ours, item.source, seeds, item.difference]
     return [f"`{item.recipe}`", item.model, where, *ours, item.word, item.settings]
-
-
-def one_per_seed(row: Row) -> Row:
-    """Of several runs of one seed the longest: they are one trajectory."""
-    longest = {entry.seed: entry for entry in sorted(row, key=lambda entry: entry.steps)}
-    return [longest[seed] for seed in sorted(longest)]
 
 
 def _with_means(found: Sequence[Verdict]) -> Iterator[Verdict]:
@@ -172,7 +173,7 @@ def _mean(family: str, members: Sequence[Verdict]) -> Verdict:
 def _verdict(recipe: str, config: TrainConfig, paper: Paper, rows: list[Row]) -> Verdict:
     if not rows:
         return Verdict(recipe, config, paper, [], "", [], "not run")
-    row = one_per_seed(min(rows, key=lambda row: fmean(entry.final["loss"] for entry in row)))
+    row = sorted(min(rows, key=final_loss), key=lambda entry: entry.seed)
     key = next(iter(score_names(row[0]).values()))
     tested = all(key in entry.test for entry in row)
     values = [(entry.test if tested else entry.final)[key] for entry in row]

@@ -1,8 +1,10 @@
-"""Every figure by its name: what it shows, where the paper has it, and how it is drawn from the ledger."""
+"""Every figure by its name: what it shows, where the paper has it, how it is drawn, and the pages that show it."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,13 @@ from torchrum.layers.observing import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.paper.ledger.babi import best_columns
-from torchrum.paper.ledger.cells import spread
-from torchrum.paper.ledger.labels import model_label
+from torchrum.paper.ledger.runs import Row, best_settings, model_label, score_names, table_rows
 from torchrum.paper.ledger.schema import Entry, LedgerError, arrays_path, read_ledger
-from torchrum.paper.ledger.table import Row, best_settings, score_names, table_rows
-from torchrum.paper.plots.babi import babi_figure
-from torchrum.paper.plots.cell import cell_figure
-from torchrum.paper.plots.curves import char_figure, copying_figure, headline_figure, recall_figure
-from torchrum.paper.plots.diagonal import diagonal_figure
-from torchrum.paper.plots.geometry import reflections_figure
-from torchrum.paper.plots.gradients import gradients_figure
-from torchrum.paper.plots.kernels import Arrays, kernels_figure
-from torchrum.paper.plots.rotation import phases_figure, rotation_figure
+from torchrum.paper.plots.curves import babi_figure, char_figure, copying_figure, headline_figure, recall_figure
+from torchrum.paper.plots.diagrams import cell_figure, gradients_figure, reflections_figure
 from torchrum.paper.plots.style import Figure, save_themes
+from torchrum.paper.plots.trained import Arrays, diagonal_figure, kernels_figure, phases_figure, rotation_figure
+from torchrum.paper.table import spread, write_marked
 
 
 @dataclass(frozen=True)
@@ -318,3 +314,34 @@ def draw_run(name: str, run: Path | str, out: Path | str) -> list[Path]:
 def _short(entry: Entry) -> str:
     config = entry.config()
     return f"{entry.recipe}, {config.model.hidden_size} units, seed {entry.seed}"
+
+
+IMAGE = """<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="{folder}/{name}-dark.svg">
+  <img src="{folder}/{name}.svg" alt="{caption}">
+</picture>
+"""
+
+
+def write_gallery(page: Path, results: Path, folder: Path) -> bool:
+    """Put figures and captions between the markers of a page; says whether it changed.
+
+    Args:
+        page: a Markdown file of the documentation.
+        results: the ledger, from which the captions come.
+        folder: where the figures lie.
+    """
+    entries, place = read_ledger(results), os.path.relpath(folder, page.parent)
+    return write_marked(page, "figure", "recall", lambda name: gallery(name, entries, results, place))
+
+
+def gallery(name: str, entries: Sequence[Entry], results: Path, folder: str) -> str:
+    """The figures of one name, light and dark, with caption and command; says so where there is no run yet."""
+    if name not in FIGURES:
+        raise LedgerError(f"no figure {name!r}; there are: {', '.join(FIGURES)}.")
+    parts = []
+    for drawing in FIGURES[name](entries, results):
+        parts.append(IMAGE.format(folder=folder, name=drawing.name, caption=escape(drawing.caption)))
+        parts.append(f"{drawing.caption}\n")
+    parts.append(f"`torchrum figure {name}`\n" if parts else f"No run recorded for `torchrum figure {name}` yet.\n")
+    return "\n" + "\n".join(parts) + "\n"

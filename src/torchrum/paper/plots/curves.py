@@ -1,18 +1,25 @@
-"""Learning curves from the ledger: the median over seeds, and their range."""
+"""Learning curves: of the ledger, the median over seeds and their range; of run folders; and bAbI task by task."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
+from torchrum.lab.data.babi import NAMES, TASKS
+from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.tasks import CharLM, Copying, Recall
-from torchrum.paper.ledger.labels import model_label
-from torchrum.paper.ledger.table import Row
-from torchrum.paper.ledger.verdicts import one_per_seed
-from torchrum.paper.plots.style import LOOKS, Axes, Figure, baseline, count_steps, ink, look
+from torchrum.lab.tasks.base import Task
+from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.run_folder import read_config, read_metrics, shared_scores
+from torchrum.paper.ledger.babi import Column, best_columns
+from torchrum.paper.ledger.runs import Row, model_label
+from torchrum.paper.ledger.schema import Entry
+from torchrum.paper.plots.style import LOOKS, PALETTE, Axes, Figure, baseline, count_steps, drawing, ink, look, save
 
 T = TypeVar("T", Copying, Recall, CharLM)
 Points = NDArray[np.float64]
@@ -78,7 +85,7 @@ def headline_figure(rows: Sequence[Row]) -> Figure:
 def _name_line(axes: Axes, row: Row) -> None:
     """Model, last score and seeds below the end of its line, which may be in the middle of the figure."""
     steps, median, *_ = over_seeds(row, "curve", "accuracy")
-    label, seeds = model_label(row[0].config().model), len(one_per_seed(row))
+    label, seeds = model_label(row[0].config().model), len(row)
     text = f"{label}: {median[-1]:.2%} after {steps[-1] / 1000:g}k steps ({seeds} seed{'s' if seeds > 1 else ''})"
     right = steps[-1] > axes.dataLim.x1 / 2
     axes.plot(steps[-1], median[-1], "o", color=look(label)["color"], markersize=6, zorder=4)
@@ -123,10 +130,9 @@ def over_seeds(row: Row, curve: str, score: str) -> tuple[Points, Points, Points
     Between its points a curve is read off a straight line. A run that stopped at its goal keeps its last value; one
     that was cut short counts as far as it went.
     """
-    entries = one_per_seed(row)
-    steps = np.unique(np.concatenate([np.asarray(getattr(entry, curve)["step"], float) for entry in entries]))
-    values = np.full((len(entries), len(steps)), np.nan)
-    for line, entry in zip(values, entries, strict=True):
+    steps = np.unique(np.concatenate([np.asarray(getattr(entry, curve)["step"], float) for entry in row]))
+    values = np.full((len(row), len(steps)), np.nan)
+    for line, entry in zip(values, row, strict=True):
         points = getattr(entry, curve)
         reached = entry.steps < entry.config().steps
         line[:] = np.interp(steps, points["step"], points[score], left=np.nan, right=None if reached else np.nan)
@@ -157,7 +163,7 @@ def draw_row(axes: Axes, row: Row, curve: str, score: str, linewidth: float = 1.
         markersize=3.5,
         zorder=front,
     )
-    if len(one_per_seed(row)) > 1:
+    if len(row) > 1:
         axes.fill_between(steps, low, high, color=look(label)["color"], alpha=0.2, linewidth=0, zorder=front - 1)
 
 
@@ -175,3 +181,123 @@ def _finish(figure: Figure, title: str) -> None:
     widest = 0.45 + 0.065 * max(map(len, labels), default=0)  # inches, with its line
     columns = max(1, min(len(found), 6, int(figure.get_figwidth() / widest)))
     figure.legend([found[label] for label in labels], labels, loc="outside lower center", ncols=columns)
+
+
+TRAINING, VALIDATION = "#9ecae1", "#d55e00"
+
+
+def draw_curve(run: Path | str, out: Path | str | None = None) -> Path:
+    """Draw loss and metrics of a run folder, training and validation.
+
+    Args:
+        run: the run folder.
+        out: the picture, ``.png``, ``.svg`` or ``.pdf``; ``curve.png`` in the run folder if None.
+
+    Returns:
+        The path of the picture.
+    """
+    config = read_config(run)
+    training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
+    if not training and not validation:
+        raise RunError(f"{run} has no scores to draw yet.")
+    # ratio is the loss in other units: one panel serves both
+    scores = [key for key in shared_scores([*training, *validation]) if key != "ratio"]
+    with drawing():
+        figure = Figure(figsize=(3.6 * len(scores), 2.8), layout="constrained")
+        for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
+            for lines, label, colour in ((training, "training", TRAINING), (validation, "validation", VALIDATION)):
+                axes.plot([line["step"] for line in lines], [line[score] for line in lines], color=colour, label=label)
+            if score == "loss":
+                if min(line["loss"] for line in training + validation) < config.task.baseline() / 10:
+                    axes.set_yscale("log")
+                baseline(axes, config.task.baseline(), "baseline")
+            if score == "accuracy":
+                axes.set_ylim(-0.02, 1.02)
+            axes.set_ylabel(score)
+            count_steps(axes)
+        figure.axes[-1].legend(loc="best")
+        figure.suptitle(f"{config.name}, seed {config.seed}", fontsize=10)
+        return save(figure, Path(run) / "curve.png" if out is None else Path(out))
+
+
+def draw_comparison(runs: Mapping[str, Path], task: Task, out: Path) -> Path:
+    """Draw ``comparison_figure`` into a file; says where."""
+    with drawing():
+        return save(comparison_figure(runs, task), out)
+
+
+def comparison_figure(runs: Mapping[str, Path], task: Task) -> Figure:
+    """Validation loss and the task's metric over the steps, a line for each run.
+
+    Args:
+        runs: label and run folder of each model.
+        task: what they learnt.
+    """
+    scores = dict.fromkeys(("loss", "accuracy" if isinstance(task, Recall) else task.metric))
+    figure = Figure(figsize=(3.6 * len(scores), 2.9), layout="constrained")
+    for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
+        for number, (label, run) in enumerate(runs.items()):
+            lines = read_metrics(run, "validation")
+            axes.plot(
+                [line["step"] for line in lines], [line[score] for line in lines], **_look(label, number), label=label
+            )
+        if score == "loss":
+            baseline(axes, task.baseline(), "bag of values" if isinstance(task, Recall) else "without memory")
+        elif isinstance(task, Recall):
+            baseline(axes, task.baseline_accuracy(), "bag of values")
+        axes.set_ylabel("cross-entropy, nats" if score == "loss" else score)
+        if score == "accuracy":
+            axes.set_ylim(0, 1.03)
+        count_steps(axes)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    if isinstance(task, Recall):
+        figure.suptitle(f"Associative recall, {task.pairs} pairs", fontsize=11)
+    return figure
+
+
+def _look(label: str, number: int) -> dict[str, Any]:
+    return look(label) if label in LOOKS else {"color": PALETTE[number % len(PALETTE)]}
+
+
+MARKERS = "os^vPX*<>h"
+"""One for each model, so that colour is not needed to tell them apart."""
+PLACES = {task: len(NAMES) - task for task in TASKS}
+"""Task to its line, the first at the top."""
+
+
+def babi_figure(entries: Sequence[Entry]) -> Figure:
+    """A line of marks for each task: the mean over seeds, with a bar over their range; hollow for the paper's RUM.
+
+    Models of one task each and those of all tasks have a panel of their own, where there are both. A set of which only
+    some tasks were run is left out where others are complete.
+    """
+    found = best_columns(entries)
+    groups = ([column for column in found if column.joint is joint] for joint in (False, True))
+    panels = [[column for column in group if column.whole()] or group for group in groups if group]
+    figure = Figure(figsize=(7.6, 6.8), layout="constrained")
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, group in zip(grid, panels, strict=True):
+        if not group[0].joint:
+            paper = [value / 100 for value in PAPER["rum"]]
+            mean = f"RUM in the paper (mean {fmean(PAPER['rum']):.1f}%)"
+            axes.plot(paper, list(PLACES.values()), "D", markerfacecolor="none", color=ink(), markersize=6, label=mean)
+        for number, column in enumerate(group):
+            shift = 0.7 * ((number + 0.5) / len(group) - 0.5)
+            _marks(axes, column, PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)], -shift)
+        axes.axvline(0.95, color=ink(), linewidth=0.7, linestyle=":")
+        axes.set(xlabel="test accuracy", xlim=(-0.03, 1.04))
+        axes.set_title("one model for all tasks" if group[0].joint else "one model per task")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=1)
+    names = [f"{task}. {name.replace('-', ' ')}" for task, name in enumerate(NAMES, 1)]
+    grid[0].set_yticks(list(PLACES.values()), names)
+    return figure
+
+
+def _marks(axes: Axes, column: Column, colour: str, marker: str, shift: float) -> None:
+    scores = {task: [found[task] for found in column.scores.values() if task in found] for task in TASKS}
+    tasks = [task for task in TASKS if scores[task]]
+    heights = [PLACES[task] + shift for task in tasks]
+    mean = f" (mean {100 * fmean(whole):.1f}%)" if (whole := column.whole()) else ""
+    axes.hlines(heights, [min(scores[t]) for t in tasks], [max(scores[t]) for t in tasks], color=colour, linewidth=1.5)
+    values = [fmean(scores[task]) for task in tasks]
+    axes.plot(values, heights, marker, color=colour, markersize=4.5, label=column.label + mean)

@@ -51,6 +51,9 @@ DARK: dict[Any, Any] = {
 }
 """What differs on a dark screen."""
 
+PALETTE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#808080")
+"""Colours of a few lines without a label of their own."""
+
 # Okabe and Ito's colours, which the colour-blind can tell apart, and a few more for the long list of baseline models;
 # all are mid-tones, to be seen on white and on black, and the dashes tell neighbours apart in print
 LOOKS: dict[str, tuple[str, str]] = {

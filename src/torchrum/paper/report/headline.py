@@ -11,14 +11,9 @@ from torchrum.lab.recipes.babi import PAPER
 from torchrum.paper.bench.cpu import LONG
 from torchrum.paper.bench.records import Report, read_report
 from torchrum.paper.ledger.babi import Column, best_columns
-from torchrum.paper.ledger.cells import spread, table_lines
-from torchrum.paper.ledger.curves import reached_goal
-from torchrum.paper.ledger.labels import model_label
-from torchrum.paper.ledger.markers import write_marked
+from torchrum.paper.ledger.runs import Row, best_settings, final_loss, model_label, reached_goal, table_rows
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.ledger.table import Row as Runs
-from torchrum.paper.ledger.table import best_settings, table_rows
-from torchrum.paper.ledger.verdicts import one_per_seed
+from torchrum.paper.table import Link, Table, spread, write_marked
 
 AUGMENTED = re.compile(r"-aug\d+$")
 """Recipes that train on changed data: they are reported apart."""
@@ -42,41 +37,41 @@ def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
     return [row for row in rows if row is not None]
 
 
-def headline_table(rows: Iterable[Headline], docs: str = "docs") -> str:
-    """A Markdown table in which each row links to its page."""
+def headline_table(rows: Iterable[Headline], docs: str = "docs") -> Table:
+    """Make a table in which each row links to its page."""
     cells = []
     for row in rows:
-        link = f"[{row.what}]({docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''})"
-        cells.append((link, row.ours, row.others))
-    return "\n".join([*table_lines(("", "RUM", "for comparison"), cells), ""])
+        target = f"{docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''}"
+        cells.append((Link(row.what, target), row.ours, row.others))
+    return Table(("", "RUM", "for comparison"), cells)
 
 
 def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool:
     """Put the table between ``<!-- torchrum:headline -->`` and its end; says whether the file changed."""
-    table = headline_table(headlines(entries, results))
+    table = headline_table(headlines(entries, results)).markdown()
     return write_marked(path, "headline", "", lambda _: table)
 
 
-def _own(entries: Sequence[Entry], task: str, ending: str = "") -> list[Runs]:
+def _own(entries: Sequence[Entry], task: str, ending: str = "") -> list[Row]:
     """Best settings of the recipes' own problems, one run per seed."""
     kept = [entry for entry in entries if entry.recipe.endswith(ending) and entry.own_problem]
-    return [one_per_seed(row) for row in best_settings(table_rows(kept, task))]
+    return best_settings(table_rows(kept, task))
 
 
-def _best(rows: Sequence[Runs], *, rum: bool) -> Runs | None:
+def _best(rows: Sequence[Row], *, rum: bool) -> Row | None:
     chosen = [row for row in rows if ("RUM" in model_label(row[0].config().model)) is rum]
-    return min(chosen, key=lambda row: fmean(entry.final["loss"] for entry in row), default=None)
+    return min(chosen, key=final_loss, default=None)
 
 
-def _named(rows: Sequence[Runs], label: str) -> Runs | None:
+def _named(rows: Sequence[Row], label: str) -> Row | None:
     return next((row for row in rows if model_label(row[0].config().model) == label), None)
 
 
-def _seeds(row: Runs) -> str:
+def _seeds(row: Row) -> str:
     return f", {len(row)} seeds" if len(row) > 1 else ", 1 seed"
 
 
-def _score(row: Runs, key: str, how: str = "") -> str:
+def _score(row: Row, key: str, how: str = "") -> str:
     tested = all(key in entry.test for entry in row)
     values = [(entry.test if tested else entry.final)[key] for entry in row]
     label, source = model_label(row[0].config().model), "test" if tested else "validation"
@@ -102,7 +97,7 @@ def _copying(entries: Sequence[Entry]) -> Headline | None:
     return Headline(what, _solved(ours), others, "results", "copying-memory")
 
 
-def _solved(row: Runs) -> str:
+def _solved(row: Row) -> str:
     label = model_label(row[0].config().model)
     steps = round(fmean(entry.steps for entry in row))
     done = "solved in" if all(reached_goal(entry) for entry in row) else "after"
@@ -142,16 +137,16 @@ def _best_columns(columns: Sequence[Column]) -> Iterator[str]:
             yield f"{fmean(best.whole()):.1%} ({best.label}, {mode}, {counted})"
 
 
-def _per_recipe(entries: Sequence[Entry], task: str) -> list[Runs]:
+def _per_recipe(entries: Sequence[Entry], task: str) -> list[Row]:
     """The best setting of every recipe of a task."""
-    lowest: dict[str, Runs] = {}
+    lowest: dict[str, Row] = {}
     for row in table_rows(entries, task):
         if not row[0].own_problem:
             continue
         kept = lowest.get(row[0].recipe)
-        if kept is None or fmean(e.final["loss"] for e in row) < fmean(e.final["loss"] for e in kept):
+        if kept is None or final_loss(row) < final_loss(kept):
             lowest[row[0].recipe] = row
-    return [one_per_seed(row) for row in lowest.values()]
+    return list(lowest.values())
 
 
 def _treebank(entries: Sequence[Entry]) -> Headline | None:
@@ -167,7 +162,7 @@ def _treebank(entries: Sequence[Entry]) -> Headline | None:
     return Headline(what, _trained(ours), "; ".join(beside), "results", "character-level-penn-treebank")
 
 
-def _trained(row: Runs) -> str:
+def _trained(row: Row) -> str:
     """The score of a model of text, whether it is calibrated, and how long it was trained: that differs much."""
     calibrated, steps = row[0].config().model.calibrated, max(entry.steps for entry in row)
     return _score(row, "bpc", f"{', calibrated' * calibrated}, {steps:,} steps")

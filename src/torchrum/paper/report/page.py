@@ -1,31 +1,68 @@
-"""The page: sections of tables, figures and words, rendered from one template."""
+"""A self-contained HTML page: sections of paragraphs, tables and figures, rendered from one template."""
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from torchrum import __version__
 from torchrum.lab.training.files import write_atomic
-from torchrum.paper.report.blocks import Block
+from torchrum.paper.ledger.schema import Entry
+from torchrum.paper.plots.catalog import FIGURES
+from torchrum.paper.plots.style import Figure, save_themes
+from torchrum.paper.table import Table, html_flags, html_text
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of texts."""
+
+    items: Sequence[str]
+    kind: ClassVar = "items"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure in both themes, as data URIs, with its caption and the command that draws it."""
+
+    name: str
+    light: str
+    dark: str
+    caption: str
+    command: str = ""
+    kind: ClassVar = "picture"
+
+
+@dataclass(frozen=True)
+class Playground:
+    """The rotation playground."""
+
+    kind: ClassVar = "playground"
+
+
+Block = str | Items | Table | Picture | Playground
+"""A text is a paragraph; it may have `` `code` `` and ``**strong**`` parts."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading with the blocks below it."""
 
     title: str
     blocks: Sequence[Block]
     key: str = ""
-    """Of its address on the page; made from the title if empty."""
+    """Address on the page; made from the title if empty."""
 
     @property
     def anchor(self) -> str:
-        """The part of the address behind #."""
+        """The part of the address after #."""
         words = "".join(letter if letter.isalnum() else " " for letter in (self.key or self.title).lower())
         return "-".join(words.split())
 
@@ -41,32 +78,58 @@ class Page:
     """Name and value, shown below the lead."""
 
 
+def pictures(name: str, entries: Sequence[Entry], results: Path) -> list[Picture]:
+    """Draw every figure of one name that the ledger has runs for."""
+    command = f"torchrum figure {name}"
+    return [
+        picture(drawing.name, drawing.draw, drawing.caption, command) for drawing in FIGURES[name](entries, results)
+    ]
+
+
+def picture(name: str, draw: Callable[[], Figure], caption: str, command: str = "") -> Picture:
+    """Draw a figure in both themes and keep it as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        light, dark = (_uri(path) for path in save_themes(draw, Path(folder) / name))
+    return Picture(name, light, dark, caption, command)
+
+
+def _uri(path: Path) -> str:
+    """Encode an SVG file as a data URI; escaped text is smaller than base64, and srcset ends at a bare space."""
+    return "data:image/svg+xml," + quote(path.read_text(encoding="utf-8"), safe="()/:;=,.-_'!*~@&?+$")
+
+
 @cache
 def _template() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("torchrum.paper.report", "assets"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {  # each escapes the text it is given
+        "inline": lambda text: Markup(html_text(text)),
+        "flags": lambda text: Markup(html_flags(text)),
+        "rows": lambda table: Markup(table.html()),
+    }
+    return environment
 
 
-def asset(name: str) -> Markup:
-    """A script or style sheet of the package, to stand in the page as it is."""
+def _asset(name: str) -> Markup:
+    """Read a script or style sheet of the package, which goes into the page as it is."""
     return Markup(resources.files("torchrum.paper.report").joinpath("assets", name).read_text(encoding="utf-8"))
 
 
 def render(page: Page) -> str:
-    """The page as HTML; whatever comes from the ledger is escaped."""
+    """Render the page as HTML; texts from the ledger are escaped."""
     template = _template().get_template("page.html")
-    styles = [asset(name) for name in ("page.css", "playground.css")]
-    scripts = [asset(name) for name in ("sortable.js", "playground.js", "page.js")]
+    styles = [_asset(name) for name in ("page.css", "playground.css")]
+    scripts = [_asset(name) for name in ("sortable.js", "playground.js", "page.js")]
     return template.render(page=page, styles=styles, scripts=scripts, version=__version__)
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Write the page; says where."""
+    """Write the page; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, render(page).encode())
     return path

@@ -1,26 +1,31 @@
-"""The report of the whole ledger: the paper beside ours."""
+"""The pages: the whole ledger beside the paper, and a few run folders side by side."""
 
+import shlex
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from torchrum.paper.bench.plot import report_figure
+from torchrum.lab.training.config import TrainConfig, to_json
+from torchrum.lab.training.environment import read_environment
+from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.paper.bench.records import read_report
-from torchrum.paper.bench.report import markdown as bench_markdown
-from torchrum.paper.ledger.babi import babi_tables
-from torchrum.paper.ledger.cells import spread, table_lines
-from torchrum.paper.ledger.labels import model_label
-from torchrum.paper.ledger.notes import comparison_section
-from torchrum.paper.ledger.record import without_own_data
+from torchrum.paper.bench.report import report_figure, report_tables
+from torchrum.paper.ledger.arrays import collect_arrays, drawable
+from torchrum.paper.ledger.comparison import compare, comparison_tables
+from torchrum.paper.ledger.record import count_parameters
+from torchrum.paper.ledger.runs import model_label
 from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
-from torchrum.paper.ledger.table import score_names, table
+from torchrum.paper.ledger.tables import runs_table, task_tables
 from torchrum.paper.ledger.verdicts import RULE, Verdict, Word, condensed, verdict_table, verdicts
 from torchrum.paper.plots.catalog import FIGURES
-from torchrum.paper.report.blocks import Block, Items, Playground, Text, blocks, inline
+from torchrum.paper.plots.curves import comparison_figure
+from torchrum.paper.plots.trained import diagonal_figure, kernels_figure, phases_figure, rotation_figure
 from torchrum.paper.report.headline import headlines
-from torchrum.paper.report.page import Page, Section
-from torchrum.paper.report.pictures import picture, pictures
+from torchrum.paper.report.page import Block, Items, Page, Playground, Section, picture, pictures
+from torchrum.paper.table import Table, code
 
 TASKS: dict[str, tuple[str, str, int | None]] = {
     "copying": (
@@ -97,11 +102,11 @@ def ledger_page(results: Path) -> Page:
         *(Section(title, list(_look(name, about, entries, results))) for name, (title, about) in LOOKS.items()),
         Section(
             "Rotation playground (Figure 1)",
-            [Text(inline(PLAYGROUND)), Playground(), *_shown(("reflections", "cell"), entries, results)],
+            [PLAYGROUND, Playground(), *_shown(("reflections", "cell"), entries, results)],
             "playground",
         ),
         Section("Benchmarks", list(_benchmarks(results / "bench"))),
-        Section("Every run", list(blocks(runs_table(entries))), "runs"),
+        Section("Every run", [runs_table(entries)], "runs"),
     ]
     lead = "The Rotational Unit of Memory: every number and figure of the paper beside ours, from recorded runs."
     return Page("torchrum report", lead, sections, facts(entries))
@@ -128,27 +133,27 @@ def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -
     counts = Counter(item.word for item in found)
     order: tuple[Word, ...] = ("reproduced", "better", "not reproduced", "not comparable", "not run")
     numbers = ", ".join(f"**{counts[word]}** {word}" for word in order if counts[word])
-    yield Text(inline(f"Of {len(found)} printed numbers with a recipe: {numbers}."))
+    yield f"Of {len(found)} printed numbers with a recipe: {numbers}."
     rows = [(row.what, row.ours, row.others) for row in headlines(entries, results)]
-    yield from blocks("\n".join(table_lines(("what", "RUM", "for comparison"), rows)))
+    yield Table(("what", "RUM", "for comparison"), rows)
     yield from pictures("headline", entries, results)
-    yield Text(inline(f"**The rule.** {RULE}"))
+    yield f"**The rule.** {RULE}"
 
 
 def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -> Section:
     title, about, budget = TASKS[task]
-    parts: list[Block] = [Text(inline(about))]
+    parts: list[Block] = [about]
     here = [item for item in found if item.recipe.partition("-")[0] == task]
-    parts += blocks(verdict_table(here))
+    parts.append(verdict_table(here))
     if task in FIGURES:
         parts += pictures(task, entries, results)
     if not any(entry.task == task for entry in entries):
-        parts.append(Text(inline("No run of this task is in the ledger yet.")))
+        parts.append("No run of this task is in the ledger yet.")
     elif budget is not None:
-        parts.append(Text(inline(f"**At a matched step budget** of {budget:,} / T steps:")))
-        parts += blocks(comparison_section(entries, task, budget))
+        parts.append(f"**At a matched step budget** of {budget:,} / T steps:")
+        parts += comparison_tables(compare(entries, task, budget))
     else:
-        parts += blocks(babi_tables(entries, best=True) if task == "babi" else table(entries, task))
+        parts += task_tables(entries, task, sys.maxsize if task == "babi" else None)
     return Section(title, parts, task)
 
 
@@ -156,13 +161,13 @@ def _missing(found: Sequence[Verdict]) -> Iterator[Block]:
     found = condensed(found)
     short = [item for item in found if item.word == "not reproduced"]
     if short:
-        yield Text(inline("**Not reproduced:**"))
-        yield Items([inline(_compared(item)) for item in short])
+        yield "**Not reproduced:**"
+        yield Items([_compared(item) for item in short])
     absent = [item.recipe for item in found if item.word == "not run"]
     if absent:
-        yield Text(inline(f"**Not run:** {', '.join(f'`{name}`' for name in absent)}."))
+        yield f"**Not run:** {', '.join(f'`{name}`' for name in absent)}."
     if not short and not absent:
-        yield Text(inline("Every printed number with a recipe was run and reproduced or bettered."))
+        yield "Every printed number with a recipe was run and reproduced or bettered."
 
 
 def _compared(item: Verdict) -> str:
@@ -172,11 +177,11 @@ def _compared(item: Verdict) -> str:
 
 
 def _look(name: str, about: str, entries: Sequence[Entry], results: Path) -> Iterator[Block]:
-    yield Text(inline(about))
+    yield about
     drawn = pictures(name, entries, results)
     yield from drawn
     if not drawn:
-        yield Text(inline("No run with the arrays for this figure is in the ledger (`torchrum record --arrays RUN`)."))
+        yield "No run with the arrays for this figure is in the ledger (`torchrum record --arrays RUN`)."
 
 
 def _shown(names: Sequence[str], entries: Sequence[Entry], results: Path) -> list[Block]:
@@ -187,33 +192,100 @@ def _benchmarks(folder: Path) -> Iterator[Block]:
     for name, title in (("gpu", "On a GPU"), ("cpu", "On a CPU")):
         if (folder / f"{name}.json").exists():
             report = read_report(folder / f"{name}.json")
-            yield Text(inline(f"**{title}**"))
+            yield f"**{title}**"
             if name == "gpu":
                 caption = "Time per step over the number of units, RUM beside cuDNN's GRU."
                 command = "torchrum bench --report results/bench/gpu.json --plot gpu.svg"
                 yield picture("bench", partial(report_figure, report), caption, command)
-            yield from blocks(bench_markdown(report))
+            yield from report_tables(report)
 
 
-def runs_table(entries: Sequence[Entry]) -> str:
-    """Every run as a line of a Markdown table."""
-    header = ("recipe", "model", "changes", "seed", "validation", "test", "steps", "seconds", "hardware", "commit")
+def runs_page(
+    runs: Sequence[Path],
+    title: str = "torchrum runs",
+    lead: str = "",
+    drawn: Mapping[Path, list[Block]] | None = None,
+) -> Page:
+    """Gather the page of run folders; each needs at least one validation.
+
+    Args:
+        runs: the folders.
+        title, lead: what stands at the top.
+        drawn: what ``run_blocks`` has given for some of them already.
+    """
+    configs = {run: read_config(run) for run in runs}
+    for run in runs:
+        if not read_metrics(run, "validation"):
+            raise RunError(f"{run} has no validation scores to report yet.")
+    labels = _labels(configs)
+    parts = {run: (drawn or {}).get(run) or run_blocks(run) for run in runs}
+    sections = [
+        Section("Side by side" if len(runs) > 1 else "Scores", list(_comparison(configs, labels)), "scores"),
+        *(Section(labels[run], part, f"run-{n}") for n, (run, part) in enumerate(parts.items())),
+        Section("Rotation playground", [PLAYGROUND, Playground()], "playground"),
+    ]
+    told = f"{len(runs)} runs, from their folders." if len(runs) > 1 else "One run, from its folder."
+    return Page(title, lead or told, sections)
+
+
+def _labels(configs: dict[Path, TrainConfig]) -> dict[Path, str]:
+    """The model's name, with the folder where two are alike."""
+    labels = {run: model_label(config.model) for run, config in configs.items()}
+    alike = list(labels.values())
+    return {run: label if alike.count(label) == 1 else f"{label}, {run.name}" for run, label in labels.items()}
+
+
+def _comparison(configs: dict[Path, TrainConfig], labels: dict[Path, str]) -> Iterator[Block]:
+    lines = {run: read_metrics(run, "validation") for run in configs}
+    names = [name for name in next(iter(lines.values()))[0] if name not in ("kind", "step", "seconds")]
+    header = ["model", "task", "parameters", "steps", "seconds", *names]
     rows = []
-    for entry in entries:
-        name, key = next(iter(score_names(entry).items()))
-        test = f"{name} {spread([entry.test[key]], key)}" if key in entry.test else ""
-        cells = (
-            entry.recipe,
-            model_label(entry.config().model),
-            ", ".join(without_own_data(entry.config(), entry.overrides)),
-            str(entry.seed),
-            f"{name} {spread([entry.final[key]], key)}",
-            test,
-            f"{entry.steps:,}",
-            f"{entry.wall_seconds:,.0f}",
-            entry.hardware,
-            entry.commit[:10],
-            f"`{entry.command}`",
+    for run, config in configs.items():
+        last = lines[run][-1]
+        scores = [f"{last[name]:{'.1%' if name == 'accuracy' else '.4g'}}" if name in last else "" for name in names]
+        counts = [f"{count_parameters(config):,}", f"{last['step']:,}", f"{last['seconds']:.0f}"]
+        rows.append([labels[run], type(config.task).__name__, *counts, *scores])
+    yield Table(header, rows)
+    task = next(iter(configs.values())).task
+    if all(config.task == task for config in configs.values()):
+        caption = "Validation over the steps; the dashed line is the best that is possible without memory."
+        shown = {labels[run]: run for run in configs}
+        yield picture("side-by-side", lambda: comparison_figure(shown, task), caption)
+
+
+def run_blocks(run: Path) -> list[Block]:
+    """The part of the page that is about one run."""
+    return list(_run(run, read_config(run)))
+
+
+def _run(run: Path, config: TrainConfig) -> Iterator[Block]:
+    environment = read_environment(run)
+    place = environment.accelerator or environment.processor
+    commit = (environment.commit or "unknown")[:10]
+    yield f"Command: {code(shlex.join(environment.command))}. {place}, commit {commit}, seed {config.seed}."
+    arrays = drawable(collect_arrays(run))
+    title = f"{config.name}, {config.model.hidden_size} units, seed {config.seed}"
+    if arrays:
+        yield picture(
+            "kernels", lambda: kernels_figure(arrays, title), "The recurrent matrices of the best checkpoint."
         )
-        rows.append(cells)
-    return "\n".join(table_lines((*header, "command"), rows))
+        caption = "Angle and plane of each rotation and the norm of the state over one validation sequence."
+        yield picture("rotation", lambda: rotation_figure(arrays, title, config.task), caption)
+        if any(key.endswith("/phases") for key in arrays):
+            caption = "Phases of the accumulated rotation R as it reads that sequence."
+            yield picture("phases", lambda: phases_figure(arrays, title, config.task), caption)
+        if "steps" in arrays:
+            caption = "How far the diagonals of the recurrent matrices stand out in the course of training."
+            yield picture("diagonal", lambda: diagonal_figure({title: arrays}), caption)
+    yield Table(("field", "value"), _fields(to_json(config)))
+
+
+def _fields(config: dict[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """List the fields of a config with their values, nested names joined by dots."""
+    rows = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            rows += _fields(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", str(value)))
+    return rows
