@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from torchrum.cells.rum_sequence import project_rum
+from torchrum.cells.rum import project_rum
 from torchrum.layers.recurrent import Recurrent, State
 from torchrum.layers.rum import RUM
 from torchrum.ops.rum_scan import ScanInputs

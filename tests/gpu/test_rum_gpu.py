@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from oracle import loss_of, tensors
 from tolerances import DEEP, TOL
 from torchrum import RUM
-from torchrum.cells import rum_sequence as rum_cell
+from torchrum.cells import rum as rum_cell
 from torchrum.ops.kernels import machine
 from torchrum.ops.rum_scan.designs import forget_decisions
 

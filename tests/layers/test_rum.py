@@ -5,8 +5,8 @@ import inspect
 import io
 import itertools
 import pickle
+import re
 import warnings
-from dataclasses import fields
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 from grids import thinned
 from torchrum import RUM, RUMCell
-from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, RumSettings
+from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.ops.rum_scan.options import DEFAULTS, option_names
 
 GOLDEN = {  # h_1 ... h_4 of a small recurrence, worked out apart from this package
     (0, None): [
@@ -525,7 +526,7 @@ def test_the_embedding_starts_with_the_scale_asked_for():
     assert RUM(4, 400, embed_bias_init=2.0, embed_bias=False).bias_ih_l0.shape == (800,)  # no bias, nothing to draw
     assert RUMCell(4, 400, embed_bias_init=2.0).bias_ih[-400:].std().item() == pytest.approx(2.0, rel=0.2)
     rows = torch.cat((rum.weight_ih_l1[:400], rum.weight_hh_l1[:400]), 1)
-    torch.testing.assert_close(rows @ rows.t(), USUAL.gate_scale**2 * torch.eye(400))
+    torch.testing.assert_close(rows @ rows.t(), DEFAULTS.gate_scale**2 * torch.eye(400))
     columns = RUM(4, 400, embed_scale=None).weight_ih_l0[-400:]
     torch.testing.assert_close(columns.t() @ columns, torch.eye(4))
 
@@ -534,13 +535,21 @@ def test_eta_sqrt_is_the_root_of_the_hidden_size():
     output, _ = RUM(4, 25, eta="sqrt")(torch.randn(6, 3, 4))
     torch.testing.assert_close(output.norm(dim=-1), torch.full((6, 3), 5.0))
     assert RUMCell(4, 25, eta="sqrt").options.eta == 5.0
-    assert repr(RUMCell(4, 25, eta="sqrt")) == f"RUMCell(4, 25{', eta=sqrt' * (USUAL.eta != 'sqrt')})"
+    assert repr(RUMCell(4, 25, eta="sqrt")) == f"RUMCell(4, 25{', eta=sqrt' * (DEFAULTS.eta != 'sqrt')})"
+
+
+@pytest.mark.parametrize("kind", [RUM, RUMCell])
+def test_help_documents_every_argument_with_its_default(kind):
+    for name, parameter in inspect.signature(kind).parameters.items():
+        (entry,) = re.findall(rf"^    {name}: (.*(?:\n {{8}}.*)*)", kind.__doc__, re.MULTILINE)
+        if parameter.default is not inspect.Parameter.empty:
+            assert f"Default: ``{parameter.default!r}``" in " ".join(entry.split()), name
 
 
 def test_cell_and_layer_share_their_options():
     cell, layer = (inspect.signature(kind).parameters for kind in (RUMCell, RUM))
-    for name in (field.name for field in fields(RumSettings)):
-        assert cell[name].default == layer[name].default == getattr(USUAL, name), name
+    for name in option_names():
+        assert cell[name].default == layer[name].default == getattr(DEFAULTS, name), name
         assert cell[name].annotation == layer[name].annotation, name
     RUM(3, 4, **PAPER_OPTIONS), RUMCell(3, 4, **PAPER_OPTIONS)
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchrum
 from torchrum import RUM, RUMCell
-from torchrum.cells import rum_sequence as rum_cell
+from torchrum.cells import rum as rum_cell
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from ops.native_grid import CHOICES
 from tolerances import NORM_ERROR
 from torchrum import RUM
-from torchrum.cells import rum_sequence as rum_cell
+from torchrum.cells import rum as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
 from torchrum.ops.rum_scan.native import build, call, projecting
 

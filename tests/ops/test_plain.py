@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchrum
 from torchrum import RUM, RUMCell
-from torchrum.cells import rum_sequence
+from torchrum.cells import rum as rum_cell
 from torchrum.ops.kernels import cuda
 from torchrum.ops.kernels.cuda import Fill
 from torchrum.ops.rum_scan import designs, lam1, native, persistent, plain
@@ -49,7 +49,7 @@ def by_operator(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], list[
 
     def run(function: Callable[[], list[Tensor]]) -> list[Tensor]:
         with monkeypatch.context() as patch:
-            patch.setattr(rum_sequence, "plain_scan", lambda *args: None)
+            patch.setattr(rum_cell, "plain_scan", lambda *args: None)
             return function()
 
     return run

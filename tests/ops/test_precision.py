@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tolerances import TOL
 from torchrum import RUM
-from torchrum.cells.rum_sequence import project_rum
+from torchrum.cells.rum import project_rum
 from torchrum.ops.kernels.precision import (
     ExactMatmuls,
     autocasts,

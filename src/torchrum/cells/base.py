@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from torchrum.cells.unitary import matrices_fixed
-from torchrum.ops._checks import MismatchError
+from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense
+from torchrum.ops.kernels.precision import autocast_dtype
 
 State = tuple[Tensor, ...]
 Given = TypeVar("Given")
@@ -90,3 +91,108 @@ def freeze(going: Tensor, new: State, old: State) -> State:
         torch.where(going.view(-1, *[1] * (part.dim() - 1)), part, before)
         for part, before in zip(new, old, strict=True)
     )
+
+
+def call_as_nn(
+    cell: Cell,
+    input: Tensor,
+    hx: Any,
+    weight: Tensor,
+    shapes: tuple[tuple[int, ...], ...],
+    advance: Callable[[Tensor, State], State],
+) -> Tensor | State:
+    """One step of a cell whose output is the first part of its state.
+
+    Args:
+        cell: whose step it is.
+        input: ``(B, I)``, or ``(I,)`` without a batch.
+        hx: the state, a tensor where it has one part and a tuple where it has several; None, as a whole or as a part,
+            means the cell's initial state.
+        weight: a parameter that tells the cell's device and dtype.
+        shapes: of the parts of the state, without the batch.
+        advance: from a sequence of one step ``(1, B, I)`` and the state before it to a new one that may be written to.
+
+    Returns:
+        The new state in the form of ``hx``.
+    """
+    where = type(cell).__name__
+    if not isinstance(input, Tensor):
+        raise ArgumentTypeError(f"{where}: input is a {type(input).__name__}; it must be a Tensor.")
+    check_dense(where, "input", input)
+    if input.dim() not in (1, 2) or input.shape[-1] != cell.input_size:
+        expected = f"(B, {cell.input_size}) or ({cell.input_size},)"
+        raise MismatchError(f"{where}: input has shape {tuple(input.shape)}; expected {expected}.")
+    check_fits(where, input, weight)
+    unbatched = input.dim() == 1
+    x = input.unsqueeze(0) if unbatched else input
+    state = _read_state(cell, hx, x, unbatched, shapes)
+    parts = advance(x.unsqueeze(0), state)
+    if unbatched:
+        parts = tuple(part.squeeze(0) for part in parts)
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _read_state(cell: Cell, hx: Any, x: Tensor, unbatched: bool, shapes: tuple[tuple[int, ...], ...]) -> State:
+    """The state that ``hx`` gives for an input ``(B, I)``, checked; made only where a part is missing."""
+    where, B = type(cell).__name__, x.shape[0]
+    parts = (None,) * len(shapes) if hx is None else state_parts(where, hx, cell.state_names)
+    for name, part, shape in zip(cell.state_names, parts, shapes, strict=True):
+        if part is None:
+            continue
+        expected = shape if unbatched else (B, *shape)
+        if part.shape != expected:
+            raise MismatchError(
+                f"{where}: {name} in hx has shape {tuple(part.shape)}; expected {expected} for this input."
+            )
+        check_state_fits(where, name, part, x)
+    if unbatched:
+        parts = tuple(None if part is None else part.unsqueeze(0) for part in parts)
+    given = tuple(part for part in parts if part is not None)
+    if len(given) == len(parts):
+        return given
+    fresh = cell.initial_state(B, device=x.device, dtype=x.dtype)
+    return tuple(start if part is None else part for part, start in zip(parts, fresh, strict=True))
+
+
+def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+    """The parts of an initial state: a tensor makes one, several come as a tuple in which each may be None."""
+    single = len(names) == 1
+    parts = (hx,) if single and isinstance(hx, Tensor) else hx
+    if not isinstance(parts, tuple | list) or len(parts) != len(names) or single != isinstance(hx, Tensor):
+        form = "a tensor" if single else f"a tuple ({', '.join(names)})"
+        given = f"a {type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, tuple | list) else "")
+        raise ArgumentTypeError(f"{where}: hx is {given}; it must be {form}, or None.")
+    for name, part in zip(names, parts, strict=True):
+        if part is not None and not isinstance(part, Tensor):
+            raise ArgumentTypeError(f"{where}: {name} in hx is a {type(part).__name__}; it must be a Tensor, or None.")
+        if part is not None:
+            check_dense(where, f"{name} in hx", part)
+    return tuple(_filled_memory(part) if name == "R" else part for name, part in zip(names, parts, strict=True))
+
+
+def _filled_memory(R: Tensor | None) -> Tensor | None:
+    """R with the identity in place of zero matrices: an LSTM's state starts at zero, and ``1 - done`` makes it so."""
+    if R is None or R.dim() < 2 or R.shape[-1] != R.shape[-2] or R.numel() == 0:
+        return R  # None means the identity; a wrong shape is an error further on
+    empty = (R[..., :1, :] == 0).all(-1, keepdim=True)  # no row of an orthogonal matrix is zero
+    return torch.where(empty, torch.eye(R.shape[-1], dtype=R.dtype, device=R.device), R)
+
+
+def check_fits(where: str, input: Tensor, weight: Tensor) -> None:
+    """Floating, on the device of the weights and, outside of autocast, in their dtype."""
+    if not input.is_floating_point():
+        raise MismatchError(
+            f"{where}: input is {input.dtype}; it must be floating-point. Embed or one-hot encode it first."
+        )
+    if weight.device != input.device:
+        raise MismatchError(f"{where}: input is on {input.device}, the weights on {weight.device}; move one of them.")
+    if weight.dtype != input.dtype and autocast_dtype(input.device.type) is None:
+        raise MismatchError(f"{where}: input is {input.dtype}, the weights {weight.dtype}; convert one of them.")
+
+
+def check_state_fits(where: str, name: str, part: Tensor, like: Tensor) -> None:
+    """Floating, on the device of the input."""
+    if part.device != like.device or not part.is_floating_point():
+        raise MismatchError(
+            f"{where}: {name} in hx is {part.dtype} on {part.device}; it must be floating-point, on {like.device}."
+        )

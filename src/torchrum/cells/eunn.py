@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
-from torchrum.cells.starts import glorot_
+from torchrum.cells.init import glorot_
 from torchrum.cells.unitary import UnitaryMap, check_even, modrelu, modrelu_complex, real_form, widen
 from torchrum.ops._checks import check_choice, check_finite, check_flags, check_not_negative, check_positive_int
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.lstm import LSTMCell, projected_like
-from torchrum.cells.rum import RUMCell
-from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS, Eta
+from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS, Eta, RUMCell
 from torchrum.ops._checks import check_choice, check_positive_int, check_probability
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.fast_slow_scan import (

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import State
 from torchrum.cells.gathered import GatherableCell, Linear
-from torchrum.cells.starts import orthogonal_
+from torchrum.cells.init import orthogonal_
 from torchrum.ops._checks import check_choice, check_finite, check_flags, check_not_negative, check_positive_int
 from torchrum.ops.lstm_scan import norm_gates
 

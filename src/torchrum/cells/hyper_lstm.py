@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import State
 from torchrum.cells.gathered import GatherableCell, Linear
+from torchrum.cells.init import orthogonal_
 from torchrum.cells.lstm import LSTMCell
-from torchrum.cells.starts import orthogonal_
 from torchrum.ops._checks import (
     check_choice,
     check_finite,

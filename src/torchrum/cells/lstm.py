@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
-from torchrum.cells.starts import INITS, block_orthogonal_, glorot_, orthogonal_
+from torchrum.cells.init import INITS, block_orthogonal_, glorot_, orthogonal_
 from torchrum.ops._checks import (
     check_choice,
     check_finite,

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import State
 from torchrum.cells.gathered import GatherableCell, Linear
-from torchrum.cells.starts import glorot_
-from torchrum.cells.variational import sequence_mask
+from torchrum.cells.init import glorot_, sequence_mask
 from torchrum.ops._checks import check_flags, check_positive_int, check_probability
 
 

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
+from torchrum.cells.init import glorot_
 from torchrum.cells.lstm import LSTMCell
-from torchrum.cells.starts import glorot_
 from torchrum.cells.unitary import widen
 from torchrum.ops._checks import check_choice, check_finite, check_positive_int
 

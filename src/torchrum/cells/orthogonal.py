@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from torchrum.cells.base import Cell, State
-from torchrum.cells.starts import glorot_
+from torchrum.cells.init import glorot_
 from torchrum.cells.unitary import UnitaryMap, modrelu, skew_exponential, widen
 from torchrum.ops._checks import check_choice, check_not_negative, check_positive_int
 

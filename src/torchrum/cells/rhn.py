@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import State
 from torchrum.cells.gathered import GatherableCell, Linear
-from torchrum.cells.variational import sequence_mask
+from torchrum.cells.init import sequence_mask
 from torchrum.ops._checks import check_finite, check_not_negative, check_positive_int, check_probability
 
 

@@ -1,28 +1,45 @@
-"""The Rotational Unit of Memory, one step at a time."""
+"""The Rotational Unit of Memory: its cell, its parameters, and one recurrence over a sequence."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State
-from torchrum.cells.calling import call_as_nn
-from torchrum.cells.rum_sequence import project_rum, run_rum, scan_rum
-from torchrum.cells.rum_settings import PAPER_OPTIONS, USUAL, Eta, RumSettings
-from torchrum.cells.rum_weights import (
-    RUM_PARAMETERS,
-    Weights,
-    check_dtype,
-    init_rum_weights,
-    misfit,
-    rum_initial_state,
-    rum_shapes,
-)
-from torchrum.ops._checks import check_flags, check_positive_int
+from torchrum.cells.base import Cell, State, call_as_nn
+from torchrum.cells.init import orthogonal
+from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags, check_positive_int
 from torchrum.ops._dispatch import Backend
-from torchrum.ops.rum_scan.options import Activation, LNOrder
+from torchrum.ops.kernels.precision import autocast_dtype, working_dtype
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
+from torchrum.ops.rum_scan.native.projecting import projects
+from torchrum.ops.rum_scan.options import (
+    DEFAULTS,
+    PAPER_OPTIONS,
+    TANH_OPTIONS,
+    Activation,
+    Eta,
+    LNOrder,
+    documents_options,
+)
+from torchrum.ops.rum_scan.plain import plain_scan
+from torchrum.ops.rum_scan.projection import project
+from torchrum.ops.rum_scan.types import LayerInputs
 
-__all__ = ["PAPER_OPTIONS", "RUMCell"]
+__all__ = ["PAPER_OPTIONS", "TANH_OPTIONS", "RUMCell"]
+
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")
+Weights = Mapping[str, Any]
+"""The parameters of one recurrence by the names in ``PARAMETERS``; None for an absent one."""
+
+PART_STEPS = 1024
+"""Fewest steps of a part of a sequence that runs without gradients: enough that the calls cost nothing."""
+PART_NUMBERS = 2**18
+"""Approximate number of outputs of such a part; its other buffers are eight times as large."""
 
 
+@documents_options
 class RUMCell(Cell):
     """One step of the Rotational Unit of Memory (Dangovski et al., TACL 2019; arXiv 1710.09537).
 
@@ -37,29 +54,15 @@ class RUMCell(Cell):
     :class:`torch.nn.LSTMCell` is, ``h, R = cell(x, (h, R))``. x is ``(B, I)`` or ``(I,)``, h ``(B, H)`` or ``(H,)`` and
     R, which is orthogonal, ``(B, H, H)`` or ``(H, H)``.
 
-    The defaults are chosen on everyday tasks; ``RUMCell(10, 20, **PAPER_OPTIONS)`` is the paper's cell.
+    The defaults were chosen on everyday tasks; ``RUMCell(10, 20, **PAPER_OPTIONS)`` is the paper's cell.
 
     Args:
-        input_size, hidden_size, bias, device, dtype: as in :class:`torch.nn.GRUCell`.
-        lam: exponent of the accumulated rotation R. 0 keeps none; 1 accumulates the rotations; other integers and
-            reals raise R to that power in every step, at a cost of H^3.
-        learn_lam: make ``lam`` a parameter that starts at the value given.
-        eta: norm given to every new state (time normalisation), "sqrt" for the root of ``hidden_size``, or None.
-        activation: the function f, by name ("relu", "tanh", "sigmoid", "softsign") or any elementwise callable.
-        target_activation: the same for the target tau; None, as in the paper, leaves it linear.
-        update_gate: False takes the candidate h~ as the new state.
-        layer_norm: normalise tau, u and the argument of f.
-        ln_order: "before" normalises u before its sigmoid, "authors" after it, as the original implementation did.
-        zoneout: chance that a unit keeps its old value, below 1; in evaluation the two values are mixed in that
-            proportion.
-        embed_bias: False leaves out b_eps.
-        target_bias_init, update_bias_init: start values of b_tau and b_u.
-        embed_bias_init: standard deviation of the normal numbers that b_eps starts from; 0 starts it at zero.
-        embed_scale: standard deviation that eps starts with, without b_eps, for inputs of mean 0 and variance 1; None,
-            as in the paper, starts W_eps semi-orthogonal.
-        gate_scale: factor of the start of W_tau, U_tau, W_u and U_u, whose rows are orthonormal over both together.
-        backend: "auto", or "fused", "native", "torch" or "reference" to insist on one; "persistent", "stepwise" and
-            "lam1" insist on one design of "fused".
+        input_size: number of input features I.
+        hidden_size: number of hidden units H.
+        bias: False leaves out all biases. Default: ``True``.
+        device: device of the parameters. Default: ``None``, torch's default device.
+        dtype: dtype of the parameters. Default: ``None``, torch's default dtype.
+        {options}
 
     Example:
         >>> cell, h = RUMCell(10, 20), torch.zeros(3, 20)
@@ -82,32 +85,32 @@ class RUMCell(Cell):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        lam: float = USUAL.lam,
-        learn_lam: bool = USUAL.learn_lam,
-        eta: Eta = USUAL.eta,
-        activation: Activation = USUAL.activation,
-        target_activation: Activation | None = USUAL.target_activation,
-        update_gate: bool = USUAL.update_gate,
-        layer_norm: bool = USUAL.layer_norm,
-        ln_order: LNOrder = USUAL.ln_order,
-        zoneout: float = USUAL.zoneout,
-        embed_bias: bool = USUAL.embed_bias,
-        target_bias_init: float = USUAL.target_bias_init,
-        update_bias_init: float = USUAL.update_bias_init,
-        embed_bias_init: float = USUAL.embed_bias_init,
-        embed_scale: float | None = USUAL.embed_scale,
-        gate_scale: float = USUAL.gate_scale,
-        backend: Backend = USUAL.backend,
+        lam: float = DEFAULTS.lam,
+        learn_lam: bool = DEFAULTS.learn_lam,
+        eta: Eta = DEFAULTS.eta,
+        activation: Activation = DEFAULTS.activation,
+        target_activation: Activation | None = DEFAULTS.target_activation,
+        update_gate: bool = DEFAULTS.update_gate,
+        layer_norm: bool = DEFAULTS.layer_norm,
+        ln_order: LNOrder = DEFAULTS.ln_order,
+        zoneout: float = DEFAULTS.zoneout,
+        embed_bias: bool = DEFAULTS.embed_bias,
+        target_bias_init: float = DEFAULTS.target_bias_init,
+        update_bias_init: float = DEFAULTS.update_bias_init,
+        embed_bias_init: float = DEFAULTS.embed_bias_init,
+        embed_scale: float | None = DEFAULTS.embed_scale,
+        gate_scale: float = DEFAULTS.gate_scale,
+        backend: Backend = DEFAULTS.backend,
     ) -> None:
         check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
         check_flags("RUMCell", bias=bias)
         check_dtype("RUMCell", dtype)
         super().__init__(input_size, hidden_size)
-        self.settings = RumSettings.given("RUMCell", locals())
-        self.options = self.settings.options(hidden_size)
+        self.settings = RumOptions.given("RUMCell", locals())
+        self.options = self.settings.for_scan(hidden_size)
         self.backend: Backend = backend
-        self._shapes = rum_shapes(input_size, hidden_size, self.options, bias, embed_bias)
-        for name in RUM_PARAMETERS:
+        self._shapes = parameter_shapes(input_size, hidden_size, self.settings, bias)
+        for name in PARAMETERS:
             shape = self._shapes.get(name)
             self.register_parameter(
                 name, None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -117,7 +120,7 @@ class RUMCell(Cell):
 
     def reset_parameters(self) -> None:
         """Draw the weights and biases again, as the arguments of the constructor say."""
-        init_rum_weights(self._weights(), self.settings)
+        init_parameters(self._weights(), self.settings)
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return rum_initial_state(batch_size, self.hidden_size, self.options, device, dtype)
@@ -125,7 +128,7 @@ class RUMCell(Cell):
     def forward(  # type: ignore[override]  # the engine calls step and scan; a user calls the cell as torch.nn's
         self, input: Tensor, hx: Tensor | tuple[Tensor | None, ...] | None = None
     ) -> Tensor | State:
-        """One step.
+        """Run one step.
 
         Args:
             input: ``(B, I)``, or ``(I,)`` without a batch.
@@ -139,7 +142,7 @@ class RUMCell(Cell):
         return call_as_nn(self, input, hx, self.weight_ih, shapes, self._advance)
 
     def _advance(self, x: Tensor, state: State) -> State:
-        """The state after the one step of ``x`` ``(1, B, I)``; where gradients are recorded, apart from the scan's."""
+        """Return the state after the one step of ``x`` ``(1, B, I)``; with gradients it shares no memory with them."""
         returned, training = () if torch.is_grad_enabled() else None, self.training
         return run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned)[1]
 
@@ -155,16 +158,164 @@ class RUMCell(Cell):
         return run_rum(x, state, self._fitting(x), self.options, lengths, self.training, self.backend)
 
     def _weights(self) -> Weights:
-        return {name: getattr(self, name) for name in RUM_PARAMETERS}
+        return {name: getattr(self, name) for name in PARAMETERS}
 
     def _fitting(self, x: Tensor) -> Weights:
-        """The weights, if kernels can read them for an input on the device of ``x``."""
+        """Return the weights after checking that kernels can read them for an input on the device of ``x``."""
         weights, device = self._weights(), x.device
         for name, shape in self._shapes.items():
-            part = weights[name]  # None for a bias that was taken away
+            part = weights[name]  # None for a bias that was removed
             if part is not None and (part.device != device or part.shape != shape):
                 raise misfit("RUMCell", name, part, shape, device)
         return weights
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}" + self.settings.describe(self._weights()["lam"])
+
+
+def check_dtype(where: str, dtype: object) -> None:
+    """Raise unless ``dtype`` is real floating point; torch would build the parameters in other dtypes too."""
+    if dtype not in (None, float, torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        raise ArgumentTypeError(
+            f"{where}: dtype={dtype!r} is not allowed; it must be torch.float64, float32, bfloat16 or float16."
+        )
+
+
+def misfit(where: str, name: str, part: Tensor, shape: tuple[int, ...], device: torch.device) -> MismatchError:
+    """Build the error for a parameter of a wrong shape or device; kernels get only its address."""
+    return MismatchError(
+        f"{where}: {name} has shape {tuple(part.shape)}, on {part.device}; it must be {shape}, on {device} as the "
+        "input is. Move it, or load the weights again."
+    )
+
+
+def parameter_shapes(I: int, H: int, options: RumOptions, bias: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of one recurrence by name, without the absent ones."""
+    gates, inputs = options.num_gates, options.num_inputs
+    shapes: dict[str, tuple[int, ...]] = {"weight_ih": (inputs * H, I), "weight_hh": (gates * H, H)}
+    if bias:
+        shapes["bias_ih"] = ((inputs if options.embed_bias else gates) * H,)
+    if options.layer_norm:
+        shapes["ln_weight"] = shapes["ln_bias"] = (inputs * H,)
+    if options.learn_lam:
+        shapes["lam"] = ()
+    return shapes
+
+
+@torch.no_grad()
+def init_parameters(weights: Weights, options: RumOptions) -> None:
+    """Draw the parameters: each gate is orthogonal over input and state together, as in the original implementation."""
+    weight_ih, weight_hh, bias = weights["weight_ih"], weights["weight_hh"], weights["bias_ih"]
+    H, I = weight_hh.shape[1], weight_ih.shape[1]
+    for gate in range(options.num_gates):
+        rows = slice(gate * H, (gate + 1) * H)
+        block = orthogonal(H, I + H, weight_ih)
+        weight_ih[rows], weight_hh[rows] = options.gate_scale * block[:, :I], options.gate_scale * block[:, I:]
+    weight_ih[-H:] = orthogonal(H, I, weight_ih)
+    if options.embed_scale is not None:
+        weight_ih[-H:] *= options.embed_scale * math.sqrt(max(H / I, 1))  # inputs of unit variance: eps has that scale
+    if bias is not None:
+        bias.zero_()
+        bias[:H] = options.target_bias_init
+        if options.update_gate:
+            bias[H : 2 * H] = options.update_bias_init
+        if options.embed_bias_init > 0 and bias.shape[0] == weight_ih.shape[0]:
+            bias[-H:].normal_(0, options.embed_bias_init)
+    if weights["ln_weight"] is not None:
+        weights["ln_weight"].fill_(1)
+        weights["ln_bias"].zero_()
+    if weights["lam"] is not None:
+        weights["lam"].fill_(options.lam)
+
+
+def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device, dtype: torch.dtype) -> State:
+    """Return zeros for h, and the identity for R, in float32 at least."""
+    h = torch.zeros(B, H, device=device, dtype=dtype)
+    if not options.keeps_rotation:
+        return (h,)
+    return h, torch.eye(H, device=device, dtype=working_dtype(dtype)).expand(B, H, H)
+
+
+def project_rum(x: Tensor, weights: Weights, options: RumOptions) -> Tensor:
+    """Return ``x W_ih^T + b`` for any leading dimensions."""
+    return project(x, weights["weight_ih"], weights["bias_ih"], options)
+
+
+def run_rum(
+    x: Tensor,
+    state: State,
+    weights: Weights,
+    options: RumOptions,
+    lengths: Tensor | None,
+    training: bool,
+    backend: Backend,
+    returned: tuple[int, ...] | None = None,
+) -> tuple[Tensor, State]:
+    """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
+
+    An empty state starts from zeros, and one without R from the identity. Without gradients only the outputs grow with
+    T: the native scan projects step by step, and other designs run a long sequence in parts.
+
+    ``returned`` is not None if both results go to a user, who may write to them: then they share no memory with each
+    other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B.
+    """
+    steps = None if torch.is_grad_enabled() else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
+    if operator_obstacle(options, weights["lam"] is not None) is None and (
+        steps is None or (backend in ("auto", "native") and projects(x))
+    ):
+        h0, R0 = (*state, None, None)[:2]
+        bias, weight_hh, norm = weights["bias_ih"], weights["weight_hh"], (weights["ln_weight"], weights["ln_bias"])
+        inputs = LayerInputs(x, weights["weight_ih"], bias, h0, R0, weight_hh, *norm, lengths)
+        plain = plain_scan(inputs, options, training, backend, returned)
+        if plain is not None:
+            output, h, R = plain
+            return output, (h,) if R is None else (h, R)
+    if not state:
+        state = (x.new_zeros(x.shape[1], weights["weight_hh"].shape[1]),)
+    if steps is None:
+        xp = project_rum(x, weights, options)
+        output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
+    else:
+        whole: Tensor | None = None
+        for start in range(0, x.shape[0], steps):
+            left = None if lengths is None else (lengths - start).clamp(min=0)
+            xp = project_rum(x[start : start + steps], weights, options)
+            output, state = scan_rum(xp, state, weights, options, left, training, backend)
+            if whole is None:  # parts that wait to be joined would take the outputs' memory twice
+                whole = output.new_empty(x.shape[0], *output.shape[1:])
+            whole[start : start + steps] = output
+        assert whole is not None
+        output = whole
+    if returned is None:
+        return output, state
+    state = tuple((part.view(*returned, *part.shape) if returned else part).clone() for part in state)
+    return output.clone() if output.requires_grad else output, state  # the backward reads the states
+
+
+def steps_at_once(x: Tensor, hidden: int, options: RumOptions, training: bool) -> int | None:
+    """Return the number of steps in a part of a long sequence without gradients; None to run it as a whole."""
+    if torch.compiler.is_compiling() or x.shape[0] <= 2 * PART_STEPS:
+        return None
+    if x.dtype != working_dtype(x.dtype) or autocast_dtype(x.device.type) is not None:
+        return None  # a scan carries its state in float32, which would be rounded between parts
+    if options.zoneout > 0 and training:
+        return None  # the masks are one draw for the sequence, which a checkpoint's second run must repeat
+    steps = max(PART_STEPS, PART_NUMBERS // max(x.shape[1] * hidden, 1) // PART_STEPS * PART_STEPS)
+    return steps if x.shape[0] > 2 * steps else None
+
+
+def scan_rum(
+    xp: Tensor,
+    state: State,
+    weights: Weights,
+    options: RumOptions,
+    lengths: Tensor | None,
+    training: bool,
+    backend: Backend,
+) -> tuple[Tensor, State]:
+    """Run one recurrence over projected inputs ``(T, B, ...)`` -> outputs and the last state."""
+    R = state[1] if len(state) == 2 else None
+    norm = weights["ln_weight"], weights["ln_bias"]
+    inputs = ScanInputs(xp, state[0], R, weights["weight_hh"], *norm, lengths)
+    output, R = rum_scan(inputs, options.with_training(training), lam=weights["lam"], backend=backend)
+    return output, (output[-1],) if R is None else (output[-1], R)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from torchrum.cells.calling import check_fits, check_state_fits
+from torchrum.cells.base import check_fits, check_state_fits
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

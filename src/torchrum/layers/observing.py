@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrum.cells.base import State
-from torchrum.cells.rum import RUMCell
-from torchrum.cells.rum_sequence import project_rum
-from torchrum.cells.rum_weights import Weights
+from torchrum.cells.rum import RUMCell, Weights, project_rum
 from torchrum.layers.rum import RUM
 from torchrum.ops._checks import ArgumentTypeError, MismatchError
 from torchrum.ops.kernels.precision import working_dtype

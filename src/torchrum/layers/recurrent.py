@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.fx.proxy import Proxy, TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from torchrum.cells.base import State
-from torchrum.cells.calling import state_parts
+from torchrum.cells.base import State, state_parts
 from torchrum.layers.checks import check_input, check_lengths, check_packed, check_part, check_reset
 from torchrum.layers.segments import Segments, find_segments, scan_segments
 from torchrum.ops._checks import MismatchError, check_flags, check_positive_int, check_probability

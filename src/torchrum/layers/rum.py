@@ -3,38 +3,50 @@
 import torch
 from torch import Tensor, nn
 
-from torchrum.cells.rum_sequence import run_rum
-from torchrum.cells.rum_settings import USUAL, Eta, RumSettings
-from torchrum.cells.rum_weights import (
-    RUM_PARAMETERS,
+from torchrum.cells.rum import (
+    PARAMETERS,
     Weights,
     check_dtype,
-    init_rum_weights,
+    init_parameters,
     misfit,
+    parameter_shapes,
     rum_initial_state,
-    rum_shapes,
+    run_rum,
 )
 from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.kernels.precision import autocast_dtype
 from torchrum.ops.rum_scan import rum_scan_choice
-from torchrum.ops.rum_scan.options import Activation, LNOrder
+from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, LNOrder, RumOptions, documents_options
 
 
+@documents_options
 class RUM(Recurrent):
     """A multi-layer Rotational Unit of Memory that stands in for :class:`torch.nn.GRU`.
 
     It is called as a GRU: ``output, h_n = rum(input, hx=None)``. ``input`` is ``(T, B, I)``, ``(B, T, I)`` with
     ``batch_first``, ``(T, I)`` without a batch, or a ``PackedSequence``; ``lengths=`` ``(B,)`` is the other way to give
-    sequences of unequal length, and ``reset=`` ``(T, B)`` starts rows anew at given steps. ``output`` holds the last
+    sequences of unequal length, and ``reset=`` ``(T, B)`` restarts rows at given steps. ``output`` holds the last
     layer's states, ``(T, B, num_directions * H)``, and ``hx`` and ``h_n`` are ``(num_layers * num_directions, B, H)``.
 
     With any ``lam`` but 0 the state is the pair ``(h, R)``, given and returned as an LSTM's pair is; R is
     ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the identity,
     as does a zero R, row by row of the batch.
 
-    The arguments up to ``dtype`` are those of :class:`torch.nn.GRU`; those from ``lam`` on are keyword-only, and
-    :class:`torchrum.RUMCell` explains each.
+    The defaults were chosen on everyday tasks; ``RUM(10, 20, **torchrum.cells.rum.PAPER_OPTIONS)`` is the paper's one.
+    :class:`torchrum.RUMCell` has the equations.
+
+    Args:
+        input_size: number of input features I.
+        hidden_size: number of hidden units H.
+        num_layers: number of layers, each of which reads the outputs of the one before it. Default: ``1``.
+        bias: False leaves out all biases. Default: ``True``.
+        batch_first: True makes input and output ``(B, T, ...)`` instead of ``(T, B, ...)``. Default: ``False``.
+        dropout: probability of dropout on the outputs of each layer but the last. Default: ``0.0``.
+        bidirectional: True reads each sequence in both directions. Default: ``False``.
+        device: device of the parameters. Default: ``None``, torch's default device.
+        dtype: dtype of the parameters. Default: ``None``, torch's default dtype.
+        {options}
 
     Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
     in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
@@ -68,34 +80,34 @@ class RUM(Recurrent):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        lam: float = USUAL.lam,
-        learn_lam: bool = USUAL.learn_lam,
-        eta: Eta = USUAL.eta,
-        activation: Activation = USUAL.activation,
-        target_activation: Activation | None = USUAL.target_activation,
-        update_gate: bool = USUAL.update_gate,
-        layer_norm: bool = USUAL.layer_norm,
-        ln_order: LNOrder = USUAL.ln_order,
-        zoneout: float = USUAL.zoneout,
-        embed_bias: bool = USUAL.embed_bias,
-        target_bias_init: float = USUAL.target_bias_init,
-        update_bias_init: float = USUAL.update_bias_init,
-        embed_bias_init: float = USUAL.embed_bias_init,
-        embed_scale: float | None = USUAL.embed_scale,
-        gate_scale: float = USUAL.gate_scale,
-        backend: Backend = USUAL.backend,
+        lam: float = DEFAULTS.lam,
+        learn_lam: bool = DEFAULTS.learn_lam,
+        eta: Eta = DEFAULTS.eta,
+        activation: Activation = DEFAULTS.activation,
+        target_activation: Activation | None = DEFAULTS.target_activation,
+        update_gate: bool = DEFAULTS.update_gate,
+        layer_norm: bool = DEFAULTS.layer_norm,
+        ln_order: LNOrder = DEFAULTS.ln_order,
+        zoneout: float = DEFAULTS.zoneout,
+        embed_bias: bool = DEFAULTS.embed_bias,
+        target_bias_init: float = DEFAULTS.target_bias_init,
+        update_bias_init: float = DEFAULTS.update_bias_init,
+        embed_bias_init: float = DEFAULTS.embed_bias_init,
+        embed_scale: float | None = DEFAULTS.embed_scale,
+        gate_scale: float = DEFAULTS.gate_scale,
+        backend: Backend = DEFAULTS.backend,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_dtype("RUM", dtype)
-        self.settings = RumSettings.given("RUM", locals())
-        self.options = self.settings.options(hidden_size)
+        self.settings = RumOptions.given("RUM", locals())
+        self.options = self.settings.for_scan(hidden_size)
         self.backend: Backend = backend
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
         # names and shapes of the parameters of each recurrence, by what they are
         self._forms: list[dict[str, tuple[str, tuple[int, ...]]]] = []
         for index, suffix in enumerate(self._suffixes()):
             features = self.layer_input_size(index // self.num_directions)
-            shapes = rum_shapes(features, hidden_size, self.options, bias, embed_bias)
+            shapes = parameter_shapes(features, hidden_size, self.settings, bias)
             self._forms.append({name: (name + suffix, shape) for name, shape in shapes.items()})
             for name, shape in shapes.items():
                 parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -108,7 +120,7 @@ class RUM(Recurrent):
 
     def _weights(self, index: int, device: torch.device | None = None) -> Weights:
         """The parameters of a recurrence; with the input's ``device``, only such as kernels can read."""
-        weights: dict[str, Tensor | None] = dict.fromkeys(RUM_PARAMETERS)
+        weights: dict[str, Tensor | None] = dict.fromkeys(PARAMETERS)
         own = self._parameters
         for name, (full, shape) in self._forms[index].items():
             found = own.get(full)  # a module's own look-up costs a small step's time
@@ -132,7 +144,7 @@ class RUM(Recurrent):
     def reset_parameters(self) -> None:
         """Draw the weights and biases again, as the arguments of the constructor say."""
         for index in range(len(self._suffixes())):
-            init_rum_weights(self._weights(index), self.settings)
+            init_parameters(self._weights(index), self.settings)
 
     def _any_weight(self, input: Tensor) -> Tensor:
         found = self._parameters.get("weight_ih_l0")

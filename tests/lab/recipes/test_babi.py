@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS
+from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.recipes.babi import BATCH, EPOCH, JOINT, JOINT_BATCH, JOINT_EPOCH, MODELS, PAPER

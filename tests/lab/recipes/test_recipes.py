@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchrum import RUM, RUMCell
-from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS, RumSettings
+from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import RECIPES, copying, load_recipe, paper_preset
 from torchrum.lab.recipes.recall import demo
@@ -14,6 +14,7 @@ from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError
 from torchrum.layers.registry import build_layer
+from torchrum.ops.rum_scan.options import DEFAULTS
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -31,7 +32,7 @@ def test_recipes_do_not_lean_on_the_defaults_of_rum(config):
         stated = {name: config.model.options[name] for name in PAPER_OPTIONS}  # each of them, by name
         if "-tanh" in config.name or config.name in ("char-rum", "char-ptb-rum-awd"):  # the defaults, not the paper
             eta = 7.0 if config.name == "char-rum" else 12.0 if config.name.startswith("char") else "sqrt"
-            assert {name: getattr(RumSettings(), name) for name in PAPER_OPTIONS} == TANH_OPTIONS
+            assert {name: getattr(DEFAULTS, name) for name in PAPER_OPTIONS} == TANH_OPTIONS
             assert stated == {**TANH_OPTIONS, "eta": eta}
             return
         assert {**stated, "eta": None} == PAPER_OPTIONS  # some of the paper's models have an eta, none has "sqrt"

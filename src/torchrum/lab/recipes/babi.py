@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS
+from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
 from torchrum.lab.data.babi import TASKS
 from torchrum.lab.tasks import Babi
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from torchrum.cells.rum_settings import PAPER_OPTIONS, TANH_OPTIONS
+from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
 from torchrum.lab.tasks import CharLM
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 

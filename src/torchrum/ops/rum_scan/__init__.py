@@ -10,8 +10,8 @@ from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import choose_design, operator_obstacle
 from torchrum.ops.rum_scan.flops import register_flops
 from torchrum.ops.rum_scan.op import rum_scan_op
-from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.reference import ACTIVATIONS, rum_scan_reference, rum_step_reference
+from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
+from torchrum.ops.rum_scan.reference import rum_scan_reference, rum_step_reference
 from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
 
 __all__ = [

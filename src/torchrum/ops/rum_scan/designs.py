@@ -25,8 +25,13 @@ from torch.autograd import forward_ad
 
 from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
 from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_backend
-from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.options import SCAN_OPTIONS, RumOptions
 from torchrum.ops.rum_scan.types import ScanInputs
+
+OPERATOR_OPTIONS = frozenset(
+    ("lam", "eta", "activation", "update_gate", "layer_norm", "ln_order", "ln_eps", "zoneout", "training")
+)
+"""The options that the operator passes to its designs. A design that supports fewer names its own set."""
 
 PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True, by_driver=True, projects=True)
 STEPWISE = Design("stepwise", "fused", stepwise, lam=0.0)
@@ -47,8 +52,14 @@ def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
         return f"lam is {'learnable' if learnable_lam else options.lam}, and only lam 0 and 1 are supported"
     if not isinstance(options.activation, str):
         return "activation is a callable, whose derivative only autograd knows"
-    if options.target_activation is not None:
-        return "target_activation is given, and only a linear target is supported"
+    return unsupported(options, OPERATOR_OPTIONS)
+
+
+def unsupported(options: RumOptions, supported: frozenset[str]) -> str | None:
+    """Return why a design that reads only the ``supported`` options cannot run, or None."""
+    for name, default in SCAN_OPTIONS.items():
+        if name not in supported and getattr(options, name) != default:
+            return f"{name} is given, and only {name}={default!r} is supported"
     return None
 
 
@@ -94,7 +105,10 @@ def _choose(
         designs, asked = designs[first:], "auto"
 
     def obstacle_of(design: Design) -> str | None:
-        return None if design is REFERENCE else common or design.module.obstacle(inputs, options)
+        if design is REFERENCE:
+            return None
+        lacking = None if design.options is None else unsupported(options, design.options)
+        return common or lacking or design.module.obstacle(inputs, options)
 
     return choose_backend(asked, (*designs, REFERENCE), obstacle_of)
 

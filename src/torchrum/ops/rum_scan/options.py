@@ -1,57 +1,203 @@
-"""What a RUM step can vary, in one place that every backend reads."""
+"""The options of a RUM. Each is declared here once: its type, default, meaning and check.
+
+:class:`torchrum.RUM` and :class:`torchrum.RUMCell` name the options in their signatures and build their documentation
+from the texts here. A new option works in the reference as soon as that reads it: the other designs refuse an option
+that is missing from their set in ``designs.py``.
+"""
+
+# ruff: noqa: RUF009  # _option returns a dataclass field
 
 import functools
+import inspect
+import math
+import textwrap
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from torchrum.ops._checks import check_choice, check_finite, check_flags
+from torchrum.ops._dispatch import BACKENDS, Backend
 from torchrum.ops.kernels.masks import zoneout_flags
 
 Activation = str | Callable[[Tensor], Tensor]
+Eta = float | Literal["sqrt"] | None
 LNOrder = Literal["before", "authors"]
+Class = TypeVar("Class", bound=type)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softsign": F.softsign,
+}
+
+
+def _option(default: Any, about: str, *, scan: bool = True) -> Any:
+    """Declare an argument of the constructors; ``about`` is its line in their documentation.
+
+    ``scan`` says whether a step reads it. The others matter only when a layer or cell is built.
+    """
+    return field(default=default, metadata={"about": about, "scan": scan})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RumOptions:
-    """Hyper-parameters of one RUM scan; a learnable ``lam`` travels beside them as a tensor."""
+    """The options of a RUM; ``RumOptions()`` is the cell of the paper.
 
-    lam: float = 0.0
-    """Exponent of the accumulated rotation; 0 keeps no memory matrix."""
-    eta: float | None = None
-    """Norm that every state is given, or None."""
-    activation: Activation = "relu"
-    """Name in ``ACTIVATIONS`` or any elementwise callable."""
-    target_activation: Activation | None = None
-    """Applied to the target tau before the rotation; the paper has none."""
-    update_gate: bool = True
-    """Mix the old state with the candidate; without it the candidate is the state."""
-    layer_norm: bool = False
-    """Normalise the target, the gate and the candidate."""
-    ln_order: LNOrder = "before"
-    """Normalise the gate before its sigmoid, or after it as the original implementation does."""
+    A scan takes the result of :meth:`for_scan`, and a learnable ``lam`` beside it as a tensor.
+    """
+
+    lam: float = _option(
+        0.0,
+        "exponent of the accumulated rotation R. 0 keeps none; 1 accumulates the rotations; other integers and reals "
+        "raise R to that power in every step, at a cost of H^3.",
+    )
+    learn_lam: bool = _option(False, "make ``lam`` a parameter that starts at the value given.", scan=False)
+    eta: float | None = _option(
+        None,
+        'norm given to every new state (time normalisation), "sqrt" for the root of ``hidden_size``, or None for no '
+        "normalisation.",
+    )
+    activation: Activation = _option(
+        "relu", 'the function f, by name ("relu", "tanh", "sigmoid", "softsign") or any elementwise callable.'
+    )
+    target_activation: Activation | None = _option(
+        None, "the same for the target tau; None, as in the paper, leaves it linear."
+    )
+    update_gate: bool = _option(True, "False takes the candidate h~ as the new state.")
+    layer_norm: bool = _option(False, "normalise tau, u and the argument of f.")
+    ln_order: LNOrder = _option(
+        "before",
+        '"before" normalises u before its sigmoid, "authors" after it, as the original implementation does.',
+    )
+    zoneout: float = _option(
+        0.0,
+        "probability that a unit keeps its old value, below 1. In evaluation the two values are mixed in that "
+        "proportion.",
+    )
+    embed_bias: bool = _option(True, "False leaves out b_eps.", scan=False)
+    target_bias_init: float = _option(1.0, "initial value of b_tau.", scan=False)
+    update_bias_init: float = _option(1.0, "initial value of b_u.", scan=False)
+    embed_bias_init: float = _option(
+        0.0, "standard deviation of the normal numbers that b_eps starts from; 0 starts it at zero.", scan=False
+    )
+    embed_scale: float | None = _option(
+        None,
+        "standard deviation that eps starts with, without b_eps, for inputs of mean 0 and variance 1; None, as in the "
+        "paper, starts W_eps semi-orthogonal.",
+        scan=False,
+    )
+    gate_scale: float = _option(
+        1.0,
+        "factor of the initial W_tau, U_tau, W_u and U_u, whose rows are orthonormal over both together.",
+        scan=False,
+    )
+    backend: Backend = _option(
+        "auto",
+        '"auto" takes the fastest backend that can run; "fused", "native", "torch" or "reference" insists on one, and '
+        '"persistent", "stepwise" or "lam1" on one design of "fused".',
+        scan=False,
+    )
     ln_eps: float = 1e-3
     """Added to the variance in layer norm."""
-    zoneout: float = 0.0
-    """Chance that a unit keeps its old value."""
     training: bool = False
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
     def __hash__(self) -> int:
-        return hash((self.lam, self.eta, self.zoneout, self.training))  # of few fields: every call looks plans up by it
+        return hash((self.lam, self.eta, self.zoneout, self.training))  # few fields: every call looks plans up by it
+
+    @classmethod
+    def given(cls, where: str, arguments: dict[str, Any]) -> "RumOptions":
+        """Take the options from the arguments of the constructor of class ``where``, and check them."""
+        options = cls(**{name: arguments[name] for name in option_names()})
+        options._check_numbers(where)
+        options._check_words(where)
+        if abs(options.lam) > 1:
+            warnings.warn(
+                f"{where}: lam={options.lam} multiplies the angles of R by {options.lam} per step, and training is "
+                "likely to diverge; take a lam from 0 to 1.",
+                stacklevel=3,  # the line that builds the layer or the cell
+            )
+        return options
+
+    def _check_numbers(self, where: str) -> None:
+        starts = {name: getattr(self, name) for name in ("target_bias_init", "update_bias_init", "embed_bias_init")}
+        check_finite(where, lam=self.lam, zoneout=self.zoneout, **starts)
+        if self.embed_bias_init < 0:
+            raise ValueError(
+                f"{where}: embed_bias_init={self.embed_bias_init!r} is a standard deviation; it must be 0 or more."
+            )
+        if not 0 <= self.zoneout < 1:
+            raise ValueError(
+                f"{where}: zoneout={self.zoneout!r} is not allowed; it must be at least 0 and below 1, "
+                "since 1 would keep every state for ever."
+            )
+        if isinstance(self.eta, str) and self.eta != "sqrt":
+            raise ValueError(f"{where}: eta={self.eta!r} is not known; it must be a number above 0, 'sqrt' or None.")
+        hints = {"eta": ", or None for no normalisation", "embed_scale": ", or None", "gate_scale": ""}
+        for name, hint in hints.items():
+            value = getattr(self, name)
+            if (value is None and hint) or value == "sqrt":
+                continue
+            check_finite(where, **{name: value})
+            if value <= 0:
+                raise ValueError(f"{where}: {name}={value!r} is not allowed; it must be above 0{hint}.")
+
+    def _check_words(self, where: str) -> None:
+        flags = ("learn_lam", "update_gate", "layer_norm", "embed_bias")
+        check_flags(where, **{name: getattr(self, name) for name in flags})
+        for name in ("activation", "target_activation"):
+            value = getattr(self, name)
+            if isinstance(value, type):
+                raise ValueError(
+                    f"{where}: {name} is the class {value.__name__}; pass one of its instances, as {value.__name__}()."
+                )
+            if isinstance(value, str) and value not in ACTIVATIONS and callable(getattr(F, value, None)):
+                raise ValueError(
+                    f"{where}: {name}={value!r} is not among {', '.join(map(repr, ACTIVATIONS))}; pass the function "
+                    f"itself, {name}=torch.nn.functional.{value}."
+                )
+            if value is not None and not callable(value):
+                check_choice(where, name, value, tuple(ACTIVATIONS))
+        if self.activation is None:
+            raise ValueError(
+                f"{where}: activation=None is not allowed; pass torch.nn.Identity() for a linear candidate."
+            )
+        check_choice(where, "ln_order", self.ln_order, ("before", "authors"))
+        check_choice(where, "backend", self.backend, BACKENDS)
+        if self.ln_order != "before" and not (self.layer_norm and self.update_gate):
+            raise ValueError(
+                f"{where}: ln_order={self.ln_order!r} has an effect only with layer_norm=True and update_gate=True."
+            )
+
+    def for_scan(self, hidden_size: int) -> "RumOptions":
+        """Return the options as a scan takes them: eta is a number or None, and a learnable lam is NaN."""
+        eta: Any = math.sqrt(hidden_size) if self.eta == "sqrt" else self.eta
+        lam = math.nan if self.learn_lam else float(self.lam)
+        return replace(self, lam=lam, eta=eta, zoneout=float(self.zoneout))
 
     def with_training(self, training: bool) -> "RumOptions":
-        """The same options in training or in evaluation."""
+        """Return the same options in training or in evaluation."""
         if training == self.training:
             return self
-        if torch.compiler.is_compiling():
-            return _change_training(self, training)
-        return _changed_training(self, training)
+        # a compiler warns of the cache
+        return (_set_training if torch.compiler.is_compiling() else _with_training)(self, training)
+
+    def describe(self, lam: Tensor | None) -> str:
+        """Return the options that differ from the defaults, for ``repr``; ``lam`` is the parameter, if it is one."""
+        shown = {name: getattr(self, name) for name in option_names() if name != "learn_lam"}
+        shown = {name: value for name, value in shown.items() if value != getattr(DEFAULTS, name)}
+        if lam is not None:
+            shown["lam"] = f"{lam.item():.4g} (learnable)" if lam.device.type != "meta" else "learnable"
+        return "".join(f", {name}={value}" for name, value in shown.items())
 
     def kernel_flags(self) -> dict[str, Any]:
-        """What the Triton kernels of a step are compiled for."""
+        """Return the compile-time arguments of the Triton kernels of a step."""
         zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
         return {
             "GATE": self.update_gate,
@@ -81,23 +227,59 @@ class RumOptions:
     @property
     def keeps_rotation(self) -> bool:
         """Whether the state holds the accumulated rotation R beside h."""
-        return self.lam != 0  # so for NaN, which stands for a learnable lam
+        return self.lam != 0  # True for the NaN of a learnable lam
 
 
-def _change_training(options: RumOptions, training: bool) -> RumOptions:
-    """Written out, since older compilers trace no more than that."""
-    return RumOptions(
-        lam=options.lam,
-        eta=options.eta,
-        activation=options.activation,
-        target_activation=options.target_activation,
-        update_gate=options.update_gate,
-        layer_norm=options.layer_norm,
-        ln_order=options.ln_order,
-        ln_eps=options.ln_eps,
-        zoneout=options.zoneout,
-        training=training,
-    )
+def _set_training(options: RumOptions, training: bool) -> RumOptions:
+    return replace(options, training=training)
 
 
-_changed_training = functools.lru_cache(64)(_change_training)  # a training call asks for the same ones each time
+_with_training = functools.lru_cache(64)(_set_training)  # a training call asks for the same options each time
+
+
+def option_names() -> list[str]:
+    """Return the names of the options that the constructors take."""
+    return [option.name for option in fields(RumOptions) if option.metadata]
+
+
+SCAN_OPTIONS = {option.name: option.default for option in fields(RumOptions) if option.metadata.get("scan", True)}
+"""The options that a step reads, with the value that stands for the paper's cell."""
+
+PAPER_OPTIONS: dict[str, Any] = {
+    "activation": "relu",
+    "eta": None,
+    "target_bias_init": 1.0,
+    "update_bias_init": 1.0,
+    "embed_bias_init": 0.0,
+    "embed_scale": None,
+    "gate_scale": 1.0,
+}
+"""The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""
+
+TANH_OPTIONS: dict[str, Any] = {
+    "activation": "tanh",
+    "eta": "sqrt",
+    "target_bias_init": 0.0,
+    "update_bias_init": 1.0,
+    "embed_bias_init": 1.0,
+    "embed_scale": 2.0,
+    "gate_scale": 0.25,
+}
+"""The defaults as they are now, for recipes: a recorded run keeps its meaning if they change."""
+
+DEFAULTS = RumOptions(**TANH_OPTIONS)
+"""The defaults of :class:`torchrum.RUM` and :class:`torchrum.RUMCell`."""
+
+
+def documents_options(kind: Class) -> Class:
+    """Replace the line ``{options}`` in the docstring of a class by the list of all options with their defaults."""
+    lines = []
+    for option in fields(RumOptions):
+        if option.metadata:
+            default = getattr(DEFAULTS, option.name)
+            text = f"{option.name}: {option.metadata['about']} Default: ``{default!r}``."
+            lines += textwrap.wrap(text, 110, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    document = inspect.cleandoc(kind.__doc__ or "")
+    assert "    {options}" in document
+    kind.__doc__ = document.replace("    {options}", "\n".join(lines))
+    return kind

@@ -1,7 +1,5 @@
 """The RUM recurrence as its equations, step by step; every faster backend is tested against this file."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,15 +9,8 @@ from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.orthogonal_power import orthogonal_power
 from torchrum.ops.rotation import reflect, reflectors, rotate, unit
-from torchrum.ops.rum_scan.options import Activation, RumOptions
+from torchrum.ops.rum_scan.options import ACTIVATIONS, Activation, RumOptions
 from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "softsign": F.softsign,
-}
 
 
 def activate(x: Tensor, activation: Activation, name: str) -> Tensor:

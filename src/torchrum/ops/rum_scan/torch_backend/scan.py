@@ -14,8 +14,7 @@ from torch import Tensor
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.kernels.precision import without_autocast, working_dtype
 from torchrum.ops.rotation import tiny_of
-from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.reference import ACTIVATIONS
+from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
 from torchrum.ops.rum_scan.torch_backend.rotate import (
     Angle,
     Constants,

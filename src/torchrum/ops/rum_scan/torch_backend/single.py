@@ -9,8 +9,7 @@ import math
 import torch
 
 from torchrum.ops.rotation import tiny_of
-from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.reference import ACTIVATIONS
+from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
 from torchrum.ops.rum_scan.torch_backend.rotate import NARROW
 from torchrum.ops.rum_scan.types import Results, ScanInputs
 

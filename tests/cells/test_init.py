@@ -6,8 +6,8 @@ from torch import nn
 
 from tolerances import ORTHOGONAL, TOL
 from torchrum import RUM, RUMCell
-from torchrum.cells.rum_settings import PAPER_OPTIONS
-from torchrum.cells.starts import block_orthogonal_, orthogonal, orthogonal_
+from torchrum.cells.init import block_orthogonal_, orthogonal, orthogonal_
+from torchrum.cells.rum import PAPER_OPTIONS
 
 SHAPES = [(1, 1), (5, 9), (9, 5), (64, 64), (40, 100), (100, 40)]
 
