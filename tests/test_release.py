@@ -56,7 +56,7 @@ def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         packed = {name for name in file.namelist() if ".dist-info/" not in name}
     package = ROOT / "src"
-    wanted = {str(path.relative_to(package)) for path in (package / "torchrum").rglob("*") if path.is_file()}
+    wanted = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
     assert packed == {name for name in wanted if "__pycache__" not in name}
     assert "torchrum/py.typed" in packed
     assert "torchrum/paper/report/assets/page.html" in packed

@@ -1,6 +1,8 @@
 """Help of the command line: every command has it, and words are not broken."""
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 
@@ -26,3 +28,14 @@ def test_help_is_a_command_too(capsys):
     text = capsys.readouterr().out
     assert text == f"{usage()}\n"
     assert all(name in text for name in COMMANDS)
+
+
+def test_the_help_of_the_command_does_not_wait_for_torch():
+    code = (
+        "import sys, torchrum_command\n"
+        "sys.argv = ['torchrum', '--help']\n"
+        "assert torchrum_command.main() == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == f"{usage()}\n"

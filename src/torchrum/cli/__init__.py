@@ -1,4 +1,4 @@
-"""The command line: a table of commands, each imported when it is called, and one place that reports errors."""
+"""The command line: import a command when it is called, and report errors in one place."""
 
 import contextlib
 import errno
@@ -11,31 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
-    "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
-    "sample": ("torchrum.cli.generate:sample", "generate text with a trained language model"),
-    "list": ("torchrum.cli.list:main", "list the recipes, or all fields of one"),
-    "sweep": ("torchrum.cli.sweep:main", "train over seeds, a grid, or a search"),
-    "record": ("torchrum.cli.record:main", "add a run to the results ledger"),
-    "table": ("torchrum.cli.table:main", "print the results ledger as a table"),
-    "figure": ("torchrum.cli.figure:main", "draw a figure from the results ledger"),
-    "report": ("torchrum.cli.report:main", "write an HTML page that compares results and paper"),
-    "bench": ("torchrum.cli.bench:main", "time the layers on this machine"),
-    "ask": ("torchrum.cli.generate:ask", "ask a model trained on bAbI about a story"),
-    "data": ("torchrum.cli.data:main", "show, fetch or verify the data sets"),
-    "demo": ("torchrum.cli.demo:main", "watch RUM and an LSTM learn associative recall"),
-}
-"""Each subcommand: ``module:function`` (arguments -> exit code) and what it does."""
-
-
-def usage() -> str:
-    """Text of ``torchrum --help``."""
-    commands = "\n".join(f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items())
-    return (
-        "usage: torchrum COMMAND [ARGUMENTS]\n\nThe Rotational Unit of Memory: train it, score it, compare it.\n\n"
-        f"commands:\n{commands}\n\nRun torchrum COMMAND --help for the options of a command."
-    )
+from torchrum_command import COMMANDS, usage
 
 
 def is_first() -> bool:
