@@ -6,7 +6,7 @@ import torch
 from stories import REAL, needs_babi, task1, use_made_up_task1
 from torchrum.lab.data.babi import TASKS, parse
 from torchrum.lab.tasks import Babi, Batch
-from torchrum.lab.tasks.stories import WASTE, Layout, TrainingStories, choose_widths, encode, scored_batches
+from torchrum.lab.tasks.babi import WASTE, Layout, TrainingStories, choose_widths, encode, scored_batches
 
 STORIES = parse(task1(40, seed=3), "made up")
 WORDS = sorted({w for s in STORIES for t in (*s.statements, *(q.words for q in s.questions)) for w in t})

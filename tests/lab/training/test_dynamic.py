@@ -115,8 +115,8 @@ def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("lr=x", "--dynamic 'lr=x': lr must be a number"),
-        ("lanes=1.5", "--dynamic 'lanes=1.5': lanes must be a whole number"),
+        ("lr=x", "dynamic: lr is 'x', but it must be a number"),
+        ("lanes=1.5", "dynamic: lanes is '1.5', but it must be a whole number"),
         ("rate=1", "--dynamic 'rate=1': write FIELD=VALUE; the fields are segment, lr, decay, eps, lanes"),
         ("segment=0", "segment is 0, but it must be at least 1"),
         ("lr=-1", "lr and decay must be at least 0"),

@@ -11,8 +11,7 @@ from torchrum.lab.models import build_model
 from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training import ModelConfig, OptimizerConfig, Trainer
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.memory import limited_weights
-from torchrum.lab.training.step import copy_into, detached_copy, to_device
+from torchrum.lab.training.step import copy_into, detached_copy, limited_weights, to_device
 
 
 def test_a_batch_is_cut_and_moved_with_its_lengths():

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeGuard, get_args
+from typing import Literal, TypeGuard, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torchrum.lab.training.config import TrainConfig, first_of, require_one_of, 
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import read_json, write_json
+from torchrum.lab.training.overrides import convert
 from torchrum.lab.training.resume import load_model
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
@@ -181,21 +182,14 @@ class DynamicConfig:
 
     @classmethod
     def parse(cls, text: str) -> "DynamicConfig":
-        """Read ``lr=1e-4,decay=0.1``; what is not named keeps its default."""
-        kinds = {item.name: int if item.type in (int, "int") else float for item in fields(cls)}
-        values: dict[str, float] = {}
+        """Read ``lr=1e-4,decay=0.1``; other fields keep their defaults."""
+        kinds, values = get_type_hints(cls), {}
         for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            try:
-                values[name.strip()] = kinds[name.strip()](value)
-            except KeyError:
-                raise ConfigError(
-                    f"--dynamic {part!r}: write FIELD=VALUE; the fields are {', '.join(kinds)}."
-                ) from None
-            except ValueError:
-                kind = "whole number" if kinds[name.strip()] is int else "number"
-                raise ConfigError(f"--dynamic {part!r}: {name.strip()} must be a {kind}.") from None
-        return cls(**values)  # type: ignore[arg-type]
+            name, _, value = (word.strip() for word in part.partition("="))
+            if name not in kinds:
+                raise ConfigError(f"--dynamic {part!r}: write FIELD=VALUE; the fields are {', '.join(kinds)}.")
+            values[name] = convert(f"dynamic: {name}", value, kinds[name])
+        return cls(**values)
 
     def __str__(self) -> str:
         return ", ".join(f"{item.name} {getattr(self, item.name):g}" for item in fields(self))

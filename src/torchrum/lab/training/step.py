@@ -1,54 +1,53 @@
-"""The model, its optimizer and one training step: plain or as a CUDA graph, with averaged weights and carried state."""
+"""One training step, plain or as a CUDA graph; averaged weights, carried state, and checks that a run fits in memory."""
 
 import copy
-from collections.abc import Callable, Hashable
+import os
+import re
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from torchrum.cells.base import Cell
+from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training.checkpoint import seed_process
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import Engine
-from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.memory import check_model, limited_weights, memory_of
+from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
 from torchrum.lab.training.optim import build_optimizer
 from torchrum.layers.cells import compile_steps
 from torchrum.ops.kernels.cuda import recording
 
 
 def detached_copy(state: Any) -> Any:
-    """The same nested tuple of tensors in memory of their own, cut from their history."""
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    return type(state)(detached_copy(part) for part in state) if isinstance(state, (tuple, list)) else state
+    """Copy the tensors of a nested tuple, cut from their history."""
+    return tree_map_only(Tensor, lambda part: part.detach().clone(), state)
 
 
 def copy_into(state: Any, new: Any) -> Any:
     """Copy the tensors of ``new`` into those of ``state``, a nested tuple of the same form, and return ``state``."""
-    if isinstance(state, Tensor):
-        return state.copy_(new)
-    for part, fresh in zip(state, new, strict=True) if isinstance(state, (tuple, list)) else ():
-        copy_into(part, fresh)
+    for part, fresh in zip(tree_leaves(state), tree_leaves(new), strict=True):
+        if isinstance(part, Tensor):
+            part.copy_(fresh)
     return state
 
 
 def same_form(state: Any, other: Any) -> bool:
-    """Whether two nested tuples of tensors have the same places and shapes."""
-    if isinstance(state, Tensor) or isinstance(other, Tensor):
-        return isinstance(state, Tensor) and isinstance(other, Tensor) and state.shape == other.shape
-    if not isinstance(state, (tuple, list)) or not isinstance(other, (tuple, list)):
-        return state is None and other is None
-    return len(state) == len(other) and all(same_form(*parts) for parts in zip(state, other, strict=True))
+    """Whether two nested tuples of tensors have the same structure and shapes."""
+    (parts, form), (others, other_form) = tree_flatten(state), tree_flatten(other)
+    shapes = [[getattr(part, "shape", part) for part in leaves] for leaves in (parts, others)]
+    return form == other_form and shapes[0] == shapes[1]
 
 
 def to_device(state: Any, device: torch.device) -> Any:
-    """The same nested tuple of tensors on another device."""
-    if isinstance(state, Tensor):
-        return state.to(device)
-    return type(state)(to_device(part, device) for part in state) if isinstance(state, (tuple, list)) else state
+    """Move the tensors of a nested tuple to a device."""
+    return tree_map_only(Tensor, lambda part: part.to(device), state)
 
 
 class Average:
@@ -59,8 +58,8 @@ class Average:
     Buffers follow too, those of integers as they are.
 
     Args:
-        model: what is trained, in its place.
-        decay: the share that is kept at each step, above 0 and below 1.
+        model: the model that is trained.
+        decay: share kept at each step, above 0 and below 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -71,7 +70,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: Tensor) -> None:
-        """Follow the weights after the step that came behind ``step`` (a scalar on the device) finished ones."""
+        """Update the average after a step; ``step`` is the number of steps before it, a scalar on the device."""
         share = 1 - torch.clamp((1 + step) / (10 + step), max=self._decay)
         for average, weight in self._pairs:
             if average.is_floating_point():
@@ -81,7 +80,7 @@ class Average:
 
 
 class TrainStep:
-    """Runs steps and keeps what lasts from one to the next, each in its place. Nothing in ``run`` waits for the device.
+    """Run steps, and keep the sums and the carried state in place. Nothing in ``run`` waits for the device.
 
     Args:
         config: the run.
@@ -109,10 +108,10 @@ class TrainStep:
         self.sums: dict[str, Tensor] = {}
         self.carried: Any = None
         self.shape: Hashable = None
-        """What the shapes of the next step depend on."""
+        """Key of the shapes of the next step."""
 
     def prepare(self, step: int) -> None:
-        """Make ready on the host for the step that follows ``step`` finished ones."""
+        """Prepare the step that follows ``step`` finished ones, on the host."""
         task = self.config.task
         self.shape = task.plan(self.config.batch_size, step, self.data)
         if task.carries_state and task.starts_over(step):
@@ -148,7 +147,7 @@ class TrainStep:
             self.position.add_(1)
 
     def _forget(self) -> None:
-        """Put the initial state in the place of the carried one."""
+        """Replace the carried state by the initial one."""
         initial = initial_state(self.model)
         if self.carried is None or initial is None:
             self.carried = None
@@ -160,7 +159,7 @@ class TrainStep:
 
 
 def initial_state(model: nn.Module) -> Any:
-    """The method of that name of a model, however wrapped; None if it has none."""
+    """Find the method ``initial_state`` of a wrapped model; None if it has none."""
     while not hasattr(type(model), "initial_state") and isinstance(getattr(model, "module", None), nn.Module):
         model = model.module  # type: ignore[assignment]
     return getattr(model, "initial_state", None) if hasattr(type(model), "initial_state") else None
@@ -170,7 +169,7 @@ WARM_UP = 3  # steps before recording; they are real ones, so that kernels are t
 
 
 def graph_obstacle(step: TrainStep) -> str | None:
-    """Why a step cannot be recorded, in words; None if no restriction is known."""
+    """Reason why a step cannot be recorded; None if no restriction is known."""
     config, engine = step.config, step.engine
     if engine.device.type != "cuda":
         return "the run is on " + engine.device.type
@@ -242,7 +241,7 @@ class GraphStep:
             self._failed = True
             torch.cuda.set_stream(current)  # a capture that breaks off does not leave its stream
             step.optimizer.zero_grad(set_to_none=True)
-            for generator, state in zip(generators, states, strict=True):  # they still believe that they are recorded
+            for generator, state in zip(generators, states, strict=True):  # they are still in capture mode
                 fresh = torch.Generator(device)
                 fresh.set_state(state)
                 generator.graphsafe_set_state(fresh.graphsafe_get_state())
@@ -252,13 +251,110 @@ class GraphStep:
 
 
 def build(config: TrainConfig) -> nn.Module:
-    """The model of a config; what it refuses is a ConfigError."""
+    """Build the model of a config; settings that it refuses raise a ConfigError."""
     from torchrum.lab.models import build_model
 
     try:
         return build_model(config.model, config.task)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
+
+
+TOO_LARGE = re.compile(
+    r"can't allocate memory|out of memory|not enough memory|bad_alloc|[Oo]verflow|out of range of int64"
+    r"|exceeds? the maximum|too many elements"
+)
+"""Messages of torch for sizes that it cannot allocate or count."""
+NO_NUMBER = "without overflow"
+"""Message of torch for a learning rate beyond the largest number of its type."""
+ADVICE = "Choose smaller sizes: --batch_size, --model.hidden_size, or those of the task."
+COPIES = 4
+"""Copies of the weights in training: the weights, their gradients, and two states of the optimizer."""
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """Report sizes that cannot be allocated, and rates beyond the largest number, as errors that a user can fix."""
+    try:
+        yield
+    except (MemoryError, OverflowError) as error:
+        raise RunError(f"the run does not fit into memory: {str(error) or 'none is left'}. {ADVICE}") from error
+    except RuntimeError as error:
+        if isinstance(error, RunError):
+            raise
+        if NO_NUMBER in str(error):
+            raise DivergedError(
+                "a rate of the optimizer is too large for a float; try a lower --optimizer.lr."
+            ) from error
+        if not TOO_LARGE.search(str(error)):
+            raise
+        raise RunError(f"the run does not fit into memory: {str(error).splitlines()[0]:.200}. {ADVICE}") from error
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of memory of a device, or the limit of this process; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else ""
+    return min(most, int(text)) if text.isdecimal() else most
+
+
+@contextmanager
+def limited_weights(device: torch.device, most: int | None) -> Iterator[None]:
+    """Refuse a model whose weights need more than ``most`` bytes in training, before they are filled."""
+    parameters = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal parameters
+        parameters += parameter.numel()
+        weights = parameters * COPIES * 4
+        if most is not None and weights > most:
+            raise ConfigError(
+                f"model: {parameters:,} parameters take {_size(weights)} in training, but {device.type} has "
+                f"{_size(most)}. {ADVICE}"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
+    """Refuse a batch that needs more memory than there is and, on a CPU, a model that cannot read one example."""
+    row = next(iter(config.task.validation(config.seed))).rows(0, 1)
+    _check_batch(config, row, engine.device)
+    if engine.device.type != "cpu":  # elsewhere this would compile kernels for a shape that is never used again
+        return
+    inputs = (row.x, row.lengths, None) if config.task.carries_state else (row.x, row.lengths)
+    training = model.training
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), engine.autocast():
+            model.eval()(*inputs)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ConfigError(f"the model does not fit its task: {error}") from error
+    finally:
+        model.train(training)
+
+
+def _check_batch(config: TrainConfig, row: Batch, device: torch.device) -> None:
+    most, steps = memory_of(device), row.x.shape[1] if row.x.dim() > 1 else 1
+    batch = config.batch_size * (row.x.numel() * 8 + steps * config.model.hidden_size * 4)
+    if most is not None and batch > most:
+        raise ConfigError(
+            f"config: a batch of {config.batch_size:,} sequences of {steps:,} steps takes {_size(batch)} and more, but "
+            f"{device.type} has {_size(most)}. {ADVICE}"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB"
 
 
 class Trained(NamedTuple):
@@ -277,7 +373,7 @@ class Trained(NamedTuple):
 
 
 def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None) -> Trained:
-    """Build what a config describes, on the engine's device; nothing is written.
+    """Build model, optimizer and step of a config on the engine's device; nothing is written.
 
     Args:
         config: the run.

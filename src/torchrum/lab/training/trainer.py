@@ -22,7 +22,6 @@ from torchrum.lab.training.environment import environment, read_environment
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
 from torchrum.lab.training.evaluation import calibrate, is_calibrated, score
 from torchrum.lab.training.files import write_json
-from torchrum.lab.training.memory import within_memory
 from torchrum.lab.training.optim import learning_rate, set_learning_rate
 from torchrum.lab.training.progress import Baseline, Display, is_early
 from torchrum.lab.training.resume import Resumed, load_run, restore
@@ -36,7 +35,7 @@ from torchrum.lab.training.run_folder import (
     claim_run,
     last_validation,
 )
-from torchrum.lab.training.step import GraphStep, Trained, TrainStep, assemble, graph_obstacle, to_device
+from torchrum.lab.training.step import GraphStep, Trained, TrainStep, assemble, graph_obstacle, to_device, within_memory
 from torchrum.lab.training.typed_data import shown
 from torchrum.layers.observing import diagonal_dominance, recurrent_blocks
 from torchrum.layers.registry import LAYERS
