@@ -349,7 +349,7 @@ def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'Trainer needs rich.console; .* pip install "torchrum\[train\]"'):
         torchrum.lab.training.Trainer  # noqa: B018
-    monkeypatch.setitem(sys.modules, "torchrum.lab.training.step", None)
+    monkeypatch.setitem(sys.modules, "torchrum.lab.training.optim", None)
     with pytest.raises(ModuleNotFoundError, match="halted") as caught:  # nothing that the extra would bring
         torchrum.lab.training.Trainer  # noqa: B018
     assert "pip" not in str(caught.value)
@@ -388,7 +388,7 @@ def test_list_shows_recipes_and_fields(width, capsys, monkeypatch):
     options = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
     assert options["model.activation"][0] == "relu"
     assert options["model.lam"][1].startswith("Exponent of the accumulated rotation R. 0 keeps none")
-    assert options["model.update_bias_init"][1] == "Start values of b_tau and b_u."
+    assert options["model.update_bias_init"][1] == "Initial value of b_u. Default: 0."
 
 
 def listed() -> set[str]:

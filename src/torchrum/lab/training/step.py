@@ -1,4 +1,4 @@
-"""One training step, plain or as a CUDA graph; averaged weights, carried state, and checks that a run fits in memory."""
+"""One training step, plain or as a CUDA graph; averaged weights, carried state, and checks that a run fits memory."""
 
 import copy
 import os
