@@ -1,6 +1,6 @@
 """Time the layers without kernels as they are and under ``graphed``; needs a CUDA device, and takes under a minute.
 
-First green: pytest -m gpu tests/layers/test_graphed.py. Then: python benchmarks/graphed.py [out.json]
+First green: pytest -m gpu tests/layers/test_cuda_graphs.py. Then: python benchmarks/graphed.py [out.json]
 B=128, T=100, float32, forward and backward. Times are medians in microseconds per step; "first" is the seconds of the
 first call, which records; "difference" is the largest of outputs and gradients, against the largest entry of each;
 "GiB" is the memory reserved by the recording.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from timing import microseconds
-from torchrum.layers.graphed import graphed
+from torchrum.layers.cuda_graphs import graphed
 from torchrum.layers.registry import build_layer
 
 B, T, I = 128, 100, 10

@@ -2,7 +2,7 @@
 
 # These imports also register the operators that a saved torch.export program names.
 from torchrum.cells.rum import RUMCell
-from torchrum.layers.graphed import graphed
+from torchrum.layers.cuda_graphs import graphed
 from torchrum.layers.rum import RUM
 from torchrum.layers.window import InputWindow
 from torchrum.ops.orthogonal_power import orthogonal_power

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrum import RUM, RUMCell, graphed
-from torchrum.layers import segments
+from torchrum.layers import recurrent
 from torchrum.layers.registry import build_layer
 
 T, B, I, H = 7, 4, 3, 4
@@ -100,7 +100,7 @@ def test_a_cell_that_is_started_anew_gives_the_same():
 def test_segments_in_small_calls(most, monkeypatch):
     rum, x, reset = RUM(I, H, lam=1, dtype=torch.float64), torch.randn(T, B, I, dtype=torch.float64), draw_reset()
     expected = rum(x, reset=reset)
-    monkeypatch.setattr(segments, "MOST_NUMBERS", most)
+    monkeypatch.setattr(recurrent, "MOST_NUMBERS", most)
     torch.testing.assert_close(rum(x, reset=reset), expected)
 
 

@@ -1,9 +1,12 @@
-"""The nn.GRU contract around any recurrence: stacking, directions, batch_first, packed and unbatched input, hx."""
+"""The nn.GRU contract around any recurrence: stacking, directions, batch_first, packed and unbatched input, hx, resets.
+
+The checks of a call are below the layer, and at the end the scan of rows that are cut at their resets.
+"""
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +14,46 @@ from torch import Tensor, nn
 from torch.fx.proxy import Proxy, TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from torchrum.cells.base import State, state_parts
-from torchrum.layers.checks import check_input, check_lengths, check_packed, check_part, check_reset
-from torchrum.layers.segments import Segments, find_segments, scan_segments
-from torchrum.ops._checks import MismatchError, check_flags, check_positive_int, check_probability
+from torchrum.cells.base import State, check_fits, check_state_fits, state_parts
+from torchrum.ops._checks import (
+    ArgumentTypeError,
+    MismatchError,
+    check_dense,
+    check_flags,
+    check_positive_int,
+    check_probability,
+)
 
 Hidden = Tensor | tuple[Tensor | None, ...]
+Scan = Callable[[Tensor, State, Tensor | None], tuple[Tensor, State]]
+
+MOST_NUMBERS = 2**24
+"""Numbers in the states of the segments that run in one call, about: with lam other than 0 each has a matrix."""
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Integers that torch can hardly compute with."""
+
+
+class Segments(NamedTuple):
+    """Stretches of rows between resets, by row and then by time; every part is ``(S,)``.
+
+    A segment does not depend on the one before it, so segments of one length class run side by side in one call of the
+    scan, in every backend, with the gradients of a call. A class holds lengths from 2^k to 2^(k+1) - 1: at most half of
+    the steps are padding, and there are at most log2(T) + 1 calls.
+    """
+
+    row: Tensor
+    start: Tensor
+    length: Tensor
+    anew: Tensor
+    """True where it starts from the initial state, False where from the state that was given."""
+    first: Tensor
+    last: Tensor
+    """True for the first and for the last one of a row."""
+
+    def take(self, which: Tensor) -> "Segments":
+        return Segments(*(part[which] for part in self))
 
 
 class Recurrent(nn.Module, ABC):
@@ -252,3 +289,182 @@ def _map(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
     if isinstance(hidden, Tensor):
         return change(hidden)
     return tuple(None if part is None else change(part) for part in hidden)
+
+
+def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, weight: Tensor) -> None:
+    """``(T, B, I)``, ``(B, T, I)`` or ``(T, I)`` with at least one step, fitting the weights."""
+    if not isinstance(input, Tensor):
+        raise ArgumentTypeError(f"{where}: input is a {type(input).__name__}; it must be a Tensor or a PackedSequence.")
+    check_dense(where, "input", input)
+    if input.dim() not in (2, 3):
+        order = "(B, T, I)" if batch_first else "(T, B, I)"
+        raise MismatchError(f"{where}: input has shape {tuple(input.shape)}; it must be {order}, or (T, I) unbatched.")
+    _check_features(where, input, input_size, weight)
+    T = input.shape[1 if input.dim() == 3 and batch_first else 0]
+    if in_program():
+        steps = torch.scalar_tensor(T, dtype=torch.int64, device="cpu")
+        torch.ops.aten._assert_async.msg(steps >= 1, f"{where}: the input has no time step; it needs at least one.")
+    elif T == 0:
+        raise MismatchError(f"{where}: input has shape {tuple(input.shape)}, with no time step; it needs at least one.")
+
+
+def check_packed(where: str, input: PackedSequence, input_size: int, weight: Tensor) -> None:
+    """Packed ``(sum of lengths, I)``, fitting the weights."""
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            f"{where}: torch cannot export a PackedSequence. Pass the padded input and lengths=, which give the same."
+        )
+    if input.data.dim() != 2:
+        raise MismatchError(
+            f"{where}: the packed input has data of shape {tuple(input.data.shape)}; "
+            "it must be (sum of lengths, I): pack sequences of shape (length, I)."
+        )
+    _check_features(where, input.data, input_size, weight)
+
+
+def _check_features(where: str, input: Tensor, input_size: int, weight: Tensor) -> None:
+    if input.shape[-1] != input_size:
+        raise MismatchError(
+            f"{where}: input.size(-1) must be equal to input_size. Expected {input_size}, got {input.shape[-1]}."
+        )
+    check_fits(where, input, weight)
+
+
+def check_lengths(where: str, lengths: Tensor, x: Tensor) -> Tensor:
+    """``(B,)`` integers from 1 to T for ``x`` ``(T, B, ...)``, returned on its device; a GPU's values are not read."""
+    T, B = x.shape[:2]
+    if not isinstance(lengths, Tensor):
+        raise ArgumentTypeError(
+            f"{where}: lengths is a {type(lengths).__name__}; it must be a Tensor ({B},) of integers. "
+            "Pass torch.as_tensor(lengths)."
+        )
+    check_dense(where, "lengths", lengths)
+    if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
+        hint = " Convert them with .long()." if lengths.dtype in UNSIGNED else ""
+        raise MismatchError(
+            f"{where}: lengths has shape {tuple(lengths.shape)} and {lengths.dtype}; expected ({B},) integers.{hint}"
+        )
+    check_values(where, "lengths", lengths, x)
+    if lengths.device.type == "cpu":
+        _check_range(where, lengths, T)
+    return lengths.to(x.device)
+
+
+def _check_range(where: str, lengths: Tensor, T: int) -> None:
+    if not torch.compiler.is_compiling():
+        low, high = (int(lengths.min()), int(lengths.max())) if lengths.numel() > 0 else (1, 1)
+        if low < 1 or high > T:
+            raise ValueError(f"{where}: lengths range from {low} to {high}; allowed are 1 to T={T}.")
+    elif in_program():
+        inside = ((lengths >= 1) & (lengths <= T)).all()
+        torch.ops.aten._assert_async.msg(inside, f"{where}: lengths must run from 1 to T, the steps of the input.")
+
+
+def check_reset(where: str, reset: Tensor, input: Tensor) -> Tensor:
+    """Bool, shaped as ``input`` without its features."""
+    shape = tuple(input.shape[:-1])
+    if not isinstance(reset, Tensor):
+        raise ArgumentTypeError(
+            f"{where}: reset is a {type(reset).__name__}; it must be a bool Tensor of shape {shape}. "
+            "Pass torch.as_tensor(reset)."
+        )
+    check_dense(where, "reset", reset)
+    if tuple(reset.shape) != shape or reset.dtype != torch.bool:
+        raise MismatchError(
+            f"{where}: reset has shape {tuple(reset.shape)} and {reset.dtype}; expected {shape} and torch.bool, a flag "
+            "for each step of each row."
+        )
+    check_values(where, "reset", reset, input)
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            f"{where}: reset= cannot be exported, since where rows are cut depends on its values. Pass each stretch "
+            "between two resets as a row of its own, with lengths=."
+        )
+    return reset
+
+
+def check_values(where: str, name: str, part: Tensor, like: Tensor) -> None:
+    """A tensor on the meta device has no values; it goes only with an input that has none either."""
+    if part.is_meta and not like.is_meta:
+        raise MismatchError(f"{where}: {name} is on meta and has no values; create it on {like.device}.")
+
+
+def in_program() -> bool:
+    """Whether ``torch.export`` traces, where a check of sizes must become a part of the program; ONNX has none."""
+    return torch.compiler.is_exporting() and not torch.onnx.is_in_onnx_export()
+
+
+def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unbatched: bool, like: Tensor) -> None:
+    """``(num_layers * num_directions, B, ...)``; where the user gave no batch, ``part`` has got one of size 1."""
+    if tuple(part.shape) != shape:
+        given, wanted = ((*s[:1], *s[2:]) if unbatched else tuple(s) for s in (part.shape, shape))
+        raise MismatchError(
+            f"{where}: {name} in hx has shape {given}; expected {wanted}, (num_layers * num_directions, "
+            + ("...)." if unbatched else "B, ...).")
+        )
+    check_state_fits(where, name, part, like)
+
+
+def find_segments(reset: Tensor, lengths: Tensor | None) -> Segments:
+    """Cut rows before the steps where ``reset`` ``(T, B)`` holds; on the CPU, where sizes can be read."""
+    reset, T = reset.cpu(), reset.shape[0]  # torch's default device may be another
+    ends = torch.full((reset.shape[1],), T, device="cpu") if lengths is None else lengths.cpu().long()
+    begins = reset.clone()
+    begins[0] = True
+    begins &= torch.arange(T, device="cpu").unsqueeze(1) < ends
+    row, start = begins.T.nonzero().unbind(1)
+    changes = row[1:] != row[:-1]
+    edge = torch.ones(min(len(row), 1), dtype=torch.bool, device="cpu")
+    last, first = torch.cat([changes, edge]), torch.cat([edge, changes])
+    end = torch.where(last, ends[row], start.roll(-1))
+    return Segments(row, start, end - start, reset[start, row], first, last)
+
+
+def classes(segments: Segments, most: int) -> Iterator[Segments]:
+    """Segments of alike lengths, at most ``most`` at a time."""
+    exponent = torch.frexp(segments.length.double()).exponent
+    for value in exponent.unique().tolist():
+        for which in (exponent == value).nonzero().squeeze(1).split(most):
+            yield segments.take(which)
+
+
+def scan_segments(
+    scan: Scan, initial: Callable[[int], State], x: Tensor, state: State, segments: Segments, backwards: bool
+) -> tuple[Tensor, State]:
+    """Run a recurrence over all segments of ``x`` ``(T, B, I)``.
+
+    Args:
+        scan: from ``x``, state and lengths to outputs and the last state.
+        initial: the state before the first step, for a number of rows.
+        x: ``(T, B, I)``.
+        state: each part ``(B, ...)``: where a row starts that is not reset there.
+        segments: where to cut.
+        backwards: read each segment from its end.
+
+    Returns:
+        Outputs ``(T, B, H)``, zero past the end of a row, and the state after the last segment of each row.
+    """
+    T, B = x.shape[:2]
+    rows_at_once = max(B, MOST_NUMBERS // max(sum(part[0].numel() for part in state if B > 0), 1))
+    outputs, places, ends, rows = [], [], [], []
+    for cut in classes(segments, rows_at_once):
+        row, start, length, anew, first, last = (part.to(x.device, non_blocking=True) for part in cut)
+        offset = torch.arange(int(cut.length.max()), device=x.device).unsqueeze(1)  # (L, 1)
+        inside = offset < length  # (L, S)
+        time = start + torch.where(inside, length - 1 - offset if backwards else offset, 0)
+        begun = last if backwards else first  # the segment that the given state leads into
+        given = begun if backwards else begun & ~anew
+        start_state = tuple(
+            torch.where(given.view(-1, *[1] * (part.dim() - 1)), part[row], fresh)
+            for part, fresh in zip(state, initial(len(row)), strict=True)
+        )
+        out, end = scan(x[time, row], start_state, length)
+        outputs.append(out[inside])
+        places.append((time * B + row)[inside])
+        final = first if backwards else last
+        ends.append(tuple(part[final] for part in end))
+        rows.append(row[final])
+    flat = torch.cat(outputs)
+    out = flat.new_zeros(T * B, flat.shape[-1]).index_copy(0, torch.cat(places), flat).view(T, B, -1)
+    order = torch.cat(rows).argsort()
+    return out, tuple(torch.cat(column)[order] for column in zip(*ends, strict=True))

@@ -13,7 +13,7 @@ from torchrum.cli import main
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training import ConfigError, RunError, Trainer, override
-from torchrum.layers.observing import gradient_norms
+from torchrum.layers.introspection import gradient_norms
 from torchrum.paper.ledger import read_ledger, record
 from torchrum.paper.ledger.schema import arrays_path
 from torchrum.paper.plots.catalog import FIGURES, draw_run, representative

@@ -24,7 +24,7 @@ from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
 from torchrum.lab.training.typed_data import Reader, check_fields
 from torchrum.layers.cells import takes_steps
-from torchrum.layers.graphed import graphed
+from torchrum.layers.cuda_graphs import graphed
 
 TEMPERATURES = [2 ** (number / 8) for number in range(-8, 17)]
 """Those that are tried, from 0.5 to 4."""

@@ -37,7 +37,7 @@ from torchrum.lab.training.run_folder import (
 )
 from torchrum.lab.training.step import GraphStep, Trained, TrainStep, assemble, graph_obstacle, to_device, within_memory
 from torchrum.lab.training.typed_data import shown
-from torchrum.layers.observing import diagonal_dominance, recurrent_blocks
+from torchrum.layers.introspection import diagonal_dominance, recurrent_blocks
 from torchrum.layers.registry import LAYERS
 
 

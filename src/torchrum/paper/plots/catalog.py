@@ -18,7 +18,7 @@ from torchrum.lab.tasks import Copying
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.run_folder import read_config
-from torchrum.layers.observing import gradient_norms
+from torchrum.layers.introspection import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.paper.ledger.babi import best_columns

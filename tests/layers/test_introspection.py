@@ -3,7 +3,7 @@ import torch
 
 from torchrum import RUM, RUMCell, rotate, rotation_angle
 from torchrum.layers.cells import CellLayer
-from torchrum.layers.observing import diagonal_dominance, observe, recurrent_blocks
+from torchrum.layers.introspection import diagonal_dominance, observe, recurrent_blocks
 from torchrum.layers.registry import build_layer
 
 

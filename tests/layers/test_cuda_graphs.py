@@ -19,10 +19,9 @@ from oracle import loss_of, tensors
 from tolerances import DEEP, TOL
 from torchrum import graphed
 from torchrum.cells.base import Cell
-from torchrum.layers import graphed as graphed_module
-from torchrum.layers import recording as recording_module
+from torchrum.layers import cuda_graphs
 from torchrum.layers.cells import CellLayer
-from torchrum.layers.graphed import Graphed
+from torchrum.layers.cuda_graphs import Graphed
 from torchrum.layers.registry import build_layer
 
 I, H, T, B = 3, 6, 5, 4
@@ -69,7 +68,7 @@ class FakePlace:
 
     def capture(self, pieces):
         if self.broken:
-            raise recording_module.UnrecordableError("recording failed: it is broken")
+            raise cuda_graphs.UnrecordableError("recording failed: it is broken")
         self.made += len(pieces)
         records = []
         for piece in pieces:
@@ -84,8 +83,8 @@ class FakePlace:
 @pytest.fixture
 def place(monkeypatch):
     place = FakePlace()
-    monkeypatch.setattr(graphed_module, "place_of", lambda device: place)
-    monkeypatch.setattr(graphed_module, "device_obstacle", lambda device: None)
+    monkeypatch.setattr(cuda_graphs, "place_of", lambda device: place)
+    monkeypatch.setattr(cuda_graphs, "device_obstacle", lambda device: None)
     return place
 
 
@@ -247,7 +246,7 @@ def test_weights_that_keep_moving_are_not_recorded_for_ever(place):
         kept.append(next(layer.parameters()).data)
         next(layer.parameters()).data = kept[-1].clone()
         assert_same(gradients(wrapped), gradients(layer))
-    assert place.made == 2 * (1 + recording_module.MOST_MOVES)
+    assert place.made == 2 * (1 + cuda_graphs.MOST_MOVES)
     assert wrapped.explain() == ("eager", "the weights were at 5 addresses; update them in place")
 
 
@@ -351,7 +350,7 @@ def test_wrong_numbers_are_errors(place, monkeypatch):
     with pytest.raises(RuntimeError, match="a weight was changed in place"):
         loss.backward()
     del loss
-    monkeypatch.setattr(graphed_module, "_graph_is_kept", lambda: False)  # a torch that does not tell
+    monkeypatch.setattr(cuda_graphs, "_graph_is_kept", lambda: False)  # a torch that does not tell
     loss = loss_of(wrapped(x))
     loss.backward(retain_graph=True)
     loss.backward(retain_graph=True)
