@@ -99,6 +99,24 @@ def test_the_headlines_are_those_of_the_ledger() -> None:
     assert f"<!-- torchrum:headline -->\n{table}<!-- /torchrum:headline -->" in README, "run make pages"
 
 
+def unsaid(table: str) -> list[str]:
+    """Scores of the headline table that say neither steps nor seeds; timings and printed numbers have none."""
+    cells = [cell for line in table.splitlines()[2:] for cell in line.strip("| ").split(" | ")[1:]]
+    scores = [part for cell in cells for part in cell.split("; ") if "µs" not in part and "original" not in part]
+    scores = [part for part in scores if "the paper's" not in part and not re.fullmatch(r"[\d.]+%", part)]
+    return [part for part in scores if not re.search(r"[\d,]+ steps, \d+ seeds?\)$", part)]
+
+
+def test_every_compared_score_says_its_budget_and_seeds() -> None:
+    """A row may compare unequal budgets or few seeds only where it says so."""
+    start = README.index("<!-- torchrum:headline -->\n") + len("<!-- torchrum:headline -->\n")
+    table = README[start : README.index("<!-- /torchrum:headline -->")]
+    assert unsaid(table) == []
+    assert len(re.findall(r"[\d,]+ steps, \d+ seeds?\)", table)) >= 8
+    silent = "99.91% (RUM λ=1, validation, 4 seeds)"  # without its steps
+    assert unsaid(f"head\nrule\n| recall | {silent} | 20.55% (LSTM, validation, 20,000 steps, 1 seed) |") == [silent]
+
+
 def test_the_captions_are_those_of_the_ledger() -> None:
     text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
     entries = read_ledger(ROOT / "results")

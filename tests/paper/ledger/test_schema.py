@@ -50,6 +50,7 @@ def test_a_sound_entry_is_read(data):
         ({"overrides": ["task.delay=0"]}, "its recipe cannot be rebuilt: Copying: delay=0"),
         ({"baseline": 0.5}, "baseline is 0.5, but the task's is"),
         ({"steps": 5}, "steps is 5, but the curve ends at 6"),
+        ({"diverged": 6}, "diverged is 6, but the scores are of step 6"),
         ({"wall_seconds": 0.0}, "must be greater than 0"),
         ({"command": "torchrum train copying-lstm-t200 --out /home/me/runs"}, "names a path or a machine"),
         ({"hardware": "me@box"}, "names a path or a machine"),

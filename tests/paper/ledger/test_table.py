@@ -92,6 +92,14 @@ def test_copying_shows_loss_and_accuracy_and_each_delay_has_a_table():
     assert lines(text)[2][5:7] == ["0.0050", "100.00%"]
 
 
+def test_a_run_that_diverged_says_so_and_is_no_best_setting():
+    lost = replace(LSTM, overrides=["optimizer.lr=0.1"], final={**LSTM.final, "loss": 0.1}, diverged=150)
+    rows = lines(table([LSTM, lost], "recall"))[2:4]
+    assert [row[3] for row in rows] == ["100", "100 (diverged at 150)"]
+    assert best_settings([[lost], [LSTM]]) == [[LSTM]]
+    assert "(diverged" not in table([LSTM, lost], "recall", 1000)
+
+
 def test_notes_stand_below_their_table():
     text = table([replace(LSTM, note="three learning rates were tried")], "recall")
     assert "- recall-lstm-t30, seed 0: three learning rates were tried" in text

@@ -125,8 +125,15 @@ def test_headlines_come_from_the_ledger(entries):
     assert "LSTM" in copying.others
     assert "EUNN" in copying.others  # the baseline model that is ahead of us is named
     babi = next(row for what, row in rows.items() if "bAbI" in what)
-    assert re.fullmatch(r"\d\d\.\d% \(.*RUM.*, one model for all tasks, \d seeds\); \d\d\.\d% \(RUM .*\)", babi.ours)
+    assert re.fullmatch(
+        r"\d\d\.\d% \(.*RUM.*, one model for all tasks, [\d,]+ steps, \d seeds\); \d\d\.\d% \(RUM .*\)", babi.ours
+    )
     assert "73.2% (the paper's RUM" in babi.others
+    assert "task 3's training text partly regenerated" in babi.what
+    speeds = [row for what, row in rows.items() if what.startswith("time per step")]
+    assert len(speeds) == 2 and "slowest case" in speeds[1].what  # where RUM is behind the GRU, it is shown
+    times = [float(text.partition(" ")[0]) for text in (speeds[1].ours, speeds[1].others)]
+    assert times[0] > times[1]
     treebank = next(row for what, row in rows.items() if "Penn Treebank" in what)
     assert "FS-LSTM-2" in treebank.others and treebank.others.endswith("1.189 (the paper's FS-RUM-2)")
     for row in rows.values():

@@ -15,6 +15,9 @@ from torchrum.paper.ledger.runs import model_label
 from torchrum.paper.ledger.schema import Entry
 from torchrum.paper.table import Table, span
 
+REGENERATED = "training text is partly regenerated"
+"""Part of the note of runs on text that is not the official one."""
+
 Scores = Mapping[int, Mapping[int, float]]  # seed -> task -> accuracy
 
 
@@ -39,6 +42,8 @@ class Column:
     """Score of the seed that was best on validation, by task."""
     seconds: Mapping[int, float] = field(default_factory=dict)
     """Training time of all tasks together, by seed."""
+    steps: Sequence[int] = ()
+    """Steps of its runs."""
     hardware: Mapping[int, str] = field(default_factory=dict)
     """Hardware of its runs, by seed."""
 
@@ -205,6 +210,7 @@ def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: 
         validation=fmean(map(_validation, entries)),
         chosen=chosen,
         seconds=seconds,
+        steps=[entry.steps for entry in entries],
         hardware={seed: " and ".join(sorted(found)) for seed, found in places.items()},
     )
 

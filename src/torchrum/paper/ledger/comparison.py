@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
 from torchrum.lab.recipes import RECIPES
 from torchrum.lab.training.config import rate_factors
@@ -46,7 +47,8 @@ class Standing:
 
     @property
     def loss(self) -> float:
-        return sum(values := self.values("loss")) / len(values)
+        """Mean validation loss; infinite if a run has diverged."""
+        return math.inf if any(run.diverged for run in self.runs) else fmean(self.values("loss"))
 
     @property
     def seeds(self) -> int:
@@ -64,6 +66,8 @@ class Standing:
             shown += f"; {len(self.runs)} runs of {self.seeds} seed{'s' * (self.seeds > 1)}"
         elif self.seeds > 1:
             shown += f"; {self.seeds} seeds"
+        if any(run.diverged for run in self.runs):
+            shown += "; diverged later"
         return shown + (f"; after {span(self.ends, '{:,}')}" if min(self.ends) < self.steps else "")
 
 

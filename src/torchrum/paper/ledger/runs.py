@@ -1,5 +1,6 @@
 """Runs of the ledger by model and setting: labels, groups of seeds, and the reading of curves."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -106,8 +107,8 @@ def model_and_place(row: Row) -> tuple[object, ...]:
 
 
 def final_loss(row: Iterable[Entry]) -> float:
-    """Mean validation loss after the last step."""
-    return fmean(entry.final["loss"] for entry in row)
+    """Mean validation loss after the last step; infinite for runs that diverged."""
+    return fmean(math.inf if entry.diverged else entry.final["loss"] for entry in row)
 
 
 def best_settings(rows: Iterable[Row]) -> list[Row]:

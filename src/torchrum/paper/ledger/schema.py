@@ -23,7 +23,7 @@ from torchrum.lab.training.typed_data import UNFIT, Reader
 
 FORMAT = 1
 MAX_POINTS = 200
-OPTIONAL = {"test", "tested"}
+OPTIONAL = {"test", "tested", "diverged"}
 """Fields that are left out where they are empty."""
 COMMIT = re.compile(r"[0-9a-f]{7,40}(\+changes)?")
 VERSION = re.compile(r"[\w.+-]{1,60}")
@@ -89,6 +89,8 @@ class Entry:
     """Test scores of the checkpoint that was best on validation, and its ``step``; where the task has a test set."""
     tested: list[str] = field(default_factory=list)
     """Days on which the test set was looked at, once for each look."""
+    diverged: int = 0
+    """Step at which the loss became NaN or infinite, if it did; the scores are from before that step."""
 
     @property
     def task(self) -> str:
@@ -239,6 +241,8 @@ def problems(entry: Entry) -> Iterator[str]:
         yield f"accuracy is {last['accuracy']}, but it must be between 0 and 1."
     if min(entry.steps, entry.parameters, entry.processes, entry.wall_seconds) <= 0:
         yield "steps, parameters, processes and wall_seconds must be greater than 0."
+    if entry.diverged and entry.diverged <= entry.steps:
+        yield f"diverged is {entry.diverged}, but the scores are of step {entry.steps}; they must be from before it."
     yield from _text_problems(entry)
 
 

@@ -144,7 +144,8 @@ def _cells(row: Row, tested: Sequence[str], tried: int) -> list[str]:
         model_label(config.model),
         ", ".join(settings) + (f" (best of {tried} settings)" if tried > 1 else ""),
         f"{entry.parameters:,}",
-        span([item.steps for item in row], "{:,}"),
+        span([item.steps for item in row], "{:,}")
+        + "".join(f" (diverged at {item.diverged:,})" for item in row if item.diverged),
         str(len(row)),
         *(
             with_best([item.final[name] for item in row], [best(item, name) for item in row], name)

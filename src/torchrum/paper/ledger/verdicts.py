@@ -8,7 +8,7 @@ from typing import Literal
 from torchrum.lab.recipes import FAMILIES, RECIPES, is_preset, paper_preset
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import Paper, TrainConfig
-from torchrum.paper.ledger.babi import paper_family
+from torchrum.paper.ledger.babi import REGENERATED, paper_family, sentence
 from torchrum.paper.ledger.runs import (
     METRIC_NAMES,
     Row,
@@ -135,7 +135,8 @@ def verdict_table(found: Iterable[Verdict]) -> Table:
     rows = [_cells(item) for item in items]
     kept = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     titles, *shown = ([cells[number] for number in kept] for cells in (header, *rows))
-    return Table(titles, shown)
+    texts = (part for item in items for entry in item.row for part in entry.note.split("; "))
+    return Table(titles, shown, notes=[sentence(part) for part in dict.fromkeys(texts) if REGENERATED in part])
 
 
 def _cells(item: Verdict) -> list[str]:

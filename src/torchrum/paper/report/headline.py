@@ -1,4 +1,4 @@
-"""The handful of numbers that stand first: each from a recorded run, with the page that tells more."""
+"""The few numbers of the first screen: each from recorded runs, with a link to the page with more."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,10 +10,10 @@ from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.paper.bench.cpu import LONG
 from torchrum.paper.bench.records import Report, read_report
-from torchrum.paper.ledger.babi import Column, best_columns
+from torchrum.paper.ledger.babi import REGENERATED, Column, best_columns
 from torchrum.paper.ledger.runs import Row, best_settings, final_loss, model_label, reached_goal, table_rows
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.table import Link, Table, spread, write_marked
+from torchrum.paper.table import Link, Table, span, spread, write_marked
 
 AUGMENTED = re.compile(r"-aug\d+$")
 """Recipes that train on changed data: they are reported apart."""
@@ -67,15 +67,20 @@ def _named(rows: Sequence[Row], label: str) -> Row | None:
     return next((row for row in rows if model_label(row[0].config().model) == label), None)
 
 
-def _seeds(row: Row) -> str:
-    return f", {len(row)} seeds" if len(row) > 1 else ", 1 seed"
+def _budget(row: Row) -> str:
+    """Format steps and seeds: a reader must see where two numbers rest on different ones."""
+    return f"{span([entry.steps for entry in row], '{:,}')} steps, {_counted(len(row))}"
+
+
+def _counted(seeds: int) -> str:
+    return f"{seeds} seed{'s' * (seeds > 1)}"
 
 
 def _score(row: Row, key: str, how: str = "") -> str:
     tested = all(key in entry.test for entry in row)
     values = [(entry.test if tested else entry.final)[key] for entry in row]
     label, source = model_label(row[0].config().model), "test" if tested else "validation"
-    return f"{spread([fmean(values)], key)} ({label}{how}, {source}{_seeds(row)})"
+    return f"{spread([fmean(values)], key)} ({label}{how}, {source}, {_budget(row)})"
 
 
 def _recall(entries: Sequence[Entry]) -> Headline | None:
@@ -99,10 +104,8 @@ def _copying(entries: Sequence[Entry]) -> Headline | None:
 
 def _solved(row: Row) -> str:
     label = model_label(row[0].config().model)
-    steps = round(fmean(entry.steps for entry in row))
     done = "solved in" if all(reached_goal(entry) for entry in row) else "after"
-    ratio = fmean(entry.final["ratio"] for entry in row)
-    return f"{ratio:.2%} ({label}, {done} {steps:,} steps{_seeds(row)})"
+    return f"{fmean(entry.final['ratio'] for entry in row):.2%} ({label}, {done} {_budget(row)})"
 
 
 def _babi(entries: Sequence[Entry]) -> Headline | None:
@@ -118,8 +121,10 @@ def _babi(entries: Sequence[Entry]) -> Headline | None:
     attentive = [column for column in others if "MemN2N" in column.label]
     recurrent = [column for column in others if column not in attentive]
     paper = f"{fmean(PAPER['rum']) / 100:.1%} (the paper's RUM, one model per task)"
+    changed = any(REGENERATED in entry.note for entry in entries if entry.task == "babi")
+    data = " (task 3's training text partly regenerated)" if changed else ""
     return Headline(
-        "bAbI, 20 tasks: mean test accuracy",
+        f"bAbI, 20 tasks{data}: mean test accuracy",
         "; ".join(_best_columns(rums)),
         "; ".join([*_best_columns(recurrent), *_best_columns(attentive), paper]),
         "results",
@@ -132,8 +137,7 @@ def _best_columns(columns: Sequence[Column]) -> Iterator[str]:
         group = [column for column in columns if column.joint is joint]
         if group:
             best = max(group, key=lambda column: fmean(column.whole()))
-            seeds = len(best.whole())
-            counted = f"{seeds} seed{'s' if seeds > 1 else ''}"
+            counted = f"{span(best.steps, '{:,}')} steps, {_counted(len(best.whole()))}"
             yield f"{fmean(best.whole()):.1%} ({best.label}, {mode}, {counted})"
 
 
@@ -163,32 +167,45 @@ def _treebank(entries: Sequence[Entry]) -> Headline | None:
 
 
 def _trained(row: Row) -> str:
-    """The score of a model of text, whether it is calibrated, and how long it was trained: that differs much."""
-    calibrated, steps = row[0].config().model.calibrated, max(entry.steps for entry in row)
-    return _score(row, "bpc", f"{', calibrated' * calibrated}, {steps:,} steps")
+    """Format the score of a model of text, and whether it is calibrated."""
+    return _score(row, "bpc", ", calibrated" * row[0].config().model.calibrated)
 
 
 def _benchmarks(folder: Path) -> list[Headline]:
-    rows = []
+    rows: list[Headline | None] = []
     if (folder / "gpu.json").exists():
-        rows.append(_speed(read_report(folder / "gpu.json")))
+        rows += _speed(read_report(folder / "gpu.json"))
     if (folder / "cpu.json").exists():
         rows.append(_memory(read_report(folder / "cpu.json")))
     return [row for row in rows if row is not None]
 
 
-def _speed(report: Report, case: str = "eta-bf16-n1000") -> Headline | None:
-    """In a CUDA graph and by plain calls, ours and the GRU's."""
-    rows = [row for row in report.rows if row.case in (case, f"{case}-baselines") and row.mode == "forward_backward"]
-    found = {row.implementation: row.us_per_step for row in rows if row.us_per_step is not None}
-    if not {"fused graphed", "gru graphed"} <= found.keys():
-        return None
-    ours, gru = (
-        f"{found[f'{name} graphed']:.1f} µs" + (f", plain calls {found[name]:.1f} µs" if name in found else "")
-        for name in ("fused", "gru")
-    )
-    what = f"time per step in a CUDA graph, forward and backward, 1000 units, bfloat16, {report.environment.get('gpu')}"
-    return Headline(what, ours, f"{gru} (cuDNN's GRU)", "benchmarks", "on-a-gpu")
+def _speed(report: Report, case: str = "eta-bf16-n1000") -> Iterator[Headline]:
+    """Compare RUM with the GRU in one case and, where RUM is slower anywhere, in the case where it is slowest."""
+    times: dict[str, dict[str, float]] = {}
+    shapes = {}
+    for row in report.rows:
+        if row.mode == "forward_backward" and row.us_per_step is not None:
+            name = row.case.removesuffix("-baselines")
+            times.setdefault(name, {}).setdefault(row.implementation, row.us_per_step)
+            shapes[name] = row.shape
+    ratios = {
+        name: found["fused graphed"] / found["gru graphed"]
+        for name, found in times.items()
+        if {"fused graphed", "gru graphed"} <= found.keys()
+    }
+    slowest = max(ratios, key=ratios.__getitem__, default=case)
+    for name in dict.fromkeys([case, *([slowest] if ratios.get(slowest, 0) > 1 else [])]):
+        if name in ratios:
+            found, shape = times[name], shapes[name]
+            ours, gru = (
+                f"{found[f'{who} graphed']:.1f} µs" + (f", plain calls {found[who]:.1f} µs" if who in found else "")
+                for who in ("fused", "gru")
+            )
+            size = f"{shape.N} units, {shape.T} steps, {shape.dtype}"
+            what = f"time per step in a CUDA graph, forward and backward, {size}, {report.environment.get('gpu')}"
+            what += ": the slowest case beside the GRU" * (name == slowest)
+            yield Headline(what, ours, f"{gru} (cuDNN's GRU)", "benchmarks", "on-a-gpu")
 
 
 def _memory(report: Report) -> Headline | None:
