@@ -18,11 +18,10 @@ from torchrum.lab.training.config import TrainConfig, first_of, require_one_of, 
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import read_json, write_json
-from torchrum.lab.training.overrides import convert
 from torchrum.lab.training.resume import load_model
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
-from torchrum.lab.training.typed_data import Reader, check_fields
+from torchrum.lab.training.typed_data import Reader, check_fields, convert
 from torchrum.layers.cells import takes_steps
 from torchrum.layers.cuda_graphs import graphed
 

@@ -1,4 +1,4 @@
-"""How files are written so that a crash leaves the old or the new one, and read so that no file can do harm."""
+"""Write files atomically, and read files of a run folder safely."""
 
 import errno
 import json
@@ -11,9 +11,9 @@ from typing import Any
 from torchrum.lab.training.errors import RunError
 
 MAX_BYTES = 2**24
-"""Of a JSON file; the largest that is written here has a hundredth of it."""
+"""Largest JSON file that is read; the largest that is written has a hundredth of it."""
 MAX_DEPTH = 20
-"""Of objects and lists inside each other."""
+"""Deepest nesting of objects and lists."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -54,7 +54,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if error.filename is not None:
-            error.filename, error.filename2 = str(path), None  # of the temporary one the user knows nothing
+            error.filename, error.filename2 = str(path), None  # the user does not know the temporary file
         raise
 
 
@@ -64,7 +64,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """The content of a plain file of at most ``most`` bytes; a pipe or a device, which might never end, is refused."""
+    """Read a plain file of at most ``most`` bytes; a pipe or a device, which might never end, is refused."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -87,13 +87,13 @@ def read_json(path: Path) -> Any:
 
 
 def first_run_inside(folder: Path, config: str) -> Path | None:
-    """A run folder below ``folder``, which may hold the runs of several seeds, settings or tasks."""
+    """Find a run folder below ``folder``, which may hold runs of several seeds, settings or tasks."""
     below = (path for depth in ("*", "*/*") for path in sorted(folder.glob(f"{depth}/{config}")))
     return next((path.parent for path in below), None)
 
 
 def _why_no_run(path: Path) -> str:
-    """Why the folder of ``path``, a file that every run has, is not a run folder."""
+    """Reason why the folder of ``path``, a file that every run has, is not a run folder."""
     folder = path.parent
     if not folder.is_dir():
         return f"{folder} is not a run folder: it {'is a file' if folder.exists() else 'does not exist'}."
@@ -103,7 +103,7 @@ def _why_no_run(path: Path) -> str:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON that is not nested too deep; a ValueError says what is wrong with other content."""
+    """Parse JSON that is not nested too deep; raise ValueError for other content."""
     try:
         data = json.loads(content.decode() if isinstance(content, bytes) else content)
     except RecursionError:

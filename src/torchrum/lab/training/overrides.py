@@ -1,26 +1,25 @@
 """Change fields of a config by text, with the types that the dataclasses declare."""
 
 import inspect
-import json
 import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names, to_json
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import shown
+from torchrum.lab.training.typed_data import convert, guess, shown
 from torchrum.ops._checks import nearest
 
 ALIKE = 0.5
-"""How alike two names of fields must be for one to be proposed for the other."""
+"""Similarity from which the name of a field is proposed for a misspelt one."""
 T = TypeVar("T")
 Changes = list[tuple[str, list[str], str]]  # each: the key as it was given, what is left of its path, the text
 
 
 def dotted_names(owner: Any, prefix: str = "") -> list[str]:
-    """Names of all fields that text can set, those of inner dataclasses with their dots."""
+    """List the fields that text can set; fields of inner dataclasses have dotted names."""
     names = []
     for name in field_names(owner):
         value = getattr(owner, name)
@@ -29,12 +28,12 @@ def dotted_names(owner: Any, prefix: str = "") -> list[str]:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
-    """The error for a name that does not exist; it says which one is nearest, else what there is.
+    """Build the unknown-name error, with the nearest known name or a list of all.
 
     Args:
-        kind, name: what was given.
-        known: what exists, with dots where names have groups.
-        listing: where to find them all, if they are too many for a line.
+        kind, name: kind of name, and the name that was given.
+        known: existing names, dotted for groups.
+        listing: where to find all names, if they do not fit on a line.
     """
     known = sorted(known)
     group, _, last = name.lower().rpartition(".")  # all names are in small letters
@@ -52,9 +51,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") 
 def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     """Change fields by text: ``override(config, ["steps=1000", "task.delay=200", "model.lam=1"])``.
 
-    All are changed at once, so that fields that must fit each other can be given in any order; of two assignments to
-    one field the last one counts. A field of the model that ModelConfig does not have is an option of the layer;
-    another layer starts without the options that the one before it had.
+    All fields change at once, so fields that depend on each other can be given in any order. If a field is assigned
+    twice, the last assignment counts. An unknown field of the model is an option of the layer; choosing another layer
+    drops the options of the previous one.
     """
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"override: config is {shown(config)}, but it must be a TrainConfig; load_recipe makes one.")
@@ -115,7 +114,7 @@ def _read(owner: Any, key: str, name: str, text: str) -> Any:
 
 
 def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
-    """The options with the changes, checked against the layer, which the same call may have chosen."""
+    """Apply changes to the options of the layer, which the same call may have chosen."""
     values, known = dict(model.options), layer_options(model.layer)
     for key, path, text in changes:
         name = ".".join(path)
@@ -129,7 +128,7 @@ def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
 
 
 def _read_option(key: str, text: str, hint: Any) -> Any:
-    """Read ``text`` as what a layer declares, where that is one plain type: any text would pass for true."""
+    """Read ``text`` as the type that a layer declares, if it is a plain one: any text would count as true."""
     found = guess(text)
     if hint not in (bool, int, float):
         return found
@@ -138,7 +137,7 @@ def _read_option(key: str, text: str, hint: Any) -> Any:
 
 
 def layer_options(layer: str) -> dict[str, Any] | None:
-    """Names and types of the further arguments that a registered layer takes; None where that cannot be told."""
+    """Names and types of the options of a registered layer; None if they are unknown."""
     from torchrum.lab.models.build import MODELS
     from torchrum.layers.registry import LAYERS
 
@@ -154,7 +153,7 @@ def layer_options(layer: str) -> dict[str, Any] | None:
 
 
 def declared_type(config: TrainConfig, key: str) -> Any:
-    """The type of a field or of an option of the layer, the first but None where there are several; None if unknown."""
+    """Type of a field or of an option of the layer, the first of a union; None if unknown."""
     owner, path = config, key.split(".")
     while len(path) > 1 and is_dataclass(owner) and path[0] in field_names(owner):
         owner = getattr(owner, path.pop(0))
@@ -165,53 +164,6 @@ def declared_type(config: TrainConfig, key: str) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(inner for inner in typing.get_args(hint) if inner is not type(None))
     return hint
-
-
-def guess(text: str) -> Any:
-    """Read a value whose type is not declared: a number, true, false, none, a JSON list, else text."""
-    if text.lower() in ("none", "null"):
-        return None
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def convert(key: str, text: str, hint: Any) -> Any:
-    """Read ``text`` as the type that a field declares."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if type(None) in arguments and text.lower() in ("none", "null", ""):
-            return None
-        (inner,) = [argument for argument in arguments if argument is not type(None)][:1]
-        return convert(key, text, inner)
-    if origin is Literal:
-        if text not in arguments:
-            raise ConfigError(f"{key} is {text!r}, but it must be one of {', '.join(map(repr, arguments))}.")
-        return text
-    if origin is tuple:
-        parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
-        if arguments[1:] != (...,) and len(parts) != len(arguments):
-            raise ConfigError(f"{key} is {text!r}, but it must be {len(arguments)} values with commas between them.")
-        return tuple(convert(key, part.strip(), arguments[0]) for part in parts)
-    if hint is bool:
-        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
-            raise ConfigError(f"{key} is {text!r}, but it must be true or false.")
-        return text.lower() in ("true", "1", "yes")
-    if hint in (int, float):
-        try:
-            number = float(text)
-            if hint is int and number != int(number):
-                raise ValueError
-            return hint(text.replace("_", "")) if text.strip("+-").replace("_", "").isdigit() else hint(number)
-        except (ValueError, OverflowError):
-            kind = "a whole number" if hint is int else "a number"
-            raise ConfigError(f"{key} is {text!r}, but it must be {kind}.") from None
-    if hint is str:
-        return text
-    raise ConfigError(f"{key} cannot be set by text; set it in Python.")
 
 
 NOT_COMPARED = frozenset(

@@ -21,14 +21,14 @@ from torchrum.lab.training.typed_data import Reader
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What one of the processes remembers."""
+    """State of one process."""
 
     random: dict[str, Any]
-    """See ``random_state.collect``."""
+    """See ``collect_random_state``."""
     carried: Any
-    """The state that is carried from batch to batch, a nested tuple of tensors; None if there is none."""
+    """State carried from batch to batch, a nested tuple of tensors; None if there is none."""
     sums: dict[str, Tensor]
-    """Sums of what is reported since the last line, scalars."""
+    """Sums of the loss and the metrics since the last log line, scalars."""
 
     def __post_init__(self) -> None:
         for name, total in self.sums.items():
@@ -40,10 +40,10 @@ class ProcessState:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """What a run gives ``pack_checkpoint``, and gets back."""
+    """State of a run in a checkpoint, beside the weights."""
 
     config: dict[str, Any]
-    """The whole config as plain data; in checkpoints from before, the part that makes the run what it is."""
+    """The whole config as plain data; old checkpoints have only the fields of ``identity``."""
     progress: Progress
     optimizer: dict[int, dict[str, Any]]
     """The optimizer's state of each parameter, by number."""
@@ -51,9 +51,9 @@ class SavedState:
     """The loss scaling of 16-mixed; empty otherwise."""
     processes: list[ProcessState]
     trained: dict[str, Tensor] | None = None
-    """The weights that are trained, where the checkpoint's own are their average."""
+    """Trained weights, if the weights of the checkpoint are their average."""
     metrics: Mark | None = None
-    """How far metrics.jsonl was; None in checkpoints from before."""
+    """Size and hash of metrics.jsonl; None in old checkpoints."""
 
     def __post_init__(self) -> None:
         try:
@@ -77,13 +77,13 @@ def load_state(run: Path, which: Literal["last", "best"] = "last") -> tuple[dict
 
 
 def check_config(run: Path, config: TrainConfig, state: SavedState, whole: bool = False) -> None:
-    """Refuse a config that is not that of the checkpoint: in what makes it another run or, with ``whole``, in anything.
+    """Refuse a config that differs from that of the checkpoint in ``identity`` or, with ``whole``, in any field.
 
     Args:
         run: the run folder.
         config: that of its ``config.json``.
         state: that of its checkpoint.
-        whole: whether also fields must agree that a resumed run may change.
+        whole: compare also the fields that a resumed run may change.
     """
     changed = saved_differences(state.config, config, whole)
     if changed:
@@ -94,7 +94,7 @@ def check_config(run: Path, config: TrainConfig, state: SavedState, whole: bool 
 
 
 def check_ended_run(run: Path, config: TrainConfig) -> None:
-    """Refuse a run that has ended, but whose config or metrics are not those of its last checkpoint."""
+    """Refuse a finished run whose config or metrics differ from its last checkpoint."""
     _, state = load_state(run)
     check_config(run, config, state, whole=True)
     if state.metrics is not None:
@@ -105,7 +105,7 @@ WEIGHT_TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # other 
 
 
 def fill(model: nn.Module, weights: dict[str, Any], run: Path) -> None:
-    """Load weights into a model that must have exactly these, in these shapes."""
+    """Load weights into a model; names and shapes must be equal."""
     own = model.state_dict()
     missing, extra = own.keys() - weights.keys(), weights.keys() - own.keys()
     shapes = [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
@@ -121,7 +121,7 @@ def fill(model: nn.Module, weights: dict[str, Any], run: Path) -> None:
 
 @on_host()
 def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.Module:
-    """The trained model of a run folder, on the CPU, ready to use.
+    """Load the trained model of a run folder, on the CPU and in eval mode.
 
     Args:
         run: the run folder.
@@ -138,12 +138,12 @@ def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.M
 
 
 class Resumed(NamedTuple):
-    """Where a run was."""
+    """State of a resumed run."""
 
     progress: Progress
     mark: Mark | None
     notes: list[str]
-    """What to tell the user."""
+    """Lines to print."""
 
 
 class Loaded(NamedTuple):
@@ -154,7 +154,7 @@ class Loaded(NamedTuple):
 
 
 def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None:
-    """The last checkpoint in ``folder``, if there is one, compared with ``config`` before anything is built from it."""
+    """Load the last checkpoint in ``folder``, if there is one, and compare it with ``config``."""
     if not engine.first(lambda: has_checkpoint(folder)):
         return None
     if engine.world_size > 1:
@@ -174,7 +174,7 @@ def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None
 
 
 def restore(folder: Path, trained: Trained, loaded: Loaded | None) -> Resumed:
-    """Fill what is trained from a checkpoint; without one, the run starts anew."""
+    """Restore model, optimizer and step from a checkpoint; without one, the run starts from the first step."""
     if loaded is None:
         return Resumed(Progress(), None, [f"{folder} has no checkpoint yet: starting from the first step"])
     engine, config, state = trained.engine, trained.config, loaded.state
@@ -193,14 +193,14 @@ def restore(folder: Path, trained: Trained, loaded: Loaded | None) -> Resumed:
 
 
 def _share(folder: Path, trained: Trained, state: SavedState) -> list[str]:
-    """Fill what each process has of its own, also where there are more or fewer of them than before."""
+    """Restore the state of each process, also if their number has changed."""
     config, engine, step = trained.config, trained.engine, trained.step
     processes, notes = state.processes, []
     mine = processes[engine.rank] if len(processes) == engine.world_size else None
     if config.task.carries_state and mine is None:
         raise RunError(f"{folder} carries the state of {len(processes)} processes; resume it with the same number.")
     for name in processes[0].sums:
-        # sums are means over rows, so the mean over the processes stands for any number of them
+        # sums are means over rows, so the mean over processes is right for any number of them
         totals = [process.sums[name] for process in ([mine] if mine else processes)]
         step.sums[name] = (sum(totals[1:], totals[0]) / len(totals)).to(engine.device)
     if mine is not None:
@@ -219,7 +219,7 @@ def _share(folder: Path, trained: Trained, state: SavedState) -> list[str]:
 
 
 def _carried(folder: Path, trained: Trained, mine: ProcessState) -> object:
-    """The carried state on the device, compared with the model's initial one, where it has one."""
+    """Move the carried state to the device; its form must be that of the model's initial state."""
     engine, initial = trained.engine, initial_state(trained.module)
     if mine.carried is not None and initial is not None:
         start, stop = engine.share(trained.config.batch_size)

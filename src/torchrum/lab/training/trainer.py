@@ -46,9 +46,9 @@ def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: 
 
     Args:
         config: the run.
-        model: what is trained.
-        engine: on what it is trained.
-        folder: of the run.
+        model: the model.
+        engine: its processes and device.
+        folder: the run folder.
         own: whether the model is the caller's instead of the config's.
     """
     described = type(model).__name__ if own else describe_model(config.model)
@@ -64,7 +64,7 @@ def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: 
 
 
 def describe_model(model: ModelConfig) -> str:
-    """The layer with its sizes and the options that are not its defaults, or not the paper's if all of those stand."""
+    """Describe the layer: its sizes, and the options that differ from its defaults or from the paper's."""
     layers = f"{model.num_layers} layers of " if model.num_layers > 1 else ""
     words = [f"{layers}{model.layer}, {model.hidden_size} units"]
     entry = LAYERS.get(model.layer)
@@ -80,7 +80,7 @@ def describe_model(model: ModelConfig) -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """A device in words."""
+    """Name a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -88,13 +88,13 @@ def describe_device(device: torch.device) -> str:
 
 
 class Run:
-    """Trains what was assembled, in a folder that is locked; making one writes the first files there.
+    """Train in a locked folder; the constructor writes the first files there.
 
     Args:
         trained: model, optimizer and step.
         folder: the run folder.
         interrupts: signals that ask the run to stop.
-        resumed: where the run was; None for a new one.
+        resumed: the state of a resumed run; None for a new one.
         quiet: show no progress.
     """
 
@@ -120,7 +120,7 @@ class Run:
         """Train to the end, to the goal, or to a signal.
 
         Args:
-            lines: what to tell before the first step.
+            lines: lines to print before the first step.
             on_end: called with the run folder once the run is complete, in one process.
         """
         with self._display as display:
@@ -144,9 +144,9 @@ class Run:
         if self._goal():  # a crash came between the last checkpoint and the result
             return "goal", scores
         rate, first = math.nan, progress.step
-        self._started = time.monotonic() - progress.seconds  # what came before the first step does not count
+        self._started = time.monotonic() - progress.seconds  # the time before the first step does not count
         self._trained.module.train()
-        if progress.step >= config.steps and validated != progress.step:  # a resumed run that is to end where it is
+        if progress.step >= config.steps and validated != progress.step:  # a resumed run that ends at its last step
             scores, improved = self._validate(validation)
             self._save(improved, due=True)
         while progress.step < config.steps:
@@ -172,7 +172,7 @@ class Run:
         return "finished", scores
 
     def _runner(self) -> TrainStep | GraphStep:
-        """What does a step: a captured graph of it, where that can be."""
+        """Return the step, captured as a CUDA graph where possible."""
         if not self._trained.graph:
             return self._step
         obstacle = graph_obstacle(self._step)
@@ -182,7 +182,7 @@ class Run:
         return self._step
 
     def _advance(self, runner: TrainStep | GraphStep, rate: float) -> float:
-        """Do one step at the rate that is planned for it, and return that; ``rate`` is the one before."""
+        """Do one step and return its learning rate; ``rate`` is the previous one."""
         config, progress = self.config, self.progress
         planned = learning_rate(config.optimizer, progress.step, config.steps, progress.drops)
         if planned != rate:
@@ -198,7 +198,7 @@ class Run:
         return self.config.stop_at is not None and self.progress.reached >= self.config.stop_after
 
     def _signal(self, log: bool) -> str:
-        """Name of the signal that any process got. Several processes compare at log steps only: it makes them wait."""
+        """Name of a signal that any process received; several processes compare at log steps only, since they wait."""
         numbers = [self._interrupts.received]
         if self.engine.world_size > 1:
             numbers = self.engine.gather(self._interrupts.received) if log else []
@@ -253,11 +253,11 @@ class Run:
         task, scored, module = self.config.task, self._scored, self._trained.module
         if is_calibrated(scored) and is_calibrated(module):
             calibrate(task, scored, batches, self.engine)
-            module.temperature.copy_(scored.temperature)  # which an average would follow
+            module.temperature.copy_(scored.temperature)  # the average follows the model
         return score(task, scored, batches, self.engine)
 
     def _record_weights(self) -> None:
-        """How far the diagonal of each recurrent block of a RUM stands out: figures show it over training."""
+        """Record the diagonal dominance of each recurrent block of a RUM, for figures."""
         blocks = {f"{name}/{block}_dominance": matrix for name, block, matrix in recurrent_blocks(self._scored)}
         if blocks:
             values = torch.stack([diagonal_dominance(matrix) for matrix in blocks.values()]).tolist()
@@ -331,7 +331,7 @@ class Run:
 
 
 class Trainer:
-    """Trains what a config says: ``Trainer(load_recipe("copying-rum")).fit("runs/copying-rum")``.
+    """Train a config: ``Trainer(load_recipe("copying-rum")).fit("runs/copying-rum")``.
 
     Args:
         config: the run.
@@ -394,7 +394,7 @@ class Trainer:
 
 @contextmanager
 def advice_on_failure(engine: Engine, folder: Path) -> Iterator[None]:
-    """What the disk refuses, or a process that was killed, becomes an error that says how to resume."""
+    """Report a full disk or a killed process as an error that says how to resume."""
     try:
         yield
     except RuntimeError as error:

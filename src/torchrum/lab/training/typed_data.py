@@ -1,6 +1,11 @@
-"""Data of a file against the types that a dataclass declares: the one place where what was read is checked."""
+"""Convert data from files, and text from the command line, to the types that a dataclass declares.
+
+Not msgspec: whole numbers in float fields must stay whole in recorded configs, and training machines may be unable to
+install packages.
+"""
 
 import functools
+import json
 import math
 import types
 import typing
@@ -8,21 +13,21 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
-from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.errors import ConfigError, RunError
 
 T = TypeVar("T")
 UNFIT = (ValueError, TypeError, LookupError, ArithmeticError)
-"""What values raise that have the right types and make no sense together."""
+"""Exceptions for values of the right types that do not fit each other."""
 
 
 class Reader:
-    """Builds dataclasses from plain data, and says file and field where the data are not what they must be.
+    """Build dataclasses from plain data; errors name the file and the field.
 
     Args:
         source: the file, for errors.
         error: what to raise.
         finite: whether numbers that are not finite are refused.
-        objects: whether an object with the fields of a dataclass stands for it, as in a file.
+        objects: whether a mapping is converted to a dataclass, as for data from a file.
     """
 
     def __init__(
@@ -31,7 +36,7 @@ class Reader:
         self._source, self._error, self._finite, self._objects = source, error, finite, objects
 
     def build(self, kind: type[T], data: Any, where: str = "") -> T:
-        """An instance of the dataclass ``kind``; fields without a default must be there, others may be missing."""
+        """Build the dataclass ``kind``; only fields with a default may be missing."""
         if not isinstance(data, Mapping):
             raise self.wrong(where or "it", data, "an object")
         hints = _hints(typing.cast(Any, kind))
@@ -48,7 +53,7 @@ class Reader:
             raise self.fail(str(error)) from error
 
     def value(self, hint: Any, value: Any, where: str) -> Any:
-        """``value`` as the type ``hint``; lists become tuples where those are declared."""
+        """Convert ``value`` to the type ``hint``; lists become tuples where declared."""
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
         if hint is Any:
             return value
@@ -75,7 +80,7 @@ class Reader:
         if not isinstance(value, list | tuple):
             raise self.wrong(where, value, f"a list of {len(inner)}" if fixed else "a list")
         if not fixed:
-            # curves have thousands of numbers: only where one is not plain they are looked at one by one
+            # curves have thousands of numbers: check them one by one only if one of them is not plain
             if inner[0] is float and {*map(type, value)} <= {int, float} and all(-(2**63) < x < 2**63 for x in value):
                 return origin(value)
             return origin(self.value(inner[0], item, f"{where}[{place}]") for place, item in enumerate(value))
@@ -87,7 +92,7 @@ class Reader:
     def _plain(self, hint: type, value: Any, where: str) -> Any:
         plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
         words = plain.get(hint, f"{'an' if hint.__name__[0] in 'AEIO' else 'a'} {hint.__name__}")
-        # a whole number may stand for a float, and stays one: files are written as they were read
+        # a whole number is allowed for a float, and stays whole: files are written as they were read
         if not isinstance(value, (int, float) if hint is float else hint) or (
             isinstance(value, bool) != (hint is bool)
         ):
@@ -100,21 +105,21 @@ class Reader:
         return value
 
     def wrong(self, where: str, value: Any, words: str) -> Exception:
-        """The error for a value that is not what ``words`` say."""
+        """Build the error for a value that is not ``words``."""
         return self.fail(f"{where} is {shown(value)}, but it must be {words}.")
 
     def fail(self, text: str) -> Exception:
-        """The error with this text and the file."""
+        """Build the error with this text and the file."""
         return self._error(f"{self._source}: {text}")
 
 
 def check_fields(owner: str, instance: Any, error: type[Exception]) -> None:
     """Refuse a dataclass that was built in Python with a value of another type than its field declares.
 
-    Lists become tuples where those are declared. To be called first in ``__post_init__``: what follows may compare.
+    Lists become tuples where declared. Call it first in ``__post_init__``, before values are compared.
 
     Args:
-        owner: what to call it in an error.
+        owner: its name in an error.
         instance: the dataclass; it may be frozen.
         error: what to raise.
     """
@@ -130,7 +135,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: on one line, and short."""
+    """Format a value for an error, on one short line."""
     if isinstance(value, int) and abs(value) > 10**60:
         return "a number of more than 60 digits"
     text = repr(value)
@@ -139,3 +144,50 @@ def shown(value: Any) -> str:
 
 def _join(where: str, name: object) -> str:
     return f"{where}.{name}" if where else str(name)
+
+
+def guess(text: str) -> Any:
+    """Read a value whose type is not declared: a number, true, false, none, a JSON list, else text."""
+    if text.lower() in ("none", "null"):
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def convert(key: str, text: str, hint: Any) -> Any:
+    """Read ``text`` as the type that a field declares."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in arguments and text.lower() in ("none", "null", ""):
+            return None
+        (inner,) = [argument for argument in arguments if argument is not type(None)][:1]
+        return convert(key, text, inner)
+    if origin is Literal:
+        if text not in arguments:
+            raise ConfigError(f"{key} is {text!r}, but it must be one of {', '.join(map(repr, arguments))}.")
+        return text
+    if origin is tuple:
+        parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
+        if arguments[1:] != (...,) and len(parts) != len(arguments):
+            raise ConfigError(f"{key} is {text!r}, but it must be {len(arguments)} values with commas between them.")
+        return tuple(convert(key, part.strip(), arguments[0]) for part in parts)
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise ConfigError(f"{key} is {text!r}, but it must be true or false.")
+        return text.lower() in ("true", "1", "yes")
+    if hint in (int, float):
+        try:
+            number = float(text)
+            if hint is int and number != int(number):
+                raise ValueError
+            return hint(text.replace("_", "")) if text.strip("+-").replace("_", "").isdigit() else hint(number)
+        except (ValueError, OverflowError):
+            kind = "a whole number" if hint is int else "a number"
+            raise ConfigError(f"{key} is {text!r}, but it must be {kind}.") from None
+    if hint is str:
+        return text
+    raise ConfigError(f"{key} cannot be set by text; set it in Python.")
