@@ -141,7 +141,7 @@ def _assemble(U: Tensor, middle: Tensor) -> Tensor:
 
 
 class _Once(torch.autograd.Function):
-    """Passes ``x`` on; its gradient is an error. ``R`` and ``lam`` are what a second derivative would be taken in."""
+    """Identity of ``x`` whose gradient is an error: a second derivative in ``R`` or ``lam``."""
 
     generate_vmap_rule = True
 
@@ -162,7 +162,7 @@ class _Once(torch.autograd.Function):
 
 
 def _divided_difference(lam: Tensor, phi: Tensor) -> Tensor:
-    """Of z^lam between each two eigenvalues e^{i phi}, finite where they are equal."""
+    """Divided difference of z^lam between each two eigenvalues e^{i phi}, finite where they are equal."""
     half_sum = (phi.unsqueeze(-1) + phi.unsqueeze(-2)) / 2
     half_gap = (phi.unsqueeze(-1) - phi.unsqueeze(-2)) / 2
     # The two sides of a half turn (gap 2 pi) keep their plane: that choice is a constant.
@@ -195,7 +195,7 @@ class _Power(torch.autograd.Function):
 
 
 class _PowerInBothModes(_Power):
-    """The same for forward-mode differentiation too; a class of its own, since torch.compile refuses a ``jvp``."""
+    """``_Power`` with forward-mode differentiation; a separate class, since torch.compile refuses a ``jvp``."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:

@@ -58,7 +58,7 @@ def rotate(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
 
 
 def rotation_matrix(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix of the rotation that takes the direction of ``a`` to that of ``b``.
+    """Return the matrix of the rotation that takes the direction of ``a`` to that of ``b``.
 
     Args:
         a, b: ``(..., H)`` as in :func:`rotate`.
@@ -74,7 +74,7 @@ def rotation_matrix(a: Tensor, b: Tensor) -> Tensor:
 
 
 def rotation_angle(a: Tensor, b: Tensor) -> Tensor:
-    """The angle between ``a`` and ``b``, by which :func:`rotate` turns their plane.
+    """Return the angle between ``a`` and ``b``, by which :func:`rotate` turns their plane.
 
     Args:
         a, b: ``(..., H)`` as in :func:`rotate`.
@@ -125,9 +125,9 @@ def reflect(x: Tensor, h: Tensor) -> Tensor:
 
 
 def saturate(grad: Tensor, dtype: torch.dtype, scale: Tensor | float = 1.0) -> Tensor:
-    """grad/scale in ``dtype``; what is too large for it becomes its largest number.
+    """grad/scale in ``dtype``, clamped to its largest number.
 
-    A gradient that arrives as NaN or Inf is passed on, so a loss scaler still sees it.
+    NaN and Inf in ``grad`` are passed on, so that a loss scaler can detect them.
     """
     limit = torch.finfo(dtype).max
     return torch.where(grad.isfinite(), (grad / scale).clamp(-limit, limit), grad).to(dtype)
@@ -165,7 +165,7 @@ def polar(x: Tensor, tiny: float | None = None) -> tuple[Tensor, Tensor]:
     """
     dtype = working_dtype(x.dtype)
     tiny = tiny_of(x.dtype) if tiny is None else tiny
-    # Squares of what is scaled to 1 can neither overflow nor vanish. Neither result depends on the scale, so it
+    # Squares of numbers scaled to 1 can neither overflow nor vanish. Neither result depends on the scale, so it
     # counts as a constant.
     scale = x.detach().abs().amax(-1, keepdim=True).to(dtype)
     scale = torch.where(scale == 0, 1.0, scale)

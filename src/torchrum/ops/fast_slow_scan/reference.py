@@ -25,24 +25,24 @@ class FastSlowOptions:
     """Hyper-parameters of one Fast-Slow scan."""
 
     fast: tuple[LstmOptions, ...]
-    """Two or more."""
+    """Options of two or more fast cells."""
     slow: LstmOptions | RumOptions
     """A RUM with lam 0, or an LSTM."""
     dropout: float = 0.0
-    """Chance that a number is zeroed: behind F1 on the way to S, behind S, and behind the last fast cell."""
+    """Chance of dropout: after F1 on the way to S, after S, and after the last fast cell."""
     slow_dropout: float | None = None
-    """The first of these apart; None is as the others."""
+    """The first of these separately; None is the same as ``dropout``."""
     training: bool = False
     """Whether dropout acts."""
 
     @property
     def cells(self) -> tuple[LstmOptions | RumOptions, ...]:
-        """In the order of a step: F1, S, F2, F3, ..."""
+        """The cells' options in the order of a step: F1, S, F2, F3, ..."""
         return self.fast[0], self.slow, *self.fast[1:]
 
     @property
     def drops(self) -> tuple[float, ...]:
-        """Dropout behind each of them, now."""
+        """Chance of dropout after each cell; 0 outside training."""
         if not self.training:
             return (0.0,) * (len(self.fast) + 1)
         first = self.dropout if self.slow_dropout is None else self.slow_dropout
@@ -77,7 +77,7 @@ def cell_step(
     t: int,
     options: LstmOptions | RumOptions,
 ) -> State:
-    """One step of an LSTM or a RUM on the projected input ``x`` -> the new state, whose first part is the output."""
+    """Run one step of an LSTM or a RUM on the projected input ``x`` -> the new state, output first."""
     B, H = state[0].shape
     parameters = (weights.weight_hh, weights.ln_weight, weights.ln_bias)
     if isinstance(options, LstmOptions):
@@ -97,7 +97,7 @@ def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
 
 
 def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
-    """A whole sequence -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
+    """Run a whole sequence -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
     xp, fast, slow, weights, seed = inputs
     dtype, B = working_dtype(xp.dtype), xp.shape[1]
     kinds = [part.dtype for part in (*fast, *slow)]

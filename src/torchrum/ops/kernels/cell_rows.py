@@ -1,4 +1,4 @@
-"""Row kernels of a chain's cells: what LSTM and RUM share, and the LSTM step, one program per batch row.
+"""Row kernels of a chain's cells, one program per batch row: functions for LSTM and RUM, and the LSTM step.
 
 A step reads the matmul of its raw gates, and hands its new h to at most two readers: one gets it plain, the other
 through dropout. A reader is a buffer that the next matmul multiplies (``low``) and a tensor over all steps (``plain``,
@@ -31,7 +31,7 @@ from torchrum.ops.kernels.step_graphs import tensor_at
 
 @triton.jit
 def dependent_start(PDL: tl.constexpr):
-    """Under dependent launch: let the next kernel start, and wait for all that the one before has written."""
+    """Under dependent launch: let the next kernel start, and wait for the writes of the previous one."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -50,7 +50,7 @@ def zone(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr,
 
 @triton.jit
 def zone_backward(dnew, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
-    """How a mixed state's gradient parts: to the new value, to the old one."""
+    """Gradients of the new and of the old value from that of the mixed state."""
     if ZONEOUT == "train":
         keep = zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW)
         return tl.where(keep, dnew, 0.0), tl.where(keep, 0.0, dnew)
@@ -62,7 +62,7 @@ def zone_backward(dnew, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.const
 
 @triton.jit
 def drop(x, seeds, STREAM: tl.constexpr, t, index, SCALE: tl.constexpr, KEEP_BELOW: tl.constexpr):
-    """Dropout, and as well its own backward; SCALE is None where there is none."""
+    """Dropout, which is also its own backward; SCALE is None without dropout."""
     if SCALE is not None:
         return tl.where(zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW), x * SCALE, 0.0)
     else:
@@ -135,7 +135,7 @@ def load_gates(gates, j, mask, H: tl.constexpr):
 
 @triton.jit
 def store_gates(gates, i, g, f, o, j, mask, WIDTH: tl.constexpr):
-    """Store such blocks WIDTH apart, in the type of ``gates``."""
+    """Store the four blocks WIDTH apart, in the dtype of ``gates``."""
     dtype = gates.dtype.element_ty
     tl.store(gates + j, i.to(dtype), mask=mask)
     tl.store(gates + WIDTH + j, g.to(dtype), mask=mask)

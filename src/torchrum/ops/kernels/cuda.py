@@ -1,6 +1,6 @@
 """CUDA from Python: C++ compiled at run time by NVRTC, kernels launched through the driver, graphs captured.
 
-NVRTC is the library that torch brings along, and everything runs on torch's current stream.
+NVRTC is the library that torch ships, and everything runs on torch's current stream.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ Fill = tuple[int, int, int]
 @functools.cache
 def load_driver() -> ctypes.CDLL:
     library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    address, stream = ctypes.c_uint64, ctypes.c_void_p  # an address is no pointer to the driver, but an integer
+    address, stream = ctypes.c_uint64, ctypes.c_void_p  # the driver takes an address as an integer, not as a pointer
     library.cuMemsetD32Async.argtypes = (address, ctypes.c_uint32, ctypes.c_size_t, stream)
     return library
 
@@ -37,7 +37,7 @@ def current_stream(driver: ctypes.CDLL, device: int) -> int | None:
     Autograd runs the backward in a thread that may have no context yet. None where another device is current: its
     context would be the wrong one.
     """
-    # what torch.cuda.current_device and current_stream ask for, without what they ask and build on every call
+    # as torch.cuda.current_device and current_stream, without their overhead on every call
     if torch._C._cuda_getDevice() != device:
         return None
     context = ctypes.c_void_p()
@@ -74,7 +74,7 @@ def check_driver(result: int, doing: str) -> None:
 
 
 Argument = Tensor | int | float | bytes | None
-"""What a kernel takes: a pointer (null for None and for a tensor without elements), a 32-bit integer, a float or a
+"""An argument of a kernel: a pointer (null for None and for a tensor without elements), a 32-bit integer, a float or a
 whole structure."""
 
 Macros = tuple[tuple[str, int], ...]
@@ -88,7 +88,7 @@ class Kernel:
     def __init__(self, function: ctypes.c_void_p, device: int) -> None:
         self._function = function
         self._device = device
-        self._shared_bytes = 48 * 1024  # what CUDA grants unasked
+        self._shared_bytes = 48 * 1024  # CUDA's default limit
         self._form: Form | None = None  # of its arguments, which have the same types at every launch
 
     def launch(
@@ -101,7 +101,7 @@ class Kernel:
         together: bool = False,
         fills: Sequence[Fill] = (),
     ) -> None:
-        """Queue the kernel on the current stream of its device, behind ``fills``; also inside a CUDA graph's capture.
+        """Queue the kernel on the current stream of its device, after ``fills``; also inside a CUDA graph's capture.
 
         A structure must be the only one of ``args``. ``together`` launches cooperatively: all blocks are resident at
         once, or the launch fails.
@@ -121,7 +121,7 @@ class Kernel:
         packed: Packed | None = None
         addresses: Any
         if isinstance(args[0], bytes):
-            addresses = ctypes.byref(ctypes.c_char_p(args[0]))  # an array of the one address at which it stands
+            addresses = ctypes.byref(ctypes.c_char_p(args[0]))  # an array of its one address
         else:
             self._form = self._form or find_form(args)
             packed = pack(args, self._form)
@@ -140,7 +140,7 @@ class Kernel:
 class Packed:
     """Kernel arguments as C values, eight bytes each, and the array of their addresses that a launch takes.
 
-    Made once and used again: no other launch writes to it until it is given back, also of another thread.
+    Reused: no other launch, also of another thread, writes to it until it is given back.
     """
 
     def __init__(self, count: int) -> None:
@@ -161,7 +161,7 @@ Form = tuple[int, struct.Struct]
 
 
 def pack(args: Sequence[Argument], form: Form | None = None) -> Packed:
-    """The tensors and numbers of a launch, of a known form or not."""
+    """Pack the tensors and numbers of a launch; ``form`` is found if it is None."""
     count, layout = form or find_form(args)
     pointers = [0 if x is None else x.data_ptr() for x in args[:count]]  # type: ignore[union-attr]
     packed = _take(len(args))
@@ -215,7 +215,7 @@ def load_kernel(
 
 @constant_when_traced
 def nvrtc_obstacle() -> str | None:
-    """Why kernels cannot be compiled here, in words, or None."""
+    """Why kernels cannot be compiled here, or None."""
     return _nvrtc_obstacle()
 
 
@@ -230,7 +230,7 @@ def _nvrtc_obstacle() -> str | None:
 
 @functools.cache
 def compile_source(source: str, name: str, macros: Macros, architecture: str, flags: tuple[str, ...] = ()) -> bytes:
-    """Machine code for one architecture; done once, and from several threads at a time if they ask."""
+    """Compile to machine code for one architecture; cached, and safe to call from several threads."""
     nvrtc = _nvrtc()
     if nvrtc is None:
         raise RuntimeError(f"cannot compile {name}: {nvrtc_obstacle()}.")
@@ -279,7 +279,7 @@ def _nvrtc() -> ctypes.CDLL | None:
 
 
 EMPTY = 0xFFFFFFFF
-"""All bits set: a word that nobody has written yet."""
+"""All bits set: a word that is not written yet."""
 FEWEST = 2**16
 """Words that are kept at first, 256 KB."""
 MOST = 2**18
@@ -299,7 +299,7 @@ def kept_mail(like: Tensor, words: int) -> Tensor | None:
         return None
     kept = _kept.get(device)
     if kept is None or kept.numel() < words:
-        # the smaller one is given back to its stream, behind the launches that use it
+        # the smaller one is freed on its stream, after the launches that use it
         kept = _kept[device] = like.new_full((max(words, FEWEST),), -1, dtype=torch.int32)
     return kept
 
@@ -312,10 +312,10 @@ def recording(
     *,
     other_threads: bool = False,
 ) -> Iterator[None]:
-    """``torch.cuda.graph``, with the garbage collector at rest: freeing an older graph would end the recording.
+    """``torch.cuda.graph`` with the garbage collector off: freeing an older graph would end the recording.
 
     Args:
-        graph: takes what is enqueued inside.
+        graph: records the enqueued work.
         pool, stream: as in ``torch.cuda.graph``.
         other_threads: whether other threads may use CUDA freely meanwhile, as a data loader's does.
     """

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 KERNEL_ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_HIDDEN = 8192  # a whole row stands in one program's registers
+LARGEST_HIDDEN = 8192  # a whole row is held in one program's registers
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def constant_when_traced(function: F) -> F:
     """:func:`torch.compiler.assume_constant_result` without its import of the compiler, which takes a second.
 
-    For looks at the machine, which a compiler cannot trace.
+    For functions that inspect the machine, which a compiler cannot trace.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -71,13 +71,13 @@ def row_kernel_obstacle(x: Tensor, hidden: int) -> str | None:
 
 
 def tracing_obstacle(x: Tensor) -> str | None:
-    """Why a scan that is no operator of torch's cannot run on ``x``, or None: nobody can look into its kernels."""
+    """Why a scan that is not a torch operator cannot run on ``x``, or None: its kernels cannot be traced."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if isinstance(x, FakeTensor) or torch.compiler.is_exporting():
         return "the tensors have no data, and the kernels cannot be traced"
     if torch._C._are_functorch_transforms_active():
-        return "a torch.func transform is at work, and the kernels take plain tensors"
+        return "a torch.func transform is active, and the kernels take plain tensors"
     return None
 
 
@@ -86,10 +86,10 @@ _tracing_state, _transforms_active = torch._C._get_tracing_state, torch._C._are_
 
 
 def is_unwatched(tensors: Iterable[Tensor]) -> bool:
-    """Whether the tensors are plain memory, and no compiler, tracer, transform or mode sees what is done with them."""
+    """Whether the tensors are plain memory, and no compiler, tracer, transform or mode observes the call."""
     if torch.compiler.is_compiling():
         return False
-    for x in tensors:  # a loop: it stands on the way of every small call, where a generator is felt
+    for x in tensors:  # a loop: every small call comes here, and a generator would be slower
         kind = type(x)
         if kind is Parameter:
             continue

@@ -1,6 +1,6 @@
-"""Zoneout's and dropout's masks from a counter: the same seed, step and unit give the same answer everywhere.
+"""Masks of zoneout and dropout from a counter: the same seed, step and unit give the same mask everywhere.
 
-One seed serves many independent streams, in every backend alike, in replay and in the backward.
+The forward, the backward and replays of every backend agree. One seed serves many independent streams.
 """
 
 import torch
@@ -20,7 +20,7 @@ def hash32(x: Tensor) -> Tensor:
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """The seed of a scan, an int64 scalar: drawn on the device, so that nothing waits for it."""
+    """Draw the seed of a scan, an int64 scalar, on the device, without a synchronisation."""
     return torch.randint(2**31 - 1, (), device=device)
 
 

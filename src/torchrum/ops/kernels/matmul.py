@@ -1,6 +1,6 @@
-"""The matmul of a step: cuBLAS, or a kernel that leaves its partial sums to the row kernel that reads them.
+"""The matmul of a step: cuBLAS, or a kernel whose partial sums are added by the row kernel that reads them.
 
-A step's matmul is small (128 rows) and its time is that of loading the weight and of summing the parts. Splitting the
+A step's matmul is small (128 rows) and its time goes into loading the weight and summing the parts. Splitting the
 inner axis until every multiprocessor has one tile loads fastest, and the row kernel adds the parts while it loads them.
 """
 
@@ -16,7 +16,7 @@ from torchrum.ops.kernels.precision import matmul_16bit
 from torchrum.ops.kernels.rows import INTERPRET
 from torchrum.ops.kernels.triton_launch import Launch, prepare
 
-# Tuning, read when a matmul is made. SPLIT_K alone takes the portable kernel, WEIGHT_FIRST the one for Hopper.
+# Tuning, read when a matmul is made. SPLIT_K takes the portable kernel, WEIGHT_FIRST the one for Hopper.
 SPLIT_K = {"forward": False, "backward": True}  # for 16-bit dtypes; the inner axis of the backward is longer
 WEIGHT_FIRST = {"forward": True, "backward": True}  # where it can run
 ROUND_PARTS = {"forward": True, "backward": True}  # round parts to the type of the factors, as cuBLAS does their sum
@@ -166,7 +166,7 @@ class StepMatmul:
         return True
 
     def prepare(self) -> Launch:
-        """The launch that multiplies what then stands in ``left`` and ``right``."""
+        """Prepare the launch that multiplies the values of ``left`` and ``right`` at that time."""
         if self.by_cublas is not None:
             return self.by_cublas
         ((B, K), N), cut = self.sizes, self.tiling

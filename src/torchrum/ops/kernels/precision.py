@@ -16,8 +16,8 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """What autocast rounds the operands of a matmul to on a kind of device; None where it is off."""
-    # a meta device has no autocast, and torch raises where it is asked for it; the usual ones need not be asked about
+    """The dtype that autocast rounds the operands of a matmul to on a device type; None if it is off."""
+    # torch raises for a device type without autocast, such as meta; the usual ones need no check
     if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
         return None
     if not torch.is_autocast_enabled(device_type):
@@ -27,7 +27,7 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
 
 def autocasts(x: Tensor) -> bool:
     """Whether autocast rounds the operands of a matmul of ``x``."""
-    # "any" is asked on every call: the name of a device costs as much as a view. It leaves MPS out
+    # first the cheap test: the name of a device costs as much as a view. It ignores MPS
     if not torch._C._is_any_autocast_enabled() and (x.is_cuda or x.is_cpu):
         return False
     return autocast_dtype(x.device.type) is not None
@@ -49,28 +49,28 @@ def rounds_matmuls(x: Tensor) -> bool:
 
 @functools.cache
 def has_tf32(device: torch.device) -> bool:
-    """Whether a GPU has TF32 matmuls at all."""
+    """Whether a GPU has TF32 matmuls."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def tf32_allowed() -> bool:
     """Whether torch takes TF32 for float32 matmuls on a GPU, by either of its two interfaces."""
-    read = torch._C._get_fp32_precision_getter  # what torch.backends calls, ten times faster: it is asked on every call
+    read = torch._C._get_fp32_precision_getter  # torch.backends calls it, ten times slower
     asked = read("cuda", "matmul")
     return (read("generic", "all") if asked == "none" else asked) == "tf32"
 
 
 class ExactMatmuls:
-    """FP32 matmuls (TF32 off) on the GPU inside ``with``, by the interface that the precision was set with.
+    """Context manager for FP32 matmuls (TF32 off) on the GPU, by the interface that set the precision.
 
-    No generator: that would take longer than to set the precision does.
+    A class: a generator would take longer than setting the precision.
     """
 
     def __enter__(self) -> None:
         self.older: str | None = None
         try:
             self.older = torch.get_float32_matmul_precision()
-        except RuntimeError:  # set by the newer interface, which the older one refuses to read
+        except RuntimeError:  # set by the newer interface, and the older one then raises
             self.newer = torch.backends.cuda.matmul.fp32_precision
             torch.backends.cuda.matmul.fp32_precision = "ieee"
             return

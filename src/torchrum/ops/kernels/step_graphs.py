@@ -68,10 +68,10 @@ def _prefer_shared(function: int) -> None:
 
 
 def prefer_shared(kernel: Any) -> None:
-    """Hint that a launched kernel take little of the first-level cache.
+    """Hint that a launched kernel needs little of the first-level cache.
 
-    A multiprocessor divides one memory between that cache and shared memory, and kernels that want it divided
-    differently do not run on it together; under dependent launch a row kernel should start beside a matmul.
+    A multiprocessor divides one memory between that cache and shared memory, and runs two kernels at once only if they
+    ask for the same division; under dependent launch a row kernel should start beside a matmul.
     """
     function = getattr(kernel, "function", None)
     if function is not None:
@@ -92,7 +92,7 @@ class Steps(Protocol):
     """+1 or -1: which way the table's step moves."""
 
     def launches(self, t: int) -> Iterable[Launch]:
-        """What one step launches, in order; ``t`` counts in the scan's direction from the table's step."""
+        """The launches of one step, in order; ``t`` counts in the scan's direction from the table's step."""
 
     def warm_up(self) -> None:
         """Enqueue each kernel once, in every form that a later call may capture."""
@@ -110,15 +110,15 @@ class Pass(Generic[S, R]):
     """One direction of a scan in one call."""
 
     key: Callable[[], Hashable]
-    """Everything that the graphs bake in, device included."""
+    """Everything that the graphs depend on, device included."""
     build: Callable[[bool], S]
-    """Makes the buffers of a scan not seen before; True if graphs are to capture its steps."""
+    """Makes the buffers of a new kind of scan; True if graphs will capture its steps."""
     begin: Callable[[S], None]
     """Loads this call's data into the buffers and the table."""
     finish: Callable[[S], R]
     """Takes the results out of the buffers, which the next call writes to."""
     following: Callable[[], object] | None = None
-    """Runs the scan that will come after this one, whose kernels are compiled beside this one's."""
+    """Runs the next scan, whose kernels are compiled together with this one's."""
 
 
 class _Graphed:
@@ -131,7 +131,7 @@ class _Graphed:
 
     @contextmanager
     def chunk(self, length: int, place: "_Place") -> Iterator[None]:
-        """Record the graph of so many steps, which are taken inside; behind them the table's step moves on."""
+        """Record the graph of ``length`` steps, which run inside; at its end the table's step moves on."""
         graph = torch.cuda.CUDAGraph()
         with recording(graph, place.pool, place.stream, other_threads=True):
             yield
@@ -140,10 +140,10 @@ class _Graphed:
 
 
 class _Place:
-    """What all scans of one device share.
+    """Stream, memory pool and event that all scans of one device share.
 
     The graphs share cuBLAS's workspace of the capturing stream, so two replays must not overlap: each scan waits for
-    the event that the scan before it recorded. On one stream that costs nothing.
+    the event that the previous scan recorded. On one stream that costs nothing.
     """
 
     def __init__(self) -> None:
@@ -157,13 +157,13 @@ class _Place:
             self.anchored.zero_()
 
 
-_lock = threading.RLock()  # autograd runs the backward in a thread of its own
+_lock = threading.RLock()  # autograd runs the backward in its own thread
 _places: dict[torch.device, _Place] = {}
 _scans: "OrderedDict[Hashable, _Graphed]" = OrderedDict()
 
 
 def can_graph(x: Tensor, T: int) -> bool:
-    """Own graphs need CUDA, no capture already going on, and enough steps to pay."""
+    """Whether to use graphs: on CUDA, outside another capture, and with enough steps to pay off."""
     return x.is_cuda and T >= SHORTEST_GRAPHED and not torch.cuda.is_current_stream_capturing()
 
 
@@ -174,10 +174,7 @@ def chunk_lengths(T: int) -> list[int]:
 
 
 def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
-    """Take the ``T`` steps on the current stream of ``x``'s device: as graphs where it can, else one by one.
-
-    Both loops over a step's launches stand here, so that a launch is one call away from here.
-    """
+    """Take the ``T`` steps on the current stream of ``x``'s device: as graphs if possible, else one by one."""
     if not can_graph(x, T):
         steps = scan_pass.build(False)
         scan_pass.begin(steps)
@@ -203,13 +200,13 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
             for length in lengths:
                 scan.graphs[length].replay()
             return scan_pass.finish(scan.steps)
-        finally:  # after an error too: what was launched may still run, and a scan on another stream must wait for it
+        finally:  # after an error too: launched kernels may still run, and a scan on another stream must wait
             scan.steps.forget()
             place.done.record()
 
 
 def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
-    """What is kept on the current device for such a pass, made if need be; its buffers are free on return."""
+    """Find or make the buffers and graphs for a pass on the current device; the buffers are free on return."""
     device, key = torch.device("cuda", torch.cuda.current_device()), scan_pass.key()
     if device not in _places:
         _places[device] = _Place()
@@ -233,7 +230,7 @@ def _warm_up(scan: _Graphed, scan_pass: Pass[S, R]) -> None:
 
 
 def _rehearse(scan: _Graphed, scan_pass: Pass[S, R], onwards: bool = False) -> R:
-    """Compile for every launch of a call and, ``onwards``, of the scan that follows; the results mean nothing."""
+    """Compile every launch of a call and, if ``onwards``, of the next scan; the results mean nothing."""
     scan_pass.begin(scan.steps)
     scan.steps.warm_up()
     result = scan_pass.finish(scan.steps)
@@ -255,19 +252,19 @@ def _wait_for_all() -> None:
 
 
 def clear_graphs() -> None:
-    """Free every graph and buffer; later calls capture anew."""
+    """Free every graph and buffer; later calls capture again."""
     with _lock:
         _wait_for_all()
         _scans.clear()
 
 
 def rounded(x: Tensor) -> bool:
-    """Whether matmuls of ``x`` are TF32, which capture bakes in; Triton's interpreter believes the setting."""
+    """Whether matmuls of ``x`` are TF32, which a capture fixes; Triton's interpreter follows the setting."""
     return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
 
 
 def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
-    """All that a scan's graphs bake in: of an input ``x`` ``(T, B, ...)``, of the tuning, and ``more``."""
+    """Key of everything that a scan's graphs depend on: input ``x`` ``(T, B, ...)``, tuning, and ``more``."""
     B = x.shape[1]
     tuning = (triton_launch.PDL, triton_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
     return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
@@ -275,7 +272,7 @@ def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
 
 @contextmanager
 def plain_mode(x: Tensor) -> Iterator[None]:
-    """No autograd, no autocast, and ``x``'s device current: the launchers deal in finished tensors."""
+    """Turn autograd and autocast off, and make ``x``'s device current."""
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         if x.is_cuda:
             with torch.cuda.device(x.device):

@@ -1,4 +1,4 @@
-"""Launching Triton kernels: compiling them side by side first, and the launch options of row kernels."""
+"""Launch Triton kernels: compile them in parallel first, and choose the launch options of row kernels."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrum.ops.kernels.rows import INTERPRET
 
-THREADS_PER_CORE = 2  # each waits for Python's lock, for the assembler or for the C compiler half of the time
+THREADS_PER_CORE = 2  # half of the time each waits for the GIL, the assembler or the C compiler
 MOST_THREADS = 32
 
 Launch = Callable[[], Any]
@@ -28,22 +28,19 @@ def rehearsing() -> bool:
 
 
 def prepare(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> Launch:
-    """The launch of a Triton kernel, which returns the compiled kernel; in a rehearsal it only compiles.
-
-    A ``partial`` is no frame of Python's: whoever calls it launches.
-    """
-    if rehearsing():  # the same arguments, so the launch will find what is made here
+    """Prepare the launch of a Triton kernel, which returns the compiled kernel; in a rehearsal it only compiles."""
+    if rehearsing():  # the same arguments, so the launch finds the compiled kernel
         return functools.partial(kernel.warmup, *args, grid=grid, **flags)
     return functools.partial(kernel[grid], *args, **flags)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None:
-    """Launch a Triton kernel now; in a rehearsal compile it for such a launch."""
+    """Launch a Triton kernel now; in a rehearsal only compile it."""
     prepare(kernel, grid, *args, **flags)()
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile for one device, and build and load what a launch needs besides."""
+    """Threads that compile for one device, and build and load the launchers."""
 
     def __init__(self, device: int) -> None:
         super().__init__(min(MOST_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1)))
@@ -62,7 +59,7 @@ class _Compilers(ThreadPoolExecutor):
 def compile_together(rehearse: Callable[[], object]) -> None:
     """Compile every kernel that ``rehearse`` launches; all are ready on return.
 
-    A kernel that fails here, or all of them on a Triton that cannot do this, compile when they are launched.
+    A kernel that fails here is compiled when it is launched; all are, on a Triton without this mode.
     """
     if INTERPRET.value or rehearsing():
         return
@@ -72,17 +69,17 @@ def compile_together(rehearse: Callable[[], object]) -> None:
 
         with _Compilers(torch.cuda.current_device()) as compilers, AsyncCompileMode(compilers, ignore_errors=True):
             rehearse()
-    except Exception:  # the launch will meet it again, and say so
+    except Exception:  # the launch will raise it again
         pass
     finally:
         _this_thread.rehearsing = False
 
 
-# Tuning, read when a scan's buffers are made (clear_graphs() makes them anew).
+# Tuning, read when a scan's buffers are made (clear_graphs() frees them).
 LANES_PER_WARP = {"forward": 256, "backward": 256}  # of a row
 MOST_WARPS = 8
 ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a matmul's tile must fit beside a row
-PDL = True  # programmatic dependent launch: start each kernel while the one before it drains
+PDL = True  # programmatic dependent launch: start each kernel while the previous one drains
 CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in matmuls
 
 
@@ -97,9 +94,9 @@ def pdl_runs(x: Tensor) -> bool:
 
 
 def takes_pdl(operand: Tensor) -> bool:
-    """Whether a matmul of ``operand`` and the row kernels around it are launched while the one before drains.
+    """Whether a matmul of ``operand`` and its row kernels are launched while the previous kernel drains.
 
-    16-bit dtypes only: float32 goes to cuBLAS, which takes no part in it.
+    16-bit dtypes only: float32 goes to cuBLAS, which does not support it.
     """
     return operand.dtype != torch.float32 and pdl_runs(operand)
 

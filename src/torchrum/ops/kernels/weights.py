@@ -1,4 +1,4 @@
-"""Parameters of a cell, and the gradients that no time step waits for."""
+"""Parameters of a cell, and their gradients after the last step of the backward."""
 
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ class CellWeights(NamedTuple):
 
 
 WORTH_PADDING = 2**20
-"""Numbers from which rows are copied to aligned ones. At 6784 x 100 float32 on an H200 the copies of both operands take
-7 us and four launches, where such a matmul takes 8 us."""
+"""Operands of fewer numbers are not copied to aligned rows. At 6784 x 100 float32 on an H200 copying both takes
+7 us and four launches, and the matmul itself 8 us."""
 
 
 def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: Tensor) -> Tensor:
@@ -71,13 +71,13 @@ def weight_gradient(grad_gates: Tensor, inputs: Tensor) -> Tensor:
 def aligned_rows(x: Tensor) -> Tensor:
     """Rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is several times slower otherwise.
 
-    A small matmul is over before the padding is.
+    Small ones are left as they are: the matmul takes less time than the padding.
     """
     return F.pad(x, (0, -x.shape[1] % (16 // x.element_size()))) if _misaligned(x, x.numel(), x.stride(0)) else x
 
 
 def _misaligned(x: Tensor, count: int, stride: int) -> bool:
-    """Whether so many numbers of ``x`` in rows that ``stride`` parts are worth a copy to aligned rows."""
+    """Whether ``count`` numbers of ``x``, in rows ``stride`` apart, are worth a copy to aligned rows."""
     return count >= WORTH_PADDING and x.is_cuda and stride % (16 // x.element_size()) != 0
 
 

@@ -27,14 +27,14 @@ class LstmOptions:
     forget_bias: float = 1.0
     """Added to f in every step."""
     zoneout: float = 0.0
-    """Chance that a unit of h keeps its old value."""
+    """Probability that a unit of h keeps its old value."""
     zoneout_cell: float = 0.0
     """The same for c."""
     training: bool = False
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
     def with_training(self, training: bool) -> "LstmOptions":
-        """The same options in training or in evaluation; written out, since older compilers trace no more than that."""
+        """The same options in training or evaluation; written out, since older compilers cannot trace ``replace``."""
         if training == self.training:
             return self
         return LstmOptions(
@@ -52,7 +52,7 @@ class LstmOptions:
         return self.training and (self.zoneout > 0 or self.zoneout_cell > 0)
 
     def kernel_flags(self) -> dict[str, Any]:
-        """What the kernels of a step are compiled for."""
+        """Compile-time arguments of the kernels."""
         zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
         zoneout_c, keep_below_c = zoneout_flags(self.zoneout_cell, self.training)
         return {
@@ -86,7 +86,7 @@ class LstmInputs(NamedTuple):
 
 
 class LstmStepWeights(NamedTuple):
-    """The parameters that every step reads, with those of layer norm in the parts that it applies."""
+    """The parameters of one step, with layer norm's split into those of the gates and of c."""
 
     weight_hh: Tensor
     """``(4H, H)``"""
@@ -101,9 +101,9 @@ class LstmStepWeights(NamedTuple):
 def step_weights(
     weight_hh: Tensor, ln_weight: Tensor | None, ln_bias: Tensor | None, dtype: torch.dtype
 ) -> LstmStepWeights:
-    """A step's weights from those of a scan, whose layer norm has all five blocks in one tensor.
+    """Split the weights of a scan, whose layer norm has all five blocks in one tensor, into those of a step.
 
-    ``dtype`` is that of the state, which layer norm computes in.
+    ``dtype`` is the state's, in which layer norm computes.
     """
     if ln_weight is None or ln_bias is None:
         return LstmStepWeights(weight_hh)
@@ -116,9 +116,9 @@ def step_weights(
 def lstm_step(
     xp: Tensor, h: Tensor, c: Tensor, weights: LstmStepWeights, keeps: Keeps, options: LstmOptions
 ) -> tuple[Tensor, Tensor]:
-    """One step: projected input ``xp`` ``(B, 4H)`` and state ``h, c`` ``(B, H)`` -> new h, new c.
+    """Run one step: projected input ``xp`` ``(B, 4H)`` and state ``h, c`` ``(B, H)`` -> new h, new c.
 
-    ``keeps`` are true where zoneout lets the new h and the new c through; None outside training.
+    ``keeps`` are true where zoneout takes the new h and the new c; None outside training.
     """
     H = h.shape[-1]
     weight_hh, ln_weight, ln_bias, ln_weight_c, ln_bias_c = weights
@@ -138,7 +138,7 @@ def lstm_step(
 
 
 def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """Layer norm of each gate by itself: ``gates`` ``(B, G, H)``, ``gain`` and ``shift`` ``(G H,)``."""
+    """Layer norm of each gate separately: ``gates`` ``(B, G, H)``, ``gain`` and ``shift`` ``(G H,)``."""
     shape = gates.shape[-2:]
     return F.layer_norm(gates, shape[-1:], eps=eps) * gain.view(shape) + shift.view(shape)
 
@@ -170,7 +170,7 @@ def zoneout_masks(seeds: Tensor | None, t: int, like: Tensor, options: LstmOptio
 
 
 def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """A whole sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
+    """Run a whole sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
     xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     dtype = working_dtype(xp.dtype)
     h, c = h0.to(dtype), c0.to(dtype)

@@ -43,7 +43,7 @@ def rows_per_thread(hidden: int) -> int:
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why the lam = 1 kernels cannot run this scan, in words, or None."""
+    """Why the lam = 1 kernels cannot run this scan, or None."""
     xp, hidden = inputs.xp, inputs.h0.shape[-1]
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
@@ -66,12 +66,12 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 
 @constant_when_traced
 def shared_bytes(device: torch.device) -> int | None:
-    """Shared memory that the device grants a block, where torch can tell."""
+    """Shared memory that the device grants a block, or None if torch does not report it."""
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
 
 
 def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
-    """Buffers for what ``forward`` returns: checkpoints of R alone are kept, and the gates are computed anew."""
+    """Allocate the results of ``forward``: only checkpoints of R are saved, and the gates are recomputed."""
     xp, (T, B), H = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
     R = xp.new_empty(B, H, H, dtype=torch.float32)
     return Results(xp.new_empty(T, B, H), R, Residuals(None, R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)))
@@ -112,9 +112,9 @@ def backward(
     bias: Tensor | None = None,
     need_bias: bool = False,
 ) -> Gradients:
-    """Gradients of the inputs; R0's costs a second pass over the sequence, where ``need_R0``.
+    """Compute the gradients of the inputs; with ``need_R0``, R0's takes a second pass over the sequence.
 
-    That of ``bias`` is left to the caller, whether ``need_bias`` or not.
+    The caller computes the gradient of ``bias``, whatever ``need_bias`` is.
     """
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     out, R_n, (_, kept) = results
@@ -175,9 +175,9 @@ def _gates(
     grad_xp: Tensor,
     options: RumOptions,
 ) -> Tensor:
-    """The raw gates of all steps anew, in float32: less memory than keeping them, and one pass over ``out``.
+    """Recompute the raw gates of all steps in float32: less memory than saving them, and one pass over ``out``.
 
-    They are written into ``grad_xp``, where their gradients will stand, if it is float32.
+    They are written into ``grad_xp`` if it is float32; their gradients replace them.
     """
     T, B, H = out.shape
     gates = grad_xp if xp.dtype == torch.float32 else xp.new_empty(T, B, options.num_gates * H, dtype=torch.float32)
@@ -198,11 +198,11 @@ def _plain(x: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | Non
 
 
 class Prepared(NamedTuple):
-    """A launch but for its grid and its tensors."""
+    """A launch without its grid and its tensors."""
 
     kernel: Kernel
     threads: int
-    """Of a block."""
+    """Threads per block."""
     shared_bytes: int
     numbers: tuple[float, float, float, int]
     """eta, ln_eps, zoneout and the hash below which a unit takes its new value."""

@@ -46,10 +46,10 @@ WGMMA_ROW_BLOCKS = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """How one problem lies on the device; everything but B, T and N is compiled in."""
+    """How one problem is laid out on the device; everything but B, T and N is compiled in."""
 
     defines: tuple[tuple[str, int], ...]
-    """Macros that a kernel is compiled with, but for what ``macros`` changes."""
+    """Macros that a kernel is compiled with, before the changes of ``macros``."""
     padded: int
     """Hidden units, rounded up to a number that the warps of a matmul share evenly."""
     row_blocks: int
@@ -63,7 +63,7 @@ class Plan:
     """Groups of blocks that are on the device at once; each takes its share of the tiles."""
 
     def __hash__(self) -> int:
-        return hash((self.padded, self.row_blocks, self.tiles, self.groups))  # of few numbers: every launch asks
+        return hash((self.padded, self.row_blocks, self.tiles, self.groups))  # of few numbers: needed on every launch
 
     @property
     def rows(self) -> int:
@@ -85,7 +85,7 @@ class Plan:
         return inner_bytes // (32 * 8) + 2 <= most_resident("backward", self)
 
     def macros(self, name: str) -> tuple[tuple[str, int], ...]:
-        """What a direction is compiled with: its defines, but a forward in float32 keeps all digits.
+        """The macros of a direction: its defines, but a forward in float32 keeps all digits.
 
         A ReLU unit whose sign TF32 flips spoils the gradients far more than the rounding does elsewhere.
         """
@@ -163,7 +163,7 @@ def _source(name: str, resident: int) -> str:
 
 
 def compile_ahead(plans: Sequence[Plan]) -> None:
-    """Compile both kernels of every plan, several at a time; tests and benchmarks with many plans start so."""
+    """Compile both kernels of every plan, several at a time, for tests and benchmarks with many plans."""
     jobs = {
         (kernel_source(name, plan), f"rum_persistent_{name}", plan.macros(name)) for plan in plans for name in RESIDENT
     }
@@ -197,11 +197,11 @@ def resident_blocks(device: torch.device) -> int:
 
 
 machine = Gpu()
-"""What runs the kernels; the CPU tests put an emulator here."""
+"""The machine that runs the kernels; the CPU tests replace it by an emulator."""
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why the persistent kernels cannot run this scan, in words, or None."""
+    """Why the persistent kernels cannot run this scan, or None."""
     xp = inputs.xp
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
@@ -219,7 +219,7 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 
 
 def shape_obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why the kernels are not made for such a scan, whatever the device, or None."""
+    """Why the kernels cannot run such a scan on any device, or None."""
     xp, N = inputs.xp, inputs.h0.shape[-1]
     if options.keeps_rotation:
         return "the persistent kernels know lam=0 only"
@@ -239,14 +239,14 @@ def shape_obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 
 
 def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
-    """Buffers for what ``forward`` returns: raw gates, and scalars of each row and step."""
+    """Allocate the results of ``forward``, with the raw gates and scalars of each row and step."""
     xp, (T, B, _), N = inputs.xp, inputs.xp.shape, inputs.h0.shape[-1]
     gates, stats = xp.new_empty(T, B, inputs.weight_hh.shape[0]), xp.new_empty(T, B, STATS, dtype=torch.float32)
     return Results(xp.new_empty(T, B, N), None, Residuals(gates, stats))
 
 
 class Layout(NamedTuple):
-    """A launch but for its tensors."""
+    """A launch without its tensors."""
 
     words: int
     """32-bit words of its mailboxes."""
@@ -281,7 +281,7 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
 
 
 class Prepared(NamedTuple):
-    """A launch but for its tensors, and what it launches."""
+    """A launch without its tensors, and its kernel."""
 
     layout: Layout
     kernel: Kernel
@@ -307,7 +307,7 @@ def _prepare(
     options: RumOptions,
     flags: tuple[bool, bool],
 ) -> Prepared:
-    """``_find``, once for everything that decides.
+    """``_find``, cached by everything that decides.
 
     ``on`` is the machine, ``shape`` that of xp; ``flags`` say whether there are lengths, and whether TF32 is allowed.
     """
@@ -368,11 +368,11 @@ def backward(
     (mail, fills), dxp = _mail(xp, layout.words), xp.new_empty(*xp.shape)  # by numbers: half the time of a torch.Size
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
     dbias = xp.new_empty(xp.shape[2]) if need_bias and layout.sums_bias else None
-    # all in one name until the launch: there may be copies among them
+    # held until the launch: there may be copies among them
     tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0, dbias)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
-    del mail  # unless it is kept, what comes next on the stream may have it
+    del mail  # unless it is kept, later work on the stream may reuse it
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     if dweight.dtype is not weight.dtype:
         dweight = dweight.to(weight.dtype)
@@ -414,7 +414,7 @@ def _mail(xp: Tensor, words: int) -> tuple[Tensor, tuple[Fill, ...]]:
 def _fill_in(layout: Layout, mail: Tensor, tensors: Sequence[Tensor | None], clear: bool) -> bytes:
     """The kernels' argument, with null pointers for tensors that are not there.
 
-    ``clear`` has the kernel leave ``mail`` as it found it.
+    With ``clear`` the kernel restores ``mail`` to its state before the launch.
     """
     first = mail.data_ptr()  # views of it would cost as much as conversions
     addresses = [0 if x is None else x.data_ptr() for x in tensors]

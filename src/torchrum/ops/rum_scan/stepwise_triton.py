@@ -133,7 +133,7 @@ def launch_flags(like: Tensor, H: int, options: RumOptions, direction: str, pdl:
 
 
 class Buffers:
-    """The parts of a scan that both directions keep at fixed addresses."""
+    """The buffers at fixed addresses that both directions have."""
 
     direction: str
     stride: int
@@ -169,7 +169,7 @@ class Buffers:
 
     def warm_up(self) -> None:
         _, row = [enqueue() for enqueue in self.launches(0)][:: self.stride]
-        direct = self.row(None, 0)()  # a capture around the scan bakes the addresses in instead
+        direct = self.row(None, 0)()  # a capture around the scan records the addresses instead
         if triton_launch.CARVEOUT and self.flags["PDL"] and not rehearsing():
             prefer_shared(row)
             prefer_shared(direct)
@@ -352,7 +352,7 @@ class BackwardSteps(Buffers):
         HP = padded(H)
         self.low = torch.zeros((B, self.G * HP), dtype=like.dtype, device=like.device)  # padding stays zero
         self.dstate = torch.empty((B, H), dtype=torch.float32, device=like.device)
-        self.dseen = like.new_empty(0) if options.layer_norm else None  # made anew for each call
+        self.dseen = like.new_empty(0) if options.layer_norm else None  # allocated in each call
         self.flags = launch_flags(like, H, options, "backward")
         self.matmul = StepMatmul(self.low, self.weight, self.flags["PDL"], self.direction)
 
