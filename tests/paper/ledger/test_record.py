@@ -114,6 +114,14 @@ def test_a_run_that_does_not_know_its_commit_needs_one(run, tmp_path):
     assert read_run(copy).commit == "abc1234+changes"
 
 
+def test_parameters_of_an_older_run_are_counted(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    environment = json.loads((copy / "environment.json").read_text())
+    counted = environment.pop("parameters")
+    (copy / "environment.json").write_text(json.dumps(environment))
+    assert read_run(copy, commit=COMMIT).parameters == read_run(run, commit=COMMIT).parameters == counted > 0
+
+
 def test_a_run_of_no_recipe_is_refused(run, tmp_path):
     Trainer(dataclasses.replace(read_config(run), name="my-own"), quiet=True).fit(tmp_path / "run")
     with pytest.raises(LedgerError, match=r"no recipe 'my-own'.*The ledger holds runs of recipes"):

@@ -53,6 +53,8 @@ class Environment:
     command: list[str]
     data: str | None = None
     """What is unusual about the data, see ``Task.provenance``."""
+    parameters: int | None = None
+    """Trainable numbers of the model; None in folders of earlier versions."""
     resumed: list[dict[str, Any]] = field(default_factory=list)
     """The step of each resumption, and what was different then."""
 

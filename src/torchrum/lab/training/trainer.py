@@ -303,6 +303,8 @@ class Run:
 
     def _open_folder(self, resume: bool) -> None:
         now = environment(self.engine.device, self.engine.world_size, self.config.task.provenance())
+        weights = (part.numel() for part in self._trained.module.parameters() if part.requires_grad)
+        now = replace(now, parameters=sum(weights))
         if resume:
             before, changed = read_environment(self.folder), asdict(now)
             del changed["resumed"]

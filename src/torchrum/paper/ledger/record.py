@@ -107,7 +107,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         versions=_versions(environment),
         wall_seconds=max(0.1, round(float(validation[-1]["seconds"]), 1)),
         steps=last,
-        parameters=count_parameters(config),
+        parameters=environment.parameters or count_parameters(config),
         baseline=rounded(config.task.baseline()),
         final={key: values[-1] for key, values in curve.items() if key != "step"},
         curve=curve,
