@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchrum.lab.models import AnsweringModel, TaggingModel, build_model
-from torchrum.lab.tasks import Copying
+from torchrum.lab.tasks import Babi, Copying, Recall
 from torchrum.lab.training.config import ModelConfig
+from torchrum.lab.training.errors import ConfigError
 
 I, H, V = 6, 5, 4
 
@@ -63,3 +64,21 @@ def test_tagging_refuses_lengths():
 def test_an_unknown_layer_is_named_as_the_user_gave_it():
     with pytest.raises(ValueError, match=r"model: layer='rmu' is not known; it must be one of .* Did you mean 'rum'\?"):
         build_model(ModelConfig(layer="rmu"), Copying())
+
+
+@pytest.mark.parametrize("layer", ["rum", "lstm", "gru", "fast_weights", "ntm"])
+def test_a_window_gives_the_layer_the_symbols_before_each_one(layer):
+    task = Recall(length=6)
+    model = build_model(ModelConfig(layer=layer, hidden_size=H, window=3), task)
+    x = task.batch(2, torch.Generator()).x
+    symbols = torch.eye(task.input_size)[x]  # (B, T, I)
+    before = [F.pad(symbols, (0, 0, back, 0))[:, : x.shape[1]] for back in range(3)]
+    expected = model.readout(model.layer(torch.cat(before, -1))[0][:, -1])
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_window_is_refused_where_symbols_are_not_one_hot():
+    with pytest.raises(ValueError, match=r"model\.window=2 is for models of one-hot symbols; Babi has none, leave it"):
+        build_model(ModelConfig(hidden_size=H, window=2, embedding_size=4), Babi())
+    with pytest.raises(ConfigError, match="window"):
+        ModelConfig(window=0)

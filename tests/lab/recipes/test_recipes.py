@@ -69,7 +69,9 @@ def test_a_recipe_with_tanh_differs_from_the_tuned_one_in_the_options_of_rum_alo
 def test_generated_tasks_share_the_batch_and_the_papers_rate(name):
     assert load_recipe(name).batch_size == 128
     own = any(f"-{model}-t" in name for model in copying.OWN_OPTIMIZER)
-    if not own and not name.endswith(("-t2000", "-t100")):  # beyond the paper's sizes there is no preset
+    if (
+        not own and "-window-" not in name and not name.endswith(("-t2000", "-t100"))
+    ):  # beyond the paper's sizes there is no preset
         assert load_recipe(paper_preset(name, RECIPES)).optimizer.lr == 1e-3
 
 
@@ -134,8 +136,19 @@ def test_what_goes_beyond_the_paper_claims_no_number_of_it():
 
 def test_baseline_models_have_equal_budgets():
     for task in ("copying", "recall"):
-        budgets = {(c.steps, c.batch_size) for c in (load_recipe(n) for n in RECIPES if n.startswith(task + "-"))}
-        assert len(budgets) == 1
+        configs = [load_recipe(name) for name in RECIPES if name.startswith(task + "-")]
+        budgets = {(c.model.window, c.steps, c.batch_size) for c in configs}
+        assert budgets == {(1, configs[0].steps, 128), *([(2, 20_000, 128)] if task == "recall" else [])}
+
+
+@pytest.mark.parametrize("model", ["rum-lam1", "rum", "lstm", "gru", "fast-weights", "ntm"])
+@pytest.mark.parametrize("length", [30, 50, 100])
+def test_a_window_changes_the_input_of_the_layer_and_the_data(model, length):
+    config = load_recipe(f"recall-{model}-window-t{length}")
+    plain = load_recipe(paper_preset(f"recall-{model}-t30", RECIPES))
+    assert config.model == replace(plain.model, window=2)
+    assert config.task == Recall(length=length, train_size=None)
+    assert config.paper is None
 
 
 def test_a_name_without_its_size_takes_the_smallest():

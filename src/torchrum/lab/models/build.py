@@ -23,6 +23,8 @@ class LayerChoice(Protocol):
     @property
     def num_layers(self) -> int: ...
     @property
+    def window(self) -> int: ...
+    @property
     def options(self) -> Mapping[str, Any]: ...
     @property
     def embedding_size(self) -> int | None: ...
@@ -113,17 +115,18 @@ def build_model(config: LayerChoice, task: Problem) -> nn.Module:
     size = task.input_size if config.embedding_size is None else config.embedding_size
     layer = build_layer(
         config.layer,
-        size,
+        size * config.window,
         config.hidden_size,
         config.num_layers,
         batch_first=not task.carries_state,
         **config.options,
     )
     if task.carries_state:
+        _refuse_window(config, task)
         return CharModel(layer, task.input_size, **further)
     _refuse(config, task, TEXT_ONLY)
     kind = {"steps": TaggingModel, "last": AnsweringModel}[task.answers]
-    return kind(layer, task.input_size, task.num_classes)
+    return kind(layer, task.input_size, task.num_classes, config.window)
 
 
 def _refuse(config: LayerChoice, task: object, names: Iterable[str]) -> None:
@@ -133,7 +136,16 @@ def _refuse(config: LayerChoice, task: object, names: Iterable[str]) -> None:
             raise ValueError(f"model.{name}={value} is for {owner}; {type(task).__name__} has none, leave it out.")
 
 
+def _refuse_window(config: LayerChoice, task: object) -> None:
+    if config.window > 1:
+        raise ValueError(
+            f"model.window={config.window} is for models of one-hot symbols; {type(task).__name__} has none, "
+            "leave it out."
+        )
+
+
 def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
+    _refuse_window(config, task)
     if not isinstance(task, StoryProblem) or task.sentence_size is None:
         raise ValueError(
             f"build_model: {config.layer} reads stories sentence by sentence; set task.reading to sentences."
@@ -153,6 +165,7 @@ def _whole_model(config: LayerChoice, task: Problem) -> nn.Module:
 
 
 def _story_reader(config: LayerChoice, task: StoryProblem, embedding_size: int) -> nn.Module:
+    _refuse_window(config, task)
     _refuse(config, task, (name for name in TEXT_ONLY if name not in STORY_TOO))
     options = dict(config.options)
     if config.layer in TORCH_LAYERS and options.pop("bidirectional", False):

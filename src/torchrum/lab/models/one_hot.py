@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchrum.layers.window import InputWindow
 from torchrum.ops._checks import ArgumentTypeError
 
 
@@ -35,14 +36,16 @@ class OneHotModel(nn.Module, ABC):
     """One-hot input, a recurrent layer, and a linear read-out.
 
     Args:
-        layer: a recurrent layer with ``batch_first=True`` and ``input_size=num_inputs``.
+        layer: a recurrent layer with ``batch_first=True`` and ``input_size=window * num_inputs``.
         num_inputs: symbols that may stand in the input, I.
         num_outputs: classes to choose from, V.
+        window: symbols that the layer reads per step: the current one and those before it.
     """
 
-    def __init__(self, layer: nn.Module, num_inputs: int, num_outputs: int) -> None:
+    def __init__(self, layer: nn.Module, num_inputs: int, num_outputs: int, window: int = 1) -> None:
         super().__init__()
         self.num_inputs = num_inputs
+        self.window = InputWindow(num_inputs, window, batch_first=True) if window > 1 else None
         self.layer = layer
         self.readout = nn.Linear(width(layer), num_outputs)
         init_readout(self.readout, num_inputs + num_outputs)
@@ -53,7 +56,8 @@ class OneHotModel(nn.Module, ABC):
 
     def run_layer(self, x: Tensor) -> Tensor:
         """The layer's output for ``x`` ``(B, T)`` int64 -> ``(B, T, H)``."""
-        output, _ = self.layer(F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype))
+        symbols = F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype)
+        output, _ = self.layer(symbols if self.window is None else self.window(symbols)[0])
         return output
 
 

@@ -69,6 +69,31 @@ def recipe_name(model: str, length: int, tuned: bool) -> str:
     return f"recall-{model}{'-paper' if (model, length) in TUNED and not tuned else ''}-t{length}"
 
 
+WINDOWED = ("rum-lam1", "rum", "lstm", "gru", "fast-weights", "ntm")
+WINDOW_LENGTHS = (30, 50, 100)
+
+
+def recall_window(model: str, length: int) -> TrainConfig:
+    """Train one model that also reads the symbol before each one, ``[x_t, x_{t-1}]``.
+
+    The binding of a value to the key before it is then given. Every model has 50 units, the rate that suits RUM with
+    lam 1, fresh examples and 20,000 steps.
+    """
+    layer, options, _, about = MODELS[model]
+    return TrainConfig(
+        name=f"recall-{model}-window-t{length}",
+        task=Recall(length=length, train_size=None),
+        model=ModelConfig(layer=layer, hidden_size=50, options=options, window=2),
+        optimizer=OptimizerConfig(name="adam", lr=3e-3, clip=1.0),
+        batch_size=128,
+        steps=20_000,
+        eval_every=250,
+        checkpoint_every=1000,
+        stop_at=0.9995,
+        about=f"{about}, with the previous input",
+    )
+
+
 def _paper(model: str, accuracy: float | None, length: int) -> Paper | None:
     if accuracy is not None:
         return Paper(text=f"{accuracy:g}%", where=TABLE, value=accuracy / 100)
@@ -79,10 +104,14 @@ def _paper(model: str, accuracy: float | None, length: int) -> Paper | None:
 
 
 def recipes() -> dict[str, Callable[[], TrainConfig]]:
-    """List every model at the paper's lengths, tuned and in the paper's setting, and one longer sequence."""
+    """List every model at the paper's lengths, tuned and in the paper's setting, one longer sequence, and a window."""
     runs = [(model, length, tuned) for model in MODELS for length in LENGTHS for tuned in (True, False)]
     runs = [run for run in [*runs, ("rum-lam1", 100, True)] if run[:2] in TUNED or not run[2]]
-    return {recipe_name(*run): functools.partial(recall, *run) for run in runs}
+    made: dict[str, Callable[[], TrainConfig]] = {recipe_name(*run): functools.partial(recall, *run) for run in runs}
+    windows = [(model, length) for model in WINDOWED for length in WINDOW_LENGTHS]
+    return made | {
+        f"recall-{model}-window-t{length}": functools.partial(recall_window, model, length) for model, length in windows
+    }
 
 
 DEMO_MODELS: dict[str, dict[str, Any]] = {"rum": {**PAPER_OPTIONS, "lam": 1}, "lstm": {}}

@@ -106,6 +106,8 @@ class ModelConfig:
     """Number of stacked layers."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the layer, such as lam and eta."""
+    window: int = 1
+    """One-hot symbols that the layer reads per step: the current one and those before it."""
     embedding_size: int | None = None
     """Width of a trained embedding of the symbols; None: one-hot vectors."""
     original_embedding: bool = False
@@ -129,6 +131,7 @@ class ModelConfig:
         check_fields("model", self, ConfigError)
         _positive("model", hidden_size=self.hidden_size)
         _positive("model", most=MOST_LAYERS, num_layers=self.num_layers)
+        _positive("model", window=self.window)
         for name, value in self.options.items():
             if isinstance(value, int | float) and not abs(value) <= MOST:
                 raise ConfigError(f"model: {name} is {value!r:.60}, but it must be between -{MOST:,} and {MOST:,}.")

@@ -67,6 +67,8 @@ def describe_model(model: ModelConfig) -> str:
     """Describe the layer: its sizes, and the options that differ from its defaults or from the paper's."""
     layers = f"{model.num_layers} layers of " if model.num_layers > 1 else ""
     words = [f"{layers}{model.layer}, {model.hidden_size} units"]
+    if model.window > 1:
+        words.append(f"a window of {model.window} inputs")
     entry = LAYERS.get(model.layer)
     usual: dict[str, Any] = {}
     if entry is not None:

@@ -47,7 +47,8 @@ def model_label(model: ModelConfig) -> str:
     """Name a model in tables and figures: its layer with the options that tell variants apart, and several layers."""
     if model.layer == "memn2n":  # its layers are hops over one memory
         return NAMES[model.layer]
-    return (f"{model.num_layers} × " if model.num_layers > 1 else "") + _layer_label(model)
+    window = f", window {model.window}" if model.window > 1 else ""
+    return (f"{model.num_layers} × " if model.num_layers > 1 else "") + _layer_label(model) + window
 
 
 def _layer_label(model: ModelConfig) -> str:

@@ -84,7 +84,7 @@ def _score(row: Row, key: str, how: str = "") -> str:
 
 
 def _recall(entries: Sequence[Entry]) -> Headline | None:
-    rows = _own(entries, "recall", "-t50")
+    rows = [row for row in _own(entries, "recall", "-t50") if row[0].config().model.window == 1]
     ours, lstm = _best(rows, rum=True), _named(rows, "LSTM")
     if ours is None or lstm is None:
         return None
