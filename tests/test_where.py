@@ -28,10 +28,8 @@ def spread(values, digits):
         ("babi-gru", PLAIN),
         ("babi-lstm", PLAIN),
         ("babi-joint-rum-deep", []),
-        ("babi-joint-gru-deep", []),
-        ("babi-joint-lstm-deep", []),
         ("babi-joint-gru-deep", ["optimizer.lr=0.002"]),
-        ("babi-joint-lstm-deep", ["optimizer.lr=0.002"]),
+        ("babi-joint-lstm-deep", ["optimizer.lr=0.004"]),
     ],
     ids=str,
 )
