@@ -1,15 +1,10 @@
-"""Which jobs to do next, from the results so far.
-
-P0  gru and lstm with seeds 0, 1, 2 and every variant with seed 0 on CHOOSE
-P1  the 10 best variants on CHOOSE with seeds 1, 2
-P2  the 3 best of those on JUDGE with seeds 0-4, with gru and lstm          <- the first look at JUDGE
-P3  the 3 best on CHOOSE with seeds 3, 4, with gru; then rates x 0.3 and x 3 of gru, lstm and the best on all tasks, seeds 0-2
-"""
+"""Which jobs to do next, from the results so far: choose among SECOND on CHOOSE, then judge the best on JUDGE and FRESH_TASKS."""
+from fresh import FRESH_TASKS
 from summary import rank
 from tasks import CHOOSE, JUDGE
-from variants import VARIANTS
+from variants import SECOND
 
-KEEP, FINAL = 10, 3
+KEEP, FINAL = 6, 2
 
 
 def missing(jobs, rows):
@@ -18,20 +13,18 @@ def missing(jobs, rows):
 
 
 def PHASES(rows):
-    p0 = [(t, m, 0, 1.0) for m in ("gru", "lstm") for t in CHOOSE]
-    p0 += [(t, v, 0, 1.0) for v in VARIANTS for t in CHOOSE]
-    p0 += [(t, m, s, 1.0) for s in (1, 2) for m in ("gru", "lstm") for t in CHOOSE]
-    if missing(p0, rows):
-        return "P0", missing(p0, rows)
+    first = [(t, v, s, 1.0) for s in (0, 1) for v in SECOND for t in CHOOSE]
+    first += [(t, m, s, 1.0) for s in range(3) for m in ("gru", "lstm") for t in CHOOSE]
+    if missing(first, rows):
+        return "choose, seeds 0 and 1", missing(first, rows)
     seen = [r for r in rows if r["task"] in CHOOSE and r["factor"] == 1.0]
-    best = [v for v, *_ in rank([r for r in seen if r["seed"] == 0 or r["variant"] in ("gru", "lstm")], list(VARIANTS))][:KEEP]
-    p1 = [(t, v, s, 1.0) for s in (1, 2) for v in best for t in CHOOSE]
-    if missing(p1, rows):
-        return "P1", missing(p1, rows)
-    final = [v for v, *_ in rank([r for r in seen if r["seed"] < 3], best)][:FINAL]
-    p2 = [(t, m, s, 1.0) for s in range(5) for m in ("gru", *final, "lstm") for t in JUDGE]
-    if missing(p2, rows):
-        return "P2 " + ", ".join(final), missing(p2, rows)
-    p3 = [(t, m, s, 1.0) for s in (3, 4) for m in ("gru", *final, "lstm") for t in CHOOSE]
-    p3 += [(t, m, s, f) for s in range(3) for f in (3.0, 0.3) for m in ("gru", final[0], "lstm") for t in (*CHOOSE, *JUDGE)]
-    return "P3", missing(p3, rows)
+    best = [v for v, *_ in rank([r for r in seen if r["seed"] < 2 or r["variant"] in ("gru", "lstm")], list(SECOND))][:KEEP]
+    more = [(t, v, s, 1.0) for s in (2, 3) for v in best for t in CHOOSE]
+    if missing(more, rows):
+        return "choose, seeds 2 and 3", missing(more, rows)
+    final = [v for v, *_ in rank(seen, best)][:FINAL]
+    judge = [(t, m, s, 1.0) for s in range(5) for m in ("gru", *final, "lstm") for t in (*FRESH_TASKS, *JUDGE)]
+    if missing(judge, rows):
+        return "judge " + ", ".join(final), missing(judge, rows)
+    rates = [(t, m, s, f) for s in range(3) for f in (3.0, 0.3) for m in ("gru", final[0], "lstm") for t in (*FRESH_TASKS, *JUDGE)]
+    return "rates", missing(rates, rows)

@@ -1,7 +1,7 @@
 """RUM with candidate options, fast on one CPU core: the matmuls in torch, the row-wise step in C, backward by hand.
 
     [tau, u, r] = W x + U h + b;  eps = W_eps x + b_eps;  u, r through a sigmoid
-    h~ = f(g * eps [+ gt * tau] + R (r * h)),  R = R_{t-1}^lam Rotation(eps, tau) in each head of n units
+    h~ = f(g * eps [+ gt * tau] + R (r * h)), or f(g * eps + r * (gt * tau + kap * R h)),  R = R_{t-1}^lam Rotation(eps, tau) in each head of n units
     h' = u * h + (1 - u) * h~  [; h' = eta h' / |h'|]
 
 `RUMProto` has the contract of nn.GRU: (input_size, hidden_size, num_layers, dropout, bidirectional).
@@ -18,7 +18,7 @@ from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ACTS = {"tanh": 0, "relu": 1, "softsign": 2}
-RESET, MIX, AFTER = 1, 2, 4
+RESET, MIX, AFTER, MIXIN = 1, 2, 4, 8
 
 
 def _load(double=False):
@@ -38,8 +38,8 @@ def lib(dtype):
         double = dtype == torch.float64
         real = ctypes.c_double if double else ctypes.c_float
         found, p, i = _load(double), ctypes.c_void_p, ctypes.c_int
-        found.step_fwd.argtypes = [i, i, i, i, i, real] + [p] * 10
-        found.step_bwd.argtypes = [i, i, i, i, i, real] + [p] * 13
+        found.step_fwd.argtypes = [i, i, i, i, i, real, real, p] + [p] * 10
+        found.step_bwd.argtypes = [i, i, i, i, i, real, real, p] + [p] * 13
         found.step_fwd.restype = found.step_bwd.restype = None
         _LIBS[dtype] = found
     return _LIBS[dtype]
@@ -49,7 +49,7 @@ class _Scan(torch.autograd.Function):
     """xp (T, B, (G+1)H), h0 (B, H), U (G H, H), gains g and gt (H) -> states (T, B, H), last R."""
 
     @staticmethod
-    def forward(ctx, xp, h0, U, g, gt, R0, n, flags, f, eta, lam):
+    def forward(ctx, xp, h0, U, g, gt, R0, n, flags, f, eta, lam, res, kap):
         L, xp = lib(xp.dtype), xp.contiguous()
         T, B, width = xp.shape
         H, G = U.shape[1], U.shape[0] // U.shape[1]
@@ -63,6 +63,7 @@ class _Scan(torch.autograd.Function):
         if lam == 1:
             R = xp.new_zeros(T + 1, B, heads, n, n)
             R[0] = torch.eye(n, dtype=xp.dtype) if R0 is None else R0
+        pk = kap.data_ptr()
         px, po, ps, pq, pg, pt = xp.data_ptr(), out.data_ptr(), save.data_ptr(), pre.data_ptr(), g.data_ptr(), gt.data_ptr()
         sx, so, ss = B * width * size, B * H * size, 4 * B * H * size
         pr, sr = (R.data_ptr(), B * heads * n * n * size) if R is not None else (None, 0)
@@ -70,11 +71,12 @@ class _Scan(torch.autograd.Function):
         step, mm = L.step_fwd, torch.mm
         for t in range(T):
             mm(out[t], UT, out=pre)
-            step(B, H, n, flags, f, eta, px + t * sx, pq, po + t * so, pg, pt, po + (t + 1) * so, ps + t * ss,
+            step(B, H, n, flags, f, eta, res, pk, px + t * sx, pq, po + t * so, pg, pt, po + (t + 1) * so, ps + t * ss,
                  None if pr is None else pr + t * sr, None if pr is None else pr + (t + 1) * sr,
                  None if pn is None else pn + t * B * size)
+        ctx.kap = kap
         ctx.save_for_backward(xp, U, g, gt, out, save, R, norm)
-        ctx.given = n, flags, f, eta
+        ctx.given = n, flags, f, eta, res
         last = R[-1].clone() if R is not None else xp.new_empty(0)
         ctx.mark_non_differentiable(last)
         return out[1:], last
@@ -82,7 +84,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out, _):
         xp, U, g, gt, out, save, R, norm = ctx.saved_tensors
-        n, flags, f, eta = ctx.given
+        n, flags, f, eta, res = ctx.given
         L, d_out, U = lib(xp.dtype), d_out.contiguous(), U.detach().contiguous()
         T, B, width = xp.shape
         H, G = U.shape[1], U.shape[0] // U.shape[1]
@@ -90,6 +92,7 @@ class _Scan(torch.autograd.Function):
         dg, dgt = torch.zeros_like(g), torch.zeros_like(gt)
         size, heads = xp.element_size(), -(-H // n)
         A = xp.new_zeros(B, heads, n, n) if R is not None else None
+        pk = ctx.kap.data_ptr()
         px, po, ps, pg, pt = xp.data_ptr(), out.data_ptr(), save.data_ptr(), g.data_ptr(), gt.data_ptr()
         sx, so, ss = B * width * size, B * H * size, 4 * B * H * size
         pd, pdx, pdg, pdt = d.data_ptr(), dxp.data_ptr(), dg.data_ptr(), dgt.data_ptr()
@@ -100,19 +103,21 @@ class _Scan(torch.autograd.Function):
         gates = dxp[:, :, : G * H]
         for t in range(T - 1, -1, -1):
             d += d_out[t]
-            step(B, H, n, flags, f, eta, px + t * sx, po + t * so, po + (t + 1) * so, ps + t * ss, pg, pt, pd, pdx + t * sx,
+            step(B, H, n, flags, f, eta, res, pk, px + t * sx, po + t * so, po + (t + 1) * so, ps + t * ss, pg, pt, pd, pdx + t * sx,
                  pdg, pdt, None if pr is None else pr + (t + 1) * sr, pa, None if pn is None else pn + t * B * size)
             d.addmm_(gates[t], U)
         dU = gates.reshape(T * B, G * H).t() @ out[:-1].reshape(T * B, H)
-        return dxp, d, dU, dg, dgt, None, None, None, None, None, None
+        return dxp, d, dU, dg, dgt, None, None, None, None, None, None, None, None
 
 
 class RUMProto(nn.Module):
     def __init__(self, input_size, hidden_size, num_layers=1, dropout=0.0, bidirectional=False, *, lam=0, eta=None,
-                 activation="tanh", heads=0, reset=False, reset_after=False, gain=None, mix=None, x_gates="tur",
+                 activation="tanh", heads=0, reset=False, reset_after=False, gain=None, mix=None, mix_in=False, x_gates="tur",
                  init="orth", gate_scale=0.25, embed_scale=0.5, embed_bias=0.0, tau_bias=0.0, u_bias=1.0, r_bias=0.0,
-                 tau_noise=0.0, gate_scale_h=None, tau_scale=1.0, gain_like_gru=False, learn_gain=True):
-        """heads: units per head, 0 for one head. gain: start of g (learned, per unit); None fixes 1. mix: start of gt, or None.
+                 tau_noise=0.0, gate_scale_h=None, tau_scale=1.0, gain_like_gru=False, learn_gain=True, res=0.0, learn_mix=True, eps_k=0.0, kap=1.0, share=1.0):
+        """kap, share: the first share of the units takes kap R h into the candidate, the others nothing (a GRU's units).
+        res: the rotation ends at tau + res * eps. eps_k: the start of b_eps, uniform up to eps_k / sqrt(H).
+        heads: units per head, 0 for one head. gain: start of g (learned, per unit); None fixes 1. mix: start of gt, or None. mix_in: r * (gt tau + R h).
         x_gates: which of tau, u, r see x. init: "orth" as the library, "gru" uniform +-1/sqrt(H).
         embed_scale: std of W_eps x for inputs of variance 1; "gru" for sqrt(I / 3H). embed_bias: std of b_eps.
         gain_like_gru: g starts so that g W_eps x has nn.GRU's std, sqrt(I / 3H)."""
@@ -124,9 +129,12 @@ class RUMProto(nn.Module):
         self.n = min(heads, H) if heads else H
         self.reset, self.mixes = reset, mix is not None
         self.flags = RESET * reset + MIX * (mix is not None) + AFTER * reset_after
+        assert not mix_in or (reset and reset_after and mix is not None)
+        self.flags += MIXIN * mix_in
         self.order = [c for c in ("tur" if reset else "tu")]
         self.x_gates = [c in x_gates for c in self.order]
         self.drop = dropout
+        self.res = float(res)
         self.learn_gain = gain is not None and learn_gain
         self.cells = nn.ModuleList()
         for layer in range(num_layers):
@@ -164,8 +172,10 @@ class RUMProto(nn.Module):
                     W[-H:] = scale * math.sqrt(max(H / I, 1)) * nn.init.orthogonal_(torch.empty(H, I))
                 else:
                     W[-H:].uniform_(-1, 1).mul_(scale * math.sqrt(3 / I))
+                if eps_k:
+                    b[-H:].uniform_(-eps_k * k, eps_k * k)
                 if embed_bias:
-                    b[-H:] = embed_bias * torch.randn(H)
+                    b[-H:] += embed_bias * torch.randn(H)
                 cell.W, cell.U, cell.b = nn.Parameter(W), nn.Parameter(U), nn.Parameter(b)
                 start = 1.0 if gain is None else gain
                 if gain_like_gru:
@@ -174,7 +184,12 @@ class RUMProto(nn.Module):
                     cell.g = nn.Parameter(torch.full((H,), float(start)))
                 else:
                     cell.register_buffer("g", torch.full((H,), float(start)))
-                if self.mixes:
+                kv = torch.full((H,), float(kap))
+                kv[round(share * H):] = 0.0
+                cell.register_buffer("kap", kv)
+                if self.mixes and not learn_mix:
+                    cell.register_buffer("gt", torch.full((H,), float(mix)))
+                elif self.mixes:
                     cell.gt = nn.Parameter(torch.full((H,), float(mix)))
                 else:
                     cell.register_buffer("gt", torch.zeros(H))
@@ -202,7 +217,7 @@ class RUMProto(nn.Module):
                 if way:
                     xp = xp.flip(0)
                 h0, R0 = state[layer * d + way] if state is not None else (xp.new_zeros(x.shape[1], self.hidden_size), None)
-                out, R = _Scan.apply(xp, h0, cell.U, cell.g, cell.gt, R0, self.n, self.flags, self.f, self.eta, self.lam)
+                out, R = _Scan.apply(xp, h0, cell.U, cell.g, cell.gt, R0, self.n, self.flags, self.f, self.eta, self.lam, self.res, cell.kap)
                 last.append((out[-1], R if self.lam else None))
                 outs.append(out.flip(0) if way else out)
             x = torch.cat(outs, -1) if d == 2 else outs[0]
@@ -227,7 +242,7 @@ def build(input_size, hidden_size, num_layers=1, dropout=0.0, bidirectional=Fals
     while True:
         G = 3 if options.get("reset") else 2
         seen = sum(c in options.get("x_gates", "tur") for c in "tur"[:G]) + 1
-        extra = (options.get("gain") is not None and options.get("learn_gain", True)) + (options.get("mix") is not None)
+        extra = (options.get("gain") is not None and options.get("learn_gain", True)) + (options.get("mix") is not None and options.get("learn_mix", True))
         total = 0
         for layer in range(num_layers):
             I = input_size if layer == 0 else H * (1 + bidirectional)

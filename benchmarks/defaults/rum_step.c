@@ -8,6 +8,7 @@
 #define RESET 1
 #define MIX 2      /* tau joins the candidate with a gain */
 #define AFTER 4    /* reset gate after the rotation: r * (R h) */
+#define MIXIN 8    /* with MIX and AFTER: the reset gate acts on tau's share too, r * (gt tau + R h), as in nn.GRU */
 #define MAXH 1024
 typedef REAL real;
 
@@ -52,10 +53,10 @@ static int frame(const real *eps, const real *tau, int n, real *e, real *w, real
 }
 
 // xp (B, (G+1)H): tau, u[, r], eps. pre (B, G H): h U^T. save (B, 4H): tau, u, r, c. R (B, heads, n, n) or NULL.
-void step_fwd(int B, int H, int n, int flags, int f, real eta, const real *xp, const real *pre, const real *h, const real *g,
+void step_fwd(int B, int H, int n, int flags, int f, real eta, real res, const real *kap, const real *xp, const real *pre, const real *h, const real *g,
               const real *gt, real *out, real *save, const real *R_in, real *R_out, real *norm) {
   int G = flags & RESET ? 3 : 2, heads = (H + n - 1) / n;
-  real hr[MAXH], z[MAXH], e[MAXH], w[MAXH], y[MAXH];
+  real hr[MAXH], z[MAXH], e[MAXH], w[MAXH], y[MAXH], rt[MAXH];
   for (int b = 0; b < B; b++) {
     const real *x = xp + (long)b * (G + 1) * H, *q = pre + (long)b * G * H, *hb = h + (long)b * H, *eps = x + G * H;
     real *tau = save + (long)b * 4 * H, *u = tau + H, *r = u + H, *c = r + H, *o = out + (long)b * H;
@@ -66,7 +67,8 @@ void step_fwd(int B, int H, int n, int flags, int f, real eta, const real *xp, c
     for (int k = 0; k < heads; k++) {
       int a = k * n, m = H - a < n ? H - a : n;
       real ie, it, ss;
-      int ok = frame(eps + a, tau + a, m, e, w, &ie, &it, &ss);
+      for (int i = a; i < a + m; i++) rt[i] = tau[i] + res * eps[i];
+      int ok = frame(eps + a, rt + a, m, e, w, &ie, &it, &ss);
       if (R_in) {
         const real *Ri = R_in + ((long)b * heads + k) * n * n; real *Ro = R_out + ((long)b * heads + k) * n * n;
         real is = ok ? 1 / sqrt(ss) : 0;
@@ -86,8 +88,10 @@ void step_fwd(int B, int H, int n, int flags, int f, real eta, const real *xp, c
         for (int i = 0; i < m; i++) z[a + i] = hr[a + i] + 2 * p * w[i] - 2 * kk * (e[i] + w[i]);
       } else memcpy(z + a, hr + a, m * sizeof(real));
     }
+    for (int i = 0; i < H; i++) z[i] *= kap[i];
+    if (flags & MIXIN) for (int i = 0; i < H; i++) z[i] += gt[i] * tau[i];
     if ((flags & RESET) && (flags & AFTER)) for (int i = 0; i < H; i++) z[i] *= r[i];
-    if (flags & MIX) for (int i = 0; i < H; i++) z[i] += gt[i] * tau[i];
+    if ((flags & MIX) && !(flags & MIXIN)) for (int i = 0; i < H; i++) z[i] += gt[i] * tau[i];
     for (int i = 0; i < H; i++) { c[i] = act(g[i] * eps[i] + z[i], f); y[i] = c[i] + u[i] * (hb[i] - c[i]); }
     if (eta > 0) {
       real len = sqrt(dot(y, y, H)), k = len > 1e-12 ? eta / len : 0;
@@ -99,10 +103,10 @@ void step_fwd(int B, int H, int n, int flags, int f, real eta, const real *xp, c
 
 // d (B, H): gradient of the state after the step; becomes the direct gradient of the state before it (without dgates U).
 // dxp (B, (G+1)H): gradients of tau, u[, r], eps. dg, dgt (H) are added to. A (B, heads, n, n): lam 1's frame gradient.
-void step_bwd(int B, int H, int n, int flags, int f, real eta, const real *xp, const real *h, const real *hout, const real *save,
+void step_bwd(int B, int H, int n, int flags, int f, real eta, real res, const real *kap, const real *xp, const real *h, const real *hout, const real *save,
               const real *g, const real *gt, real *d, real *dxp, real *dg, real *dgt, const real *R, real *A, const real *norm) {
   int G = flags & RESET ? 3 : 2, heads = (H + n - 1) / n;
-  real hr[MAXH], e[MAXH], w[MAXH], dz[MAXH], dhr[MAXH], zr[MAXH], mm[MAXH], nn[MAXH], ke[MAXH], kn[MAXH];
+  real mix[MAXH], rt[MAXH], hr[MAXH], e[MAXH], w[MAXH], dz[MAXH], dhr[MAXH], zr[MAXH], mm[MAXH], nn[MAXH], ke[MAXH], kn[MAXH];
   for (int b = 0; b < B; b++) {
     const real *eps = xp + (long)b * (G + 1) * H + G * H, *hb = h + (long)b * H, *ob = hout + (long)b * H;
     const real *tau = save + (long)b * 4 * H, *u = tau + H, *r = u + H, *c = r + H;
@@ -119,18 +123,20 @@ void step_bwd(int B, int H, int n, int flags, int f, real eta, const real *xp, c
       de[i] = g[i] * dz[i];
       dt[i] = 0;
     }
-    if (flags & MIX) for (int i = 0; i < H; i++) { dgt[i] += dz[i] * tau[i]; dt[i] = gt[i] * dz[i]; }
+    if ((flags & MIX) && !(flags & MIXIN)) for (int i = 0; i < H; i++) { dgt[i] += dz[i] * tau[i]; dt[i] = gt[i] * dz[i]; }
     int after = (flags & RESET) && (flags & AFTER), before = (flags & RESET) && !(flags & AFTER);
     if (before) for (int i = 0; i < H; i++) hr[i] = r[i] * hb[i];
     else memcpy(hr, hb, H * sizeof(real));
     for (int k = 0; k < heads; k++) {
       int a = k * n, m = H - a < n ? H - a : n;
       real ie, it, ss;
-      int ok = frame(eps + a, tau + a, m, e, w, &ie, &it, &ss);
+      for (int i = a; i < a + m; i++) rt[i] = tau[i] + res * eps[i];
+      int ok = frame(eps + a, rt + a, m, e, w, &ie, &it, &ss);
       if (R) {
+        const int in = (flags & MIXIN) != 0;
         const real *Rk = R + ((long)b * heads + k) * n * n; real *Ak = A + ((long)b * heads + k) * n * n;
-        if (after) for (int i = 0; i < m; i++) { real z = dot(Rk + i * n, hr + a, m); dr[a + i] = dz[a + i] * z; dz[a + i] *= r[a + i]; }
-        for (int j = 0; j < m; j++) dhr[a + j] = 0;
+        if (after) for (int i = 0; i < m; i++) { real z = kap[a + i] * dot(Rk + i * n, hr + a, m); if (in) z += gt[a + i] * tau[a + i]; dr[a + i] = dz[a + i] * z; dz[a + i] *= r[a + i]; }
+        for (int j = 0; j < m; j++) { dhr[a + j] = 0; mix[a + j] = dz[a + j]; dz[a + j] *= kap[a + j]; }
         for (int i = 0; i < m; i++) for (int j = 0; j < m; j++) dhr[a + j] += Rk[i * n + j] * dz[a + i];
         for (int i = 0; i < m; i++) for (int j = 0; j < m; j++) Ak[i * n + j] += dhr[a + i] * hr[a + j];
         if (!ok) continue;
@@ -144,7 +150,7 @@ void step_bwd(int B, int H, int n, int flags, int f, real eta, const real *xp, c
         }
         real ekn = dot(e, kn, m);
         for (int i = 0; i < m; i++) {
-          dt[a + i] += -2 * (kn[i] - ekn * (2 * e[i] + w[i])) * is * it;
+          real t_ = -2 * (kn[i] - ekn * (2 * e[i] + w[i])) * is * it; dt[a + i] += t_; de[a + i] += res * t_;
           de[a + i] += -2 * (ke[i] + (kn[i] - ekn * e[i]) * is) * ie;
         }
         for (int pass = 0; pass < 2; pass++) {  // A <- Q A Q^T, Q = H_m H_e
@@ -161,7 +167,8 @@ void step_bwd(int B, int H, int n, int flags, int f, real eta, const real *xp, c
         continue;
       }
       if (!ok) {
-        if (after) for (int i = a; i < a + m; i++) { dr[i] = dz[i] * hr[i]; dz[i] *= r[i]; }
+        if (after) for (int i = a; i < a + m; i++) { dr[i] = dz[i] * (kap[i] * hr[i] + (flags & MIXIN ? gt[i] * tau[i] : 0)); dz[i] *= r[i]; }
+        for (int i = a; i < a + m; i++) { mix[i] = dz[i]; dz[i] *= kap[i]; }
         memcpy(dhr + a, dz + a, m * sizeof(real));
         continue;
       }
@@ -169,17 +176,19 @@ void step_bwd(int B, int H, int n, int flags, int f, real eta, const real *xp, c
       real p = dot(e, q, m), kk = (p + dot(w, q, m)) / ss;
       if (after) for (int i = 0; i < m; i++) {
         zr[i] = q[i] + 2 * p * w[i] - 2 * kk * (e[i] + w[i]);
-        dr[a + i] = dd[i] * zr[i]; dd[i] *= r[a + i];
+        dr[a + i] = dd[i] * (kap[a + i] * zr[i] + (flags & MIXIN ? gt[a + i] * tau[a + i] : 0)); dd[i] *= r[a + i];
       }
+      for (int i = 0; i < m; i++) { mix[a + i] = dd[i]; dd[i] *= kap[a + i]; }
       real dE = dot(dd, e, m), dW = dot(dd, w, m), dS = dE + dW, sg = dS / ss;
       real wdw = 2 * (p - kk) * dW + 2 * p * sg, ede = 2 * p * (dW - sg) - 2 * kk * dE + 2 * kk * dS;
       for (int i = 0; i < m; i++) {
         real s = e[i] + w[i], ds = -2 * kk * dd[i] - 2 * sg * q[i] + 4 * kk * sg * s;
         dhr[a + i] = dd[i] + 2 * (dW - sg) * e[i] - 2 * sg * w[i];
-        dt[a + i] += (2 * p * dd[i] + ds - wdw * w[i]) * it;
+        real t_ = (2 * p * dd[i] + ds - wdw * w[i]) * it; dt[a + i] += t_; de[a + i] += res * t_;
         de[a + i] += (2 * dW * q[i] + ds - ede * e[i]) * ie;
       }
     }
+    if (flags & MIXIN) for (int i = 0; i < H; i++) { dgt[i] += mix[i] * tau[i]; dt[i] += gt[i] * mix[i]; }
     if (before) for (int i = 0; i < H; i++) { dr[i] = dhr[i] * hb[i] * r[i] * (1 - r[i]); db[i] += dhr[i] * r[i]; }
     else for (int i = 0; i < H; i++) db[i] += dhr[i];
     if (after) for (int i = 0; i < H; i++) dr[i] *= r[i] * (1 - r[i]);

@@ -59,7 +59,8 @@ def main():
                 pass
     from tasks import CHOOSE, JUDGE
     variants = list(dict.fromkeys(r["variant"] for r in rows))
-    for half, names in (("CHOOSE", CHOOSE), ("JUDGE", JUDGE)):
+    from fresh import FRESH_TASKS
+    for half, names in (("CHOOSE", CHOOSE), ("JUDGE", JUDGE), ("FRESH", tuple(FRESH_TASKS))):
         part = [r for r in rows if r["task"] in names and r["factor"] == 1.0]
         if not part:
             continue

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rum_proto import build
+import fresh  # noqa: F401
 from tasks import TASKS, corpus, gen, window_batch
 from variants import VARIANTS
 
@@ -26,7 +27,7 @@ class Model(nn.Module):
             self.layer = build(I, task.H, **shape, **VARIANTS[variant])
         self.readout = nn.Linear(self.layer.hidden_size * (1 + task.bi), out)
         self.task = task
-        if task.corpus == "words":
+        if task.corpus in ("words", "prose-words"):
             nn.init.uniform_(self.embed.weight, -0.1, 0.1)  # as the well-known example does
 
     def forward(self, x, state=None):

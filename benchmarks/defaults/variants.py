@@ -32,3 +32,49 @@ VARIANTS = {
     "shape-h8-mix": dict(S, heads=8, mix=1.0, gate_scale=0.5),
     "shape-h8-mix-u0": dict(S, heads=8, mix=1.0, gate_scale=0.5, u_bias=0.0),
 }
+# second round, with nn.GRU's weights: W_ih (3H, I), W_hh (3H, H), candidate tanh(eps + r * (tau + R(eps, tau) h))
+GRU = dict(init="gru", embed_scale="gru", eps_k=1.0, x_gates="ur", reset=True, reset_after=True, mix=1.0, learn_mix=False,
+         mix_in=True, u_bias=0.0, r_bias=-1.0, heads=8)
+IN = dict(reset=True, reset_after=True, mix=1.0, mix_in=True, embed_scale=4.0, gain=0.125, embed_bias=1.0, heads=8, gate_scale=0.5,
+          u_bias=0.0)
+SECOND = {
+    "s": GRU,
+    "s-h16": dict(GRU, heads=16),
+    "s-h4": dict(GRU, heads=4),
+    "s-h2": dict(GRU, heads=2),
+    "s-h0": dict(GRU, heads=0),
+    "s-r0": dict(GRU, r_bias=0.0),
+    "s-r2": dict(GRU, r_bias=-2.0),
+    "s-half": dict(GRU, share=0.5),
+    "s-half-r0": dict(GRU, share=0.5, r_bias=0.0),
+    "s-u.5": dict(GRU, u_bias=0.5),
+    "s-u-.5": dict(GRU, u_bias=-0.5),
+    "s-res": dict(GRU, res=1.0),
+    "s-k.5": dict(GRU, kap=0.5),
+    "s-orth": dict(GRU, init="orth", gate_scale=0.5, embed_scale=0.5),
+    "s-fix8": dict(GRU, embed_scale=4.0, gain=0.125, learn_gain=False, embed_bias=1.0),
+    "s-tn": dict(GRU, tau_noise=0.3),
+    "in": IN,
+    "in-r": dict(IN, r_bias=-1.0),
+    "shape-r": dict(IN, x_gates="ur", tau_noise=0.1, r_bias=-1.0),
+    "before": dict(GRU, reset_after=False, mix_in=False),
+}
+HALF = dict(GRU, share=0.5)
+GAIN = dict(embed_scale=4.0, gain=1.0, gain_like_gru=True, embed_bias=1.0, eps_k=0.0)
+SECOND |= {
+    "half-h4": dict(HALF, heads=4),
+    "half-h2": dict(HALF, heads=2),
+    "half-h16": dict(HALF, heads=16),
+    "third": dict(GRU, share=0.34),
+    "half-r.5": dict(HALF, r_bias=-0.5),
+    "half-u.5": dict(HALF, u_bias=0.5),
+    "half-orth": dict(HALF, init="orth", gate_scale=0.5, embed_scale="gru"),
+    "orth": dict(GRU, init="orth", gate_scale=0.5, embed_scale="gru"),
+    "half-gain": dict(HALF, **GAIN),
+    "gain": dict(GRU, **GAIN),
+    "gain-orth": dict(GRU, **GAIN, init="orth", gate_scale=0.5),
+    "half-gain-orth": dict(HALF, **GAIN, init="orth", gate_scale=0.5),
+    "in-like": dict(IN, r_bias=-1.0, gain_like_gru=True),
+    "in-like-half": dict(IN, r_bias=-1.0, gain_like_gru=True, share=0.5),
+}
+VARIANTS.update(SECOND)

@@ -24,16 +24,19 @@ def plain(m, x):
         hr = h if m.flags & 4 else r * h
         z = []
         for k, (e, t, v) in enumerate(zip(eps.split(n, -1), tau.split(n, -1), hr.split(n, -1))):
+            t = t + m.res * e
             e, w = e / e.norm(dim=-1, keepdim=True), t / t.norm(dim=-1, keepdim=True)
             b = (e + w) / (e + w).norm(dim=-1, keepdim=True)
             eye = torch.eye(e.shape[-1], dtype=x.dtype)
             Q = (eye - 2 * b[:, :, None] * b[:, None]) @ (eye - 2 * e[:, :, None] * e[:, None])
             Rs[k] = Rs[k] @ Q if m.lam else Q
             z.append((Rs[k] @ v[:, :, None])[:, :, 0])
-        z = torch.cat(z, -1)
+        z = cell.kap * torch.cat(z, -1)
+        if m.flags & 8:
+            z = z + cell.gt * tau
         if m.flags & 4:
             z = r * z
-        a = cell.g * eps + z + cell.gt * tau
+        a = cell.g * eps + z + (0 if m.flags & 8 else cell.gt * tau)
         c = (torch.tanh, torch.relu, torch.nn.functional.softsign)[m.f](a)
         h = u * h + (1 - u) * c
         if m.eta:
@@ -44,12 +47,12 @@ def plain(m, x):
 
 worst = 0
 for dtype, limit in ((torch.float64, 1e-9), (torch.float32, 2e-3)):
-    for lam, heads, reset, after, mix, eta, act, xg in itertools.product(
-            (0, 1), (0, 4), (False, True), (False, True), (None, 0.3), (None, "sqrt"), ("tanh", "relu", "softsign"), ("tur", "ur")):
-        if after and not reset:
+    for mix_in, lam, heads, reset, after, mix, eta, act, xg in itertools.product(
+            (False, True), (0, 1), (0, 4), (False, True), (False, True), (None, 0.3), (None, "sqrt"), ("tanh", "relu", "softsign"), ("tur", "ur")):
+        if (after and not reset) or (mix_in and not (after and mix)):
             continue
-        m = RUMProto(I, H, lam=lam, heads=heads, reset=reset, reset_after=after, mix=mix, eta=eta, activation=act, gain=0.5,
-                     gate_scale=1.0, embed_bias=0.5, tau_bias=0.3, x_gates=xg).to(dtype)
+        m = RUMProto(I, H, lam=lam, heads=heads, reset=reset, reset_after=after, mix=mix, mix_in=mix_in, eta=eta, activation=act, gain=0.5,
+                     gate_scale=1.0, embed_bias=0.5, tau_bias=0.3, x_gates=xg, res=0.7, kap=0.6, share=0.5).to(dtype)
         x = torch.randn(T, B, I, dtype=dtype, requires_grad=True)
         v = torch.randn(T, B, H, dtype=dtype)
         wanted = plain(m, x)
