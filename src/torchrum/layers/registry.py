@@ -64,6 +64,7 @@ LAYERS: dict[str, Entry] = {
     "eunn": Entry("cells.eunn:EUNNCell", "RNN with a unitary matrix of pair rotations"),
     "goru": Entry("cells.goru:GORUCell", "gated orthogonal recurrent unit"),
     "fast_weights": Entry("cells.fast_weights:FastWeightsCell", "fast weights with layer norm"),
+    "delta_net": Entry("cells.delta_net:DeltaNetCell", "linear recurrence with the delta rule"),
     "ntm": Entry("cells.ntm:NTMCell", "Neural Turing Machine"),
     "exprnn": Entry("cells.orthogonal:OrthogonalCell", "RNN with an orthogonal matrix from the matrix exponential"),
     "soft_orthogonal": Entry("cells.orthogonal:SoftOrthogonalCell", "RNN with singular values near 1"),

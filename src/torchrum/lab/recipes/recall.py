@@ -69,28 +69,32 @@ def recipe_name(model: str, length: int, tuned: bool) -> str:
     return f"recall-{model}{'-paper' if (model, length) in TUNED and not tuned else ''}-t{length}"
 
 
-WINDOWED = ("rum-lam1", "rum", "lstm", "gru", "fast-weights", "ntm")
-WINDOW_LENGTHS = (30, 50, 100)
+COMPARED = {name: MODELS[name] for name in ("rum-lam1", "rum", "lstm", "gru", "fast-weights", "ntm")} | {
+    "delta-net": ("delta_net", {}, {}, "DeltaNet, the delta rule")
+}
+"""Models of the comparison at equal settings."""
+COMPARED_LENGTHS = (30, 50, 100)
 
 
-def recall_window(model: str, length: int) -> TrainConfig:
-    """Train one model that also reads the symbol before each one, ``[x_t, x_{t-1}]``.
+def recall_compared(model: str, length: int, window: int) -> TrainConfig:
+    """Train one model of the comparison at equal settings: 50 units, fresh examples and 20,000 steps for each.
 
-    The binding of a value to the key before it is then given. Every model has 50 units, the rate that suits RUM with
-    lam 1, fresh examples and 20,000 steps.
+    With ``window`` 2 it also reads the symbol before each one, ``[x_t, x_{t-1}]``: the binding of a value to the key
+    before it is then given.
     """
-    layer, options, _, about = MODELS[model]
+    layer, options, _, about = COMPARED[model]
+    kind, reads = ("window", ", with the previous input") if window == 2 else ("fresh", ", fresh examples")
     return TrainConfig(
-        name=f"recall-{model}-window-t{length}",
+        name=f"recall-{model}-{kind}-t{length}",
         task=Recall(length=length, train_size=None),
-        model=ModelConfig(layer=layer, hidden_size=50, options=options, window=2),
+        model=ModelConfig(layer=layer, hidden_size=50, options=options, window=window),
         optimizer=OptimizerConfig(name="adam", lr=3e-3, clip=1.0),
         batch_size=128,
         steps=20_000,
         eval_every=250,
         checkpoint_every=1000,
         stop_at=0.9995,
-        about=f"{about}, with the previous input",
+        about=f"{about}{reads}",
     )
 
 
@@ -108,9 +112,11 @@ def recipes() -> dict[str, Callable[[], TrainConfig]]:
     runs = [(model, length, tuned) for model in MODELS for length in LENGTHS for tuned in (True, False)]
     runs = [run for run in [*runs, ("rum-lam1", 100, True)] if run[:2] in TUNED or not run[2]]
     made: dict[str, Callable[[], TrainConfig]] = {recipe_name(*run): functools.partial(recall, *run) for run in runs}
-    windows = [(model, length) for model in WINDOWED for length in WINDOW_LENGTHS]
     return made | {
-        f"recall-{model}-window-t{length}": functools.partial(recall_window, model, length) for model, length in windows
+        f"recall-{model}-{kind}-t{length}": functools.partial(recall_compared, model, length, window)
+        for model in COMPARED
+        for kind, window in (("fresh", 1), ("window", 2))
+        for length in COMPARED_LENGTHS
     }
 
 
