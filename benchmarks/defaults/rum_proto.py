@@ -114,12 +114,15 @@ class RUMProto(nn.Module):
     def __init__(self, input_size, hidden_size, num_layers=1, dropout=0.0, bidirectional=False, *, lam=0, eta=None,
                  activation="tanh", heads=0, reset=False, reset_after=False, gain=None, mix=None, mix_in=False, x_gates="tur",
                  init="orth", gate_scale=0.25, embed_scale=0.5, embed_bias=0.0, tau_bias=0.0, u_bias=1.0, r_bias=0.0,
-                 tau_noise=0.0, gate_scale_h=None, tau_scale=1.0, gain_like_gru=False, learn_gain=True, res=0.0, learn_mix=True, eps_k=0.0, kap=1.0, share=1.0):
+                 tau_noise=0.0, gate_scale_h=None, tau_scale=1.0, gain_like_gru=False, learn_gain=True, res=0.0, learn_mix=True, eps_k=0.0, kap=1.0, share=1.0,
+                 x_init=None, h_orth=None, u_spread=None, spread_where="all"):
         """kap, share: the first share of the units takes kap R h into the candidate, the others nothing (a GRU's units).
         res: the rotation ends at tau + res * eps. eps_k: the start of b_eps, uniform up to eps_k / sqrt(H).
         heads: units per head, 0 for one head. gain: start of g (learned, per unit); None fixes 1. mix: start of gt, or None. mix_in: r * (gt tau + R h).
         x_gates: which of tau, u, r see x. init: "orth" as the library, "gru" uniform +-1/sqrt(H).
         embed_scale: std of W_eps x for inputs of variance 1; "gru" for sqrt(I / 3H). embed_bias: std of b_eps.
+        x_init: W starts uniform: "glorot", or a number c for a std of c / sqrt(I). h_orth: {gate: gain}, gates whose U is orthogonal.
+        u_spread: (lo, hi), added to b_u, evenly spread over the units of spread_where: "all", "plain" (those without a rotation) or "rotated".
         gain_like_gru: g starts so that g W_eps x has nn.GRU's std, sqrt(I / 3H)."""
         super().__init__()
         H = hidden_size
@@ -176,6 +179,16 @@ class RUMProto(nn.Module):
                     b[-H:].uniform_(-eps_k * k, eps_k * k)
                 if embed_bias:
                     b[-H:] += embed_bias * torch.randn(H)
+                if x_init is not None:
+                    bound = math.sqrt(6 / (I + H)) if x_init == "glorot" else x_init * math.sqrt(3 / I)
+                    W.uniform_(-bound, bound)
+                for c, g in (h_orth or {}).items():
+                    i = self.order.index(c)
+                    U[i * H : (i + 1) * H] = g * nn.init.orthogonal_(torch.empty(H, H))
+                if u_spread is not None:
+                    i, cut = self.order.index("u"), round(share * H)
+                    a, z = {"all": (0, H), "plain": (cut, H), "rotated": (0, cut)}[spread_where]
+                    b[i * H + a : i * H + z] += torch.linspace(*u_spread, z - a)
                 cell.W, cell.U, cell.b = nn.Parameter(W), nn.Parameter(U), nn.Parameter(b)
                 start = 1.0 if gain is None else gain
                 if gain_like_gru:

@@ -78,3 +78,33 @@ SECOND |= {
     "in-like-half": dict(IN, r_bias=-1.0, gain_like_gru=True, share=0.5),
 }
 VARIANTS.update(SECOND)
+
+# third round: other starts of the same cell, and the same starts for a GRU (share 0) as a control
+BASE = dict(HALF, r_bias=-0.5)
+ORTH = dict(h_orth={"t": 1.0, "u": 1.0, "r": 1.0})
+THIRD = {
+    "half-r.5": BASE,
+    "full-r.5": dict(BASE, share=1.0),
+    "x-glorot": dict(BASE, x_init="glorot"),
+    "x-.5": dict(BASE, x_init=0.5),
+    "h-orth": dict(BASE, **ORTH),
+    "n-orth": dict(BASE, h_orth={"t": 1.0}),
+    "n-orth.5": dict(BASE, h_orth={"t": 0.5}),
+    "keras": dict(BASE, x_init="glorot", **ORTH),
+    "spread-1-2": dict(BASE, u_spread=(-1.0, 2.0)),
+    "spread0-3": dict(BASE, u_spread=(0.0, 3.0)),
+    "spread-plain": dict(BASE, u_spread=(-1.0, 2.0), spread_where="plain"),
+    "spread-plain0-4": dict(BASE, u_spread=(0.0, 4.0), spread_where="plain"),
+    "keras-spread": dict(BASE, x_init="glorot", **ORTH, u_spread=(-1.0, 2.0)),
+    "glorot-spread": dict(BASE, x_init="glorot", u_spread=(-1.0, 2.0)),
+    "glorot-spread-r0": dict(BASE, x_init="glorot", u_spread=(-1.0, 2.0), r_bias=0.0),
+    "glorot-n-orth": dict(BASE, x_init="glorot", h_orth={"t": 1.0}),
+    "glorot-n-orth-spread": dict(BASE, x_init="glorot", h_orth={"t": 1.0}, u_spread=(-1.0, 2.0)),
+    "full-glorot-spread": dict(BASE, x_init="glorot", u_spread=(-1.0, 2.0), share=1.0),
+    "glorot-in-gain": dict(IN, share=0.5, r_bias=-0.5, gain_like_gru=True, u_spread=(-1.0, 2.0)),
+    "gru-glorot": dict(BASE, share=0.0, r_bias=0.0, x_init="glorot"),
+    "gru-keras": dict(BASE, share=0.0, r_bias=0.0, x_init="glorot", **ORTH),
+    "gru-spread": dict(BASE, share=0.0, r_bias=0.0, u_spread=(-1.0, 2.0)),
+    "gru-glorot-spread": dict(BASE, share=0.0, r_bias=0.0, x_init="glorot", u_spread=(-1.0, 2.0)),
+}
+VARIANTS.update(THIRD)

@@ -8,7 +8,7 @@ import torch
 from torchrum import RUM, RUMCell
 from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
 from torchrum.lab.models import build_model
-from torchrum.lab.recipes import RECIPES, copying, load_recipe, paper_preset
+from torchrum.lab.recipes import RECIPES, copying, load_recipe, paper_preset, recall
 from torchrum.lab.recipes.recall import demo
 from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training.config import TrainConfig
@@ -69,9 +69,8 @@ def test_a_recipe_with_tanh_differs_from_the_tuned_one_in_the_options_of_rum_alo
 def test_generated_tasks_share_the_batch_and_the_papers_rate(name):
     assert load_recipe(name).batch_size == 128
     own = any(f"-{model}-t" in name for model in copying.OWN_OPTIMIZER)
-    if (
-        not own and "-window-" not in name and not name.endswith(("-t2000", "-t100"))
-    ):  # beyond the paper's sizes there is no preset
+    own = own or "-window-" in name or "-fresh-" in name
+    if not own and not name.endswith(("-t2000", "-t100")):  # beyond the paper's sizes there is no preset
         assert load_recipe(paper_preset(name, RECIPES)).optimizer.lr == 1e-3
 
 
@@ -138,17 +137,22 @@ def test_baseline_models_have_equal_budgets():
     for task in ("copying", "recall"):
         configs = [load_recipe(name) for name in RECIPES if name.startswith(task + "-")]
         budgets = {(c.model.window, c.steps, c.batch_size) for c in configs}
-        assert budgets == {(1, configs[0].steps, 128), *([(2, 20_000, 128)] if task == "recall" else [])}
+        assert budgets == {
+            (1, configs[0].steps, 128),
+            *([(1, 20_000, 128), (2, 20_000, 128)] if task == "recall" else []),
+        }
 
 
-@pytest.mark.parametrize("model", ["rum-lam1", "rum", "lstm", "gru", "fast-weights", "ntm"])
-@pytest.mark.parametrize("length", [30, 50, 100])
-def test_a_window_changes_the_input_of_the_layer_and_the_data(model, length):
-    config = load_recipe(f"recall-{model}-window-t{length}")
-    plain = load_recipe(paper_preset(f"recall-{model}-t30", RECIPES))
-    assert config.model == replace(plain.model, window=2)
-    assert config.task == Recall(length=length, train_size=None)
-    assert config.paper is None
+@pytest.mark.parametrize("model", recall.COMPARED)
+@pytest.mark.parametrize("length", recall.COMPARED_LENGTHS)
+def test_models_of_the_recall_comparison_differ_in_the_layer_and_the_window_only(model, length):
+    fresh, window = (load_recipe(f"recall-{model}-{kind}-t{length}") for kind in ("fresh", "window"))
+    assert fresh.task == Recall(length=length, train_size=None)
+    assert fresh.model.window == 1
+    assert replace(window, name=fresh.name, about=fresh.about, model=replace(window.model, window=1)) == fresh
+    lstm = load_recipe(f"recall-lstm-fresh-t{length}")
+    layer = {"layer": lstm.model.layer, "options": lstm.model.options}
+    assert replace(fresh, name=lstm.name, about=lstm.about, model=replace(fresh.model, **layer)) == lstm
 
 
 def test_a_name_without_its_size_takes_the_smallest():
