@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rum_proto import build
-import fresh  # noqa: F401
+import unseen  # noqa: F401
 from tasks import TASKS, corpus, gen, window_batch
 from variants import VARIANTS
 
