@@ -1,10 +1,12 @@
-"""Which jobs to do next, from the results so far: choose among SECOND on CHOOSE, then judge the best on JUDGE and FRESH_TASKS."""
+"""Which jobs to do next, from the results so far: BETWEEN on the tasks known before, then the best on UNSEEN_TASKS."""
 from fresh import FRESH_TASKS
 from summary import rank
 from tasks import CHOOSE, JUDGE
-from variants import SECOND
+from unseen import UNSEEN_TASKS
+from variants import BETWEEN
 
-KEEP, FINAL = 6, 2
+KNOWN = (*CHOOSE, *JUDGE, *FRESH_TASKS)
+CANDIDATES = [v for v in BETWEEN if not v.startswith("gru")] + ["keras", "h-orth", "half-r.5"]
 
 
 def missing(jobs, rows):
@@ -13,18 +15,19 @@ def missing(jobs, rows):
 
 
 def PHASES(rows):
-    first = [(t, v, s, 1.0) for s in (0, 1) for v in SECOND for t in CHOOSE]
-    first += [(t, m, s, 1.0) for s in range(3) for m in ("gru", "lstm") for t in CHOOSE]
+    first = [(t, v, 0, 1.0) for t in KNOWN for v in [*BETWEEN, "keras", "h-orth"]]
     if missing(first, rows):
-        return "choose, seeds 0 and 1", missing(first, rows)
-    seen = [r for r in rows if r["task"] in CHOOSE and r["factor"] == 1.0]
-    best = [v for v, *_ in rank([r for r in seen if r["seed"] < 2 or r["variant"] in ("gru", "lstm")], list(SECOND))][:KEEP]
-    more = [(t, v, s, 1.0) for s in (2, 3) for v in best for t in CHOOSE]
+        return "choose, seed 0", missing(first, rows)
+    seen = [r for r in rows if r["task"] in KNOWN and r["factor"] == 1.0]
+    gru = [r for r in seen if r["variant"] == "gru"]
+    best = [v for v, *_ in rank([r for r in seen if r["seed"] == 0] + gru, CANDIDATES)][:3]
+    more = [(t, v, s, 1.0) for s in (1, 2) for v in best for t in KNOWN]
     if missing(more, rows):
-        return "choose, seeds 2 and 3", missing(more, rows)
-    final = [v for v, *_ in rank(seen, best)][:FINAL]
-    judge = [(t, m, s, 1.0) for s in range(5) for m in ("gru", *final, "lstm") for t in (*FRESH_TASKS, *JUDGE)]
+        return "choose, seeds 1 and 2: " + ", ".join(best), missing(more, rows)
+    final = [v for v, *_ in rank([r for r in seen if r["seed"] < 3] + gru, best)][:1]
+    judged = dict.fromkeys(["gru", *final, "half-r.5", "lstm", "gru-orth-wide"])
+    judge = [(t, m, s, 1.0) for s in range(5) for m in judged for t in UNSEEN_TASKS]
     if missing(judge, rows):
         return "judge " + ", ".join(final), missing(judge, rows)
-    rates = [(t, m, s, f) for s in range(3) for f in (3.0, 0.3) for m in ("gru", final[0], "lstm") for t in (*FRESH_TASKS, *JUDGE)]
-    return "rates", missing(rates, rows)
+    rest = [(t, v, s, 1.0) for s in (3, 4) for v in final for t in KNOWN]
+    return "seeds 3 and 4", missing(rest, rows)

@@ -121,7 +121,8 @@ class RUMProto(nn.Module):
         heads: units per head, 0 for one head. gain: start of g (learned, per unit); None fixes 1. mix: start of gt, or None. mix_in: r * (gt tau + R h).
         x_gates: which of tau, u, r see x. init: "orth" as the library, "gru" uniform +-1/sqrt(H).
         embed_scale: std of W_eps x for inputs of variance 1; "gru" for sqrt(I / 3H). embed_bias: std of b_eps.
-        x_init: W starts uniform: "glorot", or a number c for a std of c / sqrt(I). h_orth: {gate: gain}, gates whose U is orthogonal.
+        x_init: W starts uniform: "glorot", a tuple (c,) for a bound of c / sqrt(H), "wide" for glorot from 16 features on and (1.4,) below,
+        or a number c for a std of c / sqrt(I). h_orth: {gate: gain}, gates whose U is orthogonal.
         u_spread: (lo, hi), added to b_u, evenly spread over the units of spread_where: "all", "plain" (those without a rotation) or "rotated".
         gain_like_gru: g starts so that g W_eps x has nn.GRU's std, sqrt(I / 3H)."""
         super().__init__()
@@ -180,7 +181,12 @@ class RUMProto(nn.Module):
                 if embed_bias:
                     b[-H:] += embed_bias * torch.randn(H)
                 if x_init is not None:
-                    bound = math.sqrt(6 / (I + H)) if x_init == "glorot" else x_init * math.sqrt(3 / I)
+                    if x_init == "glorot" or (x_init == "wide" and I >= 16):
+                        bound = math.sqrt(6 / (I + H))
+                    elif isinstance(x_init, tuple) or x_init == "wide":
+                        bound = (1.4 if x_init == "wide" else x_init[0]) / math.sqrt(H)
+                    else:
+                        bound = x_init * math.sqrt(3 / I)
                     W.uniform_(-bound, bound)
                 for c, g in (h_orth or {}).items():
                     i = self.order.index(c)

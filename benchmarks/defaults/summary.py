@@ -60,7 +60,9 @@ def main():
     from tasks import CHOOSE, JUDGE
     variants = list(dict.fromkeys(r["variant"] for r in rows))
     from fresh import FRESH_TASKS
-    for half, names in (("CHOOSE", CHOOSE), ("JUDGE", JUDGE), ("FRESH", tuple(FRESH_TASKS))):
+    from unseen import UNSEEN_TASKS
+    known = (*CHOOSE, *JUDGE, *FRESH_TASKS)
+    for half, names in (("CHOOSE", CHOOSE), ("JUDGE", JUDGE), ("FRESH", tuple(FRESH_TASKS)), ("ALL BEFORE", known), ("UNSEEN", tuple(UNSEEN_TASKS))):
         part = [r for r in rows if r["task"] in names and r["factor"] == 1.0]
         if not part:
             continue

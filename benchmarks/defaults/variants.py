@@ -108,3 +108,19 @@ THIRD = {
     "gru-glorot-spread": dict(BASE, share=0.0, r_bias=0.0, x_init="glorot", u_spread=(-1.0, 2.0)),
 }
 VARIANTS.update(THIRD)
+
+# the same round, second part: between nn.GRU's and Keras' starts
+ORTH7 = dict(h_orth={"t": 0.7, "u": 0.7, "r": 0.7})
+BETWEEN = {
+    "orth-x1.4": dict(BASE, x_init=(1.4,), **ORTH),
+    "orth-x1.7": dict(BASE, x_init=(1.7,), **ORTH),
+    "orth.7-x1.4": dict(BASE, x_init=(1.4,), **ORTH7),
+    "orth.7-x1": dict(BASE, **ORTH7),
+    "n-orth-x1.4": dict(BASE, x_init=(1.4,), h_orth={"t": 1.0}),
+    "orth-wide": dict(BASE, x_init="wide", **ORTH),
+    "orth.7-wide": dict(BASE, x_init="wide", **ORTH7),
+    "keras-full": dict(BASE, x_init="glorot", **ORTH, share=1.0),
+    "gru-orth.7-x1.4": dict(BASE, share=0.0, r_bias=0.0, x_init=(1.4,), **ORTH7),
+    "gru-orth-wide": dict(BASE, share=0.0, r_bias=0.0, x_init="wide", **ORTH),
+}
+VARIANTS.update(BETWEEN)
