@@ -145,14 +145,18 @@ def test_baseline_models_have_equal_budgets():
 
 @pytest.mark.parametrize("model", recall.COMPARED)
 @pytest.mark.parametrize("length", recall.COMPARED_LENGTHS)
-def test_models_of_the_recall_comparison_differ_in_the_layer_and_the_window_only(model, length):
+def test_models_of_the_recall_comparison_differ_in_layer_window_and_rate_only(model, length):
     fresh, window = (load_recipe(f"recall-{model}-{kind}-t{length}") for kind in ("fresh", "window"))
     assert fresh.task == Recall(length=length, train_size=None)
     assert fresh.model.window == 1
-    assert replace(window, name=fresh.name, about=fresh.about, model=replace(window.model, window=1)) == fresh
+    rates = [config.optimizer.lr for config in (fresh, window)]
+    assert set(rates) <= {3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
+    window = replace(window, model=replace(window.model, window=1), optimizer=fresh.optimizer)
+    assert replace(window, name=fresh.name, about=fresh.about) == fresh
     lstm = load_recipe(f"recall-lstm-fresh-t{length}")
     layer = {"layer": lstm.model.layer, "options": lstm.model.options}
-    assert replace(fresh, name=lstm.name, about=lstm.about, model=replace(fresh.model, **layer)) == lstm
+    fresh = replace(fresh, model=replace(fresh.model, **layer), optimizer=lstm.optimizer)
+    assert replace(fresh, name=lstm.name, about=lstm.about) == lstm
 
 
 def test_a_name_without_its_size_takes_the_smallest():

@@ -75,6 +75,18 @@ COMPARED = {name: MODELS[name] for name in ("rum-lam1", "rum", "lstm", "gru", "f
 """Models of the comparison at equal settings."""
 COMPARED_LENGTHS = (30, 50, 100)
 
+COMPARED_RATES: dict[tuple[str, int], float] = {
+    ("rum-lam1", 1): 1e-2, ("rum-lam1", 2): 1e-2,
+    ("rum", 1): 1e-3, ("rum", 2): 1e-2,
+    ("lstm", 1): 1e-2, ("lstm", 2): 3e-2,
+    ("gru", 1): 1e-2, ("gru", 2): 3e-2,
+    ("delta-net", 1): 3e-2, ("delta-net", 2): 1e-2,
+}  # fmt: skip
+"""Learning rate by model and window: the best of 3e-4, 1e-3, 3e-3, 1e-2 and 3e-2 on the validation set at T = 50, with
+seed 0. Fast weights and the NTM were not searched."""
+COMPARED_LONG_RATES = {("rum-lam1", 2): 3e-3, ("lstm", 2): 1e-2, ("gru", 2): 1e-3}
+"""The best of the same rates at T = 100, where it is another; it was searched there with the window only."""
+
 
 def recall_compared(model: str, length: int, window: int) -> TrainConfig:
     """Train one model of the comparison at equal settings: 50 units, fresh examples and 20,000 steps for each.
@@ -84,11 +96,14 @@ def recall_compared(model: str, length: int, window: int) -> TrainConfig:
     """
     layer, options, _, about = COMPARED[model]
     kind, reads = ("window", ", with the previous input") if window == 2 else ("fresh", ", fresh examples")
+    rate = COMPARED_RATES.get((model, window), 3e-3)
+    if length == 100:
+        rate = COMPARED_LONG_RATES.get((model, window), rate)
     return TrainConfig(
         name=f"recall-{model}-{kind}-t{length}",
         task=Recall(length=length, train_size=None),
         model=ModelConfig(layer=layer, hidden_size=50, options=options, window=window),
-        optimizer=OptimizerConfig(name="adam", lr=3e-3, clip=1.0),
+        optimizer=OptimizerConfig(name="adam", lr=rate, clip=1.0),
         batch_size=128,
         steps=20_000,
         eval_every=250,

@@ -25,6 +25,7 @@ NAMES = {
     "eunn": "EUNN",
     "goru": "GORU",
     "fast_weights": "FW-LN",
+    "delta_net": "DeltaNet",
     "ntm": "NTM",
     "exprnn": "expRNN",
     "hyper_lstm": "HyperLSTM",
