@@ -135,8 +135,9 @@ def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: R
         if part is None:
             continue
         # A tensor may have been replaced or freed since the forward, and C trusts its address.
-        if name in shapes:
-            shape, needs = shapes[name]
+        read = shapes.get(name)
+        if read is not None:
+            shape, needs = read
             if not (
                 part.shape == shape
                 and part.dtype is dtype
