@@ -105,6 +105,23 @@ def test_the_operator_checks_shapes(name, shape, backend):
         torch.ops.torchrum.rum_scan(*tensors, None, *options, False)
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(
+    "norm, layer_norm, zoneout, message",
+    [
+        (None, True, 0.0, "ln_weight and ln_bias must be given"),
+        (torch.ones(30), False, 0.0, "ln_weight and ln_bias must be given"),
+        (None, False, 0.5, "zoneout in training needs a seed"),
+    ],
+)
+def test_the_operator_checks_what_its_options_need(norm, layer_norm, zoneout, message, backend):
+    """Without its weights, layer norm returned zeros; without layer norm, one backend normalised and another did not."""
+    tensors = (torch.ones(4, 2, 30), torch.ones(2, 10), None, torch.ones(20, 10), norm, norm, None, None)
+    options = (0.0, None, "tanh", True, layer_norm, "before", 1e-3, zoneout, True, backend)
+    with pytest.raises(ValueError, match=message):
+        torch.ops.torchrum.rum_scan(*tensors, *options, False)
+
+
 @pytest.mark.parametrize("backend", ["native", "torch", "reference"])
 @pytest.mark.parametrize("kept", [True, False], ids=["closed", "open"])
 def test_a_gate_at_its_end_is_exact(backend, kept):

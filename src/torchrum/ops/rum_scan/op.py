@@ -70,7 +70,12 @@ def _flatten(results: Results, like: Tensor) -> tuple[Tensor, ...]:
 
 def _check(inputs: ScanInputs, options: RumOptions) -> None:
     """Raise for tensors that do not fit each other: an exported program or a user calls the operators directly."""
-    xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, _ = inputs
+    xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    normalised = (ln_weight is not None, ln_bias is not None)
+    if normalised != (options.layer_norm, options.layer_norm):
+        raise ValueError("torchrum::rum_scan: ln_weight and ln_bias must be given with layer_norm, and only then.")
+    if seed is None and options.draws:
+        raise ValueError("torchrum::rum_scan: zoneout in training needs a seed.")
     if h0.dim() != 2:
         raise ValueError(f"torchrum::rum_scan: h0 has shape {tuple(h0.shape)}, but it must be (B, H).")
     B, H = h0.shape
