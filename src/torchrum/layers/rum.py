@@ -14,6 +14,7 @@ from torchrum.cells.rum import (
     run_rum,
 )
 from torchrum.layers.recurrent import Hidden, Recurrent, State
+from torchrum.ops._checks import MismatchError
 from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.kernels.precision import autocast_dtype
 from torchrum.ops.rum_scan import rum_scan_choice
@@ -164,6 +165,8 @@ class RUM(Recurrent):
         self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
     ) -> tuple[Tensor, State]:
         weights, last = self._weights(index, x.device), not self.bidirectional and index == self.num_layers - 1
+        if weights["weight_hh"].shape[1] != self.hidden_size:
+            raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
         return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
 
     def _write_state(self, states: list[State]) -> Hidden:
