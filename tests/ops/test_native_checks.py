@@ -115,7 +115,7 @@ def test_the_operator_checks_shapes(name, shape, backend):
     ],
 )
 def test_the_operator_checks_what_its_options_need(norm, layer_norm, zoneout, message, backend):
-    """Without its weights, layer norm returned zeros; without layer norm, one backend normalised and another did not."""
+    """Otherwise layer norm returns zeros without its weights, and one backend normalises where another does not."""
     tensors = (torch.ones(4, 2, 30), torch.ones(2, 10), None, torch.ones(20, 10), norm, norm, None, None)
     options = (0.0, None, "tanh", True, layer_norm, "before", 1e-3, zoneout, True, backend)
     with pytest.raises(ValueError, match=message):
