@@ -97,10 +97,11 @@ class LayerInputs(NamedTuple):
 
     def with_zeros(self) -> "LayerInputs":
         """With an h0 in any case."""
-        if self.h0 is not None:
+        x, weight_ih, bias, h0, R0, weight_hh, *others = self
+        if h0 is not None:
             return self
-        h0 = self.x.new_zeros(self.x.shape[1], self.weight_hh.shape[1])
-        return LayerInputs(*self[:3], h0, *self[4:])  # _replace takes twice as long
+        h0 = x.new_zeros(x.shape[1], weight_hh.shape[1])
+        return LayerInputs(x, weight_ih, bias, h0, R0, weight_hh, *others)  # _replace takes twice as long
 
 
 class Residuals(NamedTuple):
