@@ -1,3 +1,4 @@
+import json
 import sys
 from dataclasses import replace
 
@@ -58,3 +59,18 @@ def test_a_model_goes_and_comes_back(run, tmp_path):
     x = torch.randint(model.task.input_size, (2, 5))
     torch.testing.assert_close(back(x)[0], load_model(run)(x)[0])
     assert len(back.task.draw(back.model, length=10)) == 10
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [("num_layers", 2, "Missing key"), ("hidden_size", 200_000, "parameters take .* GiB|allocate memory"), ("hidden_size", 7, "size")],
+)
+def test_a_description_that_is_not_that_of_the_weights_is_an_error(run, tmp_path, field, value, message):
+    """Layers without weights would be random, and large ones would take all memory."""
+    pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
+    hub.TrainedModel.from_run(run).save_pretrained(tmp_path)
+    kept = json.loads((tmp_path / "config.json").read_text())
+    kept["description"]["model"][field] = value
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        hub.TrainedModel.from_pretrained(tmp_path)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
 
 from torchrum.lab.models import build_model
@@ -79,7 +80,7 @@ def trained_model() -> type:
         raise ImportError(f'torchrum.hub needs {error.name}; install it with: pip install "torchrum[hub]"') from error
     from torchrum.lab.training.resume import load_model
     from torchrum.lab.training.run_folder import read_config
-    from torchrum.lab.training.step import build
+    from torchrum.lab.training.step import build, limited_weights, memory_of
 
     class TrainedModel(nn.Module, PyTorchModelHubMixin):
         """The model of a run, with its task.
@@ -91,8 +92,15 @@ def trained_model() -> type:
         def __init__(self, description: Mapping[str, Any]) -> None:
             super().__init__()
             self.run_config = from_json(description)
-            self.model = build(self.run_config)
+            cpu = torch.device("cpu")
+            with cpu, limited_weights(cpu, memory_of(cpu)):
+                self.model = build(self.run_config)
             self.eval()
+
+        @classmethod
+        def _from_pretrained(cls, *, strict: bool = True, **words: Any) -> "TrainedModel":
+            """Load the weights; by default all must be there, where huggingface_hub would leave random ones."""
+            return super()._from_pretrained(strict=strict, **words)
 
         @classmethod
         def from_run(cls, run: Path | str, which: Literal["last", "best"] = "best") -> "TrainedModel":
