@@ -165,7 +165,7 @@ class RUM(Recurrent):
         self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
     ) -> tuple[Tensor, State]:
         weights, last = self._weights(index, x.device), not self.bidirectional and index == self.num_layers - 1
-        if weights["weight_hh"].shape[1] != self.hidden_size:
+        if self._forms[index]["weight_hh"][1][1] != self.hidden_size:
             raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
         return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
 

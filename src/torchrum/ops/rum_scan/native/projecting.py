@@ -19,8 +19,15 @@ def named(inputs: LayerInputs) -> dict[str, Tensor | None]:
     """The inputs by C's names, but for the seed."""
     x, weight_ih, bias, h0, R0, weight, ln_weight, ln_bias, lengths, _ = inputs
     return {
-        **{"x": x, "weight_ih": weight_ih, "bias": padded_bias(weight_ih, bias), "h0": h0, "R0": R0},
-        **{"weight": weight, "ln_weight": ln_weight, "ln_bias": ln_bias, "lengths": lengths},
+        "x": x,
+        "weight_ih": weight_ih,
+        "bias": padded_bias(weight_ih, bias),
+        "h0": h0,
+        "R0": R0,
+        "weight": weight,
+        "ln_weight": ln_weight,
+        "ln_bias": ln_bias,
+        "lengths": lengths,
     }
 
 
