@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torchrum.lab.models import CharModel
 from torchrum.lab.tasks.base import Batch, Split, Task
 from torchrum.lab.tasks.char_lm import CharLM
-from torchrum.lab.training.checkpoint import checkpoint_step
+from torchrum.lab.training.checkpoint import checkpoint_step, load_model
 from torchrum.lab.training.config import TrainConfig, first_of, require_one_of, run_differences
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import read_json, write_json
-from torchrum.lab.training.resume import load_model
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
 from torchrum.lab.training.typed_data import Reader, check_fields, convert

@@ -2,7 +2,9 @@
 
 import copy
 import os
+import random
 import re
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchrum.cells.base import Cell
 from torchrum.lab.tasks.base import Batch
-from torchrum.lab.training.checkpoint import seed_process
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import Engine
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
@@ -36,13 +37,6 @@ def copy_into(state: Any, new: Any) -> Any:
         if isinstance(part, Tensor):
             part.copy_(fresh)
     return state
-
-
-def same_form(state: Any, other: Any) -> bool:
-    """Whether two nested tuples of tensors have the same structure and shapes."""
-    (parts, form), (others, other_form) = tree_flatten(state), tree_flatten(other)
-    shapes = [[getattr(part, "shape", part) for part in leaves] for leaves in (parts, others)]
-    return form == other_form and shapes[0] == shapes[1]
 
 
 def to_device(state: Any, device: torch.device) -> Any:
@@ -355,6 +349,15 @@ def _check_batch(config: TrainConfig, row: Batch, device: torch.device) -> None:
 
 def _size(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB"
+
+
+def seed_process(seed: int, rank: int) -> None:
+    """Seed torch, Python and (where it is in use) numpy; processes differ, so that their dropout masks do."""
+    mixed = (seed * 1_000_003 + rank * 7_919 + 1) % 2**31
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(mixed)
 
 
 class Trained(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.lab.training.checkpoint import Keeper, collect_random_state, has_checkpoint
+from torchrum.lab.training.checkpoint import Keeper, Resumed, collect_random_state, has_checkpoint, load_run, restore
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
 from torchrum.lab.training.environment import environment, read_environment
@@ -24,7 +24,6 @@ from torchrum.lab.training.evaluation import calibrate, is_calibrated, score
 from torchrum.lab.training.files import write_json
 from torchrum.lab.training.optim import learning_rate, set_learning_rate
 from torchrum.lab.training.progress import Baseline, Display, is_early
-from torchrum.lab.training.resume import Resumed, load_run, restore
 from torchrum.lab.training.run_folder import (
     CONFIG,
     ENVIRONMENT,
