@@ -138,7 +138,7 @@ def _read_option(key: str, text: str, hint: Any) -> Any:
 
 def layer_options(layer: str) -> dict[str, Any] | None:
     """Names and types of the options of a registered layer; None if they are unknown."""
-    from torchrum.lab.models.build import MODELS
+    from torchrum.lab.models import MODELS
     from torchrum.layers.registry import LAYERS
 
     known: dict[str, Callable[..., Any]] = {**LAYERS, **MODELS}

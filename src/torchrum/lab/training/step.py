@@ -1,23 +1,19 @@
 """One training step, plain or as a CUDA graph; averaged weights, carried state, and checks that a run fits memory."""
 
 import copy
-import os
 import random
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchrum.cells.base import Cell
-from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import Engine
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
@@ -262,8 +258,6 @@ TOO_LARGE = re.compile(
 NO_NUMBER = "without overflow"
 """Message of torch for a learning rate beyond the largest number of its type."""
 ADVICE = "Choose smaller sizes: --batch_size, --model.hidden_size, or those of the task."
-COPIES = 4
-"""Copies of the weights in training: the weights, their gradients, and two states of the optimizer."""
 
 
 @contextmanager
@@ -285,47 +279,9 @@ def within_memory() -> Iterator[None]:
         raise RunError(f"the run does not fit into memory: {str(error).splitlines()[0]:.200}. {ADVICE}") from error
 
 
-def memory_of(device: torch.device) -> int | None:
-    """Bytes of memory of a device, or the limit of this process; None if unknown."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    try:
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else ""
-    return min(most, int(text)) if text.isdecimal() else most
-
-
-@contextmanager
-def limited_weights(device: torch.device, most: int | None) -> Iterator[None]:
-    """Refuse a model whose weights need more than ``most`` bytes in training, before they are filled."""
-    parameters = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal parameters
-        parameters += parameter.numel()
-        weights = parameters * COPIES * 4
-        if most is not None and weights > most:
-            raise ConfigError(
-                f"model: {parameters:,} parameters take {_size(weights)} in training, but {device.type} has "
-                f"{_size(most)}. {ADVICE}"
-            )
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
 def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
-    """Refuse a batch that needs more memory than there is and, on a CPU, a model that cannot read one example."""
+    """Refuse a model that cannot read one example of its task."""
     row = next(iter(config.task.validation(config.seed))).rows(0, 1)
-    _check_batch(config, row, engine.device)
-    if engine.device.type != "cpu":  # elsewhere this would compile kernels for a shape that is never used again
-        return
     inputs = (row.x, row.lengths, None) if config.task.carries_state else (row.x, row.lengths)
     training = model.training
     try:
@@ -335,20 +291,6 @@ def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
         raise ConfigError(f"the model does not fit its task: {error}") from error
     finally:
         model.train(training)
-
-
-def _check_batch(config: TrainConfig, row: Batch, device: torch.device) -> None:
-    most, steps = memory_of(device), row.x.shape[1] if row.x.dim() > 1 else 1
-    batch = config.batch_size * (row.x.numel() * 8 + steps * config.model.hidden_size * 4)
-    if most is not None and batch > most:
-        raise ConfigError(
-            f"config: a batch of {config.batch_size:,} sequences of {steps:,} steps takes {_size(batch)} and more, but "
-            f"{device.type} has {_size(most)}. {ADVICE}"
-        )
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB"
 
 
 def seed_process(seed: int, rank: int) -> None:
@@ -384,11 +326,9 @@ def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None
         given: a model of the caller's own instead of the config's.
     """
     torch.manual_seed(config.seed)  # every process starts from the same weights
-    with limited_weights(engine.device, memory_of(engine.device)):
-        module = build(config) if given is None else given
-    module = engine.place(module)
+    module = engine.place(build(config) if given is None else given)
     graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
-    if given is None:
+    if given is None and engine.device.type == "cpu":  # elsewhere kernels would be compiled for that one row
         check_model(config, module, engine)
     if config.compile and not compile_steps(module):
         raise ConfigError(
