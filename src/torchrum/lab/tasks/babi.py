@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchrum.lab.data import babi
 from torchrum.lab.data.babi import Sentence, Story
-from torchrum.lab.data.corpora import OFFICIAL
+from torchrum.lab.data.files import OFFICIAL
 from torchrum.lab.tasks.base import Batch, Task, named_generator
 from torchrum.ops._checks import check_flags
 
