@@ -77,49 +77,34 @@ class Interrupts:
             signal.raise_signal(self.received)
 
 
-COUNTS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURM_NTASKS", "SLURM_PROCID")
 INTERACTIVE = ("bash", "interactive")
 """Names of SLURM jobs in which a person types the commands: there the variables say nothing about processes."""
 
 
 def check_launch(config: TrainConfig) -> int:
-    """Refuse variables that contradict each other or the config, as a shell keeps them from another program.
+    """Refuse counts of processes that contradict the config, as a shell keeps them from another program.
 
     Returns:
         The processes that a launcher has started; 1 without one.
     """
-    found = {name: _count(name) for name in COUNTS if name in os.environ}
-    asked = config.devices * config.nodes
-    rank, size = found.get("LOCAL_RANK", 0), found.get("WORLD_SIZE", 0)
-    if rank and rank >= size:
-        known = f"WORLD_SIZE is {size}" if size else "WORLD_SIZE is not set"
-        raise ConfigError(f"LOCAL_RANK is {rank}, but {known}; unset LOCAL_RANK, or start the processes with torchrun.")
-    if size > 1 and size != asked:
-        raise ConfigError(
-            f"WORLD_SIZE is {size}, but devices * nodes is {asked}; pass --devices and --nodes to match, or unset it."
-        )
-    tasks = found.get("SLURM_NTASKS", 1)
-    by_slurm = tasks > 1 and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
-    if by_slurm:
-        if tasks != asked:
-            advice = "pass --devices and --nodes to match, or unset it"
-            raise ConfigError(f"SLURM_NTASKS is {tasks}, but devices * nodes is {asked}; {advice}.")
-        if "SLURM_PROCID" not in found:
-            raise ConfigError(f"SLURM_NTASKS is {tasks}, but SLURM_PROCID is not set; start the processes with srun.")
+    by_slurm = os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
+    asked, started = config.devices * config.nodes, 1
+    for name in ("WORLD_SIZE", *(("SLURM_NTASKS",) if by_slurm else ())):
+        text = os.environ.get(name, "1")
+        if not text.isdecimal() or int(text) not in (1, asked):
+            raise ConfigError(
+                f"{name} is {text!r}, but devices * nodes is {asked}; pass --devices and --nodes to match, or unset it."
+            )
+        started = max(started, int(text))
+        if name == "SLURM_NTASKS" and int(text) > 1 and "SLURM_PROCID" not in os.environ:
+            raise ConfigError(f"{name} is {text}, but SLURM_PROCID is not set; start the processes with srun.")
     # MASTER_ADDR: each machine's process was started by hand. Without any of them it would wait for the others for ever
-    if config.nodes > 1 and not (size > 1 or by_slurm or "MASTER_ADDR" in os.environ):
+    if config.nodes > 1 and started == 1 and "MASTER_ADDR" not in os.environ:
         raise ConfigError(
             f"nodes is {config.nodes}, but nothing has started processes on other machines; start them with srun or "
             "torchrun, or pass --nodes 1."
         )
-    return max(size, 1)
-
-
-def _count(name: str) -> int:
-    text = os.environ[name]
-    if not text.isdecimal() or (name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS") and int(text) < 1):
-        raise ConfigError(f"{name} is {text!r}, which is not a number of processes; unset it, or start with torchrun.")
-    return int(text)
+    return started
 
 
 T = TypeVar("T")
@@ -145,12 +130,11 @@ class Engine:
             raise RunError("device='cuda', but torch sees no CUDA device; pass --device cpu, or auto.")
         cuda = config.device != "cpu" and torch.cuda.is_available()
         many = max(check_launch(config), config.devices * config.nodes) > 1
-        if config.logger != "none":
-            try:
-                importlib.import_module(config.logger)  # both trackers are named like their package
-            except ModuleNotFoundError as error:
-                advice = f'pip install "torchrum[{config.logger}]"'
-                raise RunError(f"logger={config.logger!r} needs a package: {advice} ({error}).") from error
+        try:
+            importlib.import_module("torch" if config.logger == "none" else config.logger)  # named like their packages
+        except ModuleNotFoundError as error:
+            advice = f'pip install "torchrum[{config.logger}]"'
+            raise RunError(f"logger={config.logger!r} needs a package: {advice} ({error}).") from error
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner would break the progress bar
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about other accelerators; precision is checked in the config
@@ -402,21 +386,20 @@ def _end(running: Mapping[str, Worker]) -> None:
 
 
 def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
-    """What a training that has ended says; None for one that a signal ended before it began."""
+    """The result of a training that has ended; None for one that a signal ended before it began."""
     worker.process.join()
     try:
-        said = worker.answer.recv() if worker.answer.poll() else None
-    except EOFError:
-        said = None
-    code = worker.process.exitcode
-    if isinstance(said, Result):
-        caught = received and said.stopped.startswith("SIG")
-        return replace(said, stopped=signal.Signals(received).name) if caught else said
-    if isinstance(said, DivergedError):
-        return said
-    if isinstance(said, Exception):
-        raise said
-    if received:
-        return None
-    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
-    raise RunError(f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs.")
+        found = worker.answer.recv()
+    except EOFError:  # it left nothing
+        if received:
+            return None
+        code = worker.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
+        raise RunError(
+            f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs."
+        ) from None
+    if isinstance(found, Result) and received and found.stopped.startswith("SIG"):
+        return replace(found, stopped=signal.Signals(received).name)
+    if isinstance(found, Result | DivergedError):
+        return found
+    raise found
