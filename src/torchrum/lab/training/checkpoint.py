@@ -20,9 +20,8 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,55 +32,22 @@ from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import read_json, sync_folder, write_json, write_synced
 from torchrum.lab.training.run_folder import CONFIG, RESULT, Mark, Progress, check_metrics, read_config
 from torchrum.lab.training.step import Trained, build, seed_process, to_device
-from torchrum.lab.training.typed_data import Reader
 
-T = TypeVar("T")
 FORMAT = "torchrum checkpoint 1"
 MODEL, STATE, MANIFEST, INDEX = "model.safetensors", "state.pt", "manifest.json", "index.json"
 NAME = re.compile(r"step-\d{8,18}")
 ADVICE = "Restore it from a backup, or train again in another folder."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Index:
+class Index(NamedTuple):
     """``checkpoints/index.json``."""
 
-    format: str = FORMAT
     last: str | None = None
     """The checkpoint to resume from."""
     best: str | None = None
     """The one that scored best."""
-    written: list[str] = field(default_factory=list)
+    written: frozenset[str] = frozenset()
     """Every checkpoint that this run wrote and has not removed; nothing else is ever removed."""
-
-    def __post_init__(self) -> None:
-        for name in (self.last, self.best, *self.written):
-            if name is not None and not NAME.fullmatch(name):
-                raise ValueError(f"{name!r:.60} is not the name of a checkpoint, such as step-00001000.")
-
-    @property
-    def known(self) -> set[str]:
-        """Checkpoints that this run wrote; an index from before ``written`` knows the two that it names."""
-        return {name for name in (self.last, self.best, *self.written) if name is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileEntry:
-    """A file of a checkpoint, in its manifest."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """``manifest.json`` of a checkpoint."""
-
-    format: str
-    step: int
-    files: dict[str, FileEntry]
-    best: str | None = None
-    """The best checkpoint when this one was written."""
 
 
 def _root(run: Path) -> Path:
@@ -96,32 +62,35 @@ def _index(run: Path) -> Index:
     path = _root(run) / INDEX
     if not path.exists():
         return _search(run)
-    return _read_own(path, Index)
+    data = _read_own(path)
+    index = Index(data.get("last"), data.get("best"), frozenset(data.get("written", ())))
+    for name in {index.last, index.best, *index.written} - {None}:
+        if not NAME.fullmatch(str(name)):
+            raise RunError(f"{path}: {name!r:.60} is not the name of a checkpoint, such as step-00001000.")
+    return index
 
 
-def _read_own(path: Path, kind: type[T]) -> T:
+def _read_own(path: Path) -> dict[str, Any]:
     """Read an index or a manifest."""
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RunError(f"{path} is not that of a torchrum checkpoint: it says {data!r:.80}.")
-    data.pop("run", None)  # earlier versions wrote it
-    return Reader(path).build(kind, data)
+    return data
 
 
 def _search(run: Path) -> Index:
     """The index as it must have been, from the checkpoints that are intact."""
-    root, found = _root(run), {}
-    for path in sorted(root.glob("step-*"), key=lambda path: (len(path.name), path.name)):
+    found = {}
+    for path in sorted(_root(run).glob("step-*"), key=lambda path: (len(path.name), path.name)):
         try:
-            manifest, _ = _read(path)
+            found[path.name] = _read(path)[0].get("best")
         except RunError:
             continue
-        found[path.name] = manifest
     if not found:
         return Index()
-    last, newest = list(found.items())[-1]
-    best = newest.best if newest.best in found else None
-    return Index(last=last, best=best, written=[last, *([best] if best else [])])
+    last, best = list(found.items())[-1]
+    best = best if best in found else None
+    return Index(last, best, frozenset(name for name in (last, best) if name is not None))
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -170,28 +139,32 @@ def write_checkpoint(run: Path, packed: Packed, best: bool) -> None:
     step, contents = packed
     root, name = _root(run), f"step-{step:08d}"
     index = _index(run)
+    best_name, temporary = name if best else index.best, root / f".{name}.tmp"
+    # an index from before ``written`` knows the two that it names
+    known = {old for old in (index.last, index.best, *index.written, name) if old is not None}
+
+    def write_index(last: str | None) -> None:
+        write_json(root / INDEX, {"format": FORMAT, "last": last, "best": best_name, "written": sorted(known)})
+
     if name in (index.last, index.best):  # written already; at most it has become the best
-        if best and index.best != name:
-            write_json(root / INDEX, asdict(replace(index, best=name)))
+        if best_name != index.best:
+            write_index(index.last)
         return
-    best_name, known = name if best else index.best, {*index.known, name}
-    files = {file: FileEntry(bytes=len(data), sha256=_digest(data)) for file, data in contents.items()}
-    manifest = Manifest(format=FORMAT, step=step, files=files, best=best_name)
+    files = {file: {"bytes": len(data), "sha256": _digest(data)} for file, data in contents.items()}
     if not root.exists():
         root.mkdir()
         sync_folder(run)
-    temporary = root / f".{name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
         for file, content in contents.items():
             write_synced(temporary / file, content)
-        write_json(temporary / MANIFEST, asdict(manifest))
+        write_json(temporary / MANIFEST, {"format": FORMAT, "step": step, "files": files, "best": best_name})
         shutil.rmtree(root / name, ignore_errors=True)  # from a crash before it was indexed
         os.rename(temporary, root / name)
         sync_folder(root)
         # what is about to be removed is still listed: after a crash before that, the next save removes it
-        write_json(root / INDEX, asdict(Index(last=name, best=best_name, written=sorted(known))))
+        write_index(name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in known - {name, best_name}:
@@ -229,20 +202,20 @@ def _chosen(run: Path, which: Literal["last", "best"]) -> str:
     index = _index(run)
     name = index.last if which == "last" else index.best
     if name is None:
-        first = "; the first validation writes one" if which == "best" and has_checkpoint(run) else ""
+        first = "; the first validation writes one" if which == "best" and index.last else ""
         raise RunError(f"{run} has no {which} checkpoint yet{first}. Train it further: torchrum train --resume {run}")
     return name
 
 
-def _read(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest and the files of a checkpoint, compared with it."""
-    manifest, contents = _read_own(folder / MANIFEST, Manifest), {}
+    manifest, contents = _read_own(folder / MANIFEST), {}
     for file in (MODEL, STATE):
         try:
             contents[file] = (folder / file).read_bytes()
         except OSError as error:
             raise RunError(f"{folder / file} cannot be read: {error.strerror}. {ADVICE}") from error
-        if file not in manifest.files or _digest(contents[file]) != manifest.files[file].sha256:
+        if _digest(contents[file]) != manifest["files"][file]["sha256"]:
             raise RunError(f"{folder / file} is damaged: its content has changed since it was written. {ADVICE}")
     return manifest, contents
 
@@ -325,43 +298,7 @@ def restore_random_state(state: dict[str, Any], generator: torch.Generator) -> b
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessState:
-    """State of one process."""
-
-    random: dict[str, Any]
-    """See ``collect_random_state``."""
-    carried: Any
-    """State carried from batch to batch, a nested tuple of tensors; None if there is none."""
-    sums: dict[str, Tensor]
-    """Sums of the loss and the metrics since the last log line, scalars."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedState:
-    """State of a run in a checkpoint, beside the weights."""
-
-    config: dict[str, Any]
-    """The whole config as plain data; old checkpoints have only the fields of ``identity``."""
-    progress: Progress
-    optimizer: dict[int, dict[str, Any]]
-    """The optimizer's state of each parameter, by number."""
-    scaler: dict[str, Any]
-    """The loss scaling of 16-mixed; empty otherwise."""
-    processes: list[ProcessState]
-    trained: dict[str, Tensor] | None = None
-    """Trained weights, if the weights of the checkpoint are their average."""
-    metrics: Mark | None = None
-    """Size and hash of metrics.jsonl; None in old checkpoints."""
-
-
-def load_state(run: Path, which: Literal["last", "best"] = "last") -> tuple[dict[str, Tensor], SavedState]:
-    """Weights and state of a checkpoint of a run, see ``load_checkpoint``."""
-    weights, state = load_checkpoint(run, which)
-    return weights, Reader(f"the state of the {which} checkpoint in {run}").build(SavedState, state)
-
-
-def check_config(run: Path, config: TrainConfig, state: SavedState, whole: bool = False) -> None:
+def check_config(run: Path, config: TrainConfig, state: Mapping[str, Any], whole: bool = False) -> None:
     """Refuse a config that differs from that of the checkpoint in ``identity`` or, with ``whole``, in any field.
 
     Args:
@@ -370,7 +307,7 @@ def check_config(run: Path, config: TrainConfig, state: SavedState, whole: bool 
         state: that of its checkpoint.
         whole: compare also the fields that a resumed run may change.
     """
-    changed = saved_differences(state.config, config, whole)
+    changed = saved_differences(state["config"], config, whole)
     if changed:
         raise RunError(
             f"{run / CONFIG} is not the config of the run's checkpoint: {'; '.join(changed)}. "
@@ -380,10 +317,15 @@ def check_config(run: Path, config: TrainConfig, state: SavedState, whole: bool 
 
 def check_ended_run(run: Path, config: TrainConfig) -> None:
     """Refuse a finished run whose config or metrics differ from its last checkpoint."""
-    _, state = load_state(run)
+    _, state = load_checkpoint(run)
     check_config(run, config, state, whole=True)
-    if state.metrics is not None:
-        check_metrics(run, state.metrics, ended=True)
+    if (mark := _mark(state)) is not None:
+        check_metrics(run, mark, ended=True)
+
+
+def _mark(state: Mapping[str, Any]) -> Mark | None:
+    """How far metrics.jsonl was; None in checkpoints from before."""
+    return Mark(**state["metrics"]) if state.get("metrics") else None
 
 
 WEIGHT_TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # other precisions keep float32 weights
@@ -408,27 +350,23 @@ def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.M
     require_one_of("load_model", "which", which, ("last", "best"))
     run = Path(run)
     config = read_config(run)
-    weights, state = load_state(run, which)
+    weights, state = load_checkpoint(run, which)
     check_config(run, config, state)
     model = build(config).to(dtype=WEIGHT_TYPES.get(config.precision, torch.float32))
     fill(model, weights, run)
     return model.eval()
 
 
-class Resumed(NamedTuple):
-    """State of a resumed run."""
-
-    progress: Progress
-    mark: Mark | None
-    notes: list[str]
-    """Lines to print."""
-
-
 class Loaded(NamedTuple):
     """A checkpoint that belongs to the run."""
 
     weights: dict[str, Tensor]
-    state: SavedState
+    """Those of the model that is scored: the trained ones, or their average."""
+    state: dict[str, Any]
+    """``config``, ``progress``, ``optimizer``, ``scaler``, ``metrics``, ``trained`` weights beside an average, and
+    ``processes``: of each its ``random`` state, what it ``carried`` and the ``sums`` since the last log line."""
+    progress: Progress
+    mark: Mark | None
 
 
 def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None:
@@ -436,55 +374,50 @@ def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None
     if not engine.first(lambda: has_checkpoint(folder)):
         return None
     if engine.world_size > 1:
-        engine.first(lambda: bool(load_state(folder)))  # one clear failure instead of one from each process
-    weights, state = load_state(folder)
-    changed = saved_differences(state.config, config)
+        engine.first(lambda: bool(load_checkpoint(folder)))  # one clear failure instead of one from each process
+    weights, state = load_checkpoint(folder)
+    changed = saved_differences(state["config"], config)
     if changed:
         raise RunError(f"the checkpoint in {folder} belongs to another run: {'; '.join(changed)}.")
-    mark, progress = state.metrics, state.progress
+    mark, progress = _mark(state), Progress(**state["progress"])
     if mark is not None:
         engine.first(lambda: check_metrics(folder, mark))
     done = progress.step >= config.steps or (config.stop_at is not None and progress.reached >= config.stop_after)
     if done and engine.first(lambda: (folder / RESULT).exists()):
         steps = f"{progress.step} steps are done, {config.steps} are asked for"
         raise RunError(f"{folder} is complete: {steps}. Pass more --steps, or --stop_at none.")
-    return Loaded(weights, state)
+    return Loaded(weights, state, progress, mark)
 
 
-def restore(folder: Path, trained: Trained, loaded: Loaded | None) -> Resumed:
-    """Restore model, optimizer and step from a checkpoint; without one, the run starts from the first step."""
-    if loaded is None:
-        return Resumed(Progress(), None, [f"{folder} has no checkpoint yet: starting from the first step"])
-    engine, state = trained.engine, loaded.state
+def restore(folder: Path, trained: Trained, loaded: Loaded) -> list[str]:
+    """Restore model, optimizer, step and processes from a checkpoint, also if their number has changed.
+
+    Returns:
+        Lines to print.
+    """
+    config, engine, step, state = trained.config, trained.engine, trained.step, loaded.state
     fill(trained.scored, loaded.weights, folder)
     if trained.scored is not trained.module:
-        fill(trained.module, state.trained or {}, folder)
+        fill(trained.module, state["trained"], folder)
     # the groups come from the config: they depend on the device
-    trained.optimizer.load_state_dict({**trained.optimizer.state_dict(), "state": state.optimizer})
-    engine.load_scaler_state(state.scaler)
-    step = state.progress.step
-    trained.step.position.fill_(step)
-    notes = [f"resuming {folder} at step {step}", *_share(folder, trained, state)]
-    return Resumed(state.progress, state.metrics, notes)
-
-
-def _share(folder: Path, trained: Trained, state: SavedState) -> list[str]:
-    """Restore the state of each process, also if their number has changed."""
-    config, engine, step = trained.config, trained.engine, trained.step
-    processes, notes = state.processes, []
+    trained.optimizer.load_state_dict({**trained.optimizer.state_dict(), "state": state["optimizer"]})
+    engine.load_scaler_state(state["scaler"])
+    done, processes = loaded.progress.step, state["processes"]
+    step.position.fill_(done)
+    notes = [f"resuming {folder} at step {done}"]
     mine = processes[engine.rank] if len(processes) == engine.world_size else None
     if config.task.carries_state and mine is None:
         raise RunError(f"{folder} carries the state of {len(processes)} processes; resume it with the same number.")
-    for name in processes[0].sums:
+    for name in processes[0]["sums"]:
         # sums are means over rows, so the mean over processes is right for any number of them
-        totals = [process.sums[name] for process in ([mine] if mine else processes)]
+        totals = [process["sums"][name] for process in ([mine] if mine else processes)]
         step.sums[name] = (sum(totals[1:], totals[0]) / len(totals)).to(engine.device)
     if mine is not None:
-        step.carried = to_device(mine.carried, engine.device)
+        step.carried = to_device(mine["carried"], engine.device)
     known = mine if mine is not None else processes[0]  # the data come from the same state in every process
-    if not restore_random_state(known.random, step.generator):
-        step.generator.manual_seed(config.seed + state.progress.step)
+    if not restore_random_state(known["random"], step.generator):
+        step.generator.manual_seed(config.seed + done)
         notes.append("the run was on another kind of device: its random numbers start anew, results may differ")
     if mine is None:
-        seed_process(config.seed + state.progress.step, engine.rank)
+        seed_process(config.seed + done, engine.rank)
     return notes

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.lab.training.checkpoint import Keeper, Resumed, collect_random_state, has_checkpoint, load_run, restore
+from torchrum.lab.training.checkpoint import Keeper, Loaded, collect_random_state, has_checkpoint, load_run, restore
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
 from torchrum.lab.training.environment import environment, read_environment
@@ -95,18 +95,19 @@ class Run:
         trained: model, optimizer and step.
         folder: the run folder.
         interrupts: signals that ask the run to stop.
-        resumed: the state of a resumed run; None for a new one.
+        resume: whether the run began before.
+        loaded: its checkpoint, if it has one.
         quiet: show no progress.
     """
 
     def __init__(
-        self, trained: Trained, folder: Path, interrupts: Interrupts, resumed: Resumed | None, quiet: bool
+        self, trained: Trained, folder: Path, interrupts: Interrupts, resume: bool, loaded: Loaded | None, quiet: bool
     ) -> None:
         self.config, self.engine, self.folder = trained.config, trained.engine, folder
         self._trained, self._step, self._scored = trained, trained.step, trained.scored
         self._interrupts, self._keeper = interrupts, Keeper(folder)
-        self.progress, mark = (Progress(), None) if resumed is None else (resumed.progress, resumed.mark)
-        self.engine.first(lambda: self._open_folder(resumed is not None))
+        self.progress, mark = (Progress(), None) if loaded is None else (loaded.progress, loaded.mark)
+        self.engine.first(lambda: self._open_folder(resume))
         self._metrics = MetricsFile(folder, self.progress.step, mark) if self.engine.rank == 0 else None
         self.engine.start_tracker(self.config.logger, folder, self.config.name, to_json(self.config))
         task = self.config.task
@@ -387,12 +388,14 @@ class Trainer:
             with within_memory():
                 loaded = load_run(place, config, engine) if resume else None
                 trained = assemble(config, engine, self._given)
-                resumed = restore(place, trained, loaded) if resume else None
                 lines = introduction(config, trained.module, engine, place, own=self._given is not None)
+                if loaded is not None:
+                    lines += restore(place, trained, loaded)
+                elif resume:
+                    lines.append(f"{place} has no checkpoint yet: starting from the first step")
                 # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
                 with advice_on_failure(engine, place):
-                    run = Run(trained, place, interrupts, resumed, self._quiet)
-                    return run.train([*lines, *(resumed.notes if resumed else ())], self._on_end)
+                    return Run(trained, place, interrupts, resume, loaded, self._quiet).train(lines, self._on_end)
 
 
 @contextmanager
