@@ -100,17 +100,6 @@ def test_a_senseless_option_is_one_line(tmp_path, capsys, monkeypatch, arguments
     assert not list(tmp_path.iterdir())
 
 
-def test_a_script_that_ends_the_process_is_no_module_of_recipes(tmp_path, capsys, monkeypatch):
-    """Without a guard for its main part it ended the command too, with exit code 0."""
-    (tmp_path / "my_script.py").write_text("raise SystemExit(0)")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert main(["train", "my_script:recipe"]) == 2
-    assert capsys.readouterr().err == (
-        "torchrum: the recipe 'my_script:recipe' cannot be loaded: importing my_script ends the process; put its main "
-        "part below if __name__ == '__main__'.\n"
-    )
-
-
 @pytest.mark.parametrize("value", ["1e9", "1e12", "1e18"])
 def test_sizes_that_cannot_even_be_counted_are_one_line(tmp_path, capsys, monkeypatch, value):
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,6 @@ from torchrum.lab.recipes import babi, char_ptb, copying, recall
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.overrides import unknown_name
-from torchrum.lab.training.typed_data import shown
 
 __all__ = [
     "FAMILIES",
@@ -72,7 +71,6 @@ def is_preset(name: str) -> bool:
 
 def registered_recipe(name: str) -> TrainConfig:
     """Build the config of a recipe in ``RECIPES``; for names from files, which must not import modules."""
-    _check_name(name)
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES, LISTING)
     return RECIPES[name]()
@@ -86,7 +84,6 @@ def load_recipe(name: str) -> TrainConfig:
             name of a set, such as ``babi-rum``, which selects its first recipe; or ``module:function``, a recipe of
             your own, whose module is imported.
     """
-    _check_name(name)
     if ":" in name:
         return _load_own(name)
     if name in FAMILIES:
@@ -98,11 +95,6 @@ def load_recipe(name: str) -> TrainConfig:
         short = {re.sub(r"-t\d+$", "", known) for known in RECIPES}
         raise unknown_name("recipe", name, {*RECIPES, *FAMILIES, *short}, LISTING)
     return RECIPES[name]()
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(f"the name of a recipe is {shown(name)}, but it must be text, such as 'copying-rum'.")
 
 
 def _load_own(name: str) -> TrainConfig:
@@ -118,16 +110,9 @@ def _load_own(name: str) -> TrainConfig:
         if callable(recipe):
             with suppress(ValueError):  # builtins may have none
                 inspect.signature(recipe).bind()
-    except ModuleNotFoundError as error:
+    except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
         places = "the current folder and Python's path were searched"
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}; {places}.") from error
-    except SystemExit as error:
-        advice = "put its main part below if __name__ == '__main__'"
-        raise ConfigError(
-            f"the recipe {name!r} cannot be loaded: importing {module} ends the process; {advice}."
-        ) from error
-    except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
-        raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
     config = recipe() if callable(recipe) else recipe
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"the recipe {name!r} returned {type(config).__name__}, but it must return a TrainConfig.")

@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import Reader, check_fields, shown
+from torchrum.lab.training.typed_data import Reader, check_fields
 
 DECAYS = ("linear", "cosine")
 ALLOWED = (
@@ -354,7 +354,7 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     """A config as plain data of any version, in the layout of today."""
     found, model = data.get("format", 1), data.get("model")
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
-        raise ConfigError(f"the format is {shown(found)}, written by a newer torchrum; this one reads up to {FORMAT}.")
+        raise ConfigError(f"the format is {found!r:.60}, written by a newer torchrum; this one reads up to {FORMAT}.")
     if isinstance(model, Mapping) and isinstance(layer := model.get("layer"), str):
         changed, former = FORMER_OPTIONS.get(layer, (1, {}))
         if found < changed and isinstance(options := model.get("options"), Mapping):
@@ -370,7 +370,7 @@ def _task_class(path: object) -> type[Task]:
     found = {task_name(kind): kind for kind in kinds}
     if not isinstance(path, str) or path not in found:
         raise ConfigError(
-            f"the task {shown(path)} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION "
+            f"the task {path!r:.60} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION "
             "--resume RUN, or --recipe MODULE:FUNCTION with eval, figure and report. Such a run cannot be "
             "recorded in the ledger."
         )
@@ -379,40 +379,30 @@ def _task_class(path: object) -> type[Task]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
-    return _identity(to_json(config), config.task)
+    return _without(CHANGEABLE, to_json(config), config.task)
 
 
-def _identity(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    kept = {name: value for name, value in plain.items() if name not in CHANGEABLE}
-    return _without_local(kept, task)
-
-
-def _without_local(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    inner = plain.get("task")
-    if not isinstance(inner, Mapping):
-        return dict(plain)
-    return {**plain, "task": {name: value for name, value in inner.items() if name not in task.local}}
+def _without(left_out: Collection[str], plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Leave out some fields, and those of the task that are valid on one machine only."""
+    kept = {name: value for name, value in plain.items() if name not in left_out}
+    return {**kept, "task": {name: value for name, value in plain["task"].items() if name not in task.local}}
 
 
 def run_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """Where two configs differ in ``identity``, in words; nothing if they describe the same run."""
+    """Where two configs differ in ``identity``; nothing if they describe the same run."""
     return differences(identity(old), identity(new))
 
 
 def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool = False) -> list[str]:
     """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
-    saved = upgraded(saved)
-    if not whole:
-        now = {name: value for name, value in identity(config).items() if name != "name" or name in saved}
-        return differences(_identity(saved, config.task), now)
-    now = {name: value for name, value in to_json(config).items() if name in saved}
-    return differences(_without_local(saved, config.task), _without_local(now, config.task))
+    before, now = upgraded(saved), to_json(config)
+    left_out = now.keys() - before.keys() if whole else {*CHANGEABLE, *({"name"} - before.keys())}
+    return differences(_without(left_out, before, config.task), _without(left_out, now, config.task))
 
 
 def first_of(changed: list[str]) -> str:
     """The first of ``differences`` and how many more there are: another text, for one, differs in all that it says."""
-    more = len(changed) - 1
-    return changed[0] + (f" and {more} more field{'s' if more > 1 else ''}" if more else "")
+    return changed[0] + (f" and {len(changed) - 1} more" if changed[1:] else "")
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names, to_json
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import convert, guess, shown
+from torchrum.lab.training.typed_data import convert, guess
 from torchrum.ops._checks import nearest
 
 ALIKE = 0.5
@@ -56,13 +56,11 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     drops the options of the previous one.
     """
     if not isinstance(config, TrainConfig):
-        raise ConfigError(f"override: config is {shown(config)}, but it must be a TrainConfig; load_recipe makes one.")
-    if isinstance(assignments, str) or not isinstance(assignments, Iterable):
-        raise ConfigError(f"override: assignments is {shown(assignments)}; pass a list, such as ['steps=1000'].")
+        raise ConfigError(f"override: config is {config!r:.60}, but it must be a TrainConfig; load_recipe makes one.")
+    if isinstance(assignments, str):
+        raise ConfigError(f"override: assignments is {assignments!r}; pass a list, such as ['steps=1000'].")
     changes: Changes = []
     for assignment in assignments:
-        if not isinstance(assignment, str):
-            raise ConfigError(f"override: {shown(assignment)} is not text; write an assignment as 'field=value'.")
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")

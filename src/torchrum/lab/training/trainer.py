@@ -35,7 +35,6 @@ from torchrum.lab.training.run_folder import (
     last_validation,
 )
 from torchrum.lab.training.step import GraphStep, Trained, TrainStep, assemble, graph_obstacle, to_device, within_memory
-from torchrum.lab.training.typed_data import shown
 from torchrum.layers.introspection import diagonal_dominance, recurrent_blocks
 from torchrum.layers.registry import LAYERS
 
@@ -353,15 +352,7 @@ class Trainer:
         on_end: Callable[[Path], object] | None = None,
     ) -> None:
         if not isinstance(config, TrainConfig):
-            raise ConfigError(
-                f"Trainer: config is {shown(config)}, but it must be a TrainConfig; try load_recipe(...)."
-            )
-        if model is not None and not isinstance(model, nn.Module):
-            raise ConfigError(f"Trainer: model is {shown(model)}, but it must be a torch.nn.Module, or None.")
-        if on_end is not None and not callable(on_end):
-            raise ConfigError(
-                f"Trainer: on_end is {shown(on_end)}, but it must be a function of the run folder, or None."
-            )
+            raise ConfigError(f"Trainer: config is {config!r:.60}, but it must be a TrainConfig; try load_recipe(...).")
         self.config = config
         self._given, self._quiet, self._on_end = model, quiet, on_end
 
