@@ -3,10 +3,11 @@
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from torchrum.lab.data.babi import TASKS
@@ -28,9 +29,34 @@ __all__ = [
 
 Recipe = Callable[[], TrainConfig]
 
+
+def _sized(
+    family: str,
+    recipe: Callable[[str, str, int, bool], TrainConfig],
+    models: Iterable[str],
+    sizes: Collection[int],
+    tuned: Collection[tuple[str, int]],
+) -> dict[str, Recipe]:
+    """Each model at each size as it learns best, and where that is tuned, with ``-paper`` in the paper's setting."""
+    found: dict[str, Recipe] = {}
+    for model, size in dict.fromkeys((*itertools.product(models, sizes), *tuned)):
+        name = f"{family}-{model}-t{size}"
+        found[name] = functools.partial(recipe, name, model, size, (model, size) in tuned)
+        if (model, size) in tuned and size in sizes:
+            name = f"{family}-{model}-paper-t{size}"
+            found[name] = functools.partial(recipe, name, model, size, False)
+    return found
+
+
 RECIPES: dict[str, Recipe] = {
-    **copying.recipes(),
-    **recall.recipes(),
+    **_sized("copying", copying.copying, copying.MODELS, copying.DELAYS, copying.TUNED),
+    **_sized("recall", recall.recall, recall.MODELS, recall.LENGTHS, recall.TUNED),
+    **{
+        f"recall-{model}-{kind}-t{length}": functools.partial(recall.recall_compared, model, length, window)
+        for model in recall.COMPARED
+        for kind, window in (("fresh", 1), ("window", 2))
+        for length in recall.COMPARED_LENGTHS
+    },
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb, model) for model in char_ptb.MODELS},
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb_other, model) for model in char_ptb.OTHERS},
     "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
@@ -45,7 +71,9 @@ RECIPES: dict[str, Recipe] = {
 }
 """Every recipe by its name; a config is built when its function is called."""
 
-FAMILIES: dict[str, tuple[str, ...]] = babi.families()
+FAMILIES: dict[str, tuple[str, ...]] = {
+    f"babi-{model}": tuple(f"babi-{model}-qa{task}" for task in TASKS) for model in (*babi.MODELS, "memn2n")
+}
 """Recipes that are trained as a set, by the name of the set."""
 
 PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
