@@ -45,7 +45,10 @@ OWN_OPTIMIZER: dict[str, dict[str, Any]] = {
 
 # options of the layer beside its own, optimizer, precision
 TUNED: dict[tuple[str, int], tuple[dict[str, Any], dict[str, Any], Precision]] = {
-    **{(model, delay): ({}, ADAM, "bf16-mixed") for model in ("rum", "rum-eta") for delay in (200, 500)},
+    ("rum", 200): ({}, ADAM, "bf16-mixed"),
+    ("rum", 500): ({}, ADAM, "bf16-mixed"),
+    ("rum-eta", 200): ({}, ADAM, "bf16-mixed"),
+    ("rum-eta", 500): ({}, ADAM, "bf16-mixed"),
     ("rum", 1000): ({}, {**ADAM, "lr": 3e-3, "schedule": "7200:0.3,8400:0.1"}, "bf16-mixed"),
     ("rum-eta", 1000): ({}, {**ADAM, "schedule": "7200:0.3,8400:0.1"}, "bf16-mixed"),
     ("rum-lam1-eta", 200): ({}, {**LAM1, "schedule": "4000:0.3"}, "32-true"),

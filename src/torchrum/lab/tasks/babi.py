@@ -8,14 +8,14 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from torchrum.lab.data import babi
 from torchrum.lab.data.babi import Sentence, Story
 from torchrum.lab.data.files import OFFICIAL
-from torchrum.lab.tasks.base import Batch, Task, named_generator
+from torchrum.lab.tasks.base import Batch, Split, Task, check_sizes, named_generator
 from torchrum.ops._checks import check_flags
 
-Split = Literal["train", "validation", "test"]
 SOLVED = 0.95
 """Accuracy from which a task counts as solved."""
 NUM_TRAIN, NUM_TRAIN_SMALL = 9000, 900  # questions to learn from, of each task
@@ -62,8 +62,7 @@ class Rows(NamedTuple):
 
     def to(self, device: torch.device) -> "Rows":
         """The same rows on another device."""
-        story, question = (Span(*(part.to(device) for part in span)) for span in (self.story, self.question))
-        return Rows(self.units.to(device), story, question, self.answer.to(device), self.group.to(device))
+        return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
 @dataclass(frozen=True)
@@ -282,8 +281,7 @@ class Babi(Task):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Babi: {name}={getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
-        if isinstance(self.blanks, bool) or not isinstance(self.blanks, int) or not 0 <= self.blanks <= 1000:
-            raise ValueError(f"Babi: blanks={self.blanks!r}; it must be a whole number from 0 to 1000.")
+        check_sizes(self, "blanks", least=0, most=1000)
         check_flags("Babi", authors_readout=self.authors_readout, augment16=self.augment16)
         if self.authors_readout and (self.reading, self.question, self.blanks) != ("words", "last", 0):
             raise ValueError("Babi: authors_readout has its own layout; leave out reading, question and blanks.")

@@ -2,12 +2,13 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 Split = Literal["train", "validation", "test"]
 
@@ -26,15 +27,11 @@ class Batch(NamedTuple):
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The rows ``start`` to ``stop``, such as the share of one process."""
-        return self._map(lambda part: part[start:stop])
+        return tree_map_only(Tensor, lambda part: part[start:stop], self)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return self._map(lambda part: part.to(device))
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        lengths, group = (None if part is None else change(part) for part in (self.lengths, self.group))
-        return Batch(change(self.x), change(self.y), lengths, group)
+        return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from torchrum.ops._checks import nearest
 ALIKE = 0.5
 """Similarity from which the name of a field is proposed for a misspelt one."""
 T = TypeVar("T")
-Changes = list[tuple[str, list[str], str]]  # each: the key as it was given, what is left of its path, the text
+Changes = list[tuple[list[str], str]]  # each: the path of a field, and the text
 
 
 def dotted_names(owner: Any, prefix: str = "") -> list[str]:
@@ -64,74 +64,61 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
-        changes.append((key.strip(), key.strip().split("."), text.strip()))
-    return _assign(config, changes)
+        changes.append((key.strip().split("."), text.strip()))
+    return _assign(config, changes, "")
 
 
-def _assign(owner: T, changes: Changes) -> T:
+def _assign(owner: T, changes: Changes, prefix: str) -> T:
+    """Change a dataclass; ``prefix`` is its own name in keys, such as ``model.``."""
     values: dict[str, Any] = {}
     inner: dict[str, Changes] = {}
-    options: Changes = []
-    for key, path, text in changes:
-        name, rest = path[0], path[1:]
-        if isinstance(owner, ModelConfig) and name == "options" and rest:
-            options.append((key, rest, text))
-        elif isinstance(owner, ModelConfig) and not rest and (name not in field_names(owner) or name == "options"):
-            options.append((key, path, text))
+    options: dict[str, str] = {}
+    for path, text in changes:
+        name, rest, key = path[0], path[1:], prefix + ".".join(path)
+        if isinstance(owner, ModelConfig) and (name == "options" or (name not in field_names(owner) and not rest)):
+            options[".".join(rest or path)] = text
         elif name not in field_names(owner):
-            prefix = key[: len(key) - len(".".join(path))]
             raise unknown_name("field", key, dotted_names(owner, prefix))
         elif rest:
-            inner.setdefault(name, []).append((key, rest, text))
+            inner.setdefault(name, []).append((rest, text))
+        elif is_dataclass(current := getattr(owner, name)):
+            names = ", ".join(f"{key}.{known}" for known in field_names(current))
+            raise ConfigError(f"{key!r} is a group; set one of its fields: {names}.")
         else:
-            values[name] = _read(owner, key, name, text)
+            values[name] = convert(key, text, typing.get_type_hints(type(owner))[name])
     for name, parts in inner.items():
         current = getattr(owner, name)
         if not is_dataclass(current):
-            raise ConfigError(f"{parts[0][0]!r} cannot be set: {name} is {current!r} and has no fields.")
-        values[name] = _assign(current, parts)
+            key = f"{prefix}{name}.{'.'.join(parts[0][0])}"
+            raise ConfigError(f"{key!r} cannot be set: {name} is {current!r} and has no fields.")
+        values[name] = _assign(current, parts, f"{prefix}{name}.")
     if isinstance(owner, ModelConfig) and values.get("layer", owner.layer) != owner.layer:
         values["options"] = {}  # those of the other layer
     try:
         changed = replace(owner, **values)  # type: ignore[type-var]
-    except ConfigError:
-        raise
     except ValueError as error:  # a task refuses a value
         raise ConfigError(str(error)) from error
     if isinstance(changed, ModelConfig) and options:
-        changed = replace(changed, options=_read_options(changed, options))
+        changed = replace(changed, options=_read_options(changed, options, prefix))
     return changed
 
 
-def _read(owner: Any, key: str, name: str, text: str) -> Any:
-    current = getattr(owner, name)
-    if is_dataclass(current):
-        inner = ", ".join(f"{key}.{known}" for known in field_names(current))
-        raise ConfigError(f"{key!r} is a group; set one of its fields: {inner}.")
-    return convert(key, text, typing.get_type_hints(type(owner))[name])
-
-
-def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
+def _read_options(model: ModelConfig, changes: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """Apply changes to the options of the layer, which the same call may have chosen."""
     values, known = dict(model.options), layer_options(model.layer)
-    for key, path, text in changes:
-        name = ".".join(path)
+    for name, text in changes.items():
+        key, found = prefix + name, guess(text)
         if name == "options":
             raise ConfigError(f"{key!r} is a group; set an option of the layer by its name, such as model.lam.")
         if known is not None and name not in known:
-            prefix = key[: len(key) - len(name)]
             raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
-        values[name] = _read_option(key, text, None if known is None else known[name])
+        hint = None if known is None else known[name]
+        if hint in (bool, int, float):  # any text would count as true
+            value = convert(key, text, hint)
+            # a whole number stays one, as recorded runs have it
+            found = found if hint is float and found == value else value
+        values[name] = found
     return values
-
-
-def _read_option(key: str, text: str, hint: Any) -> Any:
-    """Read ``text`` as the type that a layer declares, if it is a plain one: any text would count as true."""
-    found = guess(text)
-    if hint not in (bool, int, float):
-        return found
-    value = convert(key, text, hint)
-    return found if hint is float and found == value else value  # a whole number stays one, as recorded runs have it
 
 
 def layer_options(layer: str) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchrum.cells.base import Cell
+from torchrum.lab.models import build_model
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import Engine
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
@@ -242,8 +243,6 @@ class GraphStep:
 
 def build(config: TrainConfig) -> nn.Module:
     """Build the model of a config; settings that it refuses raise a ConfigError."""
-    from torchrum.lab.models import build_model
-
     try:
         return build_model(config.model, config.task)
     except (ValueError, TypeError) as error:

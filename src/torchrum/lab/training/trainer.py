@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,19 @@ def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: 
         own: whether the model is the caller's instead of the config's.
     """
     described = type(model).__name__ if own else describe_model(config.model)
-    parameters = sum(part.numel() for part in model.parameters() if part.requires_grad)
     processes = f", {engine.world_size} processes" if engine.world_size > 1 else ""
     task = config.task
     reading = f"reading {task.source}; " if task.source else ""
     return [
-        f"{config.label}: {described}, {parameters:,} parameters",
+        f"{config.label}: {described}, {count_parameters(model):,} parameters",
         f"on {describe_device(engine.device)}{processes}, {config.precision}; run folder {folder}",
         f"{reading}loss in {task.loss_unit}; the {task.baseline_name} baseline is {task.baseline():.4g}",
     ]
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the trainable numbers of a model."""
+    return sum(part.numel() for part in model.parameters() if part.requires_grad)
 
 
 def describe_model(model: ModelConfig) -> str:
@@ -246,8 +251,13 @@ class Run:
         self._record("validation", scores)
         self._record_weights()
         self._display.validation(progress.step, scores, improved)
-        if self.engine.rank == 0 and math.isfinite(scores["loss"]) and (text := self._shown()):
-            self._display.say(text)
+        if self.engine.rank == 0 and math.isfinite(scores["loss"]):
+            training = self._scored.training
+            with self.engine.autocast():
+                text = task.show(self._scored.eval())
+            self._scored.train(training)
+            if text:
+                self._display.say(text)
         return scores, improved
 
     def _score(self, batches: list[Any]) -> dict[str, float]:
@@ -263,13 +273,6 @@ class Run:
         if blocks:
             values = torch.stack([diagonal_dominance(matrix) for matrix in blocks.values()]).tolist()
             self._record("weights", dict(zip(blocks, values, strict=True)))
-
-    def _shown(self) -> str:
-        training = self._scored.training
-        with self.engine.autocast():
-            text = self.config.task.show(self._scored.eval())
-        self._scored.train(training)
-        return text
 
     def _save(self, best: bool, due: bool) -> None:
         """Hand a checkpoint to the keeper; see ``Keeper.keep``."""
@@ -304,8 +307,7 @@ class Run:
 
     def _open_folder(self, resume: bool) -> None:
         now = environment(self.engine.device, self.engine.world_size, self.config.task.provenance())
-        weights = (part.numel() for part in self._trained.module.parameters() if part.requires_grad)
-        now = replace(now, parameters=sum(weights))
+        now = replace(now, parameters=count_parameters(self._trained.module))
         if resume:
             before, changed = read_environment(self.folder), asdict(now)
             del changed["resumed"]
@@ -370,12 +372,9 @@ class Trainer:
         """
         config, engine, place = self.config, Engine(self.config), Path(folder)
         with Interrupts() as interrupts, ExitStack() as held:
-
-            def claim() -> Path:
-                return held.enter_context(claim_run(place, config, resume, rename)).folder
-
             with advice_on_failure(engine, place):
-                place = engine.first(claim)
+                claimed = partial(claim_run, place, config, resume, rename)
+                place = engine.first(lambda: held.enter_context(claimed()).folder)
             with within_memory():
                 loaded = load_run(place, config, engine) if resume else None
                 trained = assemble(config, engine, self._given)
