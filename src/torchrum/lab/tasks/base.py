@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -124,13 +125,16 @@ class Task(ABC):
         """Whether the carried state is reset before this step, as at the start of an epoch."""
         return step == 0
 
-    @abstractmethod
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The training loss, a scalar: a mean over the batch."""
+        """The training loss, a scalar: cross-entropy, the mean over all answers."""
+        return F.cross_entropy(logits.flatten(0, -2), batch.y.flatten())
 
-    @abstractmethod
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Numbers to report next to the loss: scalars on the device, means over the batch."""
+        """Numbers to report next to the loss: scalars on the device, means over the batch.
+
+        By default ``accuracy``, the share of answers that are right.
+        """
+        return {"accuracy": (logits.argmax(-1) == batch.y).float().mean()}
 
     def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Further numbers for evaluation only; means over the batch."""

@@ -191,10 +191,6 @@ class Engine:
         """The mean of ``value`` over the processes."""
         return value if self.world_size == 1 else self._fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
 
-    def broadcast(self, value: T) -> T:
-        """What the first process passes, in all of them."""
-        return value if self.world_size == 1 else self._fabric.broadcast(value)
-
     def gather(self, value: T) -> list[T]:
         """What each process passes, in the order of their ranks."""
         if self.world_size == 1:
@@ -212,12 +208,13 @@ class Engine:
                 outcome = work()
             except Exception as error:
                 failure = error
-        told = None if failure is None else (type(failure).__name__, str(failure))
-        outcome, told = self.broadcast((outcome, told))
+        if self.world_size > 1:
+            reported = None if failure is None else (type(failure).__name__, str(failure))
+            outcome, reported = self._fabric.broadcast((outcome, reported))
+            if failure is None and reported is not None:
+                failure = ConfigError(reported[1]) if reported[0] == "ConfigError" else RunError(reported[1])
         if failure is not None:
             raise failure
-        if told is not None:
-            raise ConfigError(told[1]) if told[0] == "ConfigError" else RunError(told[1])
         return outcome
 
     def scaler_state(self) -> dict[str, Any]:

@@ -113,13 +113,11 @@ def own_commit(package: Path = PACKAGE) -> Commit | None:
     The package must stand in ``src/torchrum`` of the repository and be tracked by it: a project that contains the
     virtual environment, or a copy of the package, has a commit of its own that says nothing about torchrum.
     """
-    top = _git(["rev-parse", "--show-toplevel"], package)
-    if top is None or Path(top).resolve() / "src" / "torchrum" != package.resolve():
+    found = (_git(["rev-parse", "--show-toplevel", "HEAD"], package) or "").splitlines()
+    tracked = _git(["ls-files", "--error-unmatch", "--", "__init__.py"], package) is not None
+    if not tracked or Path(found[0]).resolve() / "src" / "torchrum" != package.resolve():
         return None
-    if _git(["ls-files", "--error-unmatch", "--", "__init__.py"], package) is None:
-        return None
-    commit = _git(["rev-parse", "HEAD"], package)
-    return None if commit is None else Commit(commit, bool(_git(["status", "--porcelain", "--", "."], package)))
+    return Commit(found[1], bool(_git(["status", "--porcelain", "--", "."], package)))
 
 
 def given_commit(text: str) -> str:
