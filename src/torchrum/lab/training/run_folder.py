@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from torchrum.lab.training.config import TrainConfig, first_of, from_json, run_differences
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.files import parse_json, read_bytes, read_json, write_atomic
+from torchrum.lab.training.files import parse_json, read_json, write_atomic
 from torchrum.lab.training.typed_data import Reader
 
 
@@ -94,13 +94,11 @@ CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl
 RESULT = "result.json"
 NO_SCORES = frozenset(("kind", "step", "seconds", "lr"))
 """What a line of metrics.jsonl has besides scores."""
-MAX_METRICS = 2**30
-"""Bytes; ten million lines."""
 
 
 def _read_content(path: Path) -> bytes:
     try:
-        return read_bytes(path, MAX_METRICS)
+        return path.read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -210,11 +208,7 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Put every line on the disk; a checkpoint must be neither newer than its metrics nor in another folder."""
-        try:
-            moved = not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
-        except FileNotFoundError:
-            moved = True
-        if moved:
+        if not (self._path.exists() and os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))):
             raise RunError(
                 f"{self._path} was moved, replaced or deleted during the run, which stops here. A moved folder has "
                 "every line and checkpoint so far; resume it with --resume."

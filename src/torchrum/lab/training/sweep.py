@@ -141,7 +141,7 @@ class Sweep:
     def _side_by_side(self, jobs: int) -> bool:
         calls = {}
         for label, config in self.runs.items():
-            calls[label] = partial(_train_alone, config, self.folder / label, self.on_end)
+            calls[label] = partial(train_or_keep, config, self.folder / label, True, None, self.on_end)
         self._say(f"{len(calls)} runs, {min(jobs, len(calls))} at a time")
         signalled = train_side_by_side(calls, jobs, self._tell)
         if signalled and not self.results:  # none had begun
@@ -173,13 +173,9 @@ def _empty(folder: Path, stopped: str) -> Result:
     return Result(folder, stopped, 0, {}, None, 0, 0.0)
 
 
-def _train_alone(config: TrainConfig, folder: Path, on_end: OnEnd) -> Result:
-    """One of several side by side, in a process of its own."""
-    return train_or_keep(config, folder, quiet=True, engine=Engine(config), on_end=on_end)
-
-
-def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_end: OnEnd) -> Result:
-    """Train a run of a sweep, or resume it; one that is finished is kept."""
+def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine | None, on_end: OnEnd) -> Result:
+    """Train a run of a sweep, or resume it; one that is finished is kept. None: a process of its own."""
+    engine = engine or Engine(config)
     done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
         return Trainer(config, quiet=quiet, on_end=on_end).fit(folder, resume=begun)
