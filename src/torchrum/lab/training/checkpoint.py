@@ -401,7 +401,7 @@ def restore(folder: Path, trained: Trained, loaded: Loaded) -> list[str]:
         fill(trained.module, state["trained"], folder)
     # the groups come from the config: they depend on the device
     trained.optimizer.load_state_dict({**trained.optimizer.state_dict(), "state": state["optimizer"]})
-    engine.load_scaler_state(state["scaler"])
+    engine.fabric.strategy.precision.load_state_dict(state["scaler"])
     done, processes = loaded.progress.step, state["processes"]
     step.position.fill_(done)
     notes = [f"resuming {folder} at step {done}"]

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -119,7 +119,7 @@ class Engine:
     """The processes of one run, started and connected; with one process every exchange is a plain call.
 
     Under torchrun or SLURM the processes are there already. Otherwise, with ``devices`` above one, the same command is
-    started once more for each further process.
+    started once more for each further process. ``fabric`` wraps models and does the steps of their training.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -138,17 +138,17 @@ class Engine:
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner would break the progress bar
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about other accelerators; precision is checked in the config
-            self._fabric = Fabric(
+            self.fabric = Fabric(
                 accelerator="cuda" if cuda else "cpu",
                 strategy="ddp" if many else "auto",
                 devices=config.devices,
                 num_nodes=config.nodes,
                 precision=config.precision,
             )
-            self._fabric.launch()
-        self.rank: int = self._fabric.global_rank
-        self.world_size: int = self._fabric.world_size
-        self.device: torch.device = self._fabric.device
+            self.fabric.launch()
+        self.rank: int = self.fabric.global_rank
+        self.world_size: int = self.fabric.world_size
+        self.device: torch.device = self.fabric.device
         self._tracker: Any = None
         if config.batch_size % self.world_size:
             raise ConfigError(
@@ -161,26 +161,13 @@ class Engine:
         rows = size // self.world_size
         return self.rank * rows, (self.rank + 1) * rows
 
-    def setup(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Wrap both for the precision and the processes; the optimizer's state stays in the one given."""
-        wrapped, stepper = self._fabric.setup(model, optimizer)
-        return wrapped, stepper
-
     def place(self, model: nn.Module) -> nn.Module:
         """Move a model to the device, in the precision of the run."""
-        return self._fabric.strategy.precision.convert_module(model).to(self.device)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of the run, for a model that is called unwrapped."""
-        return self._fabric.autocast()
-
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate, and sum the gradients of the processes."""
-        self._fabric.backward(loss)
+        return self.fabric.strategy.precision.convert_module(model).to(self.device)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, max_norm: float) -> None:
         """Limit the norm of the whole gradient; one without a finite norm becomes zero. Nothing is read on the host."""
-        norm = self._fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        norm = self.fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
         assert norm is not None
         lost = ~norm.isfinite()  # over a thousand steps a gradient can outgrow float32
         for weight in model.parameters():
@@ -189,7 +176,7 @@ class Engine:
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of ``value`` over the processes."""
-        return value if self.world_size == 1 else self._fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
+        return value if self.world_size == 1 else self.fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
         """What each process passes, in the order of their ranks."""
@@ -210,20 +197,12 @@ class Engine:
                 failure = error
         if self.world_size > 1:
             reported = None if failure is None else (type(failure).__name__, str(failure))
-            outcome, reported = self._fabric.broadcast((outcome, reported))
+            outcome, reported = self.fabric.broadcast((outcome, reported))
             if failure is None and reported is not None:
                 failure = ConfigError(reported[1]) if reported[0] == "ConfigError" else RunError(reported[1])
         if failure is not None:
             raise failure
         return outcome
-
-    def scaler_state(self) -> dict[str, Any]:
-        """State of the loss scaling of 16-mixed; empty otherwise."""
-        return self._fabric.strategy.precision.state_dict()
-
-    def load_scaler_state(self, state: dict[str, Any]) -> None:
-        """Put ``scaler_state``'s result back."""
-        self._fabric.strategy.precision.load_state_dict(state)
 
     def start_tracker(self, kind: str, folder: Path, name: str, config: dict[str, Any]) -> None:
         """Open TensorBoard or Weights & Biases in the first process."""

@@ -53,7 +53,7 @@ def _predict(
     try:
         for batch in batches:
             batch = batch.to(engine.device)
-            with engine.autocast():
+            with engine.fabric.autocast():
                 if replayed is not None and carried is not None:
                     logits, carried = replayed(batch.x, carried)
                 elif task.carries_state:
@@ -237,7 +237,7 @@ def _learn(
     batch = batch.to(engine.device)
     # cuDNN's recurrent layers have no backward in eval mode
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        with engine.autocast():
+        with engine.fabric.autocast():
             logits, state = model(batch.x, batch.lengths, carried)
         loss = task.loss(logits, batch)
         grads = torch.autograd.grad(loss, weights)

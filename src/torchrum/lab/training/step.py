@@ -76,7 +76,7 @@ class TrainStep:
     Args:
         config: the run.
         engine: its processes.
-        model, optimizer: as ``engine.setup`` returned them.
+        model, optimizer: as ``fabric.setup`` returned them.
         generator: makes the data, on the device.
         data: what the task's ``setup`` returned.
         average: of the weights, if there is one.
@@ -122,7 +122,7 @@ class TrainStep:
             logits, carried = self.model(batch.x, batch.lengths), None
         loss = task.loss(logits, batch)
         self.optimizer.zero_grad()
-        engine.backward(loss)
+        engine.fabric.backward(loss)
         if self.config.optimizer.clip is not None:
             engine.clip(self.model, self.optimizer, self.config.optimizer.clip)
         self.optimizer.step()
@@ -284,7 +284,7 @@ def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
     inputs = (row.x, row.lengths, None) if config.task.carries_state else (row.x, row.lengths)
     training = model.training
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), engine.autocast():
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), engine.fabric.autocast():
             model.eval()(*inputs)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ConfigError(f"the model does not fit its task: {error}") from error
@@ -334,7 +334,7 @@ def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None
             f"compile=true, but the layer {config.model.layer!r} has no steps to compile; leave compile out."
         )
     optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
-    model, prepared = engine.setup(module, optimizer)
+    model, prepared = engine.fabric.setup(module, optimizer)
     generator = torch.Generator(engine.device).manual_seed(config.seed)
     seed_process(config.seed, engine.rank)
     data = config.task.setup(engine.device, config.seed)

@@ -253,7 +253,7 @@ class Run:
         self._display.validation(progress.step, scores, improved)
         if self.engine.rank == 0 and math.isfinite(scores["loss"]):
             training = self._scored.training
-            with self.engine.autocast():
+            with self.engine.fabric.autocast():
                 text = task.show(self._scored.eval())
             self._scored.train(training)
             if text:
@@ -291,7 +291,7 @@ class Run:
             "config": to_json(self.config),
             "progress": asdict(progress),
             "optimizer": self._trained.optimizer.state_dict()["state"],
-            "scaler": self.engine.scaler_state(),
+            "scaler": self.engine.fabric.strategy.precision.state_dict(),
             "processes": processes,
         }
         if self._scored is not module:  # the checkpoint's own weights are the average
