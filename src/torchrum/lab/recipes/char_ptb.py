@@ -84,7 +84,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, dict[int, float], float | None, str
     "fs-rum-2": (FS_RUM, 360, {180: 0.05, 240: 0.005}, 1.189, "Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000"),
 }
 """The rows of the table that have one setting in print."""
-TUNED = tuple(model for model in MODELS if model != "rum-2000-dropout")
+TUNED = ("zoneout-lstm", "ln-lstm", "rum-2000", "rum-2x1500", "fs-lstm-2", "fs-lstm-4", "fs-rum-2")
 """Those that have a second recipe, ``char_ptb_tuned``."""
 TANH = {
     "rum-2000": "RUM of 2000 units",

@@ -264,18 +264,17 @@ def within_memory() -> Iterator[None]:
     """Report sizes that cannot be allocated, and rates beyond the largest number, as errors that a user can fix."""
     try:
         yield
-    except (MemoryError, OverflowError) as error:
-        raise RunError(f"the run does not fit into memory: {str(error) or 'none is left'}. {ADVICE}") from error
-    except RuntimeError as error:
+    except (MemoryError, OverflowError, RuntimeError) as error:
         if isinstance(error, RunError):
             raise
         if NO_NUMBER in str(error):
             raise DivergedError(
                 "a rate of the optimizer is too large for a float; try a lower --optimizer.lr."
             ) from error
-        if not TOO_LARGE.search(str(error)):
+        if isinstance(error, RuntimeError) and not TOO_LARGE.search(str(error)):
             raise
-        raise RunError(f"the run does not fit into memory: {str(error).splitlines()[0]:.200}. {ADVICE}") from error
+        reason = (str(error).splitlines() or ["none is left"])[0]
+        raise RunError(f"the run does not fit into memory: {reason:.200}. {ADVICE}") from error
 
 
 def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
