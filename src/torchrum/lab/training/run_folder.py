@@ -281,8 +281,9 @@ def lock_folder(folder: Path) -> FolderLock:
     """Lock a folder, whatever is in it; a RunError names the process that has it."""
     lock = FolderLock(folder)
     if not lock.acquire():
-        path = folder / LOCK
-        text = path.read_text(errors="replace").strip() if path.exists() else ""
+        text = ""
+        with suppress(OSError):  # its holder has just removed it
+            text = (folder / LOCK).read_text(errors="replace").strip()
         holder = f"process {text}" if text.isdecimal() else "another process"
         raise RunError(f"{folder} is in use by {holder}; wait for it to end, or choose another --out.")
     return lock
