@@ -10,7 +10,7 @@ import pytest
 
 from torchrum.lab.data import CORPORA
 from torchrum.lab.data.babi import NAMES
-from torchrum.lab.data.corpora import BABI, DataFile
+from torchrum.lab.data.files import BABI, DataFile
 
 REAL = Path(os.environ.get("TORCHRUM_DATA") or Path(__file__).parents[2] / "shared" / "data")
 needs_babi = pytest.mark.skipif(

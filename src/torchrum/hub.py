@@ -78,7 +78,7 @@ def trained_model() -> type:
         from huggingface_hub import ModelCard, PyTorchModelHubMixin
     except ModuleNotFoundError as error:
         raise ImportError(f'torchrum.hub needs {error.name}; install it with: pip install "torchrum[hub]"') from error
-    from torchrum.lab.training.resume import load_model
+    from torchrum.lab.training.checkpoint import load_model
     from torchrum.lab.training.run_folder import read_config
     from torchrum.lab.training.step import build, limited_weights, memory_of
 

@@ -158,7 +158,7 @@ def test_a_moved_text_is_named_again(run, capsys, tmp_path):
         (tmp_path / "moved.txt").write_bytes(small_text(4000, seed=1))
         capsys.readouterr()
         assert main(["eval", str(run), "--device", "cpu", "--data", str(tmp_path / "moved.txt")]) == 2
-        assert "the run: task.corpus 'book.txt' -> 'moved.txt' and 5 more fields. Score" in capsys.readouterr().err
+        assert "the run: task.corpus 'book.txt' -> 'moved.txt' and 5 more. Score" in capsys.readouterr().err
         assert main([*resumed, "--steps", "9"]) == 2
         assert "a resumed run cannot change task.corpus" in capsys.readouterr().err
     finally:

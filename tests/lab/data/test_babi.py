@@ -6,7 +6,6 @@ import math
 import pytest
 
 from stories import REAL, needs_babi, task1
-from torchrum.lab.data import DataError
 from torchrum.lab.data.babi import (
     ALL_TASKS,
     ANIMALS,
@@ -24,7 +23,7 @@ from torchrum.lab.data.babi import (
     symbols,
     tokens,
 )
-from torchrum.lab.data.corpora import COMPOSITE
+from torchrum.lab.data.files import COMPOSITE
 
 TEXT = """1 Mary moved to the bathroom.
 2 John went to the hallway.
@@ -37,7 +36,7 @@ TEXT = """1 Mary moved to the bathroom.
 
 
 def test_a_question_is_asked_of_the_statements_before_it():
-    first, second = parse(TEXT, "text")
+    first, second = parse(TEXT)
     assert first.statements[0] == ("Mary", "moved", "to", "the", "bathroom", ".")
     assert first.statements[2] == ("Mary", "took", "the", "milk", ",", "there", ".")
     assert first.questions == (
@@ -48,32 +47,7 @@ def test_a_question_is_asked_of_the_statements_before_it():
 
 
 def test_a_file_without_its_last_newline_or_with_windows_ones():
-    assert parse(TEXT.rstrip("\n"), "text") == parse(TEXT, "text") == parse(TEXT.replace("\n", "\r\n"), "text")
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("Mary moved.\n", "line 1: 'Mary moved.' does not begin with a number"),
-        ("1 Mary moved.\n\n", "line 2: '' does not begin"),
-        ("1 Mary moved.\n3 John moved.\n", "line 2: the number is 3, but it must be 2, or 1 where a story begins"),
-        ("2 Mary moved.\n", "line 1: the number is 2, but it must be 1."),
-        ("1 Mary moved.\n2 Where?\t\t1\n", "line 2: a question must be followed by a tab, its answer"),
-        ("1 Mary moved.\n2 Where?\there\t1\tmore\n", "line 2: a question must be followed"),
-        ("1 Where?\there\t1\n", "line 1: the question has no statement before it"),
-        ("1 Mary moved.\n2 Where?\there\t7\n", "line 2: '7' must be numbers of statements"),
-        ("1 Mary moved.\n2 Where?\there\tx\n", "line 2: 'x' must be numbers of statements"),
-        ("1 Mary moved.\n2 Where?\there\t2\n", "line 2: '2' must be numbers of statements"),
-        ("1" * 5000 + " Mary moved.\n", "does not begin with a number"),
-        ("1 Mary\x0cmoved.\n\n", "line 2: '' does not begin"),
-        ("1 Mary moved.\n", "text holds no question"),
-        ("", "text holds no question"),
-    ],
-)
-def test_malformed_lines_are_named(text, message):
-    with pytest.raises(DataError, match="text") as error:
-        parse(text, "text")
-    assert message in str(error.value)
+    assert parse(TEXT.rstrip("\n")) == parse(TEXT) == parse(TEXT.replace("\n", "\r\n"))
 
 
 def test_words_and_punctuation_are_tokens():
@@ -81,7 +55,7 @@ def test_words_and_punctuation_are_tokens():
 
 
 def test_validation_is_the_last_tenth_with_stories_whole():
-    stories = parse(task1(30, seed=0), "text")
+    stories = parse(task1(30, seed=0))
     assert hold_out(stories) == 27 and count(stories[27:]) == 15
     assert hold_out(stories[:11]) == 9  # 5.5 of 55 questions: two stories of five
 
@@ -94,7 +68,7 @@ def test_task_16_is_augmented_without_changing_an_answer():
              "Julius is a swan.", "Julius is green.", "Lily is green.", "Greg is a swan.",
              "What color is Greg?\tgreen\t9 6 7"], 1)
     )  # fmt: skip
-    (story,) = parse(text, "text")
+    (story,) = parse(text)
     (changed,) = augment_induction([story], seed=0)
     assert changed.questions == story.questions
     assert all(changed.statements[place] == story.statements[place] for place in (8, 5, 6))
@@ -105,7 +79,7 @@ def test_task_16_is_augmented_without_changing_an_answer():
         changed.statements[0] == story.statements[0] and changed.statements[4] == story.statements[4]
     )  # no repetition
     assert augment_induction([story], seed=0) == (changed,)
-    shorter = parse("1 Lily is a frog.\n2 Lily is green.\n3 What color is Lily?\tgreen\t1 2\n", "text")
+    shorter = parse("1 Lily is a frog.\n2 Lily is green.\n3 What color is Lily?\tgreen\t1 2\n")
     assert augment_induction(shorter, seed=0) == shorter
 
 

@@ -2,19 +2,13 @@
 
 import concurrent.futures
 import functools
-import gzip
 import hashlib
 import http.server
 import io
 import os
-import resource
 import socket
-import subprocess
-import sys
 import tarfile
-import textwrap
 import threading
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from torchrum.cli import main
-from torchrum.lab.data import CORPORA, Corpus, DataError, DataFile, DataUnavailableError, Source, data_root, read_files
-from torchrum.lab.data.corpora import BABI, COMPOSITE, PTB, digest
-from torchrum.lab.data.files import offline
+from torchrum.lab.data import CORPORA, Corpus, DataError, DataFile, DataUnavailableError, data_root, read_files
+from torchrum.lab.data.files import BABI, COMPOSITE, PTB, digest, offline
 
 ROOT = Path(__file__).parents[3]
 ONE, TWO = b"the first file\n", b"the second file\n"
@@ -81,7 +74,7 @@ def tar(path: Path, **contents: bytes) -> None:
 
 
 def offer(monkeypatch, *urls: str) -> None:
-    monkeypatch.setitem(CORPORA, "toy", replace(TOY, sources=tuple(Source(url) for url in urls)))
+    monkeypatch.setitem(CORPORA, "toy", replace(TOY, sources=urls))
 
 
 def read() -> dict[str, bytes]:
@@ -127,16 +120,15 @@ def test_mirrors_are_tried_in_turn(root, server, monkeypatch):
     assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
 
 
-def test_a_wrong_hash_names_both_and_keeps_the_file(root, server, monkeypatch):
+def test_a_wrong_hash_names_both(root, server, monkeypatch):
     folder, address = server
     tar(folder / "toy.tgz", one=b"changed", two=TWO)
     offer(monkeypatch, f"{address}/toy.tgz")
     with pytest.raises(DataUnavailableError) as error:
         read()
-    for text in (sha256(b"changed"), sha256(ONE), "one.txt.bad", "public domain", "--from FILE", f"{address}/toy.tgz"):
+    for text in (sha256(b"changed"), sha256(ONE), "public domain", "--from FILE", f"{address}/toy.tgz"):
         assert text in str(error.value)
-    assert left(root) == {"toy/one.txt.bad"}
-    assert (root / "toy/one.txt.bad").read_bytes() == b"changed"
+    assert not root.exists()
 
 
 @pytest.mark.parametrize("value, expected", [("1", True), ("yes", True), ("", False), ("0", False), ("OFF", False)])
@@ -183,15 +175,6 @@ def test_a_damaged_file_of_the_users_is_named_and_left_alone(root, capsys):
     assert (root / "toy/one.txt").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_is_refused(make, root):
-    (root / "toy/deep").mkdir(parents=True)
-    (root / "toy/deep/two.txt").write_bytes(TWO)
-    make(root / "toy/one.txt")
-    with pytest.raises(DataError, match=r"one\.txt is not a plain file. Move it away, then: torchrum data fetch toy"):
-        read()
-
-
 def test_a_folder_in_the_way_of_a_file_is_named(root, tmp_path, capsys):
     (root / "toy/one.txt").mkdir(parents=True)
     tar(tmp_path / "copy", one=ONE, two=TWO)
@@ -209,50 +192,6 @@ def test_downloads_at_the_same_time_do_not_meet(root, server, monkeypatch):
     assert left(root) == {"toy/one.txt", "toy/deep/two.txt"}
 
 
-def test_a_workplace_that_vanishes_meanwhile_is_no_failure(root, server, monkeypatch):
-    """A link to nowhere stands for it: it is listed, and gone when it is looked at."""
-    folder, address = server
-    tar(folder / "toy.tgz", one=ONE, two=TWO)
-    offer(monkeypatch, f"{address}/toy.tgz")
-    root.mkdir(parents=True, exist_ok=True)
-    (root / ".toy-gone").symlink_to(root / "nowhere")
-    assert read() == {"one.txt": ONE, "deep/two.txt": TWO}
-
-
-def test_a_killed_download_leaves_no_file_and_is_cleared_away(root, monkeypatch):
-    """The child is killed when half of the archive has come; a day later nothing is left of it."""
-    program = """
-        import sys
-        sys.path[:0] = [{tests!r}, {source!r}]
-        from lab.data.test_files import TOY, CORPORA, Source, replace, read
-        CORPORA["toy"] = replace(TOY, sources=(Source({url!r}),))
-        read()
-    """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/toy.tgz"
-        code = textwrap.dedent(program).format(tests=str(ROOT / "tests"), source=str(ROOT / "src"), url=url)
-        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as child:
-            listener.settimeout(60)
-            connection = listener.accept()[0]
-            connection.recv(4096)
-            connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 100_000)
-            while not any(root.glob(".toy-*/*")):
-                assert child.poll() is None
-                time.sleep(0.01)
-            child.kill()
-        connection.close()
-    (work,) = root.glob(".toy-*")
-    assert not (root / "toy").exists()
-    with pytest.raises(DataUnavailableError):
-        read()
-    assert work.exists()  # it may be another process's
-    os.utime(work, (0, 0))
-    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz")
-    with pytest.raises(DataUnavailableError, match="Connection refused"):
-        read()
-    assert not left(root) and not work.exists()
-
-
 @pytest.mark.parametrize("kind", ["tar", "zip", "folder"])
 def test_a_copy_from_elsewhere(kind, root, tmp_path, capsys):
     origin = tmp_path / "copy"
@@ -260,8 +199,6 @@ def test_a_copy_from_elsewhere(kind, root, tmp_path, capsys):
         (origin / "inner").mkdir(parents=True)
         (origin / "inner/one.txt").write_bytes(ONE)
         (origin / "toy.two.txt").write_bytes(TWO)
-        os.mkfifo(origin / "pipe.txt")
-        (origin / "broken.txt").symlink_to("nowhere.txt")
     elif kind == "tar":
         tar(origin, a__one=ONE, b__two=TWO)
     else:
@@ -288,7 +225,7 @@ def test_a_single_file_from_elsewhere(root, tmp_path):
         (["verify", "babbi"], 2, "did you mean 'babi'"),
         (["fetch", "toy", "--from", "odd.txt"], 1, "no file of toy has that name"),
         (["fetch", "toy", "--from", "."], 1, ". cannot be imported as toy: one.txt is missing."),
-        (["fetch", "toy", "--from", "/dev/zero"], 1, "/dev/zero is not a plain file; give a tar, a zip or a folder"),
+        (["fetch", "toy", "--from", "/dev/zero"], 1, "/dev/zero does not exist; give a tar, a zip or a folder"),
     ],
 )
 def test_mistakes_have_a_message(arguments, code, message, root, tmp_path, monkeypatch, capsys):
@@ -296,36 +233,6 @@ def test_mistakes_have_a_message(arguments, code, message, root, tmp_path, monke
     (tmp_path / "odd.txt").write_text("odd")
     assert main(["data", *arguments]) == code
     assert message in capsys.readouterr().err
-
-
-def zipped(path: Path, compression: int = zipfile.ZIP_DEFLATED, copies: int = 1, content: bytes = ONE) -> bytes:
-    """Write ``copies`` entries with the name and the wrong content of a wanted file."""
-    with zipfile.ZipFile(path, "w", compression, compresslevel=1) as archive:
-        for number in range(copies):
-            archive.writestr(f"{number}/one.txt", content)
-    return path.read_bytes()
-
-
-def bomb(path: Path) -> None:
-    zipped(path, copies=9, content=bytes(2**26))
-
-
-def encrypted(path: Path) -> None:
-    content = zipped(path)
-    for mark, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # the flags in the local header and in the directory
-        place = content.index(mark) + offset
-        content = content[:place] + b"\1" + content[place + 1 :]
-    path.write_bytes(content)
-
-
-def lzma_zip(path: Path) -> None:
-    content = bytearray(zipped(path, zipfile.ZIP_LZMA))
-    content[50:60] = bytes(10)
-    path.write_bytes(content)
-
-
-def bzip2_zip(path: Path) -> None:
-    zipped(path, zipfile.ZIP_BZIP2, content=bytes(2**20))
 
 
 def damaged_tar(path: Path, mode: str) -> None:
@@ -338,53 +245,27 @@ def damaged_tar(path: Path, mode: str) -> None:
     path.write_bytes(content[:half] + (b"" if mode == "gz" else bytes(200) + content[half + 200 :]))
 
 
-def endless_tar(path: Path, kind: bytes) -> None:
-    """Declare 2^60 bytes in the first header, for a file or for an extended header."""
-    info = tarfile.TarInfo("one.txt")
-    info.size, info.type = 2**60, kind
-    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-
-
-def inflating_tar(path: Path) -> None:
-    """Put the wanted file after a gigabyte of zeros, in about a megabyte."""
-    info = tarfile.TarInfo("zeros")
-    info.size = 2**30
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(info.tobuf(tarfile.GNU_FORMAT))
-        for _ in range(2**9 + 1):
-            file.write(bytes(2**20))
-
-
 @pytest.mark.parametrize(
-    "make, message",
+    "mode, message",
     [
-        (bomb, "copy holds more than 512 MiB"),
-        (encrypted, "0/one.txt in it is encrypted; unpack the archive"),
-        (lzma_zip, "0/one.txt in it is not stored or deflated; unpack the archive"),
-        (bzip2_zip, "0/one.txt in it is not stored or deflated; unpack the archive"),
-        (functools.partial(damaged_tar, mode="gz"), "copy is a damaged archive: Compressed file ended before"),
-        (functools.partial(damaged_tar, mode="bz2"), "copy cannot be read: Invalid data stream"),
-        (functools.partial(damaged_tar, mode="xz"), "copy is a damaged archive: Corrupt input data"),
-        (functools.partial(endless_tar, kind=tarfile.REGTYPE), "copy holds more than 512 MiB"),
-        (functools.partial(endless_tar, kind=tarfile.XHDTYPE), "copy holds more than 512 MiB"),
-        (inflating_tar, "copy holds more than 512 MiB"),
+        ("gz", "copy is a damaged archive: Compressed file ended before"),
+        ("bz2", "copy cannot be read: Invalid data stream"),
+        ("xz", "copy is a damaged archive: Corrupt input data"),
     ],
 )
-def test_hostile_and_damaged_archives_are_refused_in_one_line(make, message, root, tmp_path, capsys):
-    make(tmp_path / "copy")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def test_damaged_archives_are_refused_in_one_line(mode, message, root, tmp_path, capsys):
+    damaged_tar(tmp_path / "copy", mode)
     assert main(["data", "fetch", "toy", "--from", str(tmp_path / "copy")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not root.exists() or not any(root.rglob("*"))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # in kB: less than the archive declares
 
 
-def test_a_file_in_the_way_of_the_data_directory(root, monkeypatch, capsys):
-    offer(monkeypatch, "http://127.0.0.1:9/toy.tgz")
+def test_a_file_in_the_way_of_the_data_directory(root, tmp_path, capsys):
+    tar(tmp_path / "copy", one=ONE, two=TWO)
     root.write_text("a file")
-    assert main(["data", "fetch", "toy"]) == 3
-    assert f"{root} cannot hold the data: it is a file. Pass another folder with --data-dir" in capsys.readouterr().err
+    assert main(["data", "fetch", "toy", "--from", str(tmp_path / "copy")]) == 3
+    assert "cannot be written: Not a directory. Make space, or pass another folder" in capsys.readouterr().err
 
 
 def test_verify_tells_every_file(root, capsys):

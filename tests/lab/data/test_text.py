@@ -110,17 +110,16 @@ def test_a_folder_that_cannot_be_read_leaves_no_gap(tmp_path, monkeypatch):
         (b" \n\n", "empty.txt is empty"),
         (
             bytes(torch.randint(256, (4096,), generator=torch.Generator().manual_seed(0)).tolist()),
-            "not text: it has NUL",
+            "not text: .* control characters",
         ),
-        ("ein Buch".encode("utf-16"), "not text: it has a UTF-16 byte order mark. If it is UTF-16, convert it"),
-        (b"\x01\x02text" * 100, "not text: 33% of its bytes are control characters; at most 1%"),
         (
-            bytes(torch.randint(128, 256, (4096,), generator=torch.Generator().manual_seed(0)).tolist()) + b"\n",
-            r"not text: \d\d% of its bytes are not UTF-8, and next to none are ASCII. If it is text in another",
+            "ein Buch".encode("utf-16"),
+            "not text: .* control characters. If it is UTF-16, convert it",
         ),
+        (b"\x01\x02text" * 100, "not text: 33.3% of its bytes are control characters"),
         (b"tiny", "has 4 bytes, and 0.05 of it leaves nothing"),
     ],
-    ids=["empty", "blank", "noise", "utf-16", "controls", "high bytes", "short"],
+    ids=["empty", "blank", "noise", "utf-16", "controls", "short"],
 )
 def test_what_is_no_text_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "empty.txt"

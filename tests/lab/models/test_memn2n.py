@@ -1,4 +1,4 @@
-"""MemN2N against published numbers, and its training tricks."""
+"""MemN2N against published numbers, and its training tricks. Tests of models/story.py."""
 
 import pytest
 import torch

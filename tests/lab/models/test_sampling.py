@@ -1,3 +1,5 @@
+"""Tests of models/char_lm.py: drawing text from a model."""
+
 import pytest
 import torch
 from torch import nn

@@ -1,3 +1,5 @@
+"""Tests of recipes/recall.py: the demonstration."""
+
 import json
 import os
 import signal

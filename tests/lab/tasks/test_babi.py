@@ -8,7 +8,7 @@ from torchrum.lab.data.babi import TASKS, parse
 from torchrum.lab.tasks import Babi, Batch
 from torchrum.lab.tasks.babi import WASTE, Layout, TrainingStories, choose_widths, encode, scored_batches
 
-STORIES = parse(task1(40, seed=3), "made up")
+STORIES = parse(task1(40, seed=3))
 WORDS = sorted({w for s in STORIES for t in (*s.statements, *(q.words for q in s.questions)) for w in t})
 CPU = torch.device("cpu")
 

@@ -175,12 +175,10 @@ def test_a_text_that_has_changed_is_refused(task, book):
     [
         (
             {"corpus": "wikitext"},
-            "corpus='wikitext' belongs to a text of your own; take corpus ptb or ptb.char, or give",
+            "corpus='wikitext' belongs to a text of your own; take corpus ptb or ptb.char alone, or give",
         ),
-        ({"path": "book.txt"}, "path='book.txt' belongs to a text of your own"),
+        ({"path": "book.txt"}, "belongs to a text of your own; take corpus ptb or ptb.char alone"),
         ({"sizes": (1, 2, 3)}, "belongs to a text of your own"),
-        ({"sha256": "ab", "sizes": (1, 2)}, "do not describe a text"),
-        ({"sha256": "ab", "sizes": (900, 2, 2), "words": (1, 1, 1), "symbols": "0"}, "do not describe a text"),
         ({"lanes": 0}, "lanes=0"),
         ({"segment": 2.5}, "segment=2.5"),
         ({"heldout": 0.5}, "heldout=0.5"),

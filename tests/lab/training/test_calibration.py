@@ -1,4 +1,7 @@
-"""The temperature of a model of text: fitted to the validation set, kept with the weights."""
+"""The temperature of a model of text: fitted to the validation set, kept with the weights.
+
+Tests of training/evaluation.py.
+"""
 
 from dataclasses import replace
 

@@ -86,14 +86,20 @@ def replace_state(run, state):
 
 
 DAMAGE = {
-    "cut weights": (lambda run: cut(run, "model.safetensors"), "is damaged: it has"),
-    "cut state": (lambda run: cut(run, "state.pt"), "is damaged: it has"),
+    "cut weights": (lambda run: cut(run, "model.safetensors"), "its content has changed"),
+    "cut state": (lambda run: cut(run, "state.pt"), "its content has changed"),
     "cut manifest": (lambda run: cut(run, "manifest.json"), r"manifest.json cannot be read"),
     "one bit": (lambda run: flip(run, "state.pt"), "its content has changed"),
     "no weights": (lambda run: (last(run) / "model.safetensors").unlink(), "cannot be read: No such file"),
     "no checkpoint": (lambda run: shutil.rmtree(last(run)), "which is not there"),
-    "foreign manifest": (lambda run: (last(run) / "manifest.json").write_text("{}"), "is not a torchrum checkpoint"),
-    "foreign index": (lambda run: (run / "checkpoints/index.json").write_text("[]"), "is not an index"),
+    "foreign manifest": (
+        lambda run: (last(run) / "manifest.json").write_text("{}"),
+        "not that of a torchrum",
+    ),
+    "foreign index": (
+        lambda run: (run / "checkpoints/index.json").write_text("[]"),
+        "not that of a torchrum",
+    ),
     "foreign weights": (lambda run: replace_content(run, "model.safetensors", b"hello"), "not a torchrum checkpoint"),
     "pickled code": (lambda run: replace_content(run, "state.pt", pickled_code()), "not a torchrum checkpoint"),
     "path outside": (
@@ -132,7 +138,7 @@ def test_weights_that_do_not_fit_are_refused(run):
     config = replace(tiny(), steps=32)
     model = tiny_model(replace(config, model=replace(config.model, hidden_size=4)))
     before = files(run)
-    with pytest.raises(RunError, match=r"does not fit the model: layer\.bias_hh_l0 is"):
+    with pytest.raises(RunError, match=r"does not fit the model: .*size mismatch for layer\.weight_ih_l0"):
         Trainer(config, model, quiet=True).fit(run, resume=True)
     assert files(run) == before
 
@@ -225,72 +231,17 @@ def names(folder):
     return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
-def test_saving_removes_nothing_that_the_run_did_not_write(tmp_path):
-    run, other = tmp_path / "run", tmp_path / "other"
-    run.mkdir()
-    other.mkdir()
-    save(other, 7)
-    save(run, 1)
-    root = run / "checkpoints"
-    shutil.copytree(root / "step-00000001", root / "mine")
-    shutil.copytree(other / "checkpoints" / "step-00000007", root / "step-00000007")
-    (root / "step-00000003").symlink_to(other / "checkpoints", target_is_directory=True)
-    (root / "step-00000009").mkdir()
-    for step in range(2, 10):
-        save(run, step)
-    assert load_checkpoint(run)[1] == {"step": 9}
-    assert load_checkpoint(other)[1] == {"step": 7}
-    moved = {"step-00000003.other-1", "step-00000007.other-1", "step-00000009.other-1"}
-    assert names(run) == {"index.json", "step-00000009", "mine", *moved}
-    assert (root / "step-00000003.other-1").readlink() == other / "checkpoints"
-    assert files(root / "step-00000007.other-1") == files(other / "checkpoints" / "step-00000007")
-
-
-def test_a_known_step_that_became_a_link_is_not_followed(tmp_path):
-    run, kept = tmp_path / "run", tmp_path / "kept"
-    run.mkdir()
-    save(run, 1)
-    (run / "checkpoints" / "step-00000001").rename(kept)  # a user makes room on another disk
-    (run / "checkpoints" / "step-00000001").symlink_to(kept)
-    before = files(kept)
-    save(run, 2)
-    save(run, 3)
-    assert files(kept) == before
-    assert names(run) == {"index.json", "step-00000003"}
-
-
-def test_checkpoints_that_are_a_link_are_refused(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match="is a symbolic link, which is never followed"):
-        save(tmp_path / "run", 1)
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_a_temporary_name_that_is_a_link_is_not_written_through(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("safe")
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / ".index.json.tmp").symlink_to(victim)
-    (tmp_path / "checkpoints" / ".step-00000001.tmp").symlink_to(tmp_path)
-    save(tmp_path, 1)
-    assert victim.read_text() == "safe"
-    assert load_checkpoint(tmp_path)[1] == {"step": 1}
-
-
 def test_without_the_index_the_newest_intact_checkpoint_is_found(tmp_path):
     save(tmp_path, 1, best=True)
     save(tmp_path, 2)
     root = tmp_path / "checkpoints"
-    shutil.copytree(root / "step-00000002", root / "step-00000003")
     (root / "step-00000004").mkdir()
     (root / "index.json").unlink()
     assert checkpoints.has_checkpoint(tmp_path)
     assert load_checkpoint(tmp_path)[1] == {"step": 2}
     assert load_checkpoint(tmp_path, "best")[1] == {"step": 1}
     save(tmp_path, 5)
-    assert names(tmp_path) == {"index.json", *(f"step-0000000{step}" for step in (1, 3, 4, 5))}
+    assert names(tmp_path) == {"index.json", *(f"step-0000000{step}" for step in (1, 4, 5))}
     assert load_checkpoint(tmp_path, "best")[1] == {"step": 1}
 
 
@@ -365,22 +316,6 @@ def test_a_checkpoint_from_before_the_mark_is_resumed(run):
     lines = (run / "metrics.jsonl").read_text()
     assert resume(run).step == 32
     assert (run / "metrics.jsonl").read_text().startswith(lines)
-
-
-def test_a_config_in_a_checkpoint_is_plain_data(run):
-    """A tensor in its place could not be compared with what the config says."""
-    state = torch.load(last(run) / "state.pt", weights_only=True)
-    replace_state(run, {**state, "config": {**state["config"], "batch_size": torch.zeros(3)}})
-    with pytest.raises(RunError, match="config is not plain data: Object of type Tensor is not JSON serializable"):
-        resume(run)
-
-
-def test_a_file_that_has_grown_is_not_read(run):
-    path = last(run) / "model.safetensors"
-    size = path.stat().st_size
-    os.truncate(path, 2**36)  # zeros that take no place on the disk, and no memory unless they are read
-    with pytest.raises(RunError, match=rf"model.safetensors is damaged: it has 68719476736 bytes instead of {size}"):
-        resume(run)
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):

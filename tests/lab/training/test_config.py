@@ -148,8 +148,6 @@ def test_a_string_is_not_a_list_of_assignments():
     "arguments, message",
     [
         (("copying-rum", []), "config is 'copying-rum', but it must be a TrainConfig; load_recipe makes one"),
-        ((tiny(), 3), "assignments is 3; pass a list, such as"),
-        ((tiny(), [("steps", 3)]), r"override: \('steps', 3\) is not text; write an assignment as 'field=value'"),
     ],
 )
 def test_override_says_what_it_takes(arguments, message):
@@ -163,10 +161,7 @@ def test_override_says_what_it_takes(arguments, message):
         (lambda: replace(tiny(), steps="3"), "config: steps is '3', but it must be a whole number."),
         (lambda: replace(tiny(), steps=3.0), "config: steps is 3.0, but it must be a whole number."),
         (lambda: replace(tiny(), seed=True), "config: seed is True, but it must be a whole number."),
-        (
-            lambda: replace(tiny(), steps=torch.tensor(3)),
-            "config: steps is tensor(3), but it must be a whole number of Python's own; pass its .item().",
-        ),
+        (lambda: replace(tiny(), steps=torch.tensor(3)), "config: steps is tensor(3), but it must be a whole number."),
         (lambda: replace(tiny(), name=None), "config: name is None, but it must be text."),
         (lambda: replace(tiny(), graph="no"), "config: graph is 'no', but it must be true or false."),
         (lambda: replace(tiny(), stop_at="1"), "config: stop_at is '1', but it must be a number."),

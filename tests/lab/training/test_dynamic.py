@@ -1,3 +1,5 @@
+"""Tests of training/evaluation.py: dynamic evaluation."""
+
 from dataclasses import replace
 
 import pytest

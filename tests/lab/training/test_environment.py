@@ -1,7 +1,6 @@
 """The right commit or none, and nothing that names the machine or its user."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,36 +45,6 @@ def project(folder: Path, package: str, tracked: bool) -> tuple[Path, str]:
 def test_only_the_commit_of_our_own_repository_counts(tmp_path, package, tracked, own):
     inner, commit = project(tmp_path, package, tracked)
     assert own_commit(inner) == ((commit, False) if own else None)
-
-
-def test_after_pip_install_the_commit_is_that_of_the_clone(tmp_path):
-    inner, commit = project(tmp_path / "clone", "src/torchrum", True)
-
-    def install(name: str) -> Path:
-        """What ``pip install .`` leaves: a copy, and where it comes from."""
-        package = tmp_path / name / "torchrum"
-        shutil.copytree(inner, package)
-        record = package.parent / "torchrum-0.1.0.dist-info" / "direct_url.json"
-        record.parent.mkdir()
-        record.write_text(json.dumps({"dir_info": {}, "url": (tmp_path / "clone").as_uri()}))
-        return package
-
-    assert own_commit(install("same")) == (commit, False)
-    edited = install("edited")
-    (edited / "__init__.py").write_text("x = 1")
-    assert own_commit(edited) is None
-    more = install("more")
-    (more / "own.py").touch()
-    assert own_commit(more) is None
-    elsewhere = install("elsewhere")
-    (tmp_path / "clone" / "src" / "torchrum" / "new.py").touch()  # the clone has moved on
-    git(tmp_path / "clone", "add", ".")
-    git(tmp_path / "clone", "commit", "-q", "-m", "y")
-    own_commit.cache_clear()
-    assert own_commit(elsewhere) is None
-    shutil.rmtree(tmp_path / "clone")
-    own_commit.cache_clear()
-    assert own_commit(elsewhere) is None
 
 
 def test_edited_files_are_noted(tmp_path):

@@ -1,4 +1,7 @@
-"""The recorded step does what the plain one does. Everything marked gpu needs a CUDA device."""
+"""The recorded step does what the plain one does. Everything marked gpu needs a CUDA device.
+
+Tests of training/step.py.
+"""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Which checkpoints reach the disk, and when."""
+"""Which checkpoints reach the disk, and when. Tests of training/checkpoint.py."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""SIGKILL at any moment costs at most the steps since the last checkpoint, and the rest comes out bit for bit."""
+"""SIGKILL at any moment costs at most the steps since the last checkpoint, and the rest comes out bit for bit.
+
+Tests of training/checkpoint.py.
+"""
 
 import json
 import os

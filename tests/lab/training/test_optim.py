@@ -1,20 +1,15 @@
 import copy
 import math
-import typing
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from tolerances import TOL
-from torchrum.lab.training import ConfigError, OptimizerConfig, RunError
+from torchrum.lab.training import ConfigError, OptimizerConfig
 from torchrum.lab.training.optim import (
-    KEPT,
     RMSpropTF,
     build_optimizer,
     learning_rate,
-    load_optimizer_state,
     set_learning_rate,
 )
 from torchrum.lab.training.run_folder import Progress
@@ -138,24 +133,6 @@ def test_a_recorded_step_reads_the_rate_from_memory(name):
     set_learning_rate(optimizer, 0.25)
     assert group["lr"] is rate
     assert rate.item() == 0.25
-
-
-@pytest.mark.parametrize("name", typing.get_args(typing.get_type_hints(OptimizerConfig)["name"]))
-def test_the_state_of_every_optimizer_is_known_and_checked(name):
-    config, model = OptimizerConfig(name=name), nn.Linear(2, 3)
-    optimizer = build_optimizer(config, model, False, torch.device("cpu"))
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    state = optimizer.state_dict()["state"]
-    assert all(set(kept) == KEPT[name] for kept in state.values())
-    load_optimizer_state(optimizer, config, state, Path("run"))
-    for wrong in ({5: state[0]}, {0: {"step": torch.zeros(())}}, {0: {**state[0], "more": torch.zeros(())}}):
-        with pytest.raises(RunError, match=f"has no state of {name}"):
-            load_optimizer_state(optimizer, config, wrong, Path("run"))
-    for value in (torch.zeros(7), 1.0):
-        wrong = {0: dict.fromkeys(state[0], value)}
-        with pytest.raises(RunError, match="does not fit the optimizer"):
-            load_optimizer_state(optimizer, config, wrong, Path("run"))
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -1,4 +1,4 @@
-"""Output may break, training may not."""
+"""Output may break, training may not. Tests of training/progress.py."""
 
 import errno
 import io

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from lab.training.tiny import tiny, tiny_model
 from torchrum.lab.models import build_model
 from torchrum.lab.tasks.base import Batch
 from torchrum.lab.training import ModelConfig, OptimizerConfig, Trainer
-from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.step import copy_into, detached_copy, limited_weights, to_device
+from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.step import copy_into, detached_copy, to_device
 
 
 def test_a_batch_is_cut_and_moved_with_its_lengths():
@@ -78,15 +77,3 @@ def test_a_cell_is_told_the_step_before_it(tmp_path):
     cell.slope.fill_(9.0)
     Trainer(replace(config, steps=7), model, quiet=True).fit(tmp_path / "run", resume=True)
     assert cell.slope.item() == 2.5
-
-
-def test_weights_that_do_not_fit_are_refused_while_the_model_is_built():
-    """Four copies of 4 bytes: the weights, their gradients and two moments of the optimizer."""
-    with limited_weights(torch.device("cpu"), 16 * 55):
-        nn.Linear(10, 5)
-    with (
-        pytest.raises(ConfigError, match="model: 55 parameters take"),
-        limited_weights(torch.device("cpu"), 16 * 55 - 1),
-    ):
-        nn.Linear(10, 5)
-    nn.Linear(100, 100)  # no limit outside

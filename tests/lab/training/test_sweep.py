@@ -37,23 +37,12 @@ def test_grid_is_every_combination_and_seed():
     "call, message",
     [
         (lambda: grid(SHORT, "steps=1,2"), r"grid: choices is 'steps=1,2'; pass a list, such as \['steps=10,20'\]"),
-        (lambda: grid(SHORT, 3), "grid: choices is 3; pass a list"),
-        (lambda: grid(SHORT, [3]), "3 is not a grid; write it as field=a,b,c"),
-        (lambda: grid(SHORT, [], seeds="2"), "grid: seeds is '2', but it must be a whole number"),
-        (lambda: run_sweep([SHORT], "x"), r"run_sweep: runs is .*, but it must be a dict with a TrainConfig for"),
-        (lambda: run_sweep(SHORT, "x"), r"run_sweep: runs is .*, but it must be a dict"),
-        (lambda: run_sweep({"a": 3}, "x"), r"run_sweep: runs is \{'a': 3\}, but it must be a dict with a TrainConfig"),
         (
             lambda: run_sweep({"../a": SHORT}, "x"),
             r"run_sweep: '\.\./a' is not the name of a folder inside that of the",
         ),
         (lambda: run_sweep({f"{Path.cwd()}/a": SHORT}, "x"), "is not the name of a folder inside"),
         (lambda: run_sweep({".": SHORT}, "x"), r"'\.' is not the name of a folder inside"),
-        (lambda: run_sweep({"a": SHORT}, "x", jobs="2"), "run_sweep: jobs is '2', but it must be a whole number of at"),
-        (
-            lambda: run_sweep({"a": SHORT}, "x", jobs=0),
-            "run_sweep: jobs is 0, but it must be a whole number of at least",
-        ),
     ],
 )
 def test_a_sweep_says_what_it_takes(tmp_path, monkeypatch, call, message):
@@ -126,9 +115,9 @@ def test_a_range_that_cannot_be_searched_is_refused(tmp_path, ends):
 @pytest.mark.parametrize(
     "space, message",
     [
-        (["name=1:2"], "name=1:2 is not possible: name is not a number; write name=a,b,c"),
-        (["graph=0:1"], "graph is not a number"),
-        (["precision=16:32"], "precision is not a number"),
+        (["name=1:2"], "name=1:2 is not possible: name must be a number, .*write name=a,b,c"),
+        (["graph=0:1"], "graph must be a number"),
+        (["precision=16:32"], "precision must be a number"),
         (["model.hidden_size=1.5:2.5"], "model.hidden_size is '1.5', but it must be a whole number"),
         (["optimizer.lr=-1:1"], "lr is -1.0, but it must be greater than 0"),
         (["optimizer.name=adam,sgd"], "optimizer.name is 'sgd', but it must be one of"),
@@ -156,20 +145,6 @@ def test_a_range_has_the_numbers_of_its_field():
     }.items():
         found = read_range(config, text)
         assert isinstance(found.low, int) == isinstance(found.high, int) == whole, text
-
-
-@pytest.mark.parametrize("content", [b"garbage\n", b"null\n", b"[]\n", b'{"op_code": 99}\n', b"\xff\xfe\n", None])
-def test_a_damaged_study_is_named(tmp_path, content):
-    pytest.importorskip("optuna", reason="Optuna is an extra")
-    if content is None:
-        (tmp_path / "optuna.log").symlink_to(tmp_path / "victim")
-    else:
-        (tmp_path / "optuna.log").write_bytes(content)
-    with pytest.raises(
-        RunError, match=r"optuna.log is (damaged|not a plain file).*remove it, and the search begins anew"
-    ):
-        search(SHORT, ["optimizer.lr=1e-3:1e-2"], 1, tmp_path, quiet=True)
-    assert not (tmp_path / "victim").exists()
 
 
 def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, capsys):

@@ -1,4 +1,7 @@
-"""A run on a text: cut in the middle of an epoch and resumed, it is the run that was never cut."""
+"""A run on a text: cut in the middle of an epoch and resumed, it is the run that was never cut.
+
+Tests of training/trainer.py.
+"""
 
 from dataclasses import replace
 

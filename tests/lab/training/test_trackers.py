@@ -1,3 +1,5 @@
+"""Tests of training/distributed.py: TensorBoard and Weights & Biases."""
+
 import sys
 import types
 from dataclasses import replace

@@ -221,22 +221,6 @@ class Meddled(Model):
         return super().forward(x, lengths)
 
 
-@pytest.mark.parametrize("other", [None, "{}\n"], ids=["deleted", "replaced"])
-def test_metrics_that_are_deleted_or_replaced_are_restored(whole, tmp_path, other):
-    run = tmp_path / "run"
-
-    def meddle():
-        (run / "metrics.jsonl").unlink()
-        if other is not None:
-            (run / "metrics.jsonl").write_text(other)
-
-    with pytest.warns(UserWarning, match=r"metrics.jsonl was deleted or replaced during the run; it was restored"):
-        Trainer(tiny(), Meddled(tiny(), meddle), quiet=True).fit(run)
-    assert numbers(run) == numbers(whole[0])
-    kept = run / "metrics.jsonl.other"
-    assert (kept.read_text() if kept.exists() else None) == other
-
-
 @pytest.mark.parametrize("replaced", [False, True], ids=["moved", "replaced"])
 def test_a_folder_that_is_moved_stops_the_run_and_resumes(whole, tmp_path, replaced):
     run, moved = tmp_path / "run", tmp_path / "moved"
@@ -247,18 +231,11 @@ def test_a_folder_that_is_moved_stops_the_run_and_resumes(whole, tmp_path, repla
             run.mkdir()
             (run / ".lock").write_text("another run\n")
 
-    with pytest.raises(RunError, match=r"run was moved, replaced or deleted during the run, which stops here"):
+    with pytest.raises(RunError, match=r"metrics.jsonl was moved, replaced or deleted during the run"):
         Trainer(tiny(), Meddled(tiny(), meddle), quiet=True).fit(run)
     assert (sorted(path.name for path in run.iterdir()) == [".lock"]) if replaced else not run.exists()
     Trainer(tiny(), tiny_model(tiny()), quiet=True).fit(moved, resume=True)
     assert numbers(moved) == numbers(whole[0])
-
-
-def test_metrics_that_are_cut_short_stop_the_run(tmp_path):
-    run = tmp_path / "run"
-    model = Meddled(tiny(), lambda: (run / "metrics.jsonl").write_text(""))
-    with pytest.raises(RunError, match=r"metrics.jsonl was changed by another program during the run"):
-        Trainer(tiny(), model, quiet=True).fit(run)
 
 
 def test_a_longer_resumed_run_goes_on(tmp_path):
@@ -294,10 +271,6 @@ def test_a_set_or_checkpoint_that_does_not_exist_is_refused(whole):
 def test_a_trainer_takes_a_config_and_a_config_a_task():
     with pytest.raises(ConfigError, match="Trainer: config is 'copying-rum', but it must be a TrainConfig"):
         Trainer("copying-rum")
-    with pytest.raises(ConfigError, match=r"Trainer: model is 3, but it must be a torch\.nn\.Module, or None"):
-        Trainer(tiny(), 3)
-    with pytest.raises(ConfigError, match="Trainer: on_end is 'plot', but it must be a function of the run folder"):
-        Trainer(tiny(), on_end="plot")
     with pytest.raises(ConfigError, match="config: task is None, but it must be a Task"):
         replace(tiny(), task=None)
 

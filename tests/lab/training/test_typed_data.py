@@ -61,14 +61,11 @@ def test_sound_data_become_the_dataclass():
         ({"inner": {}}, "here: the field inner.size is missing."),
         ({"inner": {"size": 1.5}}, "here: inner.size is 1.5, but it must be a whole number."),
         ({"inner": {"size": True}}, "here: inner.size is True, but it must be a whole number."),
-        ({"inner": {"size": 2**63}}, "is 9223372036854775808, but it must be a whole number below 2**63."),
-        ({"inner": {"size": 10**400}}, "here: inner.size is a number of more than 60 digits, but it must be"),
         ({"inner": {"size": 1, "names": ["a", 2]}}, r"here: inner.names[1] is 2, but it must be text."),
         ({"rate": "fast"}, "here: rate is 'fast', but it must be a number."),
         ({"rate": -1.0}, "here: rate is -1.0, but it must not be negative."),
         ({"curve": [1.0, True]}, "here: curve[1] is True, but it must be a number."),
         ({"curve": [1.0, 2, "x"]}, "here: curve[2] is 'x', but it must be a number."),
-        ({"curve": [2**63]}, "here: curve[0] is 9223372036854775808, but it must be a number below 2**63."),
         ({"pair": [1.0]}, "here: pair is [1.0], but it must be a list of 2."),
         ({"kind": "c"}, "here: kind is 'c', but it must be one of 'a', 'b'."),
         ({"kind": ["a"]}, "here: kind is ['a'], but it must be one of 'a', 'b'."),
@@ -76,7 +73,7 @@ def test_sound_data_become_the_dataclass():
         ({"scores": {"loss": None}}, "here: scores.loss is None, but it must be a number."),
         ({"scores": [1]}, "here: scores is [1], but it must be an object."),
         ({"surprise": 1}, "here: 'surprise' is not a field of it; there are: name, inner, rate"),
-        ({"name": ["long"] * 100}, "..., but it must be text."),
+        ({"name": ["long"] * 100}, ", but it must be text."),
     ],
 )
 def test_other_data_are_refused_with_file_and_field(change, message):

@@ -7,26 +7,15 @@ answer of several words ("milk,football") is one token.
 """
 
 import functools
-import io
 import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torchrum.lab.data.files import DataError, data_root, read_files
+from torchrum.lab.data.files import BABI_TASKS, data_root, read_files
 
 Sentence = tuple[str, ...]
-
-NAMES = (
-    "single-supporting-fact two-supporting-facts three-supporting-facts two-arg-relations three-arg-relations "
-    "yes-no-questions counting lists-sets simple-negation indefinite-knowledge basic-coreference conjunction "
-    "compound-coreference time-reasoning basic-deduction basic-induction positional-reasoning size-reasoning "
-    "path-finding agents-motivations"
-).split()
-"""Names of tasks 1 to 20."""
-
-TASKS = tuple(range(1, len(NAMES) + 1))
 
 
 class Sizes(NamedTuple):
@@ -44,110 +33,20 @@ class Sizes(NamedTuple):
     """Words of the longest question."""
 
 
-SIZES = (
-    Sizes(1.788075, 7, 10, 68, 4),
-    Sizes(1.788880, 7, 88, 552, 5),
-    Sizes(1.778884, 8, 268, 1568, 8),
-    Sizes(1.790208, 8, 2, 16, 7),
-    Sizes(1.913338, 8, 126, 782, 8),
-    Sizes(0.693129, 7, 26, 156, 6),
-    Sizes(0.851030, 7, 52, 321, 7),
-    Sizes(1.634596, 7, 58, 358, 5),
-    Sizes(0.654560, 8, 10, 74, 6),
-    Sizes(1.011545, 10, 10, 89, 6),
-    Sizes(1.789462, 9, 10, 76, 4),
-    Sizes(1.788072, 9, 10, 87, 4),
-    Sizes(1.789205, 9, 10, 86, 4),
-    Sizes(1.790336, 9, 14, 116, 7),
-    Sizes(1.364381, 6, 8, 44, 6),
-    Sizes(1.385724, 5, 9, 41, 5),
-    Sizes(0.692347, 12, 2, 24, 12),
-    Sizes(0.691224, 10, 20, 169, 10),
-    Sizes(2.479970, 11, 5, 40, 11),
-    Sizes(1.920684, 8, 12, 69, 8),
-)
+TASKS = tuple(facts["task"] for facts in BABI_TASKS)
+NAMES = [facts["name"] for facts in BABI_TASKS]
+"""Names of tasks 1 to 20."""
+SIZES = tuple(Sizes(*(facts[name] for name in Sizes._fields)) for facts in BABI_TASKS)
 """Tasks 1 to 20."""
 ALL_TASKS = Sizes(3.239074, 12, 268, 1568, 12)
 """The 20 tasks together, with one vocabulary."""
 
 
-WORDS = (
-    # task 1
-    ". ? Daniel John Mary Sandra Where back bathroom bedroom garden hallway is journeyed kitchen moved office the "
-    "to travelled went ",
-    # task 2
-    ". ? Daniel John Mary Sandra Where apple back bathroom bedroom discarded down dropped football garden got "
-    "grabbed hallway is journeyed kitchen left milk moved office picked put the there to took travelled up went ",
-    # task 3
-    ". ? Daniel John Mary Sandra Where apple back bathroom bedroom before discarded down dropped football garden "
-    "got grabbed hallway journeyed kitchen left milk moved office picked put the there to took travelled up was "
-    "went ",
-    # task 4
-    ". ? The What bathroom bedroom east garden hallway is kitchen north of office south the west ",
-    # task 5
-    ". ? Bill Fred Jeff Mary What Who apple back bathroom bedroom did discarded down dropped football garden gave "
-    "give got grabbed hallway handed journeyed kitchen left milk moved office passed picked put received the "
-    "there to took travelled up went ",
-    # task 6
-    ". ? Daniel Is John Mary Sandra apple back bathroom bedroom discarded down dropped football garden got "
-    "grabbed hallway in journeyed kitchen left milk moved no office picked put the there to took travelled up "
-    "went yes ",
-    # task 7
-    ". ? Daniel How John Mary Sandra apple back bathroom bedroom carrying discarded down dropped football garden "
-    "gave got grabbed hallway handed is journeyed kitchen left many milk moved none objects office one passed "
-    "picked put the there three to took travelled two up went ",
-    # task 8
-    ". ? Daniel John Mary Sandra What apple apple,football apple,football,milk apple,milk apple,milk,football "
-    "back bathroom bedroom carrying discarded down dropped football football,apple football,apple,milk "
-    "football,milk football,milk,apple garden got grabbed hallway is journeyed kitchen left milk milk,apple "
-    "milk,apple,football milk,football milk,football,apple moved nothing office picked put the there to took "
-    "travelled up went ",
-    # task 9
-    ". ? Daniel Is John Mary Sandra back bathroom bedroom garden hallway in is journeyed kitchen longer moved no "
-    "not office the to travelled went yes ",
-    # task 10
-    ". ? Bill Fred Is Julie Mary back bedroom cinema either in is journeyed kitchen maybe moved no office or park "
-    "school the to travelled went yes ",
-    # task 11
-    ". ? After Afterwards Daniel Following John Mary Sandra Then Where back bathroom bedroom garden hallway he is "
-    "journeyed kitchen moved office she that the to travelled went ",
-    # task 12
-    ". ? Daniel John Mary Sandra Where and back bathroom bedroom garden hallway is journeyed kitchen moved office "
-    "the to travelled went ",
-    # task 13
-    ". ? After Afterwards Daniel Following John Mary Sandra Then Where and back bathroom bedroom garden hallway "
-    "is journeyed kitchen moved office that the they to travelled went ",
-    # task 14
-    ". ? Bill Fred Julie Mary This Where Yesterday afternoon back bedroom before cinema evening journeyed kitchen "
-    "morning moved office park school the this to travelled was went yesterday ",
-    # task 15
-    ". ? Cats Emily Gertrude Jessica Mice Sheep What Winona Wolves a afraid are cat cats emily gertrude is "
-    "jessica mice mouse of sheep winona wolf wolves ",
-    # task 16
-    ". ? Bernhard Brian Greg Julius Lily What a color frog gray green is lion rhino swan white yellow ",
-    # task 17
-    ". ? Is The above below blue is left no of pink rectangle red right sphere square the to triangle yellow yes ",
-    # task 18
-    ". ? Does Is The bigger box chest chocolate chocolates container fit fits in inside is no of suitcase than "
-    "the yes ",
-    # task 19
-    ". ? How The bathroom bedroom do e,e e,n e,s east from garden go hallway is kitchen n,e n,n n,w north of "
-    "office s,e s,s s,w south the to w,n w,s w,w west you ",
-    # task 20
-    ". ? Antoine Jason Sumit Where Why Yann antoine apple back bedroom bored did football garden get go got "
-    "grabbed hungry is jason journeyed kitchen milk moved pajamas picked sumit the there thirsty tired to took "
-    "travelled up went will yann ",
-)
-"""Vocabularies of tasks 1 to 20: sorted words, punctuation and answers, separated by spaces.
-
-They are written out so that a trained model can be used without the files; a test compares them with the files."""
-
-
 @functools.cache
 def symbols(task: int | None) -> tuple[str, ...]:
     """The vocabulary of a task, or of all of them, in the order of its numbers; "" is the blank, number 0."""
-    texts = WORDS if task is None else WORDS[task - 1 : task]
-    return ("", *sorted({word for text in texts for word in text.split()}))
+    chosen = [facts["vocabulary"].split() for facts in BABI_TASKS if task in (None, facts["task"])]
+    return ("", *sorted({word for words in chosen for word in words}))
 
 
 SMALL = 1000
@@ -191,55 +90,22 @@ def tokens(text: str) -> Sentence:
     return tuple(part for piece in re.split(r"(\W)", text) if (part := piece.strip()))
 
 
-def parse(text: str, source: str) -> tuple[Story, ...]:
-    """Read the stories of a file; ``source`` names it in errors, which give the number of the line."""
-    stories: list[Story] = []
-    statements: list[Sentence] = []
-    questions: list[Question] = []
-    places: dict[int, int] = {}  # number of a line in its story -> number of the statement
-
-    def close() -> None:
-        if statements or questions:
-            stories.append(Story(tuple(statements), tuple(questions)))
-        statements.clear()
-        questions.clear()
-        places.clear()
-
-    last = 0
-    for place, line in enumerate(io.StringIO(text, newline=None), 1):  # splitlines would end lines at form feeds too
-        line = line.rstrip("\n")
-        number, space, rest = line.partition(" ")
-        if not (re.fullmatch("[0-9]{1,9}", number) and space and rest.strip()):
-            raise DataError(f"{source}, line {place}: {line[:60]!r} does not begin with a number and a sentence.")
-        if int(number) not in (1, last + 1):
-            other = ", or 1 where a story begins" if last else ""
-            raise DataError(f"{source}, line {place}: the number is {number}, but it must be {last + 1}{other}.")
-        if int(number) == 1:
-            close()
-        last = int(number)
+def parse(text: str) -> tuple[Story, ...]:
+    """Read the stories of a file, whose hash was right."""
+    stories: list[tuple[list[Sentence], list[Question], dict[str, int]]] = []
+    for line in text.splitlines():
+        number, _, rest = line.partition(" ")
+        if number == "1":
+            stories.append(([], [], {}))
+        statements, questions, places = stories[-1]  # places: number of a line -> number of the statement
         if "\t" in rest:
-            questions.append(_question(rest, places, len(statements), f"{source}, line {place}"))
+            question, answer, supports = rest.split("\t")
+            found = tuple(places[number] for number in supports.split())
+            questions.append(Question(len(statements), tokens(question), answer.strip(), found))
         else:
-            places[last] = len(statements)
+            places[number] = len(statements)
             statements.append(tokens(rest))
-    close()
-    if not any(story.questions for story in stories):
-        raise DataError(f"{source} holds no question.")
-    return tuple(stories)
-
-
-def _question(text: str, places: dict[int, int], after: int, where: str) -> Question:
-    question, *parts = text.split("\t")
-    answer, supports = parts[0].strip(), parts[1].split() if len(parts) > 1 else []
-    if len(parts) > 2 or not tokens(question) or not answer:
-        raise DataError(f"{where}: a question must be followed by a tab, its answer, a tab and its supporting lines.")
-    if not after:
-        raise DataError(f"{where}: the question has no statement before it.")
-    try:
-        found = tuple(places[int(number)] for number in supports)
-    except (ValueError, KeyError):
-        raise DataError(f"{where}: {parts[1]!r} must be numbers of statements before the question.") from None
-    return Question(after, tokens(question), answer, found)
+    return tuple(Story(tuple(statements), tuple(questions)) for statements, questions, _ in stories)
 
 
 def read_task(task: int) -> TaskText:
@@ -251,7 +117,7 @@ def read_task(task: int) -> TaskText:
 def _read_task(task: int, root: str) -> TaskText:
     paths = [f"en-10k/qa{task}_{NAMES[task - 1]}_{split}.txt" for split in ("train", "test")]
     files = read_files("babi", paths)
-    train, test = (parse(files[path].content.decode("utf-8"), path) for path in paths)
+    train, test = (parse(files[path].content.decode("utf-8")) for path in paths)
     cut = hold_out(train)
     return TaskText(train[:cut], train[cut:], test, files[paths[0]].origin)
 

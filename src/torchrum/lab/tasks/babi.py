@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from torchrum.lab.data import babi
 from torchrum.lab.data.babi import Sentence, Story
-from torchrum.lab.data.corpora import OFFICIAL
-from torchrum.lab.tasks.base import Batch, Task, named_generator
+from torchrum.lab.data.files import OFFICIAL
+from torchrum.lab.tasks.base import Batch, Split, Task, check_sizes, named_generator
 from torchrum.ops._checks import check_flags
 
-Split = Literal["train", "validation", "test"]
 SOLVED = 0.95
 """Accuracy from which a task counts as solved."""
 NUM_TRAIN, NUM_TRAIN_SMALL = 9000, 900  # questions to learn from, of each task
@@ -62,8 +61,7 @@ class Rows(NamedTuple):
 
     def to(self, device: torch.device) -> "Rows":
         """The same rows on another device."""
-        story, question = (Span(*(part.to(device) for part in span)) for span in (self.story, self.question))
-        return Rows(self.units.to(device), story, question, self.answer.to(device), self.group.to(device))
+        return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
 @dataclass(frozen=True)
@@ -282,8 +280,7 @@ class Babi(Task):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Babi: {name}={getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
-        if isinstance(self.blanks, bool) or not isinstance(self.blanks, int) or not 0 <= self.blanks <= 1000:
-            raise ValueError(f"Babi: blanks={self.blanks!r}; it must be a whole number from 0 to 1000.")
+        check_sizes(self, "blanks", least=0, most=1000)
         check_flags("Babi", authors_readout=self.authors_readout, augment16=self.augment16)
         if self.authors_readout and (self.reading, self.question, self.blanks) != ("words", "last", 0):
             raise ValueError("Babi: authors_readout has its own layout; leave out reading, question and blanks.")
@@ -371,29 +368,24 @@ class Babi(Task):
         if not statements or len(asked) < 2:
             raise ValueError("a story of at least one sentence and a question are needed.")
         longest = max(map(len, (*statements, asked)))
-        if self.sentence_size is not None and longest > self.sentence_size:
-            raise ValueError(
-                f"a sentence has {longest} words, but the model reads {self.sentence_size} of them at most."
-            )
-        if self.authors_readout and len(asked) > self.sizes.question_words:
-            raise ValueError(
-                f"the question has {len(asked)} words, but the model reads {self.sizes.question_words} of them at most."
-            )
-        known = {word: word for word in self.words()}
-        folded = {word.casefold(): word for word in known}
-        unknown: dict[str, None] = {}
+        for kind, length, most in (
+            ("a sentence", longest, self.sentence_size),
+            ("the question", len(asked), self.sizes.question_words if self.authors_readout else None),
+        ):
+            if most is not None and length > most:
+                raise ValueError(f"{kind} has {length} words, but the model reads {most} of them at most.")
+        known = {word.casefold(): word for word in self.words()} | {word: word for word in self.words()}
 
-        def look_up(word: str) -> str:
-            found = known.get(word, folded.get(word.casefold(), ""))
-            if not found:
-                unknown[word] = None
-            return found
+        def look_up(sentence: Sentence) -> Sentence:
+            return tuple(known.get(word, known.get(word.casefold(), "")) for word in sentence)
 
-        facts = tuple(tuple(map(look_up, sentence)) for sentence in statements)
-        row = babi.Question(len(facts), tuple(map(look_up, asked)), "", ())
+        words = dict.fromkeys(word for sentence in (*statements, asked) for word in sentence)
+        unknown = [word for word in words if look_up((word,)) == ("",)]
+        facts = tuple(map(look_up, statements))
+        row = babi.Question(len(facts), look_up(asked), "", ())
         rows = encode([(self.task or 1, [babi.Story(facts, (row,))])], self.words(), self.sentence_size)
         layout = self.layout()
-        return layout.gather(rows, torch.zeros(1, dtype=torch.long), int(layout.lengths(rows))), list(unknown)
+        return layout.gather(rows, torch.zeros(1, dtype=torch.long), int(layout.lengths(rows))), unknown
 
     def layout(self) -> Layout:
         """How a question and its story are laid out."""
@@ -421,14 +413,6 @@ class Babi(Task):
         chosen = torch.randint(len(rows.answer), (size,), generator=generator, device=device)
         width = int(layout.lengths(rows)[chosen.cpu()].max())
         return layout.gather(rows.to(device), chosen, width)
-
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, the mean over rows; logits are ``(B, V)``."""
-        return F.cross_entropy(logits, batch.y)
-
-    def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """``accuracy``, the share of questions answered right."""
-        return {"accuracy": (logits.argmax(-1) == batch.y).float().mean()}
 
     def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """For a joint model: of all questions, the share that each task has, and the share right in each."""

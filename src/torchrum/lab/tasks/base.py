@@ -2,12 +2,14 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 Split = Literal["train", "validation", "test"]
 
@@ -26,15 +28,11 @@ class Batch(NamedTuple):
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The rows ``start`` to ``stop``, such as the share of one process."""
-        return self._map(lambda part: part[start:stop])
+        return tree_map_only(Tensor, lambda part: part[start:stop], self)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return self._map(lambda part: part.to(device))
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        lengths, group = (None if part is None else change(part) for part in (self.lengths, self.group))
-        return Batch(change(self.x), change(self.y), lengths, group)
+        return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +125,16 @@ class Task(ABC):
         """Whether the carried state is reset before this step, as at the start of an epoch."""
         return step == 0
 
-    @abstractmethod
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The training loss, a scalar: a mean over the batch."""
+        """The training loss, a scalar: cross-entropy, the mean over all answers."""
+        return F.cross_entropy(logits.flatten(0, -2), batch.y.flatten())
 
-    @abstractmethod
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Numbers to report next to the loss: scalars on the device, means over the batch."""
+        """Numbers to report next to the loss: scalars on the device, means over the batch.
+
+        By default ``accuracy``, the share of answers that are right.
+        """
+        return {"accuracy": (logits.argmax(-1) == batch.y).float().mean()}
 
     def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Further numbers for evaluation only; means over the batch."""

@@ -2,7 +2,6 @@
 
 import codecs
 import math
-import re
 import sys
 import typing
 from collections.abc import Iterator
@@ -82,7 +81,12 @@ class CharLM(Task):
         check_finite("CharLM", heldout=self.heldout)
         if not 0 < self.heldout < 0.5:
             raise ValueError(f"CharLM: heldout={self.heldout!r}; it must be above 0 and below 0.5.")
-        self._check_text()
+        given = any(getattr(self, name) for name in (*self.from_data[1:], "path"))  # all but the corpus
+        if not self.sha256 and (self.corpus not in KNOWN or given):
+            raise ValueError(
+                f"CharLM: corpus={self.corpus!r} belongs to a text of your own; take corpus {' or '.join(KNOWN)} "
+                "alone, or give a text with --data PATH (in Python: task.reading(path))."
+            )
         if self.segments < 1:
             needed = self.lanes * self.segment + 1
             raise ValueError(
@@ -90,24 +94,6 @@ class CharLM(Task):
                 f"of one segment of {self.segment} need {needed}; take a longer text, fewer lanes "
                 "(--task.lanes and --batch_size) or a shorter --task.segment."
             )
-
-    def _check_text(self) -> None:
-        given = {name: getattr(self, name) for name in (*self.from_data[1:], "path")}  # all but the corpus
-        if not self.sha256 and (self.corpus not in KNOWN or any(given.values())):
-            wrong = next((f"{name}={value!r}" for name, value in given.items() if value), f"corpus={self.corpus!r}")
-            raise ValueError(
-                f"CharLM: {wrong} belongs to a text of your own; take corpus {' or '.join(KNOWN)}, "
-                "or give a text with --data PATH (in Python: task.reading(path))."
-            )
-        if self.sha256:
-            counts = (*self.sizes, *self.words)
-            sound = len(self.sizes) == len(self.words) == 3 and all(isinstance(n, int) and n >= 0 for n in counts)
-            hexadecimal = re.fullmatch("([0-9a-f]{2}){1,256}", self.symbols) is not None
-            if not (sound and hexadecimal and math.isfinite(self.memoryless)):
-                raise ValueError(
-                    f"CharLM: symbols, sizes, words and memoryless of {self.corpus} do not describe a text; "
-                    "they are read from it: give it with --data PATH."
-                )
 
     def reading(self, path: Path | str) -> "CharLM":
         """The same task on a text of the user's own: a file, or a folder (see ``torchrum.lab.data.text.read_own``)."""

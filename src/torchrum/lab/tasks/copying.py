@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.lab.tasks.base import Batch, Task, batches, check_sizes
@@ -64,10 +63,6 @@ class Copying(Task):
         x[:, self.delay + self.length - 1] = self.symbols + 1
         y[:, self.delay + self.length :] = copied
         return Batch(x, y)
-
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, the mean over all steps and rows; logits are ``(B, T, V)``."""
-        return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
 
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """``accuracy`` over the copied symbols (blanks would always make it high), and ``ratio``, loss / baseline."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.lab.tasks.base import Batch, Task, batches, check_sizes, fixed_set, take
@@ -88,14 +87,6 @@ class Recall(Task):
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Batch | None) -> Batch:
         """The next ``size`` examples of the training set, or fresh ones where there is none."""
         return self.batch(size, generator) if data is None else take(data, size, step)
-
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, the mean over rows; logits are ``(B, V)``."""
-        return F.cross_entropy(logits, batch.y)
-
-    def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """``accuracy``, the share of questions answered right."""
-        return {"accuracy": (logits.argmax(-1) == batch.y).float().mean()}
 
     def validation(self, seed: int) -> Iterator[Batch]:
         """Yield the examples that judge a run, on the CPU."""

@@ -30,7 +30,7 @@ _LATER = {
     "Trainer": "trainer",
     "Result": "run_folder",
     "evaluate": "evaluation",
-    "load_model": "resume",
+    "load_model": "checkpoint",
     "read_config": "run_folder",
     "read_metrics": "run_folder",
     "run_sweep": "sweep",

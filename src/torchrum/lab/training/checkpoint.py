@@ -1,6 +1,8 @@
-"""Checkpoints: each a folder that is complete or absent, with an index that names the last and the best.
+"""Save a run, load it back, and resume it in any number of processes.
 
-    checkpoints/index.json          {"last": "step-00001000", "best": "step-00000500", "written": both, "run": ...}
+A checkpoint is a folder that is complete or absent; an index names the last and the best:
+
+    checkpoints/index.json          {"last": "step-00001000", "best": "step-00000500", "written": both}
     checkpoints/step-00001000/      model.safetensors, state.pt (read with weights_only), manifest.json (sizes, sha256)
 
 A checkpoint is written under another name, forced to the disk, renamed, and only then entered in the index. A crash
@@ -11,24 +13,25 @@ written; without an index, the newest checkpoint that is intact counts.
 import hashlib
 import io
 import os
+import pickle
 import random
 import re
-import secrets
 import shutil
 import sys
 import time
-import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchrum.lab.training.config import TrainConfig, require_one_of, saved_differences
+from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import read_bytes, read_json, sync_folder, write_json, write_synced
-from torchrum.lab.training.typed_data import Reader
+from torchrum.lab.training.files import read_json, sync_folder, write_json, write_synced
+from torchrum.lab.training.run_folder import CONFIG, RESULT, Mark, Progress, check_metrics, read_config
+from torchrum.lab.training.step import Trained, build, seed_process, to_device
 
 FORMAT = "torchrum checkpoint 1"
 MODEL, STATE, MANIFEST, INDEX = "model.safetensors", "state.pt", "manifest.json", "index.json"
@@ -36,57 +39,19 @@ NAME = re.compile(r"step-\d{8,18}")
 ADVICE = "Restore it from a backup, or train again in another folder."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Index:
+class Index(NamedTuple):
     """``checkpoints/index.json``."""
 
-    format: str = FORMAT
     last: str | None = None
     """The checkpoint to resume from."""
     best: str | None = None
     """The one that scored best."""
-    written: list[str] = field(default_factory=list)
+    written: frozenset[str] = frozenset()
     """Every checkpoint that this run wrote and has not removed; nothing else is ever removed."""
-    run: str = ""
-    """Drawn once for a run, and written into each checkpoint of it."""
-
-    def __post_init__(self) -> None:
-        for name in (self.last, self.best, *self.written):
-            if name is not None and not NAME.fullmatch(name):
-                raise ValueError(f"{name!r:.60} is not the name of a checkpoint, such as step-00001000.")
-
-    @property
-    def known(self) -> set[str]:
-        """Checkpoints that this run wrote; an index from before ``written`` knows the two that it names."""
-        return {name for name in (self.last, self.best, *self.written) if name is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileEntry:
-    """A file of a checkpoint, in its manifest."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """``manifest.json`` of a checkpoint."""
-
-    format: str
-    step: int
-    files: dict[str, FileEntry]
-    best: str | None = None
-    """The best checkpoint when this one was written."""
-    run: str = ""
-    """That of the index."""
 
 
 def _root(run: Path) -> Path:
-    root = run / "checkpoints"
-    if root.is_symlink():
-        raise RunError(f"{root} is a symbolic link, which is never followed; link the whole run folder instead.")
-    return root
+    return run / "checkpoints"
 
 
 def _digest(content: bytes) -> str:
@@ -97,26 +62,35 @@ def _index(run: Path) -> Index:
     path = _root(run) / INDEX
     if not path.exists():
         return _search(run)
+    data = _read_own(path)
+    index = Index(data.get("last"), data.get("best"), frozenset(data.get("written", ())))
+    for name in {index.last, index.best, *index.written} - {None}:
+        if not NAME.fullmatch(str(name)):
+            raise RunError(f"{path}: {name!r:.60} is not the name of a checkpoint, such as step-00001000.")
+    return index
+
+
+def _read_own(path: Path) -> dict[str, Any]:
+    """Read an index or a manifest."""
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RunError(f"{path} is not an index of torchrum checkpoints.")
-    return Reader(path).build(Index, data)
+        raise RunError(f"{path} is not that of a torchrum checkpoint: it says {data!r:.80}.")
+    return data
 
 
 def _search(run: Path) -> Index:
     """The index as it must have been, from the checkpoints that are intact."""
-    root, found = _root(run), {}
-    for path in sorted(root.glob("step-*"), key=lambda path: (len(path.name), path.name)):
+    found = {}
+    for path in sorted(_root(run).glob("step-*"), key=lambda path: (len(path.name), path.name)):
         try:
-            manifest, _ = _read(path)
+            found[path.name] = _read(path)[0].get("best")
         except RunError:
             continue
-        found[path.name] = manifest
     if not found:
         return Index()
-    last, newest = list(found.items())[-1]
-    best = newest.best if newest.best in found else None
-    return Index(last=last, best=best, written=[last, *([best] if best else [])], run=newest.run)
+    last, best = list(found.items())[-1]
+    best = best if best in found else None
+    return Index(last, best, frozenset(name for name in (last, best) if name is not None))
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -165,57 +139,36 @@ def write_checkpoint(run: Path, packed: Packed, best: bool) -> None:
     step, contents = packed
     root, name = _root(run), f"step-{step:08d}"
     index = _index(run)
+    best_name, temporary = name if best else index.best, root / f".{name}.tmp"
+    # an index from before ``written`` knows the two that it names
+    known = {old for old in (index.last, index.best, *index.written, name) if old is not None}
+
+    def write_index(last: str | None) -> None:
+        write_json(root / INDEX, {"format": FORMAT, "last": last, "best": best_name, "written": sorted(known)})
+
     if name in (index.last, index.best):  # written already; at most it has become the best
-        if best and index.best != name:
-            write_json(root / INDEX, asdict(replace(index, best=name)))
+        if best_name != index.best:
+            write_index(index.last)
         return
-    token, best_name, known = index.run or secrets.token_hex(8), name if best else index.best, {*index.known, name}
-    files = {file: FileEntry(bytes=len(data), sha256=_digest(data)) for file, data in contents.items()}
-    manifest = Manifest(format=FORMAT, step=step, files=files, best=best_name, run=token)
+    files = {file: {"bytes": len(data), "sha256": _digest(data)} for file, data in contents.items()}
     if not root.exists():
         root.mkdir()
         sync_folder(run)
-    temporary = root / f".{name}.tmp"
-    _remove(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
         for file, content in contents.items():
             write_synced(temporary / file, content)
-        write_json(temporary / MANIFEST, asdict(manifest))
-        _make_way(root / name, token)
+        write_json(temporary / MANIFEST, {"format": FORMAT, "step": step, "files": files, "best": best_name})
+        shutil.rmtree(root / name, ignore_errors=True)  # from a crash before it was indexed
         os.rename(temporary, root / name)
         sync_folder(root)
         # what is about to be removed is still listed: after a crash before that, the next save removes it
-        write_json(root / INDEX, asdict(Index(last=name, best=best_name, written=sorted(known), run=token)))
+        write_index(name)
     finally:
-        _remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
     for old in known - {name, best_name}:
-        _remove(root / old)
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder of ours; of a link the link itself, never what it points to."""
-    if path.is_symlink() or path.is_file():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _make_way(path: Path, token: str) -> None:
-    """Free the name of a new checkpoint: this run's own, from a crash before it was indexed, goes; others are moved."""
-    if not path.is_symlink() and not path.exists():
-        return
-    try:
-        own = not path.is_symlink() and _manifest(path).run == token
-    except RunError:
-        own = False
-    if own:
-        _remove(path)
-        return
-    count = 1
-    while (other := path.with_name(f"{path.name}.other-{count}")).is_symlink() or other.exists():
-        count += 1
-    os.rename(path, other)
+        shutil.rmtree(root / old, ignore_errors=True)
 
 
 def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -240,44 +193,29 @@ def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple
                 raise
             name = newer
     try:
-        return load(contents[MODEL]), unpack(contents[STATE])
-    except (SafetensorError, ValueError) as error:
-        raise RunError(f"{folder} is not a torchrum checkpoint: {error}.") from error
+        return load(contents[MODEL]), torch.load(io.BytesIO(contents[STATE]), map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
+        raise RunError(f"{folder} is not a torchrum checkpoint: {str(error).splitlines()[0]}") from error
 
 
 def _chosen(run: Path, which: Literal["last", "best"]) -> str:
     index = _index(run)
     name = index.last if which == "last" else index.best
     if name is None:
-        first = "; the first validation writes one" if which == "best" and has_checkpoint(run) else ""
+        first = "; the first validation writes one" if which == "best" and index.last else ""
         raise RunError(f"{run} has no {which} checkpoint yet{first}. Train it further: torchrum train --resume {run}")
     return name
 
 
-def _manifest(folder: Path) -> Manifest:
-    data = read_json(folder / MANIFEST)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RunError(f"{folder} is not a torchrum checkpoint: its {MANIFEST} says {data!r:.80}.")
-    return Reader(folder / MANIFEST).build(Manifest, data)
-
-
-def _read(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest and the files of a checkpoint, compared with it."""
-    manifest, contents = _manifest(folder), {}
-    if folder.name != f"step-{manifest.step:08d}":
-        raise RunError(f"{folder / MANIFEST} is that of step {manifest.step}. {ADVICE}")
+    manifest, contents = _read_own(folder / MANIFEST), {}
     for file in (MODEL, STATE):
-        expected = manifest.files.get(file)
-        if expected is None:
-            raise RunError(f"{folder / MANIFEST}: the field files.{file} is missing.")
         try:
-            size = (folder / file).stat().st_size
-            if size != expected.bytes:  # before it is read: it may have grown without end
-                raise RunError(f"{folder / file} is damaged: it has {size} bytes instead of {expected.bytes}. {ADVICE}")
-            contents[file] = read_bytes(folder / file, expected.bytes)
+            contents[file] = (folder / file).read_bytes()
         except OSError as error:
             raise RunError(f"{folder / file} cannot be read: {error.strerror}. {ADVICE}") from error
-        if _digest(contents[file]) != expected.sha256:
+        if _digest(contents[file]) != manifest["files"][file]["sha256"]:
             raise RunError(f"{folder / file} is damaged: its content has changed since it was written. {ADVICE}")
     return manifest, contents
 
@@ -325,63 +263,6 @@ class Keeper:
             self._held = None
 
 
-MAX_DEPTH = 32
-"""Of lists, tuples and dictionaries inside each other."""
-SPREAD = 16
-"""A tensor may take this many times the memory that its file does: the same numbers may stand for several rows."""
-
-
-def unpack(content: bytes) -> Any:
-    """What ``torch.save`` packed, on the CPU; a ValueError says what is wrong with other content."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            items = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-        raise ValueError(f"it is not an archive: {error}") from error
-    whole = sum(item.file_size for item in items)
-    if whole > len(content) or any(item.compress_type != zipfile.ZIP_STORED for item in items):
-        raise ValueError("its archive is compressed, which torch never does: it could grow without end")
-    try:
-        data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged pickle makes its reader do
-        raise ValueError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}") from error
-    _check_size(data, len(content))
-    return data
-
-
-def _check_size(data: Any, size: int) -> None:
-    """Refuse data that hold more than a file of ``size`` bytes can: the same list or tensor over and over again."""
-    budget, numbers = size, SPREAD * size
-    level, depth = [data], 0
-    while level:
-        budget, depth = budget - len(level), depth + 1
-        if budget < 0 or depth > MAX_DEPTH:
-            raise ValueError("its data is nested too deep, or too many times")
-        for value in level:
-            if isinstance(value, Tensor):
-                if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
-                    raise ValueError("it has a tensor that is not a plain tensor")
-                numbers -= value.numel() * value.element_size()
-        if numbers < 0:
-            raise ValueError("its tensors claim more numbers than the file holds")
-        level = [inner for value in level for inner in _inner(value)]
-
-
-def _inner(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    return [*value] if isinstance(value, list | tuple | set | frozenset) else []
-
-
-def seed_process(seed: int, rank: int) -> None:
-    """Seed torch, Python and (where it is in use) numpy; processes differ, so that their dropout masks do."""
-    mixed = (seed * 1_000_003 + rank * 7_919 + 1) % 2**31
-    torch.manual_seed(mixed)
-    random.seed(mixed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(mixed)
-
-
 def collect_random_state(generator: torch.Generator) -> dict[str, Any]:
     """The states of torch, CUDA, Python, numpy and of the generator that makes the data."""
     version, words, gauss = random.getstate()
@@ -415,3 +296,128 @@ def restore_random_state(state: dict[str, Any], generator: torch.Generator) -> b
         name, keys, *rest = state["numpy"]
         numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
     return True
+
+
+def check_config(run: Path, config: TrainConfig, state: Mapping[str, Any], whole: bool = False) -> None:
+    """Refuse a config that differs from that of the checkpoint in ``identity`` or, with ``whole``, in any field.
+
+    Args:
+        run: the run folder.
+        config: that of its ``config.json``.
+        state: that of its checkpoint.
+        whole: compare also the fields that a resumed run may change.
+    """
+    changed = saved_differences(state["config"], config, whole)
+    if changed:
+        raise RunError(
+            f"{run / CONFIG} is not the config of the run's checkpoint: {'; '.join(changed)}. "
+            "Change it back, or restore it from a backup."
+        )
+
+
+def check_ended_run(run: Path, config: TrainConfig) -> None:
+    """Refuse a finished run whose config or metrics differ from its last checkpoint."""
+    _, state = load_checkpoint(run)
+    check_config(run, config, state, whole=True)
+    if (mark := _mark(state)) is not None:
+        check_metrics(run, mark, ended=True)
+
+
+def _mark(state: Mapping[str, Any]) -> Mark | None:
+    """How far metrics.jsonl was; None in checkpoints from before."""
+    return Mark(**state["metrics"]) if state.get("metrics") else None
+
+
+WEIGHT_TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # other precisions keep float32 weights
+
+
+def fill(model: nn.Module, weights: dict[str, Any], run: Path) -> None:
+    """Load weights into a model; names and shapes must be equal."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"the checkpoint of {run} does not fit the model: {' '.join(str(error).split())}") from error
+
+
+@on_host()
+def load_model(run: Path | str, which: Literal["last", "best"] = "best") -> nn.Module:
+    """Load the trained model of a run folder, on the CPU and in eval mode.
+
+    Args:
+        run: the run folder.
+        which: the checkpoint to load: the best on validation, or the last.
+    """
+    require_one_of("load_model", "which", which, ("last", "best"))
+    run = Path(run)
+    config = read_config(run)
+    weights, state = load_checkpoint(run, which)
+    check_config(run, config, state)
+    model = build(config).to(dtype=WEIGHT_TYPES.get(config.precision, torch.float32))
+    fill(model, weights, run)
+    return model.eval()
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that belongs to the run."""
+
+    weights: dict[str, Tensor]
+    """Those of the model that is scored: the trained ones, or their average."""
+    state: dict[str, Any]
+    """``config``, ``progress``, ``optimizer``, ``scaler``, ``metrics``, ``trained`` weights beside an average, and
+    ``processes``: of each its ``random`` state, what it ``carried`` and the ``sums`` since the last log line."""
+    progress: Progress
+    mark: Mark | None
+
+
+def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None:
+    """Load the last checkpoint in ``folder``, if there is one, and compare it with ``config``."""
+    if not engine.first(lambda: has_checkpoint(folder)):
+        return None
+    if engine.world_size > 1:
+        engine.first(lambda: bool(load_checkpoint(folder)))  # one clear failure instead of one from each process
+    weights, state = load_checkpoint(folder)
+    changed = saved_differences(state["config"], config)
+    if changed:
+        raise RunError(f"the checkpoint in {folder} belongs to another run: {'; '.join(changed)}.")
+    mark, progress = _mark(state), Progress(**state["progress"])
+    if mark is not None:
+        engine.first(lambda: check_metrics(folder, mark))
+    done = progress.step >= config.steps or (config.stop_at is not None and progress.reached >= config.stop_after)
+    if done and engine.first(lambda: (folder / RESULT).exists()):
+        steps = f"{progress.step} steps are done, {config.steps} are asked for"
+        raise RunError(f"{folder} is complete: {steps}. Pass more --steps, or --stop_at none.")
+    return Loaded(weights, state, progress, mark)
+
+
+def restore(folder: Path, trained: Trained, loaded: Loaded) -> list[str]:
+    """Restore model, optimizer, step and processes from a checkpoint, also if their number has changed.
+
+    Returns:
+        Lines to print.
+    """
+    config, engine, step, state = trained.config, trained.engine, trained.step, loaded.state
+    fill(trained.scored, loaded.weights, folder)
+    if trained.scored is not trained.module:
+        fill(trained.module, state["trained"], folder)
+    # the groups come from the config: they depend on the device
+    trained.optimizer.load_state_dict({**trained.optimizer.state_dict(), "state": state["optimizer"]})
+    engine.fabric.strategy.precision.load_state_dict(state["scaler"])
+    done, processes = loaded.progress.step, state["processes"]
+    step.position.fill_(done)
+    notes = [f"resuming {folder} at step {done}"]
+    mine = processes[engine.rank] if len(processes) == engine.world_size else None
+    if config.task.carries_state and mine is None:
+        raise RunError(f"{folder} carries the state of {len(processes)} processes; resume it with the same number.")
+    for name in processes[0]["sums"]:
+        # sums are means over rows, so the mean over processes is right for any number of them
+        totals = [process["sums"][name] for process in ([mine] if mine else processes)]
+        step.sums[name] = (sum(totals[1:], totals[0]) / len(totals)).to(engine.device)
+    if mine is not None:
+        step.carried = to_device(mine["carried"], engine.device)
+    known = mine if mine is not None else processes[0]  # the data come from the same state in every process
+    if not restore_random_state(known["random"], step.generator):
+        step.generator.manual_seed(config.seed + done)
+        notes.append("the run was on another kind of device: its random numbers start anew, results may differ")
+    if mine is None:
+        seed_process(config.seed + done, engine.rank)
+    return notes

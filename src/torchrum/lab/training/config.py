@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import Reader, check_fields, shown
+from torchrum.lab.training.typed_data import Reader, check_fields
 
 DECAYS = ("linear", "cosine")
 ALLOWED = (
@@ -20,19 +20,18 @@ ALLOWED = (
 
 def plateau(schedule: str) -> tuple[float, int] | None:
     """Factor and patience of ``plateau/0.25/5``; None for any other schedule."""
-    word, *numbers = schedule.split("/")
-    if word != "plateau":
+    if not schedule.startswith("plateau"):
         return None
     try:
-        factor, patience = float(numbers[0]), int(numbers[1])
-    except (ValueError, IndexError):
-        factor, patience = math.nan, 0
-    if len(numbers) != 2 or not 0 < factor < 1 or patience < 1:
-        raise ConfigError(
-            f"optimizer: schedule is {schedule!r}; a plateau is plateau/FACTOR/PATIENCE, with a factor between 0 and 1 "
-            "and a number of validations, such as plateau/0.25/5."
-        )
-    return factor, patience
+        _, factor, patience = schedule.split("/")
+        if 0 < float(factor) < 1 and int(patience) >= 1:
+            return float(factor), int(patience)
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"optimizer: schedule is {schedule!r}; a plateau is plateau/FACTOR/PATIENCE, with a factor between 0 and 1 "
+        "and a number of validations, such as plateau/0.25/5."
+    )
 
 
 def milestones(schedule: str) -> list[tuple[int, float]]:
@@ -40,51 +39,40 @@ def milestones(schedule: str) -> list[tuple[int, float]]:
     if schedule in ("constant", *DECAYS) or plateau(schedule) is not None:
         return []
     try:
-        pairs = [
-            (int(step), float(factor)) for step, _, factor in (part.partition(":") for part in schedule.split(","))
-        ]
+        pairs = [(int(step), float(factor)) for step, factor in (part.split(":") for part in schedule.split(","))]
     except ValueError:
-        raise ConfigError(f"optimizer: schedule is {schedule!r}, but {ALLOWED}.") from None
+        pairs = []
     steps = [step for step, _ in pairs]
-    if steps != sorted(set(steps)) or steps[0] < 0 or not all(0 <= factor < math.inf for _, factor in pairs):
+    if not pairs or steps != sorted({*steps}) or steps[0] < 0 or not all(0 <= f < math.inf for _, f in pairs):
         raise ConfigError(f"optimizer: schedule is {schedule!r}, but {ALLOWED}.")
     return pairs
 
 
 def rate_factors(groups: str) -> dict[str, float]:
     """Parts of names and the factors of lr for parameters that have them in their names."""
-    factors: dict[str, float] = {}
-    for part in filter(None, groups.split(",")):
-        name, _, factor = part.rpartition(":")
-        try:
-            factors[name.strip()] = float(factor)
-        except ValueError:
-            factors[name.strip()] = math.nan
-    if not all(name and 0 <= factor < math.inf for name, factor in factors.items()):
-        raise ConfigError(
-            f"optimizer: groups is {groups!r}; write parts of names with factors of lr, such as "
-            "weight_hh:0.1,embedding:0.5."
-        )
-    return factors
+    try:
+        pairs = (part.rpartition(":") for part in groups.split(",") if part)
+        factors = {name.strip(): float(factor) for name, _, factor in pairs}
+        if all(name and 0 <= factor < math.inf for name, factor in factors.items()):
+            return factors
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"optimizer: groups is {groups!r}; write parts of names with factors of lr, such as "
+        "weight_hh:0.1,embedding:0.5."
+    )
 
 
 MOST_LAYERS, MOST_STEPS, MOST = 1000, 10**15, 10**9
 """Beyond these a layer, a step or a number of a model makes no sense, and some would never end."""
 
 
-def _positive(owner: str, most: float = math.inf, **values: float) -> None:
+def _positive(owner: str, most: float = math.inf, **values: float | None) -> None:
     for name, value in values.items():
-        if not 0 < value < math.inf:
-            finite = "" if math.isfinite(value) else ", and finite"
-            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0{finite}.")
-        if value > most:
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be greater than 0, and finite.")
+        if value is not None and value > most:
             raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at most {most:,}.")
-
-
-def _at_least_zero(owner: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{owner}: {name} is {value!r}, but it must be at least 0, and finite.")
 
 
 def require_one_of(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
@@ -129,21 +117,17 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields("model", self, ConfigError)
-        _positive("model", hidden_size=self.hidden_size)
+        _positive("model", hidden_size=self.hidden_size, window=self.window)
+        _positive("model", embedding_size=self.embedding_size, embedding_std=self.embedding_std)
         _positive("model", most=MOST_LAYERS, num_layers=self.num_layers)
-        _positive("model", window=self.window)
         for name, value in self.options.items():
             if isinstance(value, int | float) and not abs(value) <= MOST:
                 raise ConfigError(f"model: {name} is {value!r:.60}, but it must be between -{MOST:,} and {MOST:,}.")
-        if self.embedding_size is not None:
-            _positive("model", embedding_size=self.embedding_size)
-        if self.embedding_std is not None:
-            _positive("model", embedding_std=self.embedding_std)
-            if self.original_embedding:
-                raise ConfigError(
-                    f"model: embedding_std is {self.embedding_std}, but original_embedding sets how the embedding "
-                    "starts; set embedding_std to none, or original_embedding to false."
-                )
+        if self.embedding_std is not None and self.original_embedding:
+            raise ConfigError(
+                f"model: embedding_std is {self.embedding_std}, but original_embedding sets how the embedding starts; "
+                "set embedding_std to none, or original_embedding to false."
+            )
         for name in ("input_dropout", "output_dropout", "weight_drop"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model: {name} is {getattr(self, name)!r}, but it must be at least 0 and below 1.")
@@ -176,10 +160,14 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_fields("optimizer", self, ConfigError)
-        _positive("optimizer", lr=self.lr, clip=1.0 if self.clip is None else self.clip)
+        _positive("optimizer", lr=self.lr, clip=self.clip)
         if not all(0 <= value < 1 for value in (*self.betas, self.decay)):
             raise ConfigError(f"optimizer: betas {self.betas} and decay {self.decay} must be at least 0 and below 1.")
-        _at_least_zero("optimizer", eps=self.eps or 0.0, weight_decay=self.weight_decay, warmup=self.warmup)
+        for name in ("eps", "weight_decay", "warmup"):
+            if not 0 <= (getattr(self, name) or 0) < math.inf:
+                raise ConfigError(
+                    f"optimizer: {name} is {getattr(self, name)!r}, but it must be at least 0, and finite."
+                )
         if self.weight_decay and self.name != "adam":
             raise ConfigError(f"optimizer: weight_decay works with 'adam' only, not with {self.name!r}.")
         milestones(self.schedule)
@@ -268,11 +256,10 @@ class TrainConfig:
         if not re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", self.name) or self.name.strip(" .") == "":
             raise ConfigError(f"config: name is {self.name!r:.80}, but it must be the name of a folder, not a path.")
         _positive("config", batch_size=self.batch_size, devices=self.devices, nodes=self.nodes)
-        _positive("config", most=MOST_STEPS, steps=self.steps)
+        _positive("config", most=MOST_STEPS, steps=self.steps, checkpoint_every=self.checkpoint_every)
         if self.stop_at is not None and not math.isfinite(self.stop_at):
             raise ConfigError(f"config: stop_at is {self.stop_at}, but it must be a finite number, or none.")
         _positive("config", log_every=self.log_every, eval_every=self.eval_every, stop_after=self.stop_after)
-        _positive("config", checkpoint_every=self.checkpoint_every)
         if self.batch_size % (self.devices * self.nodes):
             raise ConfigError(
                 f"config: batch_size {self.batch_size} cannot be divided among {self.devices * self.nodes} processes; "
@@ -354,7 +341,7 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     """A config as plain data of any version, in the layout of today."""
     found, model = data.get("format", 1), data.get("model")
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
-        raise ConfigError(f"the format is {shown(found)}, written by a newer torchrum; this one reads up to {FORMAT}.")
+        raise ConfigError(f"the format is {found!r:.60}, written by a newer torchrum; this one reads up to {FORMAT}.")
     if isinstance(model, Mapping) and isinstance(layer := model.get("layer"), str):
         changed, former = FORMER_OPTIONS.get(layer, (1, {}))
         if found < changed and isinstance(options := model.get("options"), Mapping):
@@ -370,7 +357,7 @@ def _task_class(path: object) -> type[Task]:
     found = {task_name(kind): kind for kind in kinds}
     if not isinstance(path, str) or path not in found:
         raise ConfigError(
-            f"the task {shown(path)} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION "
+            f"the task {path!r:.60} is not part of torchrum; name its recipe too: torchrum train MODULE:FUNCTION "
             "--resume RUN, or --recipe MODULE:FUNCTION with eval, figure and report. Such a run cannot be "
             "recorded in the ledger."
         )
@@ -379,40 +366,30 @@ def _task_class(path: object) -> type[Task]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
-    return _identity(to_json(config), config.task)
+    return _without(CHANGEABLE, to_json(config), config.task)
 
 
-def _identity(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    kept = {name: value for name, value in plain.items() if name not in CHANGEABLE}
-    return _without_local(kept, task)
-
-
-def _without_local(plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    inner = plain.get("task")
-    if not isinstance(inner, Mapping):
-        return dict(plain)
-    return {**plain, "task": {name: value for name, value in inner.items() if name not in task.local}}
+def _without(left_out: Collection[str], plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Leave out some fields, and those of the task that are valid on one machine only."""
+    kept = {name: value for name, value in plain.items() if name not in left_out}
+    return {**kept, "task": {name: value for name, value in plain["task"].items() if name not in task.local}}
 
 
 def run_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """Where two configs differ in ``identity``, in words; nothing if they describe the same run."""
+    """Where two configs differ in ``identity``; nothing if they describe the same run."""
     return differences(identity(old), identity(new))
 
 
 def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool = False) -> list[str]:
     """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
-    saved = upgraded(saved)
-    if not whole:
-        now = {name: value for name, value in identity(config).items() if name != "name" or name in saved}
-        return differences(_identity(saved, config.task), now)
-    now = {name: value for name, value in to_json(config).items() if name in saved}
-    return differences(_without_local(saved, config.task), _without_local(now, config.task))
+    before, now = upgraded(saved), to_json(config)
+    left_out = now.keys() - before.keys() if whole else {*CHANGEABLE, *({"name"} - before.keys())}
+    return differences(_without(left_out, before, config.task), _without(left_out, now, config.task))
 
 
 def first_of(changed: list[str]) -> str:
     """The first of ``differences`` and how many more there are: another text, for one, differs in all that it says."""
-    more = len(changed) - 1
-    return changed[0] + (f" and {more} more field{'s' if more > 1 else ''}" if more else "")
+    return changed[0] + (f" and {len(changed) - 1} more" if changed[1:] else "")
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

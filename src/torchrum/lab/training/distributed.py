@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -77,49 +77,34 @@ class Interrupts:
             signal.raise_signal(self.received)
 
 
-COUNTS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURM_NTASKS", "SLURM_PROCID")
 INTERACTIVE = ("bash", "interactive")
 """Names of SLURM jobs in which a person types the commands: there the variables say nothing about processes."""
 
 
 def check_launch(config: TrainConfig) -> int:
-    """Refuse variables that contradict each other or the config, as a shell keeps them from another program.
+    """Refuse counts of processes that contradict the config, as a shell keeps them from another program.
 
     Returns:
         The processes that a launcher has started; 1 without one.
     """
-    found = {name: _count(name) for name in COUNTS if name in os.environ}
-    asked = config.devices * config.nodes
-    rank, size = found.get("LOCAL_RANK", 0), found.get("WORLD_SIZE", 0)
-    if rank and rank >= size:
-        known = f"WORLD_SIZE is {size}" if size else "WORLD_SIZE is not set"
-        raise ConfigError(f"LOCAL_RANK is {rank}, but {known}; unset LOCAL_RANK, or start the processes with torchrun.")
-    if size > 1 and size != asked:
-        raise ConfigError(
-            f"WORLD_SIZE is {size}, but devices * nodes is {asked}; pass --devices and --nodes to match, or unset it."
-        )
-    tasks = found.get("SLURM_NTASKS", 1)
-    by_slurm = tasks > 1 and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
-    if by_slurm:
-        if tasks != asked:
-            advice = "pass --devices and --nodes to match, or unset it"
-            raise ConfigError(f"SLURM_NTASKS is {tasks}, but devices * nodes is {asked}; {advice}.")
-        if "SLURM_PROCID" not in found:
-            raise ConfigError(f"SLURM_NTASKS is {tasks}, but SLURM_PROCID is not set; start the processes with srun.")
+    by_slurm = os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
+    asked, started = config.devices * config.nodes, 1
+    for name in ("WORLD_SIZE", *(("SLURM_NTASKS",) if by_slurm else ())):
+        text = os.environ.get(name, "1")
+        if not text.isdecimal() or int(text) not in (1, asked):
+            raise ConfigError(
+                f"{name} is {text!r}, but devices * nodes is {asked}; pass --devices and --nodes to match, or unset it."
+            )
+        started = max(started, int(text))
+        if name == "SLURM_NTASKS" and int(text) > 1 and "SLURM_PROCID" not in os.environ:
+            raise ConfigError(f"{name} is {text}, but SLURM_PROCID is not set; start the processes with srun.")
     # MASTER_ADDR: each machine's process was started by hand. Without any of them it would wait for the others for ever
-    if config.nodes > 1 and not (size > 1 or by_slurm or "MASTER_ADDR" in os.environ):
+    if config.nodes > 1 and started == 1 and "MASTER_ADDR" not in os.environ:
         raise ConfigError(
             f"nodes is {config.nodes}, but nothing has started processes on other machines; start them with srun or "
             "torchrun, or pass --nodes 1."
         )
-    return max(size, 1)
-
-
-def _count(name: str) -> int:
-    text = os.environ[name]
-    if not text.isdecimal() or (name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS") and int(text) < 1):
-        raise ConfigError(f"{name} is {text!r}, which is not a number of processes; unset it, or start with torchrun.")
-    return int(text)
+    return started
 
 
 T = TypeVar("T")
@@ -134,7 +119,7 @@ class Engine:
     """The processes of one run, started and connected; with one process every exchange is a plain call.
 
     Under torchrun or SLURM the processes are there already. Otherwise, with ``devices`` above one, the same command is
-    started once more for each further process.
+    started once more for each further process. ``fabric`` wraps models and does the steps of their training.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -145,26 +130,25 @@ class Engine:
             raise RunError("device='cuda', but torch sees no CUDA device; pass --device cpu, or auto.")
         cuda = config.device != "cpu" and torch.cuda.is_available()
         many = max(check_launch(config), config.devices * config.nodes) > 1
-        if config.logger != "none":
-            try:
-                importlib.import_module(config.logger)  # both trackers are named like their package
-            except ModuleNotFoundError as error:
-                advice = f'pip install "torchrum[{config.logger}]"'
-                raise RunError(f"logger={config.logger!r} needs a package: {advice} ({error}).") from error
+        try:
+            importlib.import_module("torch" if config.logger == "none" else config.logger)  # named like their packages
+        except ModuleNotFoundError as error:
+            advice = f'pip install "torchrum[{config.logger}]"'
+            raise RunError(f"logger={config.logger!r} needs a package: {advice} ({error}).") from error
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner would break the progress bar
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about other accelerators; precision is checked in the config
-            self._fabric = Fabric(
+            self.fabric = Fabric(
                 accelerator="cuda" if cuda else "cpu",
                 strategy="ddp" if many else "auto",
                 devices=config.devices,
                 num_nodes=config.nodes,
                 precision=config.precision,
             )
-            self._fabric.launch()
-        self.rank: int = self._fabric.global_rank
-        self.world_size: int = self._fabric.world_size
-        self.device: torch.device = self._fabric.device
+            self.fabric.launch()
+        self.rank: int = self.fabric.global_rank
+        self.world_size: int = self.fabric.world_size
+        self.device: torch.device = self.fabric.device
         self._tracker: Any = None
         if config.batch_size % self.world_size:
             raise ConfigError(
@@ -177,26 +161,13 @@ class Engine:
         rows = size // self.world_size
         return self.rank * rows, (self.rank + 1) * rows
 
-    def setup(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Wrap both for the precision and the processes; the optimizer's state stays in the one given."""
-        wrapped, stepper = self._fabric.setup(model, optimizer)
-        return wrapped, stepper
-
     def place(self, model: nn.Module) -> nn.Module:
         """Move a model to the device, in the precision of the run."""
-        return self._fabric.strategy.precision.convert_module(model).to(self.device)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of the run, for a model that is called unwrapped."""
-        return self._fabric.autocast()
-
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate, and sum the gradients of the processes."""
-        self._fabric.backward(loss)
+        return self.fabric.strategy.precision.convert_module(model).to(self.device)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, max_norm: float) -> None:
         """Limit the norm of the whole gradient; one without a finite norm becomes zero. Nothing is read on the host."""
-        norm = self._fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        norm = self.fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
         assert norm is not None
         lost = ~norm.isfinite()  # over a thousand steps a gradient can outgrow float32
         for weight in model.parameters():
@@ -205,11 +176,7 @@ class Engine:
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of ``value`` over the processes."""
-        return value if self.world_size == 1 else self._fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
-
-    def broadcast(self, value: T) -> T:
-        """What the first process passes, in all of them."""
-        return value if self.world_size == 1 else self._fabric.broadcast(value)
+        return value if self.world_size == 1 else self.fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
         """What each process passes, in the order of their ranks."""
@@ -228,21 +195,14 @@ class Engine:
                 outcome = work()
             except Exception as error:
                 failure = error
-        told = None if failure is None else (type(failure).__name__, str(failure))
-        outcome, told = self.broadcast((outcome, told))
+        if self.world_size > 1:
+            reported = None if failure is None else (type(failure).__name__, str(failure))
+            outcome, reported = self.fabric.broadcast((outcome, reported))
+            if failure is None and reported is not None:
+                failure = ConfigError(reported[1]) if reported[0] == "ConfigError" else RunError(reported[1])
         if failure is not None:
             raise failure
-        if told is not None:
-            raise ConfigError(told[1]) if told[0] == "ConfigError" else RunError(told[1])
         return outcome
-
-    def scaler_state(self) -> dict[str, Any]:
-        """State of the loss scaling of 16-mixed; empty otherwise."""
-        return self._fabric.strategy.precision.state_dict()
-
-    def load_scaler_state(self, state: dict[str, Any]) -> None:
-        """Put ``scaler_state``'s result back."""
-        self._fabric.strategy.precision.load_state_dict(state)
 
     def start_tracker(self, kind: str, folder: Path, name: str, config: dict[str, Any]) -> None:
         """Open TensorBoard or Weights & Biases in the first process."""
@@ -402,21 +362,20 @@ def _end(running: Mapping[str, Worker]) -> None:
 
 
 def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
-    """What a training that has ended says; None for one that a signal ended before it began."""
+    """The result of a training that has ended; None for one that a signal ended before it began."""
     worker.process.join()
     try:
-        said = worker.answer.recv() if worker.answer.poll() else None
-    except EOFError:
-        said = None
-    code = worker.process.exitcode
-    if isinstance(said, Result):
-        caught = received and said.stopped.startswith("SIG")
-        return replace(said, stopped=signal.Signals(received).name) if caught else said
-    if isinstance(said, DivergedError):
-        return said
-    if isinstance(said, Exception):
-        raise said
-    if received:
-        return None
-    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
-    raise RunError(f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs.")
+        found = worker.answer.recv()
+    except EOFError:  # it left nothing
+        if received:
+            return None
+        code = worker.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
+        raise RunError(
+            f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs."
+        ) from None
+    if isinstance(found, Result) and received and found.stopped.startswith("SIG"):
+        return replace(found, stopped=signal.Signals(received).name)
+    if isinstance(found, Result | DivergedError):
+        return found
+    raise found

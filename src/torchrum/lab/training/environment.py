@@ -1,15 +1,11 @@
 """What a run ran on: versions, commit and hardware; nothing that names the machine or its user."""
 
 import functools
-import hashlib
-import json
 import os
 import platform
 import re
 import subprocess
 import sys
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -115,49 +111,13 @@ def own_commit(package: Path = PACKAGE) -> Commit | None:
     """The commit of torchrum's own repository; None where the package cannot tell.
 
     The package must stand in ``src/torchrum`` of the repository and be tracked by it: a project that contains the
-    virtual environment, or a copy of the package, has a commit of its own that says nothing about torchrum. After
-    ``pip install .`` in a clone it is that of the clone, as long as the installed files are those of its HEAD.
+    virtual environment, or a copy of the package, has a commit of its own that says nothing about torchrum.
     """
-    top = _git(["rev-parse", "--show-toplevel"], package)
-    if top is None or Path(top).resolve() / "src" / "torchrum" != package.resolve():
-        return _commit_of_clone(package)
-    if _git(["ls-files", "--error-unmatch", "--", "__init__.py"], package) is None:
+    found = (_git(["rev-parse", "--show-toplevel", "HEAD"], package) or "").splitlines()
+    tracked = _git(["ls-files", "--error-unmatch", "--", "__init__.py"], package) is not None
+    if not tracked or Path(found[0]).resolve() / "src" / "torchrum" != package.resolve():
         return None
-    commit = _git(["rev-parse", "HEAD"], package)
-    return None if commit is None else Commit(commit, bool(_git(["status", "--porcelain", "--", "."], package)))
-
-
-def _commit_of_clone(package: Path) -> Commit | None:
-    for record in package.parent.glob("torchrum-*.dist-info/direct_url.json"):
-        try:
-            address = urllib.parse.urlparse(json.loads(record.read_text())["url"])
-        except (OSError, ValueError, KeyError):
-            continue
-        source = Path(urllib.request.url2pathname(address.path)) / "src" / "torchrum"
-        if address.scheme != "file" or not source.is_dir():
-            continue
-        head = own_commit(source)
-        if head is not None and _is_copy_of_head(package, source):
-            return Commit(head.hash, changes=False)
-    return None
-
-
-def _is_copy_of_head(package: Path, source: Path) -> bool:
-    """Whether every file that HEAD has in ``source`` is in ``package`` with the same content, and no further module."""
-    listed = _git(["ls-tree", "-r", "-z", "HEAD", "."], source) or ""
-    entries = (line.partition("\t") for line in listed.split("\0") if line)
-    hashes = {path: entry.split()[2] for entry, _, path in entries}
-    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
-    return found <= hashes.keys() and all(_blob_hash(package / path) == known for path, known in hashes.items())
-
-
-def _blob_hash(path: Path) -> str | None:
-    """What git calls the content of a file."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    return Commit(found[1], bool(_git(["status", "--porcelain", "--", "."], package)))
 
 
 def given_commit(text: str) -> str:

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from torchrum.lab.models import CharModel
 from torchrum.lab.tasks.base import Batch, Split, Task
 from torchrum.lab.tasks.char_lm import CharLM
-from torchrum.lab.training.checkpoint import checkpoint_step
+from torchrum.lab.training.checkpoint import checkpoint_step, load_model
 from torchrum.lab.training.config import TrainConfig, first_of, require_one_of, run_differences
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import read_json, write_json
-from torchrum.lab.training.resume import load_model
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
 from torchrum.lab.training.typed_data import Reader, check_fields, convert
 from torchrum.layers.cells import takes_steps
 from torchrum.layers.cuda_graphs import graphed
 
+Device = Literal["auto", "cpu", "cuda"]
 TEMPERATURES = [2 ** (number / 8) for number in range(-8, 17)]
 """Those that are tried, from 0.5 to 4."""
 
@@ -53,7 +53,7 @@ def _predict(
     try:
         for batch in batches:
             batch = batch.to(engine.device)
-            with engine.autocast():
+            with engine.fabric.autocast():
                 if replayed is not None and carried is not None:
                     logits, carried = replayed(batch.x, carried)
                 elif task.carries_state:
@@ -113,30 +113,32 @@ def calibrate(task: Task, model: CharModel, batches: Iterable[Batch], engine: En
     model.temperature.fill_(TEMPERATURES[lowest] * (TEMPERATURES[1] / TEMPERATURES[0]) ** aside)
 
 
-def same_task(config: TrainConfig, task: Task) -> Task:
-    """``task``, which may differ from that of ``config`` in what holds for one machine alone."""
-    changed = run_differences(config, replace(config, task=task))
-    if changed:
+def _run_config(run: Path | str, device: Device, task: Task | None) -> TrainConfig:
+    """The config to score a run with, in one process; ``task`` may differ in what holds for one machine alone."""
+    config = replace(read_config(run), device=device, devices=1, nodes=1)
+    if task is None:
+        return config
+    if changed := run_differences(config, replace(config, task=task)):
         raise ConfigError(
             f"the data differ from those of the run: {first_of(changed)}. Score the run on the data it was trained on, "
             "or train a new one."
         )
-    return task
+    return replace(config, task=task)
 
 
 @on_host()
 def evaluate(
     run: Path | str,
-    split: Literal["validation", "test"] = "test",
+    split: Split = "test",
     which: Literal["last", "best"] = "best",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     task: Task | None = None,
 ) -> dict[str, float]:
     """Score a finished or interrupted run: ``evaluate("runs/copying-rum")["accuracy"]``.
 
     Args:
         run: the run folder.
-        split: the set to score on.
+        split: the set to score on, ``"validation"`` or ``"test"``.
         which: the checkpoint to load: the best on validation, or the last.
         device: where to run; "auto" takes CUDA if there is one.
         task: the run's task with its data in another place, for a text that was moved.
@@ -145,9 +147,7 @@ def evaluate(
         The loss, the metrics of the task, and what its ``summary`` adds, by name.
     """
     require_one_of("evaluate", "split", split, ("validation", "test"))
-    config = replace(read_config(run), device=device, devices=1, nodes=1)
-    if task is not None:
-        config = replace(config, task=same_task(config, task))
+    config = _run_config(run, device, task)
     model = load_model(run, which)
     engine = Engine(config)
     batches = config.task.evaluation(split, config.seed)
@@ -237,7 +237,7 @@ def _learn(
     batch = batch.to(engine.device)
     # cuDNN's recurrent layers have no backward in eval mode
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        with engine.autocast():
+        with engine.fabric.autocast():
             logits, state = model(batch.x, batch.lengths, carried)
         loss = task.loss(logits, batch)
         grads = torch.autograd.grad(loss, weights)
@@ -249,15 +249,15 @@ def dynamic_evaluate(
     run: Path | str,
     split: Split = "test",
     which: Literal["last", "best"] = "best",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     dynamic: DynamicConfig | None = None,
     task: Task | None = None,
 ) -> dict[str, float]:
     """Score a run while its weights follow the text; ``evaluate`` has the other arguments."""
     require_one_of("dynamic_evaluate", "split", split, get_args(Split))
     dynamic = dynamic or DynamicConfig()
-    config: TrainConfig = replace(read_config(run), device=device, devices=1, nodes=1)
-    task = config.task if task is None else same_task(config, task)
+    config = _run_config(run, device, task)
+    task = config.task
     if not isinstance(task, CharLM):
         raise ConfigError(f"dynamic evaluation reads a text in order, and {type(task).__name__} has none.")
     engine = Engine(config)

@@ -12,8 +12,6 @@ from torchrum.lab.training.errors import RunError
 
 MAX_BYTES = 2**24
 """Largest JSON file that is read; the largest that is written has a hundredth of it."""
-MAX_DEPTH = 20
-"""Deepest nesting of objects and lists."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -105,16 +103,6 @@ def _why_no_run(path: Path) -> str:
 def parse_json(content: bytes | str) -> Any:
     """Parse JSON that is not nested too deep; raise ValueError for other content."""
     try:
-        data = json.loads(content.decode() if isinstance(content, bytes) else content)
+        return json.loads(content)
     except RecursionError:
-        raise ValueError(f"objects are nested more than {MAX_DEPTH} deep") from None
-    level, depth = [data], 0
-    while level := [item for value in level for item in _inner(value)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"objects are nested more than {MAX_DEPTH} deep")
-    return data
-
-
-def _inner(value: Any) -> list[Any]:
-    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+        raise ValueError("objects are nested too deep") from None

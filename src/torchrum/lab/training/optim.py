@@ -1,16 +1,15 @@
 """Optimizers and the learning rate over the steps."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, overload
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchrum.lab.training.config import DECAYS, OptimizerConfig, milestones, plateau, rate_factors
-from torchrum.lab.training.errors import ConfigError, RunError
+from torchrum.lab.training.errors import ConfigError
 
 
 def schedule_factor(schedule: str, warmup: int, step: int, steps: int) -> float:
@@ -59,14 +58,8 @@ class RMSpropTF(Optimizer):
             )
         super().__init__(params, {"lr": lr, "decay": decay, "eps": eps, "capturable": capturable})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Change every parameter that has a gradient."""
         loss = None
         if closure is not None:
@@ -107,30 +100,6 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, graph: bool, devi
     kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
     fused = graph or None  # one kernel instead of a dozen: of a small model's step they are a tenth
     return kind(params, lr=lr, betas=config.betas, eps=eps, capturable=graph, fused=fused)
-
-
-KEPT = {
-    "adam": {"step", "exp_avg", "exp_avg_sq"},
-    "rmsprop": {"step", "square_avg"},
-    "rmsprop_tf": {"mean_square"},
-}
-"""What each optimizer remembers of a parameter."""
-
-
-def load_optimizer_state(
-    optimizer: Optimizer, config: OptimizerConfig, state: Mapping[int, Mapping[str, Any]], run: Path
-) -> None:
-    """Put the state of each parameter back, if it is one that this optimizer can have."""
-    whole = optimizer.state_dict()  # the groups come from the config: they depend on the device
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for number, kept in state.items():
-        names = {str(name) for name in kept}
-        if not 0 <= number < len(params) or names != KEPT[config.name]:
-            raise RunError(f"the checkpoint in {run} has no state of {config.name}: parameter {number} has {names}.")
-        for name, value in kept.items():
-            if not isinstance(value, Tensor) or value.shape not in (params[number].shape, ()):
-                raise RunError(f"the checkpoint in {run} does not fit the optimizer: {name} of parameter {number}.")
-    optimizer.load_state_dict({**whole, "state": {number: dict(kept) for number, kept in state.items()}})
 
 
 def parameter_groups(model: nn.Module, factors: dict[str, float], weight_decay: float = 0.0) -> list[dict[str, Any]]:

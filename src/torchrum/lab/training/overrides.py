@@ -3,19 +3,19 @@
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
 from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names, to_json
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import convert, guess, shown
+from torchrum.lab.training.typed_data import convert, guess
 from torchrum.ops._checks import nearest
 
 ALIKE = 0.5
 """Similarity from which the name of a field is proposed for a misspelt one."""
 T = TypeVar("T")
-Changes = list[tuple[str, list[str], str]]  # each: the key as it was given, what is left of its path, the text
+Changes = list[tuple[list[str], str]]  # each: the path of a field, and the text
 
 
 def dotted_names(owner: Any, prefix: str = "") -> list[str]:
@@ -56,89 +56,74 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
     drops the options of the previous one.
     """
     if not isinstance(config, TrainConfig):
-        raise ConfigError(f"override: config is {shown(config)}, but it must be a TrainConfig; load_recipe makes one.")
-    if isinstance(assignments, str) or not isinstance(assignments, Iterable):
-        raise ConfigError(f"override: assignments is {shown(assignments)}; pass a list, such as ['steps=1000'].")
+        raise ConfigError(f"override: config is {config!r:.60}, but it must be a TrainConfig; load_recipe makes one.")
+    if isinstance(assignments, str):
+        raise ConfigError(f"override: assignments is {assignments!r}; pass a list, such as ['steps=1000'].")
     changes: Changes = []
     for assignment in assignments:
-        if not isinstance(assignment, str):
-            raise ConfigError(f"override: {shown(assignment)} is not text; write an assignment as 'field=value'.")
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
-        changes.append((key.strip(), key.strip().split("."), text.strip()))
-    return _assign(config, changes)
+        changes.append((key.strip().split("."), text.strip()))
+    return _assign(config, changes, "")
 
 
-def _assign(owner: T, changes: Changes) -> T:
+def _assign(owner: T, changes: Changes, prefix: str) -> T:
+    """Change a dataclass; ``prefix`` is its own name in keys, such as ``model.``."""
     values: dict[str, Any] = {}
     inner: dict[str, Changes] = {}
-    options: Changes = []
-    for key, path, text in changes:
-        name, rest = path[0], path[1:]
-        if isinstance(owner, ModelConfig) and name == "options" and rest:
-            options.append((key, rest, text))
-        elif isinstance(owner, ModelConfig) and not rest and (name not in field_names(owner) or name == "options"):
-            options.append((key, path, text))
+    options: dict[str, str] = {}
+    for path, text in changes:
+        name, rest, key = path[0], path[1:], prefix + ".".join(path)
+        if isinstance(owner, ModelConfig) and (name == "options" or (name not in field_names(owner) and not rest)):
+            options[".".join(rest or path)] = text
         elif name not in field_names(owner):
-            prefix = key[: len(key) - len(".".join(path))]
             raise unknown_name("field", key, dotted_names(owner, prefix))
         elif rest:
-            inner.setdefault(name, []).append((key, rest, text))
+            inner.setdefault(name, []).append((rest, text))
+        elif is_dataclass(current := getattr(owner, name)):
+            names = ", ".join(f"{key}.{known}" for known in field_names(current))
+            raise ConfigError(f"{key!r} is a group; set one of its fields: {names}.")
         else:
-            values[name] = _read(owner, key, name, text)
+            values[name] = convert(key, text, typing.get_type_hints(type(owner))[name])
     for name, parts in inner.items():
         current = getattr(owner, name)
         if not is_dataclass(current):
-            raise ConfigError(f"{parts[0][0]!r} cannot be set: {name} is {current!r} and has no fields.")
-        values[name] = _assign(current, parts)
+            key = f"{prefix}{name}.{'.'.join(parts[0][0])}"
+            raise ConfigError(f"{key!r} cannot be set: {name} is {current!r} and has no fields.")
+        values[name] = _assign(current, parts, f"{prefix}{name}.")
     if isinstance(owner, ModelConfig) and values.get("layer", owner.layer) != owner.layer:
         values["options"] = {}  # those of the other layer
     try:
         changed = replace(owner, **values)  # type: ignore[type-var]
-    except ConfigError:
-        raise
     except ValueError as error:  # a task refuses a value
         raise ConfigError(str(error)) from error
     if isinstance(changed, ModelConfig) and options:
-        changed = replace(changed, options=_read_options(changed, options))
+        changed = replace(changed, options=_read_options(changed, options, prefix))
     return changed
 
 
-def _read(owner: Any, key: str, name: str, text: str) -> Any:
-    current = getattr(owner, name)
-    if is_dataclass(current):
-        inner = ", ".join(f"{key}.{known}" for known in field_names(current))
-        raise ConfigError(f"{key!r} is a group; set one of its fields: {inner}.")
-    return convert(key, text, typing.get_type_hints(type(owner))[name])
-
-
-def _read_options(model: ModelConfig, changes: Changes) -> dict[str, Any]:
+def _read_options(model: ModelConfig, changes: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """Apply changes to the options of the layer, which the same call may have chosen."""
     values, known = dict(model.options), layer_options(model.layer)
-    for key, path, text in changes:
-        name = ".".join(path)
+    for name, text in changes.items():
+        key, found = prefix + name, guess(text)
         if name == "options":
             raise ConfigError(f"{key!r} is a group; set an option of the layer by its name, such as model.lam.")
         if known is not None and name not in known:
-            prefix = key[: len(key) - len(name)]
             raise unknown_name("field", key, [prefix + option for option in (*known, *field_names(model))])
-        values[name] = _read_option(key, text, None if known is None else known[name])
+        hint = None if known is None else known[name]
+        if hint in (bool, int, float):  # any text would count as true
+            value = convert(key, text, hint)
+            # a whole number stays one, as recorded runs have it
+            found = found if hint is float and found == value else value
+        values[name] = found
     return values
-
-
-def _read_option(key: str, text: str, hint: Any) -> Any:
-    """Read ``text`` as the type that a layer declares, if it is a plain one: any text would count as true."""
-    found = guess(text)
-    if hint not in (bool, int, float):
-        return found
-    value = convert(key, text, hint)
-    return found if hint is float and found == value else value  # a whole number stays one, as recorded runs have it
 
 
 def layer_options(layer: str) -> dict[str, Any] | None:
     """Names and types of the options of a registered layer; None if they are unknown."""
-    from torchrum.lab.models.build import MODELS
+    from torchrum.lab.models import MODELS
     from torchrum.layers.registry import LAYERS
 
     known: dict[str, Callable[..., Any]] = {**LAYERS, **MODELS}

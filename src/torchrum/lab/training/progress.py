@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Task as Row
-from rich.text import Text
 
 PLAIN_SECONDS = 5.0  # plain lines of training loss come at most this often; those of validation always
 
@@ -64,34 +62,21 @@ class Lenient:
 
     def write(self, text: str) -> int:
         """Write, or do nothing."""
-        self._attempt(lambda stream: stream.write(text))
+        self._attempt(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Flush, or do nothing."""
-        self._attempt(lambda stream: stream.flush())
+        self._attempt(self._stream.flush)
 
-    def _attempt(self, action: Callable[[TextIO], object]) -> None:
-        if self._broken:
-            return
+    def _attempt(self, action: Callable[..., object], *arguments: str) -> None:
         try:
-            action(self._stream)
-        except OSError:
+            if not self._broken:
+                action(*arguments)
+        except (OSError, ValueError):  # ValueError: it is closed
             self._broken = True
-            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())  # what is buffered would fail again at the exit
-        except ValueError:  # closed
-            self._broken = True
-
-
-class _Speed(ProgressColumn):
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self._unit = unit
-
-    def render(self, row: Row) -> Text:
-        speed = row.fields["speed"]
-        return Text(f"{speed:,.1f}{self._unit}" if speed else "", style="progress.data.speed")
 
 
 class Display:
@@ -127,19 +112,23 @@ class Display:
         self._narrow = len(" ".join(whole)) > self._console.width
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
-            self._bar = Progress(
-                *([] if self._narrow else [TextColumn("{task.description}", style="bold", markup=False)]),
+            text = "{task.completed:.0f}/{task.total:.0f}", "{task.fields[text]}"
+            columns: list[ProgressColumn] = [
                 BarColumn(bar_width=None),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                *([] if self._narrow else [_Speed(" steps/s")]),
-                TextColumn("{task.fields[text]}"),
-                *([] if self._narrow else [TextColumn("left")]),
+                *map(TextColumn, text),
                 TimeRemainingColumn(compact=True),
+            ]
+            if not self._narrow:
+                columns.insert(0, TextColumn("{task.description}", style="bold", markup=False))
+                columns.insert(3, TextColumn("{task.fields[speed]}", style="progress.data.speed"))
+                columns.insert(5, TextColumn("left"))
+            self._bar = Progress(
+                *columns,
                 console=self._console,
                 refresh_per_second=4,
                 expand=True,
             )
-            self._row = self._bar.add_task(name, total=steps, completed=step, speed=0.0, text="")
+            self._row = self._bar.add_task(name, total=steps, completed=step, speed="", text="")
             self._bar.start()
 
     def _told(self, loss: float, short: bool) -> str:
@@ -165,7 +154,8 @@ class Display:
         self._step, self._time = step, now
         if self._bar is not None:
             self._loss = self._told(values["loss"], self._narrow)
-            self._bar.update(self._row, completed=step, speed=self._speed, text=f"{self._loss} {self._score}".strip())
+            speed, text = f"{self._speed:,.1f} steps/s", f"{self._loss} {self._score}".strip()
+            self._bar.update(self._row, completed=step, speed=speed, text=text)
         elif now - self._line_time >= PLAIN_SECONDS or step == self._steps:
             self._line_time = now
             left = _time((self._steps - step) / self._speed) if self._speed else "?"
@@ -186,13 +176,9 @@ class Display:
         loss = self._told(values["loss"], False)
         self.say(f"{self._name} step {step}/{self._steps}  validation {loss}  {self._score}{better}")
 
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.stop()
-
     def __enter__(self) -> "Display":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.close()
+        if self._bar is not None:
+            self._bar.stop()  # and leave it as it stands

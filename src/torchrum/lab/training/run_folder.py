@@ -13,23 +13,21 @@ the model has a RUM, a line of kind "weights" follows each "validation": how far
 stand out.
 """
 
-import errno
 import hashlib
 import json
 import os
-import re
 import signal
-import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from torchrum.lab.training.config import TrainConfig, first_of, from_json, run_differences
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.files import parse_json, read_bytes, read_json, write_atomic
+from torchrum.lab.training.files import parse_json, read_json, write_atomic
 from torchrum.lab.training.typed_data import Reader
 
 
@@ -96,13 +94,11 @@ CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl
 RESULT = "result.json"
 NO_SCORES = frozenset(("kind", "step", "seconds", "lr"))
 """What a line of metrics.jsonl has besides scores."""
-MAX_METRICS = 2**30
-"""Bytes; ten million lines."""
 
 
 def _read_content(path: Path) -> bytes:
     try:
-        return read_bytes(path, MAX_METRICS)
+        return path.read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -126,20 +122,12 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     """A line of ``metrics.jsonl``, checked: its kind, its step, and numbers."""
     try:
         record = parse_json(line)
-    except ValueError as error:
+        numbers = [value for name, value in record.items() if name != "kind"]
+        least = {"kind", "step", "seconds", *(("loss",) if record["kind"] in ("train", "validation") else ())}
+        if not (least <= record.keys() and type(record["step"]) is int and {*map(type, numbers)} <= {int, float}):
+            raise ValueError("it needs a kind, a step, seconds and, for training and validation, a loss; all numbers")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunError(f"{where}, is damaged: {error}. Restore it from a backup.") from error
-    reader = Reader(where)
-    if not isinstance(record, dict):
-        raise reader.wrong("it", record, "an object")
-    for name, hint in (("kind", str), ("step", int), ("seconds", float)):
-        if name not in record:
-            raise reader.fail(f"the field {name} is missing.")
-        reader.value(hint, record[name], name)
-    for name, value in record.items():
-        if name != "kind" and type(value) is not float:  # the usual case costs nothing
-            reader.value(float, value, name)
-    if record["step"] < 0 or ("loss" not in record and record["kind"] in ("train", "validation")):
-        raise reader.fail("it needs a step of at least 0 and, for training and validation, a loss.")
     return record
 
 
@@ -204,40 +192,15 @@ class MetricsFile:
             kept = "".join(lines).encode() if mark is None else _read_content(path)[: mark.bytes]
             write_atomic(path, kept)
         self._hash, self._bytes = hashlib.sha256(kept), len(kept)
-        self._path, self._folder = path, os.stat(folder)
-        self._file: BinaryIO = open(path, "a+b" if path.exists() else "x+b")  # noqa: SIM115
+        self._path, self._file = path, open(path, "ab")  # noqa: SIM115
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line and hand it to the operating system."""
-        self._check_place()
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
         self._file.flush()
         self._hash.update(line)
         self._bytes += len(line)
-
-    def _check_place(self) -> None:
-        """Write the file again if it was deleted or replaced; a RunError if the folder was, or if lines were."""
-        folder, path = _stat(self._path.parent), _stat(self._path)
-        if folder is None or not os.path.samestat(folder, self._folder):
-            raise RunError(
-                f"{self._path.parent} was moved, replaced or deleted during the run, which stops here. "
-                "The moved folder has every line and checkpoint so far; resume it with --resume."
-            )
-        opened = os.fstat(self._file.fileno())
-        if opened.st_size != self._bytes:
-            raise RunError(f"{self._path} was changed by another program during the run. Restore it from a backup.")
-        if path is not None and os.path.samestat(path, opened):
-            return
-        self._file.seek(0)
-        content = self._file.read()  # a deleted file has its lines as long as it is open
-        self._file.close()
-        if path is not None:
-            os.replace(self._path, self._path.with_name(f"{METRICS}.other"))
-        write_atomic(self._path, content)
-        self._file = open(self._path, "a+b")  # noqa: SIM115
-        kept = "" if path is None else f"; the file in its place is now {METRICS}.other"
-        warnings.warn(f"{self._path} was deleted or replaced during the run; it was restored{kept}.", stacklevel=4)
 
     def mark(self) -> Mark:
         """How far the file is."""
@@ -245,19 +208,16 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Put every line on the disk; a checkpoint must be neither newer than its metrics nor in another folder."""
-        self._check_place()
+        if not (self._path.exists() and os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))):
+            raise RunError(
+                f"{self._path} was moved, replaced or deleted during the run, which stops here. A moved folder has "
+                "every line and checkpoint so far; resume it with --resume."
+            )
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def read_config(run: Path | str) -> TrainConfig:
@@ -266,30 +226,8 @@ def read_config(run: Path | str) -> TrainConfig:
     return from_json(read_json(path), path, RunError)
 
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 LOCK = ".lock"
 """The file in the folder that is locked; it holds the process id of the holder, and goes with it."""
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems without locks answer; a run there goes unprotected."""
-_ATTEMPTS = 100
-"""How often to make a folder whose parents other processes remove; a parent that cannot be there ends in an error."""
-_BEYOND = 2**20  # Windows locks bytes, and nobody can read them: one that is not there leaves the process id readable
-
-_held: set[int] = set()
-
-
-def _close_in_child() -> None:
-    for handle in _held:
-        os.close(handle)  # the lock stays with the parent, and does not outlive it in a forked child
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
 
 
 class FolderLock:
@@ -302,111 +240,36 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._path = folder / LOCK
-        self._made: list[Path] = []  # the innermost last
-        self._handle: int | None = None
+        self._lock = FileLock(folder / LOCK, timeout=0)
+        self._made: list[Path] = []  # the innermost first
 
     def acquire(self) -> bool:
         """Take the lock; False if another process has it."""
+        self._made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            handle = self._take()
-        except OSError:
-            self._remove_made()
-            raise
-        if handle is None:
+            self._lock.acquire()
+        except Timeout:
             return False
-        self._handle = handle
-        _held.add(handle)
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+        with suppress(OSError):  # Windows lets nobody write to it
+            (self.folder / LOCK).write_text(f"{os.getpid()}\n")
         return True
-
-    def _take(self) -> int | None:
-        """A handle of the locked file, or None if another process has it."""
-        while True:
-            self._make_folder()
-            try:
-                handle = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-            except FileNotFoundError:  # its last holder has just removed the folder
-                continue
-            if not _lock(handle):
-                os.close(handle)
-                return None
-            if self._is_there(handle):
-                return handle
-            os.close(handle)  # its last holder has removed the file; the lock is worth nothing
-
-    def _make_folder(self) -> None:
-        """Make the folder and its parents where they are missing, and note which were made here."""
-        for attempt in range(_ATTEMPTS):
-            missing = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
-            try:
-                for place in reversed(missing):
-                    place.mkdir()
-                    self._made.append(place)
-                return
-            except FileExistsError:
-                if not place.is_dir():  # a link to nowhere; a folder that another process has just made will do
-                    raise
-            except FileNotFoundError:  # another process has just removed a parent that it had made
-                if attempt == _ATTEMPTS - 1:
-                    raise
-
-    def _is_there(self, handle: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(handle), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
 
     def release(self) -> None:
         """Give the lock up, and remove its file and the folders that were made for it and are empty."""
-        if self._handle is None:
-            return
         with suppress(OSError):  # the disk is gone: the kernel gives up the lock in any case
-            if self._is_there(self._handle):  # the folder may have been replaced by that of another run
-                self._path.unlink()
-        self._remove_made()
-        _held.discard(self._handle)
-        os.close(self._handle)
-        self._handle = None
-
-    def _remove_made(self) -> None:
+            if (self.folder / LOCK).read_text() == f"{os.getpid()}\n":  # the folder may be that of another run by now
+                (self.folder / LOCK).unlink()
+        self._lock.release()
         with suppress(OSError):  # not empty
-            while self._made:
-                self._made.pop().rmdir()
-
-    def in_use(self) -> RunError:
-        """The error for a folder that another process has; it says which one, if that can be told."""
-        try:
-            with open(self._path, "rb") as file:
-                text = file.read(20).decode("ascii", "replace").strip()
-        except OSError:
-            text = ""
-        holder = f"process {text}" if re.fullmatch(r"\d+", text) else "another process"
-        return RunError(f"{self.folder} is in use by {holder}; wait for it to end, or choose another --out.")
+            for place in self._made:
+                place.rmdir()
 
     def __enter__(self) -> "FolderLock":
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.release()
-
-
-def _lock(handle: int) -> bool:
-    try:
-        if sys.platform == "win32":
-            os.lseek(handle, _BEYOND, os.SEEK_SET)
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-            os.lseek(handle, 0, os.SEEK_SET)
-        else:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return True
-        if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
-            return False
-        raise
-    return True
 
 
 def holds_files(folder: Path) -> bool:
@@ -418,7 +281,11 @@ def lock_folder(folder: Path) -> FolderLock:
     """Lock a folder, whatever is in it; a RunError names the process that has it."""
     lock = FolderLock(folder)
     if not lock.acquire():
-        raise lock.in_use()
+        text = ""
+        with suppress(OSError):  # its holder has just removed it
+            text = (folder / LOCK).read_text(errors="replace").strip()
+        holder = f"process {text}" if text.isdecimal() else "another process"
+        raise RunError(f"{folder} is in use by {holder}; wait for it to end, or choose another --out.")
     return lock
 
 
@@ -444,34 +311,16 @@ def claim_run(folder: Path, config: TrainConfig, resume: bool, rename: bool) -> 
         resume: whether a run is there.
         rename: whether a new run takes the next free name, as ``folder-2``, where ``folder`` is taken.
     """
-    if resume:
-        _check_same(folder, config)  # before the lock is made: a folder that holds no run stays as it is
-        lock = lock_folder(folder)
-    elif rename:
-        lock = lock_free_folder(folder)
-    else:
-        _check_new(folder)
-        lock = lock_folder(folder)
-    try:  # once more: another process may have come and gone before the lock was taken
-        if resume:
-            _check_same(folder, config)
-        else:
-            _check_new(lock.folder)
+    lock = lock_free_folder(folder) if rename and not resume else lock_folder(folder)
+    try:
+        if not resume and holds_run(lock.folder):
+            raise RunError(
+                f"{folder} holds a run already; resume it with fit(folder, resume=True) or "
+                f"torchrum train --resume {folder}, or choose another folder."
+            )
+        if resume and (changed := run_differences(read_config(folder), config)):
+            raise ConfigError(f"a resumed run cannot change {first_of(changed)}. Start a new run for that.")
     except Exception:
         lock.release()
         raise
     return lock
-
-
-def _check_new(folder: Path) -> None:
-    if holds_run(folder):
-        raise RunError(
-            f"{folder} holds a run already; resume it with fit(folder, resume=True) or "
-            f"torchrum train --resume {folder}, or choose another folder."
-        )
-
-
-def _check_same(folder: Path, config: TrainConfig) -> None:
-    changed = run_differences(read_config(folder), config)
-    if changed:
-        raise ConfigError(f"a resumed run cannot change {first_of(changed)}. Start a new run for that.")

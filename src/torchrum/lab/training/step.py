@@ -1,22 +1,20 @@
 """One training step, plain or as a CUDA graph; averaged weights, carried state, and checks that a run fits memory."""
 
 import copy
-import os
+import random
 import re
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchrum.cells.base import Cell
-from torchrum.lab.tasks.base import Batch
-from torchrum.lab.training.checkpoint import seed_process
+from torchrum.lab.models import build_model
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import Engine
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
@@ -36,13 +34,6 @@ def copy_into(state: Any, new: Any) -> Any:
         if isinstance(part, Tensor):
             part.copy_(fresh)
     return state
-
-
-def same_form(state: Any, other: Any) -> bool:
-    """Whether two nested tuples of tensors have the same structure and shapes."""
-    (parts, form), (others, other_form) = tree_flatten(state), tree_flatten(other)
-    shapes = [[getattr(part, "shape", part) for part in leaves] for leaves in (parts, others)]
-    return form == other_form and shapes[0] == shapes[1]
 
 
 def to_device(state: Any, device: torch.device) -> Any:
@@ -85,7 +76,7 @@ class TrainStep:
     Args:
         config: the run.
         engine: its processes.
-        model, optimizer: as ``engine.setup`` returned them.
+        model, optimizer: as ``fabric.setup`` returned them.
         generator: makes the data, on the device.
         data: what the task's ``setup`` returned.
         average: of the weights, if there is one.
@@ -131,7 +122,7 @@ class TrainStep:
             logits, carried = self.model(batch.x, batch.lengths), None
         loss = task.loss(logits, batch)
         self.optimizer.zero_grad()
-        engine.backward(loss)
+        engine.fabric.backward(loss)
         if self.config.optimizer.clip is not None:
             engine.clip(self.model, self.optimizer, self.config.optimizer.clip)
         self.optimizer.step()
@@ -252,8 +243,6 @@ class GraphStep:
 
 def build(config: TrainConfig) -> nn.Module:
     """Build the model of a config; settings that it refuses raise a ConfigError."""
-    from torchrum.lab.models import build_model
-
     try:
         return build_model(config.model, config.task)
     except (ValueError, TypeError) as error:
@@ -268,8 +257,6 @@ TOO_LARGE = re.compile(
 NO_NUMBER = "without overflow"
 """Message of torch for a learning rate beyond the largest number of its type."""
 ADVICE = "Choose smaller sizes: --batch_size, --model.hidden_size, or those of the task."
-COPIES = 4
-"""Copies of the weights in training: the weights, their gradients, and two states of the optimizer."""
 
 
 @contextmanager
@@ -277,65 +264,26 @@ def within_memory() -> Iterator[None]:
     """Report sizes that cannot be allocated, and rates beyond the largest number, as errors that a user can fix."""
     try:
         yield
-    except (MemoryError, OverflowError) as error:
-        raise RunError(f"the run does not fit into memory: {str(error) or 'none is left'}. {ADVICE}") from error
-    except RuntimeError as error:
+    except (MemoryError, OverflowError, RuntimeError) as error:
         if isinstance(error, RunError):
             raise
         if NO_NUMBER in str(error):
             raise DivergedError(
                 "a rate of the optimizer is too large for a float; try a lower --optimizer.lr."
             ) from error
-        if not TOO_LARGE.search(str(error)):
+        if isinstance(error, RuntimeError) and not TOO_LARGE.search(str(error)):
             raise
-        raise RunError(f"the run does not fit into memory: {str(error).splitlines()[0]:.200}. {ADVICE}") from error
-
-
-def memory_of(device: torch.device) -> int | None:
-    """Bytes of memory of a device, or the limit of this process; None if unknown."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    try:
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else ""
-    return min(most, int(text)) if text.isdecimal() else most
-
-
-@contextmanager
-def limited_weights(device: torch.device, most: int | None) -> Iterator[None]:
-    """Refuse a model whose weights need more than ``most`` bytes in training, before they are filled."""
-    parameters = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal parameters
-        parameters += parameter.numel()
-        weights = parameters * COPIES * 4
-        if most is not None and weights > most:
-            raise ConfigError(
-                f"model: {parameters:,} parameters take {_size(weights)} in training, but {device.type} has "
-                f"{_size(most)}. {ADVICE}"
-            )
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
+        reason = (str(error).splitlines() or ["none is left"])[0]
+        raise RunError(f"the run does not fit into memory: {reason:.200}. {ADVICE}") from error
 
 
 def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
-    """Refuse a batch that needs more memory than there is and, on a CPU, a model that cannot read one example."""
+    """Refuse a model that cannot read one example of its task."""
     row = next(iter(config.task.validation(config.seed))).rows(0, 1)
-    _check_batch(config, row, engine.device)
-    if engine.device.type != "cpu":  # elsewhere this would compile kernels for a shape that is never used again
-        return
     inputs = (row.x, row.lengths, None) if config.task.carries_state else (row.x, row.lengths)
     training = model.training
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), engine.autocast():
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), engine.fabric.autocast():
             model.eval()(*inputs)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ConfigError(f"the model does not fit its task: {error}") from error
@@ -343,18 +291,13 @@ def check_model(config: TrainConfig, model: nn.Module, engine: Engine) -> None:
         model.train(training)
 
 
-def _check_batch(config: TrainConfig, row: Batch, device: torch.device) -> None:
-    most, steps = memory_of(device), row.x.shape[1] if row.x.dim() > 1 else 1
-    batch = config.batch_size * (row.x.numel() * 8 + steps * config.model.hidden_size * 4)
-    if most is not None and batch > most:
-        raise ConfigError(
-            f"config: a batch of {config.batch_size:,} sequences of {steps:,} steps takes {_size(batch)} and more, but "
-            f"{device.type} has {_size(most)}. {ADVICE}"
-        )
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB"
+def seed_process(seed: int, rank: int) -> None:
+    """Seed torch, Python and (where it is in use) numpy; processes differ, so that their dropout masks do."""
+    mixed = (seed * 1_000_003 + rank * 7_919 + 1) % 2**31
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(mixed)
 
 
 class Trained(NamedTuple):
@@ -381,18 +324,16 @@ def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None
         given: a model of the caller's own instead of the config's.
     """
     torch.manual_seed(config.seed)  # every process starts from the same weights
-    with limited_weights(engine.device, memory_of(engine.device)):
-        module = build(config) if given is None else given
-    module = engine.place(module)
+    module = engine.place(build(config) if given is None else given)
     graph = config.graph and engine.device.type == "cuda" and engine.world_size == 1
-    if given is None:
+    if given is None and engine.device.type == "cpu":  # elsewhere kernels would be compiled for that one row
         check_model(config, module, engine)
     if config.compile and not compile_steps(module):
         raise ConfigError(
             f"compile=true, but the layer {config.model.layer!r} has no steps to compile; leave compile out."
         )
     optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
-    model, prepared = engine.setup(module, optimizer)
+    model, prepared = engine.fabric.setup(module, optimizer)
     generator = torch.Generator(engine.device).manual_seed(config.seed)
     seed_process(config.seed, engine.rank)
     data = config.task.setup(engine.device, config.seed)

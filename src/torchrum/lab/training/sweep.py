@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,6 @@ from torchrum.lab.training.files import write_json
 from torchrum.lab.training.overrides import declared_type, override
 from torchrum.lab.training.progress import Lenient
 from torchrum.lab.training.run_folder import (
-    FolderLock,
     Result,
     holds_run,
     lock_folder,
@@ -27,7 +26,6 @@ from torchrum.lab.training.run_folder import (
     read_result,
 )
 from torchrum.lab.training.trainer import Trainer
-from torchrum.lab.training.typed_data import UNFIT, shown
 
 SUMMARY = "summary.json"
 OnEnd = Callable[[Path], object] | None
@@ -35,13 +33,11 @@ OnEnd = Callable[[Path], object] | None
 
 def grid(config: TrainConfig, choices: Sequence[str], seeds: int = 1) -> dict[str, TrainConfig]:
     """Every combination of ``choices`` (``"field=a,b"``) and seeds, by the name of its folder."""
-    if isinstance(choices, str) or not isinstance(choices, Iterable):
-        raise ConfigError(f"grid: choices is {shown(choices)}; pass a list, such as ['steps=10,20'].")
-    if type(seeds) is not int:
-        raise ConfigError(f"grid: seeds is {shown(seeds)}, but it must be a whole number.")
+    if isinstance(choices, str):
+        raise ConfigError(f"grid: choices is {choices!r}; pass a list, such as ['steps=10,20'].")
     axes: list[list[str]] = []
     for choice in choices:
-        field, equals, values = choice.partition("=") if isinstance(choice, str) else ("", "", "")
+        field, equals, values = choice.partition("=")
         if not equals or not values:
             raise ConfigError(f"{choice!r:.60} is not a grid; write it as field=a,b,c.")
         if field.strip() == "seed":
@@ -84,7 +80,9 @@ def run_sweep(
         The results in the order of ``runs``, without those that a signal kept from beginning; ``folder/summary.json``
         has them too. A run that diverged is one of them, without scores.
     """
-    _check(runs, jobs)
+    for label in runs:
+        if not label.strip("/. ") or label.startswith("/") or ".." in Path(label).parts:
+            raise ConfigError(f"run_sweep: {label!r} is not the name of a folder inside that of the sweep.")
     if not runs:
         raise ConfigError("there is nothing to train: the number of seeds must be at least 1.")
     if jobs > 1 and any(config.devices * config.nodes > 1 for config in runs.values()):
@@ -94,26 +92,9 @@ def run_sweep(
         )
     engine = Engine(next(iter(runs.values())))
     with ExitStack() as held:
-        folder = engine.first(lambda: held.enter_context(claim(Path(folder), rename)).folder)
+        lock = lock_free_folder if rename else lock_folder
+        folder = engine.first(lambda: held.enter_context(lock(Path(folder))).folder)
         return Sweep(runs, folder, quiet, on_end, engine).train(jobs)
-
-
-def _check(runs: object, jobs: object) -> None:
-    """The arguments of ``run_sweep``."""
-    if not isinstance(runs, Mapping) or not all(isinstance(config, TrainConfig) for config in runs.values()):
-        raise ConfigError(
-            f"run_sweep: runs is {shown(runs)}, but it must be a dict with a TrainConfig for the name of each folder."
-        )
-    for label in runs:
-        if not isinstance(label, str) or not label.strip("/. ") or label.startswith("/") or ".." in Path(label).parts:
-            raise ConfigError(f"run_sweep: {shown(label)} is not the name of a folder inside that of the sweep.")
-    if type(jobs) is not int or jobs < 1:
-        raise ConfigError(f"run_sweep: jobs is {shown(jobs)}, but it must be a whole number of at least 1.")
-
-
-def claim(folder: Path, rename: bool) -> FolderLock:
-    """Hold the folder of a sweep, or with ``rename`` the next free one."""
-    return lock_free_folder(folder) if rename else lock_folder(folder)
 
 
 @dataclass
@@ -160,7 +141,7 @@ class Sweep:
     def _side_by_side(self, jobs: int) -> bool:
         calls = {}
         for label, config in self.runs.items():
-            calls[label] = partial(_train_alone, config, self.folder / label, self.on_end)
+            calls[label] = partial(train_or_keep, config, self.folder / label, True, None, self.on_end)
         self._say(f"{len(calls)} runs, {min(jobs, len(calls))} at a time")
         signalled = train_side_by_side(calls, jobs, self._tell)
         if signalled and not self.results:  # none had begun
@@ -192,13 +173,9 @@ def _empty(folder: Path, stopped: str) -> Result:
     return Result(folder, stopped, 0, {}, None, 0, 0.0)
 
 
-def _train_alone(config: TrainConfig, folder: Path, on_end: OnEnd) -> Result:
-    """One of several side by side, in a process of its own."""
-    return train_or_keep(config, folder, quiet=True, engine=Engine(config), on_end=on_end)
-
-
-def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine, on_end: OnEnd) -> Result:
-    """Train a run of a sweep, or resume it; one that is finished is kept."""
+def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine | None, on_end: OnEnd) -> Result:
+    """Train a run of a sweep, or resume it; one that is finished is kept. None: a process of its own."""
+    engine = engine or Engine(config)
     done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
         return Trainer(config, quiet=quiet, on_end=on_end).fit(folder, resume=begun)
@@ -229,14 +206,14 @@ def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[s
 
 
 class Range(NamedTuple):
-    """What is searched: one of ``choices``, or a number from ``low`` to ``high``, whole where these are."""
+    """A range to search: one of ``choices``, or a number from ``low`` to ``high``, whole where these are."""
 
     name: str
     choices: list[str]
     low: float = 0
     high: float = 0
     log: bool = False
-    """Whether the logarithm is what is drawn evenly."""
+    """Whether the logarithm is drawn evenly."""
 
     def choose(self, trial: Any) -> Any:
         """The value that Optuna proposes."""
@@ -248,39 +225,30 @@ class Range(NamedTuple):
 
 def read_range(config: TrainConfig, text: str) -> Range:
     """Read ``field=low:high``, ``field=low:high:log`` or ``field=a,b,c``; the field must take each value."""
-    name, equals, values = text.partition("=")
-    parts = values.split(":")
-    if not equals or not values or (len(parts) == 3 and parts[2] != "log") or len(parts) > 3:
+    name, _, values = text.partition("=")
+    parts, log = values.removesuffix(":log").split(":"), values.endswith(":log")
+    if not values or len(parts) > 2 or (log and len(parts) == 1):
         raise ConfigError(f"{text!r} is not a search range; write field=low:high, field=low:high:log or field=a,b,c.")
     if len(parts) == 1:
         found = Range(name, values.split(","))
     else:
+        hint = declared_type(config, name)
         try:
-            found = Range(name, [], *_ends(config, name, parts[:2]), log=len(parts) == 3)
-            if found.log and found.low <= 0:
-                raise ValueError("a logarithmic range must be above 0.")
-        except ValueError as error:
-            raise ConfigError(f"the search range {text} is not possible: {error}") from error
-    for value in found.choices or parts[:2]:
+            low, high = map(float, parts)
+        except ValueError:
+            low, high = math.nan, math.nan
+        if hint in (bool, str) or typing.get_origin(hint) is not None or not -math.inf < low <= high < math.inf:
+            raise ConfigError(
+                f"the search range {text} is not possible: {name} must be a number, and the ends finite and in order; "
+                f"write {name}=a,b,c for other values."
+            )
+        if log and low <= 0:
+            raise ConfigError(f"the search range {text} is not possible: a logarithmic range must be above 0.")
+        whole = hint is int or (hint is not float and low.is_integer() and high.is_integer())
+        found = Range(name, [], int(low) if whole else low, int(high) if whole else high, log)
+    for value in found.choices or parts:
         override(config, [f"{name}={value}"])
     return found
-
-
-def _ends(config: TrainConfig, name: str, parts: list[str]) -> tuple[float, float]:
-    """The ends of a range: ints if the field is whole or, where its type is not declared, if both are."""
-    hint = declared_type(config, name)
-    if hint in (bool, str) or typing.get_origin(hint) is not None:
-        raise ValueError(f"{name} is not a number; write {name}=a,b,c.")
-    try:
-        low, high = map(float, parts)
-    except ValueError:
-        raise ValueError("both ends must be numbers.") from None
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("both ends must be finite.")
-    if low > high:
-        raise ValueError("the lower end must come first.")
-    whole = hint is int or (hint is not float and low.is_integer() and high.is_integer())
-    return (int(low), int(high)) if whole else (low, high)
 
 
 def search(
@@ -302,72 +270,46 @@ def search(
     """
     try:
         import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+        from optuna.trial import TrialState
     except ModuleNotFoundError as error:
         raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # each run tells its story already
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # each run reports already
     ranges = [read_range(config, item) for item in space]
     if len({item.name for item in ranges}) < len(ranges):
         raise ConfigError(f"a field is searched twice: {', '.join(space)}; give each field one range.")
     engine = Engine(config)
     if engine.world_size > 1:
         raise ConfigError("a search trains in one process; start it with devices 1, or sweep over a grid.")
-    with claim(folder, rename) as lock:
-        return _search(config, ranges, trials, lock.folder, quiet, on_end, engine)
-
-
-def _search(
-    config: TrainConfig,
-    ranges: list[Range],
-    trials: int,
-    folder: Path,
-    quiet: bool,
-    on_end: OnEnd,
-    engine: Engine,
-) -> int:
-    from optuna.trial import TrialState
-
-    study = _study(config, folder / "optuna.log")
-    finished = [trial for trial in study.trials if trial.state.is_finished()]
-    for _ in range(len(finished), trials):
-        trial = study.ask()
-        assignments = [f"{item.name}={item.choose(trial)}" for item in ranges]
-        place = folder / f"trial-{trial.number:04d}"
-        try:
-            result = train_or_keep(override(config, assignments), place, quiet, engine, on_end)
-        except DivergedError as error:  # which is what a search is there to find out
-            study.tell(trial, state=TrialState.FAIL)
-            print(f"{place.name}: {error}", file=cast(TextIO, Lenient()))
-            continue
-        if result.exit_code or result.best is None:
-            study.tell(trial, state=TrialState.FAIL)
-            if result.exit_code:
-                return result.exit_code
-            continue
-        study.tell(trial, result.best)
-    if not any(trial.state is TrialState.COMPLETE for trial in study.trials):
-        raise RunError(f"none of the {len(study.trials)} trials in {folder} has a score; search in another range.")
-    best = study.best_trial
-    chosen = {"trial": best.number, "value": best.value, "fields": best.params}
-    write_json(folder / SUMMARY, {"metric": config.task.metric, "trials": len(study.trials), "best": chosen})
-    return 0
-
-
-def _study(config: TrainConfig, path: Path) -> Any:
-    """The study that is kept in ``path``, or a new one."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise RunError(f"{path} is not a plain file; remove it, and the search begins anew.")
-    try:
-        return optuna.create_study(
+    with (lock_free_folder if rename else lock_folder)(folder) as lock:
+        study = optuna.create_study(
             study_name=config.name,
             direction="maximize" if config.task.goal == "max" else "minimize",
             sampler=optuna.samplers.TPESampler(seed=config.seed),
-            storage=JournalStorage(JournalFileBackend(str(path))),
+            storage=JournalStorage(JournalFileBackend(str(lock.folder / "optuna.log"))),
             load_if_exists=True,
         )
-    except (*UNFIT, AssertionError, AttributeError, RecursionError) as error:  # Optuna takes its file as it is
-        raise RunError(f"{path} is damaged ({error!r:.80}); remove it, and the search begins anew.") from error
+        for _ in range(sum(trial.state.is_finished() for trial in study.trials), trials):
+            trial = study.ask()
+            chosen = override(config, [f"{item.name}={item.choose(trial)}" for item in ranges])
+            place = lock.folder / f"trial-{trial.number:04d}"
+            try:
+                result = train_or_keep(chosen, place, quiet, engine, on_end)
+            except DivergedError as error:
+                study.tell(trial, state=TrialState.FAIL)
+                print(f"{place.name}: {error}", file=cast(TextIO, Lenient()))
+                continue
+            if result.exit_code or result.best is None:
+                study.tell(trial, state=TrialState.FAIL)
+                if result.exit_code:
+                    return result.exit_code
+            else:
+                study.tell(trial, result.best)
+        if not any(trial.state is TrialState.COMPLETE for trial in study.trials):
+            raise RunError(f"none of the {len(study.trials)} trials in {folder} has a score; search in another range.")
+        best = {"trial": study.best_trial.number, "value": study.best_value, "fields": study.best_params}
+        summary = {"metric": config.task.metric, "trials": len(study.trials), "best": best}
+        write_json(lock.folder / SUMMARY, summary)
+    return 0

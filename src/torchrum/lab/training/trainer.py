@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.lab.training.checkpoint import Keeper, collect_random_state, has_checkpoint
+from torchrum.lab.training.checkpoint import Keeper, Loaded, collect_random_state, has_checkpoint, load_run, restore
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
 from torchrum.lab.training.environment import environment, read_environment
@@ -24,7 +25,6 @@ from torchrum.lab.training.evaluation import calibrate, is_calibrated, score
 from torchrum.lab.training.files import write_json
 from torchrum.lab.training.optim import learning_rate, set_learning_rate
 from torchrum.lab.training.progress import Baseline, Display, is_early
-from torchrum.lab.training.resume import Resumed, load_run, restore
 from torchrum.lab.training.run_folder import (
     CONFIG,
     ENVIRONMENT,
@@ -36,7 +36,6 @@ from torchrum.lab.training.run_folder import (
     last_validation,
 )
 from torchrum.lab.training.step import GraphStep, Trained, TrainStep, assemble, graph_obstacle, to_device, within_memory
-from torchrum.lab.training.typed_data import shown
 from torchrum.layers.introspection import diagonal_dominance, recurrent_blocks
 from torchrum.layers.registry import LAYERS
 
@@ -52,15 +51,19 @@ def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: 
         own: whether the model is the caller's instead of the config's.
     """
     described = type(model).__name__ if own else describe_model(config.model)
-    parameters = sum(part.numel() for part in model.parameters() if part.requires_grad)
     processes = f", {engine.world_size} processes" if engine.world_size > 1 else ""
     task = config.task
     reading = f"reading {task.source}; " if task.source else ""
     return [
-        f"{config.label}: {described}, {parameters:,} parameters",
+        f"{config.label}: {described}, {count_parameters(model):,} parameters",
         f"on {describe_device(engine.device)}{processes}, {config.precision}; run folder {folder}",
         f"{reading}loss in {task.loss_unit}; the {task.baseline_name} baseline is {task.baseline():.4g}",
     ]
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the trainable numbers of a model."""
+    return sum(part.numel() for part in model.parameters() if part.requires_grad)
 
 
 def describe_model(model: ModelConfig) -> str:
@@ -96,18 +99,19 @@ class Run:
         trained: model, optimizer and step.
         folder: the run folder.
         interrupts: signals that ask the run to stop.
-        resumed: the state of a resumed run; None for a new one.
+        resume: whether the run began before.
+        loaded: its checkpoint, if it has one.
         quiet: show no progress.
     """
 
     def __init__(
-        self, trained: Trained, folder: Path, interrupts: Interrupts, resumed: Resumed | None, quiet: bool
+        self, trained: Trained, folder: Path, interrupts: Interrupts, resume: bool, loaded: Loaded | None, quiet: bool
     ) -> None:
         self.config, self.engine, self.folder = trained.config, trained.engine, folder
         self._trained, self._step, self._scored = trained, trained.step, trained.scored
         self._interrupts, self._keeper = interrupts, Keeper(folder)
-        self.progress, mark = (Progress(), None) if resumed is None else (resumed.progress, resumed.mark)
-        self.engine.first(lambda: self._open_folder(resumed is not None))
+        self.progress, mark = (Progress(), None) if loaded is None else (loaded.progress, loaded.mark)
+        self.engine.first(lambda: self._open_folder(resume))
         self._metrics = MetricsFile(folder, self.progress.step, mark) if self.engine.rank == 0 else None
         self.engine.start_tracker(self.config.logger, folder, self.config.name, to_json(self.config))
         task = self.config.task
@@ -247,8 +251,13 @@ class Run:
         self._record("validation", scores)
         self._record_weights()
         self._display.validation(progress.step, scores, improved)
-        if self.engine.rank == 0 and math.isfinite(scores["loss"]) and (text := self._shown()):
-            self._display.say(text)
+        if self.engine.rank == 0 and math.isfinite(scores["loss"]):
+            training = self._scored.training
+            with self.engine.fabric.autocast():
+                text = task.show(self._scored.eval())
+            self._scored.train(training)
+            if text:
+                self._display.say(text)
         return scores, improved
 
     def _score(self, batches: list[Any]) -> dict[str, float]:
@@ -264,13 +273,6 @@ class Run:
         if blocks:
             values = torch.stack([diagonal_dominance(matrix) for matrix in blocks.values()]).tolist()
             self._record("weights", dict(zip(blocks, values, strict=True)))
-
-    def _shown(self) -> str:
-        training = self._scored.training
-        with self.engine.autocast():
-            text = self.config.task.show(self._scored.eval())
-        self._scored.train(training)
-        return text
 
     def _save(self, best: bool, due: bool) -> None:
         """Hand a checkpoint to the keeper; see ``Keeper.keep``."""
@@ -289,7 +291,7 @@ class Run:
             "config": to_json(self.config),
             "progress": asdict(progress),
             "optimizer": self._trained.optimizer.state_dict()["state"],
-            "scaler": self.engine.scaler_state(),
+            "scaler": self.engine.fabric.strategy.precision.state_dict(),
             "processes": processes,
         }
         if self._scored is not module:  # the checkpoint's own weights are the average
@@ -305,8 +307,7 @@ class Run:
 
     def _open_folder(self, resume: bool) -> None:
         now = environment(self.engine.device, self.engine.world_size, self.config.task.provenance())
-        weights = (part.numel() for part in self._trained.module.parameters() if part.requires_grad)
-        now = replace(now, parameters=sum(weights))
+        now = replace(now, parameters=count_parameters(self._trained.module))
         if resume:
             before, changed = read_environment(self.folder), asdict(now)
             del changed["resumed"]
@@ -353,15 +354,7 @@ class Trainer:
         on_end: Callable[[Path], object] | None = None,
     ) -> None:
         if not isinstance(config, TrainConfig):
-            raise ConfigError(
-                f"Trainer: config is {shown(config)}, but it must be a TrainConfig; try load_recipe(...)."
-            )
-        if model is not None and not isinstance(model, nn.Module):
-            raise ConfigError(f"Trainer: model is {shown(model)}, but it must be a torch.nn.Module, or None.")
-        if on_end is not None and not callable(on_end):
-            raise ConfigError(
-                f"Trainer: on_end is {shown(on_end)}, but it must be a function of the run folder, or None."
-            )
+            raise ConfigError(f"Trainer: config is {config!r:.60}, but it must be a TrainConfig; try load_recipe(...).")
         self.config = config
         self._given, self._quiet, self._on_end = model, quiet, on_end
 
@@ -379,21 +372,20 @@ class Trainer:
         """
         config, engine, place = self.config, Engine(self.config), Path(folder)
         with Interrupts() as interrupts, ExitStack() as held:
-
-            def claim() -> Path:
-                return held.enter_context(claim_run(place, config, resume, rename)).folder
-
             with advice_on_failure(engine, place):
-                place = engine.first(claim)
+                claimed = partial(claim_run, place, config, resume, rename)
+                place = engine.first(lambda: held.enter_context(claimed()).folder)
             with within_memory():
                 loaded = load_run(place, config, engine) if resume else None
                 trained = assemble(config, engine, self._given)
-                resumed = restore(place, trained, loaded) if resume else None
                 lines = introduction(config, trained.module, engine, place, own=self._given is not None)
+                if loaded is not None:
+                    lines += restore(place, trained, loaded)
+                elif resume:
+                    lines.append(f"{place} has no checkpoint yet: starting from the first step")
                 # nothing was written up to here: a checkpoint that does not fit leaves the folder as it was
                 with advice_on_failure(engine, place):
-                    run = Run(trained, place, interrupts, resumed, self._quiet)
-                    return run.train([*lines, *(resumed.notes if resumed else ())], self._on_end)
+                    return Run(trained, place, interrupts, resume, loaded, self._quiet).train(lines, self._on_end)
 
 
 @contextmanager

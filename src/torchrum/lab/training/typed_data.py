@@ -18,6 +18,7 @@ from torchrum.lab.training.errors import ConfigError, RunError
 T = TypeVar("T")
 UNFIT = (ValueError, TypeError, LookupError, ArithmeticError)
 """Exceptions for values of the right types that do not fit each other."""
+PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 class Reader:
@@ -55,12 +56,10 @@ class Reader:
     def value(self, hint: Any, value: Any, where: str) -> Any:
         """Convert ``value`` to the type ``hint``; lists become tuples where declared."""
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
-        if hint is Any:
+        if hint is Any or (value is None and type(None) in inner):
             return value
         if origin in (typing.Union, types.UnionType):
-            if value is None and type(None) in inner:
-                return None
-            return self.value(next(item for item in inner if item is not type(None)), value, where)
+            return self.value(_first(inner), value, where)
         if origin is Literal:
             if not isinstance(value, str) or value not in inner:
                 raise self.wrong(where, value, "one of " + ", ".join(map(repr, inner)))
@@ -73,40 +72,27 @@ class Reader:
             return {key: self.value(inner[1], item, _join(where, key)) for key, item in value.items()}
         if self._objects and is_dataclass(hint) and not isinstance(value, typing.cast(type, hint)):
             return self.build(typing.cast(type, hint), value, where)
-        return self._plain(hint, value, where)
-
-    def _sequence(self, origin: type, inner: tuple[Any, ...], value: Any, where: str) -> Any:
-        fixed = origin is tuple and inner[1:] != (...,)
-        if not isinstance(value, list | tuple):
-            raise self.wrong(where, value, f"a list of {len(inner)}" if fixed else "a list")
-        if not fixed:
-            # curves have thousands of numbers: check them one by one only if one of them is not plain
-            if inner[0] is float and {*map(type, value)} <= {int, float} and all(-(2**63) < x < 2**63 for x in value):
-                return origin(value)
-            return origin(self.value(inner[0], item, f"{where}[{place}]") for place, item in enumerate(value))
-        if len(value) != len(inner):
-            raise self.wrong(where, value, f"a list of {len(inner)}")
-        pairs = zip(inner, value, strict=True)
-        return tuple(self.value(kind, item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
-
-    def _plain(self, hint: type, value: Any, where: str) -> Any:
-        plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        words = plain.get(hint, f"{'an' if hint.__name__[0] in 'AEIO' else 'a'} {hint.__name__}")
         # a whole number is allowed for a float, and stays whole: files are written as they were read
-        if not isinstance(value, (int, float) if hint is float else hint) or (
-            isinstance(value, bool) != (hint is bool)
-        ):
-            number = hint in (int, float) and callable(getattr(value, "item", None))  # of numpy, or a tensor
-            raise self.wrong(where, value, f"{words} of Python's own; pass its .item()" if number else words)
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise self.wrong(where, value, f"{words} below 2**63")
+        if not isinstance(value, (int, float) if hint is float else hint) or isinstance(value, bool) != (hint is bool):
+            article = "an" if hint.__name__[0] in "AEIO" else "a"
+            raise self.wrong(where, value, PLAIN.get(hint, f"{article} {hint.__name__}"))
         if isinstance(value, float) and self._finite and not math.isfinite(value):
             raise self.wrong(where, value, "a finite number")
         return value
 
+    def _sequence(self, origin: type, inner: tuple[Any, ...], value: Any, where: str) -> Any:
+        fixed = origin is tuple and inner[1:] != (...,)
+        if not isinstance(value, list | tuple) or (fixed and len(value) != len(inner)):
+            raise self.wrong(where, value, f"a list of {len(inner)}" if fixed else "a list")
+        if not fixed and inner[0] is float and {*map(type, value)} <= {int, float}:
+            return origin(value)  # curves have thousands of numbers
+        kinds = inner if fixed else inner[:1] * len(value)
+        pairs = zip(kinds, value, strict=True)
+        return origin(self.value(kind, item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
+
     def wrong(self, where: str, value: Any, words: str) -> Exception:
         """Build the error for a value that is not ``words``."""
-        return self.fail(f"{where} is {shown(value)}, but it must be {words}.")
+        return self.fail(f"{where} is {value!r:.60}, but it must be {words}.")
 
     def fail(self, text: str) -> Exception:
         """Build the error with this text and the file."""
@@ -134,12 +120,9 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def shown(value: Any) -> str:
-    """Format a value for an error, on one short line."""
-    if isinstance(value, int) and abs(value) > 10**60:
-        return "a number of more than 60 digits"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _first(inner: tuple[Any, ...]) -> Any:
+    """The first type of a union that is not None."""
+    return next(item for item in inner if item is not type(None))
 
 
 def _join(where: str, name: object) -> str:
@@ -148,33 +131,24 @@ def _join(where: str, name: object) -> str:
 
 def guess(text: str) -> Any:
     """Read a value whose type is not declared: a number, true, false, none, a JSON list, else text."""
-    if text.lower() in ("none", "null"):
-        return None
-    if text in ("True", "False"):
-        return text == "True"
+    words = {"none": None, "null": None, "True": True, "False": False}
     try:
-        return json.loads(text)
+        return words[text] if text in words else json.loads(text)
     except ValueError:
         return text
 
 
 def convert(key: str, text: str, hint: Any) -> Any:
     """Read ``text`` as the type that a field declares."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if type(None) in arguments and text.lower() in ("none", "null", ""):
-            return None
-        (inner,) = [argument for argument in arguments if argument is not type(None)][:1]
-        return convert(key, text, inner)
-    if origin is Literal:
-        if text not in arguments:
-            raise ConfigError(f"{key} is {text!r}, but it must be one of {', '.join(map(repr, arguments))}.")
-        return text
+        none = type(None) in inner and text.lower() in ("none", "null", "")
+        return None if none else convert(key, text, _first(inner))
     if origin is tuple:
         parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
-        if arguments[1:] != (...,) and len(parts) != len(arguments):
-            raise ConfigError(f"{key} is {text!r}, but it must be {len(arguments)} values with commas between them.")
-        return tuple(convert(key, part.strip(), arguments[0]) for part in parts)
+        if inner[1:] != (...,) and len(parts) != len(inner):
+            raise ConfigError(f"{key} is {text!r}, but it must be {len(inner)} values with commas between them.")
+        return tuple(convert(key, part.strip(), inner[0]) for part in parts)
     if hint is bool:
         if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
             raise ConfigError(f"{key} is {text!r}, but it must be true or false.")
@@ -186,8 +160,9 @@ def convert(key: str, text: str, hint: Any) -> Any:
                 raise ValueError
             return hint(text.replace("_", "")) if text.strip("+-").replace("_", "").isdigit() else hint(number)
         except (ValueError, OverflowError):
-            kind = "a whole number" if hint is int else "a number"
-            raise ConfigError(f"{key} is {text!r}, but it must be {kind}.") from None
-    if hint is str:
-        return text
-    raise ConfigError(f"{key} cannot be set by text; set it in Python.")
+            raise ConfigError(f"{key} is {text!r}, but it must be {PLAIN[hint]}.") from None
+    if origin is Literal and text not in inner:
+        raise ConfigError(f"{key} is {text!r}, but it must be one of {', '.join(map(repr, inner))}.")
+    if hint is not str and origin is not Literal:
+        raise ConfigError(f"{key} cannot be set by text; set it in Python.")
+    return text

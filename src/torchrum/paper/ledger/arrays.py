@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from torchrum.lab.tasks.base import Task
+from torchrum.lab.training.checkpoint import load_model
 from torchrum.lab.training.files import MAX_BYTES, read_bytes, write_atomic
-from torchrum.lab.training.resume import load_model
 from torchrum.lab.training.run_folder import METRICS, read_config, read_metrics
 from torchrum.layers.introspection import Observation, observe, recurrent_blocks
 from torchrum.paper.ledger.schema import LedgerError

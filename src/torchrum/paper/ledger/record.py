@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training import run_folder as records
-from torchrum.lab.training.checkpoint import checkpoint_step
+from torchrum.lab.training.checkpoint import check_ended_run, checkpoint_step
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.environment import Environment, given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.evaluation import read_looks
 from torchrum.lab.training.overrides import differences
-from torchrum.lab.training.resume import check_ended_run
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, arrays_path, problems, write_entry
 
