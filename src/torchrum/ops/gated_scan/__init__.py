@@ -2,16 +2,28 @@
 
 from torch import Tensor
 
-from torchrum.ops._dispatch import REFERENCE, Backend, Choice, choose_backend
-from torchrum.ops.gated_scan.reference import GatedOptions, gated_scan_reference, gated_step_reference
+from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.gated_scan.designs import choose_design
+from torchrum.ops.gated_scan.op import gated_scan_op
+from torchrum.ops.gated_scan.reference import gated_scan_reference, gated_step_reference
+from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import draw_seed
 
-__all__ = ["GatedOptions", "gated_scan", "gated_scan_choice", "gated_scan_reference", "gated_step_reference"]
+__all__ = [
+    "GatedInputs",
+    "GatedOptions",
+    "gated_scan",
+    "gated_scan_choice",
+    "gated_scan_reference",
+    "gated_step_reference",
+]
 
 
 def gated_scan_choice(xp: Tensor, options: GatedOptions, *, backend: Backend = "auto") -> Choice:
     """The backend that ``gated_scan`` takes for ``xp`` ``(T, B, 3H)``, and why no faster one."""
-    design, reason = choose_backend(backend, (REFERENCE,), lambda design: None)
+    H, one = xp.shape[-1] // 3, xp.new_empty(1)
+    inputs = GatedInputs(xp, one.expand(*xp.shape[1:-1], H), one.expand(3 * H, H))
+    design, reason = choose_design(inputs, options, backend)
     return Choice(design.backend, reason)
 
 
@@ -47,5 +59,4 @@ def gated_scan(
     # under autocast the projected input has the lower precision
     weight_hh = weight_hh.to(xp.dtype)
     bias_hh = None if bias_hh is None else bias_hh.to(xp.dtype)
-    gated_scan_choice(xp, options, backend=backend)
-    return gated_scan_reference(xp, h0, weight_hh, bias_hh, lengths, seed, options)
+    return gated_scan_op(GatedInputs(xp, h0, weight_hh, bias_hh, lengths, seed), options, backend)

@@ -1,42 +1,13 @@
 """The gated form of RUM as its equations, step by step; every faster backend is tested against this file."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops._checks import check_flags, check_positive_int
+from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rotation import rotate
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatedOptions:
-    """The options of a gated scan."""
-
-    head_size: int = 8
-    """Units per head; the last head is shorter if ``rotated_units`` is not a multiple."""
-    rotated_units: int = 0
-    """The first units, in heads, take the rotated state; the others are those of a GRU."""
-    zoneout: float = 0.0
-    """Probability that a unit keeps its old value, below 1."""
-    training: bool = False
-    """Zoneout draws masks when training and takes their expectation otherwise."""
-
-    def __post_init__(self) -> None:
-        check_positive_int("gated_scan", head_size=self.head_size)
-        if self.rotated_units != 0:
-            check_positive_int("gated_scan", rotated_units=self.rotated_units)
-        if not 0 <= self.zoneout < 1:
-            raise ValueError(f"gated_scan: zoneout={self.zoneout!r} is not allowed; it must be at least 0 and below 1.")
-        check_flags("gated_scan", training=self.training)
-
-    @property
-    def draws(self) -> bool:
-        """Whether a scan needs a seed."""
-        return self.training and self.zoneout > 0
 
 
 def rotate_heads(eps: Tensor, tau: Tensor, h: Tensor, head_size: int) -> Tensor:
@@ -70,16 +41,9 @@ def gated_step_reference(
     return new
 
 
-def gated_scan_reference(
-    xp: Tensor,
-    h0: Tensor,
-    weight_hh: Tensor,
-    bias_hh: Tensor | None,
-    lengths: Tensor | None,
-    seed: Tensor | None,
-    options: GatedOptions,
-) -> Tensor:
+def gated_scan_reference(inputs: GatedInputs, options: GatedOptions) -> Tensor:
     """A whole sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)``; rows past their length keep their state."""
+    xp, h0, weight_hh, bias_hh, lengths, seed = inputs
     h, (B, H) = h0.to(working_dtype(xp.dtype)), h0.shape
     states = []
     for t, x in enumerate(xp.unbind(0)):
