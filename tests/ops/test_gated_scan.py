@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, jvp, vmap
 
-from tolerances import DEEP, TOL
+from tolerances import DEEP, NORM_ERROR, TOL
 from torchrum.ops.gated_scan import GatedOptions, gated_scan, gated_scan_choice
 from torchrum.ops.rotation import rotation_matrix
 
-BACKENDS = ["torch"]
+BACKENDS = ["native", "torch"]
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """xp, h0, weight_hh, bias_hh"""
@@ -110,13 +110,25 @@ def outputs_and_gradients(inputs: Inputs, lengths: Tensor | None, **how) -> list
 
 
 def compare(backend: str, inputs: Inputs, options: GatedOptions, lengths: Tensor | None = None) -> None:
-    seed, dtype = torch.tensor(5), inputs[0].dtype
-    how = {"options": options, "seed": seed}
+    """Outputs and all gradients against the reference in float64.
+
+    Where tau comes close to pointing against eps the rotation is badly conditioned, and the reference itself loses
+    digits: other dtypes than float64 may be three times as far off as it is.
+    """
+    dtype, how = inputs[0].dtype, {"options": options, "seed": torch.tensor(5, device=inputs[0].device)}
     found = outputs_and_gradients(inputs, lengths, **how, backend=backend)
-    wanted = outputs_and_gradients(inputs, lengths, **how, backend="reference")
-    assert_same(found, wanted, **(DEEP.get(dtype) or TOL[dtype]))
+    exact = tuple(part.double() for part in inputs)
+    wanted = outputs_and_gradients(exact, lengths, **how, backend="reference")
     with torch.no_grad():
-        assert_same([gated_scan(*inputs, lengths, **how, backend=backend)], wanted[:1], **TOL[dtype])
+        assert_same([gated_scan(*inputs, lengths, **how, backend=backend)], found[:1], **TOL[dtype])
+    if dtype == torch.float64:
+        assert_same(found, wanted, **DEEP[dtype])
+        return
+    rounded = outputs_and_gradients(inputs, lengths, **how, backend="reference")
+    for mine, theirs, other in zip(found, wanted, rounded, strict=True):
+        assert mine.dtype == dtype
+        allowed = NORM_ERROR[dtype] * theirs.norm() + 3 * (other - theirs).norm()
+        assert (mine - theirs).norm() <= allowed
 
 
 @pytest.mark.parametrize("head_size", [1, 3, 8, 16])
@@ -202,7 +214,7 @@ def test_gradient_needs_neither_bias_nor_a_gradient_of_every_input(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_derivatives_of_every_order_and_direction(backend):
     options = GatedOptions(head_size=3, rotated_units=4)
-    xp, *fixed = draw(3, 2, 5)
+    xp, *fixed = draw(2, 1, 4)
 
     def scan(*inputs):
         return gated_scan(*inputs, options=options, backend=backend)

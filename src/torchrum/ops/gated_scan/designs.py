@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
-from torchrum.ops.gated_scan import torch_backend
+from torchrum.ops.gated_scan import native, torch_backend
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 
-DESIGNS: tuple[Design, ...] = (Design("torch", "torch", torch_backend),)
+DESIGNS: tuple[Design, ...] = (
+    Design("native", "native", native),
+    Design("torch", "torch", torch_backend),
+)
 
 
 def choose_design(inputs: GatedInputs, options: GatedOptions, asked: str, *, insist: bool = True) -> tuple[Design, str]:

@@ -1,6 +1,6 @@
 """The gated scan in plain PyTorch with a hand-written backward, on any device. README.md has the derivation."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,17 +8,7 @@ from torch import Tensor
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions, keep_shares
 from torchrum.ops.kernels.precision import without_autocast, working_dtype
 from torchrum.ops.kernels.weights import recurrent_weight_gradient
-from torchrum.ops.rotation import tiny_of
-from torchrum.ops.rum_scan.torch_backend.rotate import (
-    Angle,
-    Constants,
-    TurnBackward,
-    add_turned,
-    find_angle,
-    half_turns,
-    length_of,
-    safe_inverse,
-)
+from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, reflect, tiny_of
 
 
 def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
@@ -26,9 +16,66 @@ def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
     return None
 
 
-@dataclass
-class Heads:
-    """Units ``start`` to ``end`` of a state, in heads of ``size``; each head of each row turns as a row of its own."""
+def direction(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x/|x| and 1/|x| over the last dimension, both zero where ``x`` has no direction."""
+    length = dot(x, x).sqrt_()
+    inverse = length.reciprocal().masked_fill_(length <= tiny_of(x.dtype), 0.0)
+    return x * inverse, inverse
+
+
+class Plane(NamedTuple):
+    """Where heads turn: z = H_m H_e h, ``(..., heads, size)``; e and m are zero where nothing turns.
+
+    The inverse lengths ``(..., heads, 1)`` of eps, tau and e + w are zero where there is no gradient.
+    """
+
+    e: Tensor
+    w: Tensor
+    m: Tensor
+    inv_eps: Tensor
+    inv_tau: Tensor
+    inv_s: Tensor
+
+    @classmethod
+    def between(cls, e: Tensor, inv_eps: Tensor, tau: Tensor) -> "Plane":
+        w, inv_tau = direction(tau)
+        s, apart = e + w, e - w
+        square = dot(s, s)
+        # rotation.md: what rounding left of |e| - |w| tilts a short s along e - w
+        s = s - dot(s, apart) / (4 - square).clamp_(min=2) * apart
+        length = square.sqrt_()
+        opposite = length <= opposite_of(tau.dtype)
+        inv_s = length.reciprocal().masked_fill_(opposite, 0.0)
+        m = s * inv_s
+        if not m.is_cpu or opposite.any():  # a GPU is not asked
+            m = torch.where(opposite, orthogonal_to(e), m)
+            inv_tau = inv_tau.masked_fill(opposite, 0.0)
+        turns = inv_eps * inv_tau + opposite  # not 0; NaN stays NaN
+        fixed = (inv_eps == 0) | (turns == 0)
+        if tau.shape[-1] == 1:  # the only rotation of a line is 1
+            fixed = torch.ones_like(fixed)
+        if not m.is_cpu or fixed.any():
+            e, m, inv_eps, inv_tau, inv_s = (x.masked_fill(fixed, 0.0) for x in (e, m, inv_eps, inv_tau, inv_s))
+        return cls(e, w, m, inv_eps, inv_tau, inv_s)
+
+    def turn(self, h: Tensor) -> Tensor:
+        return reflect(self.m, reflect(self.e, h))
+
+    def backward(self, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of eps, tau and h from that of z."""
+        e, w, m, inv_eps, inv_tau, inv_s = self
+        p, m_grad = dot(e, h), dot(m, grad)
+        g = h - 2 * p * e
+        grad_g, m_g = grad - 2 * m_grad * m, dot(m, g)
+        e_grad = dot(e, grad_g)
+        grad_s = (4 * m_g * m_grad * m - 2 * (m_g * grad + m_grad * g)) * inv_s
+        along = dot(e, grad_s)  # and w.grad_s is minus that, since grad_s is orthogonal to e + w
+        grad_eps = grad_s - 2 * (p * grad_g + e_grad * h) + (4 * p * e_grad - along) * e
+        return grad_eps * inv_eps, (grad_s + along * w) * inv_tau, grad_g - 2 * e_grad * e
+
+
+class Heads(NamedTuple):
+    """Units ``start`` to ``end`` of a state, in heads of ``size``."""
 
     start: int
     end: int
@@ -42,23 +89,9 @@ class Heads:
         heads = [cls(0, whole, size), cls(whole, K, K - whole)]
         return [part for part in heads if part.start < part.end]
 
-    def inverse(self, eps: Tensor) -> Tensor:
-        """1/|eps| of rows of heads, and 0 where nothing turns."""
-        inverse = safe_inverse(length_of(eps), tiny_of(eps.dtype))
-        return torch.zeros_like(inverse) if self.size == 1 else inverse  # the only rotation of a line is 1
-
-    def rows(self, x: Tensor) -> Tensor:
-        """``(..., B, H)`` -> ``(..., B * heads, size)``."""
-        x = x[..., self.start : self.end]
-        return x.reshape(*x.shape[:-2], x.shape[-2] * (x.shape[-1] // self.size), self.size)
-
-    def units(self, x: Tensor) -> Tensor:
-        """The columns of these heads ``(..., B, H)`` as rows of heads; a view that is written to."""
+    def view(self, x: Tensor) -> Tensor:
+        """These units of ``(..., H)``, a view ``(..., heads, size)``."""
         return x[..., self.start : self.end].unflatten(-1, (-1, self.size))
-
-    def turn(self, angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> Tensor:
-        """R h, rows of heads."""
-        return add_turned(angle, eps, tau, h, half_turns(angle), torch.zeros_like(angle.p))
 
 
 def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tuple[Tensor, Tensor]:
@@ -69,27 +102,19 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tu
 
 def _forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Tensor, Tensor]:
     xp, h0, weight_hh, bias_hh = inputs[:4]
-    (_, B, rows), H, dtype = xp.shape, h0.shape[1], working_dtype(xp.dtype)
+    H, dtype = h0.shape[1], working_dtype(xp.dtype)
     out, gates = inputs.empty_results(save)
-    heads, shares, eps = Heads.of(options), keep_shares(inputs, options), xp[..., 2 * H :].to(dtype)
-    turning = []
-    for part in heads:
-        eps_rows = part.rows(eps)
-        inverse = part.inverse(eps_rows)
-        usual = xp.device.type == "cpu" and bool((inverse > 0).all())
-        numbers = Constants.like(inverse[0]) if usual else None
-        turning.append((part, eps_rows, inverse, numbers))
+    shares, eps = keep_shares(inputs, options), xp[..., 2 * H :].to(dtype)
+    heads = [(part, *direction(part.view(eps))) for part in Heads.of(options)]
     h, weight = h0.to(dtype), weight_hh.to(xp.dtype).t().contiguous()
-    bias = xp.new_zeros(rows) if bias_hh is None else bias_hh.to(xp.dtype)
+    bias = xp.new_zeros(3 * H) if bias_hh is None else bias_hh.to(xp.dtype)
     for t, x in enumerate(xp[..., : 2 * H].to(dtype)):
         sums = torch.addmm(bias, h.to(xp.dtype), weight).to(dtype)
         r, u = torch.sigmoid(x + sums[:, : 2 * H]).chunk(2, -1)
         tau = sums[:, 2 * H :]
-        inner = tau.clone() if heads else tau
-        for part, eps_rows, inverse, numbers in turning:
-            tau_rows, h_rows = part.rows(tau), part.rows(h)
-            angle = find_angle(eps_rows[t], inverse[t], tau_rows, h_rows, numbers)
-            part.units(inner).add_(part.turn(angle, eps_rows[t], tau_rows, h_rows).view(B, -1, part.size))
+        inner = tau.clone()
+        for part, e, inv_eps in heads:
+            part.view(inner).add_(Plane.between(e[t], inv_eps[t], part.view(tau)).turn(part.view(h)))
         candidate = torch.addcmul(eps[t], r, inner).tanh_()
         new = torch.lerp(candidate, h, u)
         h = new if shares is None else torch.lerp(h, new, shares[t].expand_as(h))
@@ -111,39 +136,35 @@ def _backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
     xp, h0, weight_hh = inputs[:3]
-    (T, B, _), H, dtype = xp.shape, h0.shape[1], working_dtype(xp.dtype)
-    heads, shares = Heads.of(options), keep_shares(inputs, options)
+    T, H, dtype = xp.shape[0], h0.shape[1], working_dtype(xp.dtype)
+    shares = keep_shares(inputs, options)
     # everything that does not depend on the gradient, for all steps at once
     eps, (r, u, tau) = xp[..., 2 * H :].to(dtype), gates.chunk(3, -1)
     h = torch.cat((h0.to(dtype).unsqueeze(0), out[:-1].to(dtype)))
-    inner, turns = tau.clone(), []
-    for part in heads:
-        eps_rows, tau_rows, h_rows = part.rows(eps), part.rows(tau), part.rows(h)
-        angle = find_angle(eps_rows, part.inverse(eps_rows), tau_rows, h_rows, None)
-        part.units(inner).add_(part.turn(angle, eps_rows, tau_rows, h_rows).view(T, B, -1, part.size))
-        turns.append((part, TurnBackward(angle, eps_rows, tau_rows, h_rows)))
+    inner, heads = tau.clone(), []
+    for part in Heads.of(options):
+        plane = Plane.between(*direction(part.view(eps)), part.view(tau))
+        part.view(inner).add_(plane.turn(part.view(h)))
+        heads.append((part, plane))
     candidate = torch.addcmul(eps, r, inner).tanh_()
     to_sum = (1 - u) * (1 - candidate * candidate)  # from the gradient of the new state to that of tanh's argument
     to_gates = torch.stack((to_sum * inner * r * (1 - r), (h - candidate) * u * (1 - u), to_sum * r), 2)
     grad_gates = torch.empty_like(to_gates)  # (T, B, 3, H): r, u before their sigmoids, tau
-    grads, weight = torch.empty_like(h), weight_hh.to(xp.dtype)
-    grad_turned = [torch.empty_like(part.rows(h)) for part in heads]
+    grad_eps, weight = torch.empty_like(h), weight_hh.to(xp.dtype)
     grad_h = torch.zeros_like(h0, dtype=dtype)
     for t in reversed(range(T)):
-        grad_h = grad_h + grad_out[t].to(dtype)
-        grad = grads[t].copy_(grad_h if shares is None else grad_h * shares[t])
-        kept = 0 if shares is None else grad_h - grad
-        _, _, grad_tau = torch.mul(to_gates[t], grad.unsqueeze(1), out=grad_gates[t]).unbind(1)
-        grad_h = grad * u[t] + kept
-        for (part, turn), turned in zip(turns, grad_turned, strict=True):
-            turned[t] = part.rows(grad_tau)
-            to_tau = torch.empty_like(turned[t])
-            part.units(grad_h).add_(turn.step(t, turned[t], to_tau).view(B, -1, part.size))
-            part.units(grad_tau).add_(to_tau.view(B, -1, part.size))
+        total = grad_h + grad_out[t].to(dtype)
+        grad = total if shares is None else total * shares[t]
+        torch.mul(to_gates[t], grad.unsqueeze(1), out=grad_gates[t])
+        torch.mul(to_sum[t], grad, out=grad_eps[t])
+        grad_h = grad * u[t] if shares is None else grad * u[t] + (total - grad)
+        grad_tau = grad_gates[t, :, 2]
+        for part, plane in heads:
+            of_step = Plane(*(x[t] for x in plane))
+            to_eps, to_tau, to_h = of_step.backward(part.view(h[t]), part.view(grad_tau))
+            for target, found in ((grad_eps[t], to_eps), (grad_tau, to_tau), (grad_h, to_h)):
+                part.view(target).add_(found)
         grad_h = grad_h + (grad_gates[t].flatten(1).to(xp.dtype) @ weight).to(dtype)
-    grad_eps = to_sum * grads
-    for (part, turn), turned in zip(turns, grad_turned, strict=True):
-        part.units(grad_eps).add_((turn.eps_gradients(turned) - turned).view(T, B, -1, part.size))
     grad_xp = torch.cat((grad_gates[:, :, :2].flatten(2), grad_eps), -1).to(xp.dtype)
     return GatedGradients(grad_xp, grad_h.to(h0.dtype), *weight_gradients(grad_gates.flatten(2), inputs, out))
 

@@ -70,7 +70,7 @@ class GatedGradients(NamedTuple):
     xp: Tensor
     h0: Tensor
     weight_hh: Tensor
-    bias_hh: Tensor | None
+    bias_hh: Tensor | None = None
 
 
 def keep_shares(inputs: GatedInputs, options: GatedOptions) -> Tensor | None:
