@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, jvp, vmap
 
 from tolerances import DEEP, NORM_ERROR, TOL
-from torchrum.ops.gated_scan import GatedOptions, gated_scan, gated_scan_choice
+from torchrum.ops.gated_scan import GatedInputs, GatedOptions, gated_scan, gated_scan_choice
 from torchrum.ops.rotation import rotation_matrix
 
 BACKENDS = ["native", "torch"]
@@ -105,22 +105,21 @@ def outputs_and_gradients(inputs: Inputs, lengths: Tensor | None, **how) -> list
     """Of all four inputs; zero-sized outputs have no gradients."""
     given = leaves(inputs)
     out = gated_scan(*given, lengths, **how)
-    probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, given, probe)]
+    return [out.detach(), *torch.autograd.grad(out, given, draw_grad(out))]
 
 
-def compare(backend: str, inputs: Inputs, options: GatedOptions, lengths: Tensor | None = None) -> None:
+def draw_grad(out: Tensor) -> Tensor:
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
+
+
+def assert_accurate(found: list[Tensor], inputs: Inputs, lengths: Tensor | None, **how) -> None:
     """Outputs and all gradients against the reference in float64.
 
     Where tau comes close to pointing against eps the rotation is badly conditioned, and the reference itself loses
     digits: other dtypes than float64 may be three times as far off as it is.
     """
-    dtype, how = inputs[0].dtype, {"options": options, "seed": torch.tensor(5, device=inputs[0].device)}
-    found = outputs_and_gradients(inputs, lengths, **how, backend=backend)
-    exact = tuple(part.double() for part in inputs)
+    dtype, exact = inputs[0].dtype, tuple(part.double() for part in inputs)
     wanted = outputs_and_gradients(exact, lengths, **how, backend="reference")
-    with torch.no_grad():
-        assert_same([gated_scan(*inputs, lengths, **how, backend=backend)], found[:1], **TOL[dtype])
     if dtype == torch.float64:
         assert_same(found, wanted, **DEEP[dtype])
         return
@@ -129,6 +128,14 @@ def compare(backend: str, inputs: Inputs, options: GatedOptions, lengths: Tensor
         assert mine.dtype == dtype
         allowed = NORM_ERROR[dtype] * theirs.norm() + 3 * (other - theirs).norm()
         assert (mine - theirs).norm() <= allowed
+
+
+def compare(backend: str, inputs: Inputs, options: GatedOptions, lengths: Tensor | None = None) -> None:
+    how = {"options": options, "seed": torch.tensor(5, device=inputs[0].device)}
+    found = outputs_and_gradients(inputs, lengths, **how, backend=backend)
+    with torch.no_grad():
+        assert_same([gated_scan(*inputs, lengths, **how, backend=backend)], found[:1], **TOL[inputs[0].dtype])
+    assert_accurate(found, inputs, lengths, **how)
 
 
 @pytest.mark.parametrize("head_size", [1, 3, 8, 16])
@@ -161,19 +168,24 @@ def test_backend_matches_reference_in_16_bit(backend, dtype):
     compare(backend, draw(3, 4, 20, dtype), GatedOptions(rotated_units=16))
 
 
+def degenerate(head_size: int, dtype: torch.dtype) -> Inputs:
+    """Heads without eps or without tau, with opposite and parallel ones, with squares that overflow in float32."""
+    xp, h0, weight_hh, bias_hh = draw(2, 6, 24, dtype)
+    xp[0, 0, 48:] = 0
+    xp[0, 1, 48:56] = 0
+    weight_hh[48:] = 0
+    bias_hh[48 : 48 + head_size] = 0
+    xp[:, 2:4, 48 + head_size :] = -2 * bias_hh[48 + head_size :]
+    xp[:, 4, 48 + head_size :] = 3 * bias_hh[48 + head_size :]
+    xp[:, 5, 48 + head_size : 48 + 2 * head_size] *= 1e18
+    return xp, h0, weight_hh, bias_hh
+
+
 @pytest.mark.parametrize("head_size", [3, 8])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backend_matches_reference_at_zero_and_opposite_vectors(backend, dtype, head_size):
-    xp, h0, weight_hh, bias_hh = draw(2, 6, 24, dtype)
-    xp[0, 0, 48:] = 0  # no eps
-    xp[0, 1, 48:56] = 0
-    weight_hh[48:] = 0
-    bias_hh[48 : 48 + head_size] = 0  # no tau in the first head
-    xp[:, 2:4, 48 + head_size :] = -2 * bias_hh[48 + head_size :]  # opposite
-    xp[:, 4, 48 + head_size :] = 3 * bias_hh[48 + head_size :]  # parallel
-    xp[:, 5, 48 + head_size : 48 + 2 * head_size] *= 1e18  # squares overflow in float32
-    compare(backend, (xp, h0, weight_hh, bias_hh), GatedOptions(head_size=head_size, rotated_units=24))
+    compare(backend, degenerate(head_size, dtype), GatedOptions(head_size=head_size, rotated_units=24))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -318,3 +330,79 @@ def test_choice_says_why():
     assert gated_scan_choice(xp, GatedOptions(), backend="torch") == ("torch", "it was asked for")
     with pytest.raises(ValueError, match="backend='lam1' cannot run"):
         gated_scan_choice(xp, GatedOptions(), backend="lam1")
+
+
+STEPWISE = [
+    (3, 2, 5, {"head_size": 3, "rotated_units": 3}),
+    (2, 1, 1, {"rotated_units": 1}),
+    (3, 2, 20, {"rotated_units": 20}),
+    (2, 2, 9, {"head_size": 1, "rotated_units": 9}),
+    (2, 2, 150, {"rotated_units": 72}),
+    (3, 2, 6, {}),
+    (3, 2, 20, {"rotated_units": 8, "zoneout": 0.3}),
+    (3, 2, 20, {"rotated_units": 8, "zoneout": 0.3, "training": True}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("T, B, H, options", STEPWISE, ids=str)
+def test_kernels_match_reference_in_the_interpreter(T, B, H, options, dtype):
+    compare_kernels(draw(T, B, H, dtype), GatedOptions(**options))
+    compare_kernels(draw(T, B, H, dtype), GatedOptions(**options), torch.tensor([T, 1][:B]))
+
+
+@pytest.mark.parametrize("head_size", [3, 8])
+def test_kernels_match_reference_at_zero_and_opposite_vectors(head_size):
+    inputs = degenerate(head_size, torch.float32)
+    compare_kernels(inputs, GatedOptions(head_size=head_size, rotated_units=24))
+
+
+def compare_kernels(inputs: Inputs, options: GatedOptions, lengths: Tensor | None = None) -> None:
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    from torchrum.ops.gated_scan import stepwise_triton
+
+    device, seed = "cuda" if torch.cuda.is_available() else "cpu", torch.tensor(5)
+    moved = [None if part is None else part.to(device) for part in (*inputs, lengths, seed)]
+    given = GatedInputs(*moved)
+    out, gates = stepwise_triton.forward(given, options, True)
+    grads = stepwise_triton.backward(draw_grad(out), given, out, gates, options)
+    assert_accurate([part.cpu() for part in (out, *grads)], inputs, lengths, options=options, seed=seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("backend", ["fused", "torch", "auto"])
+def test_backend_matches_reference_on_the_gpu(backend, dtype):
+    if backend == "fused" and dtype == torch.float64:
+        pytest.skip("the kernels compute in float32")
+    torch.set_float32_matmul_precision("highest")
+    for T, B, H in ((1, 1, 1), (7, 3, 20), (37, 64, 100), (130, 5, 257), (20, 200, 512)):  # graphs from 4 steps on
+        for rotated, more in ((H // 2 // 8 * 8, {}), (H, {"zoneout": 0.2, "training": True}), (0, {"zoneout": 0.2})):
+            inputs = tuple(part.cuda() for part in draw(T, B, H, dtype))
+            options = GatedOptions(rotated_units=rotated, **more)
+            lengths = torch.arange(B, device="cuda") % (T + 1)
+            compare(backend, inputs, options)
+            compare(backend, inputs, options, lengths)  # a second call takes the graphs of the first
+
+
+@pytest.mark.gpu
+def test_gpu_takes_the_fused_backend():
+    xp = torch.zeros(2, 3, 12, device="cuda")
+    assert gated_scan_choice(xp, GatedOptions()).backend == "fused"
+    assert gated_scan_choice(xp.double(), GatedOptions()).backend == "torch"
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured_scans_match_plain_ones_on_the_gpu():
+    scan = Scan(12).cuda().float()
+    xp, h0, *_ = (part.cuda() for part in draw(9, 4, 12, torch.float32))
+    wanted = scan(xp, h0)
+    torch.testing.assert_close(torch.compile(scan, fullgraph=True)(xp, h0), wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        scan(xp, h0)  # kernels cannot be loaded while capturing
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            captured = scan(xp, h0)
+    graph.replay()
+    torch.testing.assert_close(captured, wanted.detach())

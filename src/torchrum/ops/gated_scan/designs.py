@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
-from torchrum.ops.gated_scan import native, torch_backend
+from torchrum.ops.gated_scan import native, stepwise, torch_backend
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 
-DESIGNS: tuple[Design, ...] = (
+DESIGNS = (
+    Design("stepwise", "fused", stepwise),
     Design("native", "native", native),
     Design("torch", "torch", torch_backend),
 )
@@ -36,13 +37,12 @@ def choose_design(inputs: GatedInputs, options: GatedOptions, asked: str, *, ins
     common = None
     if insist and forward_ad._current_level >= 0:  # torch.func.jvp enters a level too
         common = "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
-    designs = DESIGNS
+    first = 0
     if not insist:
-        first = next((i for i, design in enumerate(designs) if asked == design.backend), 0)
-        designs, asked = designs[first:], "auto"
+        first, asked = next((i for i, design in enumerate(DESIGNS) if asked == design.backend), 0), "auto"
     return choose_backend(
         asked,
-        (*designs, REFERENCE),
+        (*DESIGNS[first:], REFERENCE),
         lambda design: None if design is REFERENCE else common or design.module.obstacle(inputs, options),
     )
 
