@@ -8,6 +8,7 @@ import itertools
 import torch
 
 from torchrum import RUM
+from torchrum.ops.gated_scan import GatedOptions, gated_scan
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
 from torchrum.ops.rum_scan.native import call
 
@@ -35,6 +36,20 @@ def scan_once(options: RumOptions, T: int, B: int, H: int, dtype: torch.dtype, c
         rum_scan(inputs, options, backend="native")
 
 
+def gated_scan_once(options: GatedOptions, T: int, B: int, H: int, dtype: torch.dtype, case: int) -> None:
+    xp, h0 = torch.randn(T, B, 3 * H, dtype=dtype), torch.randn(B, H, dtype=dtype)
+    weight, bias = torch.randn(3 * H, H, dtype=dtype), torch.randn(3 * H, dtype=dtype)
+    if case % 2:
+        xp[0, 0, -H:] = 0  # no eps
+        weight[-H:] = 0
+        xp[-1, -1, -H:] = -2 * bias[-H:]  # opposite
+    leaves = [part.requires_grad_() for part in (xp, h0, weight, bias)]
+    lengths = torch.randint(0, T + 1, (B,)) if case % 3 == 0 else None
+    gated_scan(*leaves, lengths, options=options, backend="native").sum().backward()
+    with torch.no_grad():
+        gated_scan(*leaves, lengths, options=options, backend="native")
+
+
 def main() -> None:
     torch.set_num_threads(3)
     call.SMALL = 0
@@ -43,6 +58,10 @@ def main() -> None:
         activation = call.ACTIVATIONS[case % 4]
         options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
         scan_once(options, *SIZES[case % len(SIZES)], (torch.float32, torch.float64)[case % 2], case)
+    for case, (head, (T, B, H), zoneout) in enumerate(itertools.product((1, 3, 8, 16, 64), SIZES, ZONEOUTS)):
+        rotated = (H, 0, H // 2 // head * head)[case % 3]
+        gated = GatedOptions(head_size=head, rotated_units=rotated, **zoneout)
+        gated_scan_once(gated, T, B, H, (torch.float32, torch.float64)[case % 2], case)
     for lam, T, B in itertools.product((0, 1), (1, 6), (1, 5)):
         words = dict(layer_norm=B > 1, update_gate=T > 1, zoneout=0.2)
         rum = RUM(7, 21, num_layers=2, bidirectional=B == 1, lam=lam, **words)

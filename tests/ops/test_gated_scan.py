@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, jvp, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import DEEP, NORM_ERROR, TOL
 from torchrum.ops.gated_scan import GatedInputs, GatedOptions, gated_scan, gated_scan_choice
@@ -291,6 +292,24 @@ def test_operator_passes_the_checks_of_torch():
     inputs = leaves(draw(3, 2, 8))
     args = (*inputs, torch.tensor([3, 1]), torch.tensor(7), 4, 8, 0.1, True, "torch", True)
     torch.library.opcheck(torch.ops.torchrum.gated_scan, args)
+
+
+def test_flops_are_those_of_the_matmuls():
+    xp, h0, weight_hh, bias_hh = leaves(draw(5, 3, 8))
+    with FlopCounterMode(display=False) as counter:
+        out = gated_scan(xp, h0, weight_hh, bias_hh, options=GatedOptions(rotated_units=8))
+    assert counter.get_total_flops() == 5 * 3 * 2 * 24 * 8
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() == 2 * 5 * 3 * 2 * 24 * 8
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_have_the_dtypes_of_their_tensors(backend):
+    xp, h0, weight_hh, bias_hh = leaves(draw(3, 2, 8, torch.bfloat16))
+    h0 = h0.detach().float().requires_grad_()
+    out = gated_scan(xp, h0, weight_hh, bias_hh, options=GatedOptions(rotated_units=8), backend=backend)
+    assert [part.dtype for part in torch.autograd.grad(out.sum(), [xp, h0])] == [torch.bfloat16, torch.float32]
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])

@@ -100,18 +100,18 @@ def _run(inputs: GatedInputs, options: GatedOptions, read: dict[str, Tensor], fi
 def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tuple[Tensor, Tensor]:
     """Run the scan; without ``save`` no memory but the states grows with T."""
     out, gates = inputs.empty_results(save)
-    states = out.to(gates.dtype)
+    states = out if out.dtype is gates.dtype else out.to(gates.dtype)
     _run(inputs, options, {}, {"out": states, "gates": gates} if save else {"out": states})
-    return states.to(out.dtype), gates
+    return states if states is out else states.to(out.dtype), gates
 
 
 def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
     """Gradients of the inputs from that of the states."""
-    parts = {"grad_xp": inputs.xp, "grad_h0": inputs.h0, "grad_weight": inputs.weight_hh, "grad_bias": inputs.bias_hh}
-    grads = {name: gates.new_empty(part.shape) for name, part in parts.items() if part is not None}
+    given = zip(("grad_xp", "grad_h0", "grad_weight", "grad_bias"), inputs[:4], strict=True)
+    parts: dict[str, Tensor] = {name: part for name, part in given if part is not None}
+    grads = {name: gates.new_empty(part.shape) for name, part in parts.items()}
     read = {"out": out, "gates": gates, "grad_out": grad_out}
     _run(inputs, options, read, {**grads, "grad_tau": gates.new_empty(out.shape)})
-    back = {name: grad.to(parts[name].dtype) for name, grad in grads.items()}  # type: ignore[union-attr]
-    return GatedGradients(back["grad_xp"], back["grad_h0"], back["grad_weight"], back.get("grad_bias"))
+    return GatedGradients(*(grads[name].to(part.dtype) for name, part in parts.items()))

@@ -16,6 +16,7 @@ from torchrum.ops._dispatch import REFERENCE, Design
 from torchrum.ops.gated_scan.designs import choose_design, run_backward, run_forward
 from torchrum.ops.gated_scan.reference import gated_scan_reference
 from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
+from torchrum.ops.kernels.flops import counts_flops, register_flops
 from torchrum.ops.kernels.machine import is_unwatched
 
 Flags = tuple[int, int, float, bool, str]
@@ -36,6 +37,7 @@ def make_flags(options: GatedOptions, backend: str) -> Flags:
     return options.head_size, options.rotated_units, options.zoneout, options.training, backend
 
 
+@functools.lru_cache(64)
 def _options(flags: Flags) -> GatedOptions:
     head_size, rotated_units, zoneout, training, _ = flags
     return GatedOptions(head_size=head_size, rotated_units=rotated_units, zoneout=zoneout, training=training)
@@ -90,7 +92,11 @@ def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
 
 @library.register_fake("torchrum::gated_scan_backward")
 def _fake_backward(grad_out: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return tuple(args[0].new_empty(0 if part is None else part.shape) for part in args[:NUM_WEIGHED])
+    contiguous = torch.contiguous_format
+    return tuple(
+        args[0].new_empty(0) if part is None else torch.empty_like(part, memory_format=contiguous)
+        for part in args[:NUM_WEIGHED]
+    )
 
 
 def _in_turn(op: Any, info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
@@ -107,11 +113,24 @@ for _name in ("gated_scan", "gated_scan_backward"):
     library.register_vmap(f"torchrum::{_name}", functools.partial(_in_turn, getattr(torch.ops.torchrum, _name)))
 
 
+@counts_flops("gated_scan")
+def _forward_flops(xp: Any, h0: Any, weight_hh: Any, *rest: Any, out_shape: Any = None) -> int:
+    """Two for each multiplication and addition of the matmuls, from shapes."""
+    (T, B, _), (rows, H) = xp, weight_hh
+    return 2 * T * B * rows * H
+
+
+@counts_flops("gated_scan_backward")
+def _backward_flops(grad_out: Any, *args: Any, out_shape: Any = None) -> int:
+    return 2 * _forward_flops(*args)
+
+
 class _GatedScan(torch.autograd.Function):
     """The derivative of a scan: of the operator, or of ``design`` itself where nothing observes the call."""
 
     @staticmethod
-    def forward(ctx: Any, design: Design | None, flags: Flags, *tensors: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, design: Design | None, flags: Flags, *tensors: Any) -> Any:
+        """The states and, of the operator, the gates."""
         if design is not None:
             results = run_forward(design, GatedInputs(*tensors), _options(flags), True)
         else:
@@ -119,13 +138,15 @@ class _GatedScan(torch.autograd.Function):
             with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
                 results = torch.ops.torchrum.gated_scan(*tensors, *flags, True)
         ctx.design, ctx.flags = design, flags
-        ctx.mark_non_differentiable(results[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *results)
+        if design is not None:
+            return results[0]
+        ctx.mark_non_differentiable(results[1])
         return results
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         *tensors, out, gates = ctx.saved_tensors
         rest = (None,) * (NUM_INPUTS - NUM_WEIGHED)
         if grad_out is None:
@@ -199,7 +220,9 @@ def gated_scan_op(inputs: GatedInputs, options: GatedOptions, asked: str) -> Ten
     if is_unwatched([part for part in inputs if part is not None]):
         check_inputs(inputs, options)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs[:NUM_WEIGHED]):
-            return _apply(design, flags, *inputs)[0]
+            return _apply(design, flags, *inputs)
         with torch.no_grad():
             return run_forward(design, inputs, options, False)[0]
+    if not torch.compiler.is_compiling():
+        register_flops()
     return torch.ops.torchrum.gated_scan(*inputs, *flags, False)[0]
