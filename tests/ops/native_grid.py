@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchrum import RUM
+from torchrum.ops.gated_scan import GatedOptions, gated_scan
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
 from torchrum.ops.rum_scan.native import build, call
 
@@ -131,6 +132,29 @@ def layer_case(options: RumOptions, T: int, B: int, H: int) -> Run:
     return run
 
 
+def gated_case(options: GatedOptions, T: int, B: int, H: int) -> Run:
+    """The gated scan, with degenerate rows and rows that end early in some cases."""
+    drawn = {"xp": draw(T, B, 3 * H), "h0": draw(B, H), "weight": draw(3 * H, H) * H**-0.5, "bias": draw(3 * H)}
+    if random.random() < 0.3:
+        drawn["xp"], drawn["weight"] = drawn["xp"].clone(), torch.zeros_like(drawn["weight"])
+        drawn["xp"][0, 0, -H:] = 0  # no eps
+        drawn["xp"][-1, -1, -H:] = -2 * drawn["bias"][-H:]  # opposite
+    lengths = torch.randint(0, T + 1, (B,)) if random.random() < 0.5 else None
+    seed = random.randrange(2**31)
+
+    def run(dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
+        leaves = {name: cast(part, dtype).requires_grad_() for name, part in drawn.items()}
+        torch.manual_seed(seed)
+        out = gated_scan(*leaves.values(), lengths, options=options, backend=backend)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            bare = gated_scan(*leaves.values(), lengths, options=options, backend=backend)
+        torch.testing.assert_close(bare, out, equal_nan=True)
+        return pulled([out], leaves, [True])
+
+    return run
+
+
 def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
     """|found - exact| / |exact| of each tensor; one that is all but zero beside the others counts as a small one."""
     least = 0.03 * max(float(part.norm()) for part in exact.values()) + 1e-30
@@ -151,7 +175,11 @@ def run_case(case: int) -> None:
     options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
     torch.set_num_threads(random.choice((1, 1, 2, 4)))
     call.SMALL = random.choice((0, 1_000_000))
-    run = random.choice((scan_case, layer_case))(options, T, B, H)
+    if random.random() < 0.3:
+        head = random.choice((1, 3, 8, 16, 64))
+        run = gated_case(GatedOptions(head_size=head, rotated_units=random.choice((0, H // 2, H)), **zoneout), T, B, H)
+    else:
+        run = random.choice((scan_case, layer_case))(options, T, B, H)
     exact, found = run(torch.float64, "reference"), run(dtype, "native")
     if all(error <= LIMITS[dtype] for error in errors(found, exact).values()):
         return

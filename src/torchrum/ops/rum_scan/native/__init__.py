@@ -5,13 +5,14 @@ from torch import Tensor
 
 from torchrum.ops.kernels.machine import constant_when_traced
 from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.rum_scan.native import call
 from torchrum.ops.rum_scan.native.build import load_library
 from torchrum.ops.rum_scan.native.call import as_read, call_scan
 from torchrum.ops.rum_scan.native.pulling import pull_back
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
 
-__all__ = ["backward", "empty_results", "forward", "obstacle"]
+__all__ = ["DTYPES", "backward", "build_obstacle", "call", "empty_results", "forward", "load_library", "obstacle"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -292,7 +292,7 @@ def run_until(deadline: float, command: list[str]) -> tuple[str, str]:
 def _open(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
-        library.torchrum_scan.restype = ctypes.c_int
+        library.torchrum_scan.restype = library.torchrum_gated_scan.restype = ctypes.c_int
         return library
     except (OSError, AttributeError) as error:  # a cache without permission to execute, or a compiler that is none
         raise BuildError(f"what was compiled cannot be loaded: {error}") from error

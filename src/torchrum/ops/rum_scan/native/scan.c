@@ -1,9 +1,11 @@
 /* The entry point for ctypes. */
 #define _DEFAULT_SOURCE
+#define DIRECT_ROWS 4 /* rows times steps up to which packing the weights costs more than it saves */
+
+#include "gated.h"
 #include "gradient.h"
 #include "walk.h"
 
-#define DIRECT_ROWS 4 /* rows times steps up to which packing the weights costs more than it saves */
 #define EXPORT __attribute__((visibility("default")))
 
 static void walk(const void *context, int64_t block, real *memory)
@@ -98,3 +100,6 @@ EXPORT int torchrum_scan(const Scan *scan)
     free(memory);
     return failed;
 }
+
+/* One scan of the gated form, forward or backward; likewise. */
+EXPORT int torchrum_gated_scan(const GatedScan *scan) { return run_gated(scan); }

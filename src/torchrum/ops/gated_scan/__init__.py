@@ -1,0 +1,62 @@
+"""A whole sequence of the gated form of RUM: from projected inputs and an initial state to all states."""
+
+from torch import Tensor
+
+from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.gated_scan.designs import choose_design
+from torchrum.ops.gated_scan.op import gated_scan_op
+from torchrum.ops.gated_scan.reference import gated_scan_reference, gated_step_reference
+from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
+from torchrum.ops.kernels.masks import draw_seed
+
+__all__ = [
+    "GatedInputs",
+    "GatedOptions",
+    "gated_scan",
+    "gated_scan_choice",
+    "gated_scan_reference",
+    "gated_step_reference",
+]
+
+
+def gated_scan_choice(xp: Tensor, options: GatedOptions, *, backend: Backend = "auto") -> Choice:
+    """The backend that ``gated_scan`` takes for ``xp`` ``(T, B, 3H)``, and why no faster one."""
+    H, one = xp.shape[-1] // 3, xp.new_empty(1)
+    inputs = GatedInputs(xp, one.expand(*xp.shape[1:-1], H), one.expand(3 * H, H))
+    design, reason = choose_design(inputs, options, backend)
+    return Choice(design.backend, reason)
+
+
+def gated_scan(
+    xp: Tensor,
+    h0: Tensor,
+    weight_hh: Tensor,
+    bias_hh: Tensor | None = None,
+    lengths: Tensor | None = None,
+    *,
+    options: GatedOptions,
+    seed: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Run the gated form of RUM over a sequence of projected inputs.
+
+    Args:
+        xp: ``(T, B, 3H)``, the projected input ``x W_ih^T + b_ih`` in blocks r, u, n.
+        h0: ``(B, H)``
+        weight_hh: ``(3H, H)``, rows r, u, n.
+        bias_hh: ``(3H,)``, zero if None.
+        lengths: ``(B,)`` int64; a row past its length keeps its state.
+        options: the hyper-parameters.
+        seed: int64 scalar that zoneout's masks come from; drawn if it is None and needed.
+        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"native"``, ``"torch"`` or ``"reference"``
+            insists.
+
+    Returns:
+        All states, ``(T, B, H)``.
+    """
+    if options.draws and seed is None:
+        seed = draw_seed(xp.device)
+    # under autocast the projected input has the lower precision
+    weight_hh = weight_hh.to(xp.dtype)
+    bias_hh = None if bias_hh is None else bias_hh.to(xp.dtype)
+    return gated_scan_op(GatedInputs(xp, h0, weight_hh, bias_hh, lengths, seed), options, backend)

@@ -1,0 +1,63 @@
+"""The designs of the gated scan, fastest first, and the choice among them.
+
+Each design is a module with three functions::
+
+    obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
+    forward(inputs, options, save=True) -> (states, gates), as ``GatedInputs.empty_results`` allocates them
+    backward(grad_out, inputs, out, gates, options) -> GatedGradients
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
+from torchrum.ops.gated_scan import native, stepwise, torch_backend
+from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
+
+DESIGNS = (
+    Design("stepwise", "fused", stepwise),
+    Design("native", "native", native),
+    Design("torch", "torch", torch_backend),
+)
+
+
+def choose_design(inputs: GatedInputs, options: GatedOptions, asked: str, *, insist: bool = True) -> tuple[Design, str]:
+    """Choose the design that runs a scan.
+
+    Args:
+        inputs, options: the scan.
+        asked: ``"auto"`` or a backend.
+        insist: raise ``ValueError`` if ``asked`` cannot run. An operator call passes False and takes the next slower
+            design instead: a program may be exported where a backend runs and used where it does not.
+
+    Returns:
+        The design, ``REFERENCE`` if no other can run, and the reason.
+    """
+    common = None
+    if insist and forward_ad._current_level >= 0:  # torch.func.jvp enters a level too
+        common = "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
+    first = 0
+    if not insist:
+        first, asked = next((i for i, design in enumerate(DESIGNS) if asked == design.backend), 0), "auto"
+    return choose_backend(
+        asked,
+        (*DESIGNS[first:], REFERENCE),
+        lambda design: None if design is REFERENCE else common or design.module.obstacle(inputs, options),
+    )
+
+
+def run_forward(design: Design, inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Tensor, Tensor]:
+    """Run the forward of a design, which need not care for scans without steps or rows."""
+    if inputs.xp.numel() == 0:
+        return inputs.empty_results(save)
+    return design.module.forward(inputs, options, save)
+
+
+def run_backward(
+    design: Design, grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
+) -> GatedGradients:
+    """Run the backward of a design, likewise."""
+    if inputs.xp.numel() == 0:
+        return GatedGradients(*(None if part is None else torch.zeros_like(part) for part in inputs[:4]))  # type: ignore[arg-type]
+    return design.module.backward(grad_out, inputs, out, gates, options)

@@ -1,0 +1,358 @@
+"""Kernels and launches of the gated scan by steps.
+
+A kernel does everything of a step but the matmul. Sums stay inside a head, so a row is cut into programs of whole
+heads, in blocks of heads times units, with a head padded to a power of two. README.md has the derivation.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchrum.ops.gated_scan.torch_backend import weight_gradients
+from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
+from torchrum.ops.kernels.masks import zoneout_flags
+from torchrum.ops.kernels.matmul import StepMatmul, load_parts
+from torchrum.ops.kernels.rows import sigmoid, tanh, zoneout_keep_new
+from torchrum.ops.kernels.step_graphs import (
+    TABLE_SLOTS,
+    Pass,
+    aligned,
+    fill_table,
+    plain_mode,
+    run_pass,
+    scan_key,
+    tensor_at,
+)
+from torchrum.ops.kernels.triton_launch import Launch, padded, prepare
+
+UNITS = 128  # of a program, or one head
+NO_DIRECTION = tl.constexpr(1e-12)  # as rotation.py: tiny_of, opposite_of
+OPPOSITE = tl.constexpr(1e-4)
+
+
+@triton.jit
+def own_units(H: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr):
+    """The units of this program ``(HEADS, SIZE)`` and which of them are real."""
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    i = tl.arange(0, SIZE)[None, :]
+    j = head * HEAD + i
+    return j, (i < HEAD) & (j < H)
+
+
+@triton.jit
+def head_dot(x, y):
+    return tl.sum(x * y, 1)[:, None]
+
+
+@triton.jit
+def inverse_above(length, tiny):
+    return tl.where(length <= tiny, 0.0, 1.0 / length)  # NaN is passed on
+
+
+@triton.jit
+def find_plane(eps, tau, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
+    """Where heads turn: e, w, m and the inverse lengths of eps, tau and e + w, as ``torch_backend.Plane``."""
+    rotated = mask & (j < K)
+    eps = tl.where(rotated, eps, 0.0)
+    tau = tl.where(rotated, tau, 0.0)
+    inv_eps = inverse_above(tl.sqrt(head_dot(eps, eps)), NO_DIRECTION)
+    inv_tau = inverse_above(tl.sqrt(head_dot(tau, tau)), NO_DIRECTION)
+    units = tl.sum(rotated.to(tl.int32), 1)[:, None]
+    fixed = (inv_eps == 0.0) | (inv_tau == 0.0) | (units < 2)
+    e, w = eps * inv_eps, tau * inv_tau
+    s, apart = e + w, e - w
+    square = head_dot(s, s)
+    s -= head_dot(s, apart) / tl.maximum(4.0 - square, 2.0) * apart  # rotation.md: rounding tilts a short s
+    length = tl.sqrt(square)
+    opposite = length <= OPPOSITE
+    inv_s = inverse_above(length, OPPOSITE)
+    # a half turn: m is the axis where |e| is smallest, made orthogonal to e
+    size = tl.where(rotated, tl.abs(e), 2.0)
+    smallest = tl.min(tl.where(size == tl.min(size, 1)[:, None], j, 2147483647), 1)[:, None]
+    axis = tl.where(j == smallest, 1.0, 0.0)
+    axis = tl.where(rotated, axis - head_dot(axis, e) * e, 0.0)
+    m = tl.where(opposite, axis * inverse_above(tl.sqrt(head_dot(axis, axis)), 0.0), s * inv_s)
+    inv_tau = tl.where(fixed | opposite, 0.0, inv_tau)
+    return (
+        tl.where(fixed, 0.0, e), w, tl.where(fixed, 0.0, m),
+        tl.where(fixed, 0.0, inv_eps), inv_tau, tl.where(fixed, 0.0, inv_s),
+    )  # fmt: skip
+
+
+@triton.jit
+def inner_of(tau, h, e, m, j, K: tl.constexpr):
+    """tau + P R h."""
+    g = h - 2.0 * head_dot(e, h) * e
+    return tau + tl.where(j < K, g - 2.0 * head_dot(m, g) * m, 0.0)
+
+
+@triton.jit
+def lets_in(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
+    """The share of the new value in the state, by zoneout and the length."""
+    share = tl.zeros(j.shape, tl.float32) + 1.0
+    if ZONEOUT == "train":
+        share = tl.where(zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW), 1.0, 0.0)
+    elif ZONEOUT is not None:
+        share = share * (1.0 - ZONEOUT)
+    if lengths is not None:
+        share = tl.where(t < tl.load(lengths + b), share, 0.0)
+    return share
+
+
+@triton.jit(do_not_specialize=["t", "B"])
+def gated_forward_kernel(
+    table, xp, out, gates, parts, state, low, bias, lengths, seed, t, B,
+    PARTS: tl.constexpr, SAVE: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr,
+    HEADS: tl.constexpr, K: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
+):  # fmt: skip
+    """One step for the heads of one program in row b. A table holds the step that ``t`` counts from and the tensors."""
+    dtype = low.dtype.element_ty
+    if table is not None:
+        t = tl.load(table) + t
+        xp = tensor_at(table, 1, dtype)
+        out = tensor_at(table, 2, dtype)
+        gates = tensor_at(table, 3, tl.float32)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    j, mask = own_units(H, HEAD, SIZE, HEADS)
+    xp += row * (3 * H) + j
+    gates += row * (3 * H) + j
+    parts += b * (3 * HP)
+    h = tl.load(state + b * H + j, mask=mask, other=0.0)
+    eps = tl.load(xp + 2 * H, mask=mask, other=0.0).to(tl.float32)
+    r = tl.load(xp, mask=mask, other=0.0).to(tl.float32) + tl.load(bias + j, mask=mask, other=0.0)
+    u = tl.load(xp + H, mask=mask, other=0.0).to(tl.float32) + tl.load(bias + H + j, mask=mask, other=0.0)
+    r = sigmoid(r + load_parts(parts, j, mask, B * (3 * HP), PARTS))
+    u = sigmoid(u + load_parts(parts + HP, j, mask, B * (3 * HP), PARTS))
+    tau = tl.load(bias + 2 * H + j, mask=mask, other=0.0)
+    tau += load_parts(parts + 2 * HP, j, mask, B * (3 * HP), PARTS)
+    e, _, m, _, _, _ = find_plane(eps, tau, j, mask, K, HEAD)
+    candidate = tanh(eps + r * inner_of(tau, h, e, m, j, K))
+    new = u * h + (1.0 - u) * candidate
+    share = lets_in(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    new = tl.where(share == 1.0, new, tl.where(share == 0.0, h, share * new + (1.0 - share) * h))
+    tl.store(state + b * H + j, new, mask=mask)
+    tl.store(low + b * HP + j, new.to(dtype), mask=mask)
+    tl.store(out + row * H + j, new.to(dtype), mask=mask)
+    if SAVE:
+        tl.store(gates, r, mask=mask)
+        tl.store(gates + H, u, mask=mask)
+        tl.store(gates + 2 * H, tau, mask=mask)
+
+
+@triton.jit(do_not_specialize=["t", "T", "B"])
+def gated_backward_kernel(
+    table, xp, out, gates, grad_out, dxp, dgates, parts, dstate, low, h0, lengths, seed, t, T, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr,
+    HEADS: tl.constexpr, K: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
+):  # fmt: skip
+    """One step back. ``t`` is the step, or counts back from the table's step where there is a table."""
+    dtype = low.dtype.element_ty
+    if table is not None:
+        t = tl.load(table) - t
+        T = tl.load(table + 7)
+        xp = tensor_at(table, 1, dtype)
+        out = tensor_at(table, 2, dtype)
+        gates = tensor_at(table, 3, tl.float32)
+        grad_out = tensor_at(table, 4, dtype)
+        dxp = tensor_at(table, 5, dtype)
+        dgates = tensor_at(table, 6, dtype)
+    b = tl.program_id(0)
+    row = t.to(tl.int64) * B + b
+    j, mask = own_units(H, HEAD, SIZE, HEADS)
+    gates += row * (3 * H) + j
+    eps = tl.load(xp + row * (3 * H) + 2 * H + j, mask=mask, other=0.0).to(tl.float32)
+    r = tl.load(gates, mask=mask, other=0.0)
+    u = tl.load(gates + H, mask=mask, other=0.0)
+    tau = tl.load(gates + 2 * H, mask=mask, other=0.0)
+    before = tl.load(out + (row - B) * H + j, mask=mask & (t > 0), other=0.0).to(tl.float32)
+    h = tl.where(t > 0, before, tl.load(h0 + b * H + j, mask=mask & (t == 0), other=0.0))
+    e, w, m, inv_eps, inv_tau, inv_s = find_plane(eps, tau, j, mask, K, HEAD)
+    inner = inner_of(tau, h, e, m, j, K)
+    candidate = tanh(eps + r * inner)
+    share = lets_in(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+
+    later = mask & (t + 1 < T)  # no step follows the last one
+    total = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
+    total += tl.load(dstate + b * H + j, mask=later, other=0.0)
+    total += load_parts(parts + b * HP, j, later, B * HP, PARTS)
+    grad = total * share
+    deps = grad * (1.0 - u) * (1.0 - candidate * candidate)
+    dr = deps * inner * r * (1.0 - r)
+    du = grad * (h - candidate) * u * (1.0 - u)
+    dtau = deps * r
+    dh = grad * u + (total - grad)
+
+    dz = tl.where(j < K, dtau, 0.0)  # of R h: from here on as torch_backend.Plane.backward
+    p, m_dz = head_dot(e, h), head_dot(m, dz)
+    g = h - 2.0 * p * e
+    dg, m_g = dz - 2.0 * m_dz * m, head_dot(m, g)
+    e_dg = head_dot(e, dg)
+    ds = (4.0 * m_g * m_dz * m - 2.0 * (m_g * dz + m_dz * g)) * inv_s
+    along = head_dot(e, ds)
+    deps += (ds - 2.0 * (p * dg + e_dg * h) + (4.0 * p * e_dg - along) * e) * inv_eps
+    dtau += (ds + along * w) * inv_tau
+    dh += dg - 2.0 * e_dg * e
+
+    dxp += row * (3 * H) + j
+    dgates += row * (3 * H) + j
+    low += b * (3 * HP) + j
+    tl.store(dstate + b * H + j, dh, mask=mask)
+    tl.store(dxp, dr.to(dtype), mask=mask)
+    tl.store(dxp + H, du.to(dtype), mask=mask)
+    tl.store(dxp + 2 * H, deps.to(dtype), mask=mask)
+    tl.store(dgates, dr.to(dtype), mask=mask)
+    tl.store(dgates + H, du.to(dtype), mask=mask)
+    tl.store(dgates + 2 * H, dtau.to(dtype), mask=mask)
+    tl.store(low, dr.to(dtype), mask=mask)
+    tl.store(low + HP, du.to(dtype), mask=mask)
+    tl.store(low + 2 * HP, dtau.to(dtype), mask=mask)
+
+
+class Buffers:
+    """The buffers at fixed addresses that both directions have."""
+
+    direction: str
+    stride: int
+    matmul: StepMatmul
+
+    def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=xp.device)
+
+        xp, (self.B, self.H) = inputs.xp, inputs.h0.shape
+        self.HP = padded(self.H)
+        self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
+        self.weight = xp.new_zeros(3 * self.HP, self.HP)  # padding stays zero
+        self.h0, self.bias = empty(self.B, self.H), empty(3 * self.H)
+        self.lengths = None if inputs.lengths is None else empty(self.B, dtype=torch.int64)
+        self.seed = empty(1, dtype=torch.int64) if options.draws else None
+        self.given: tuple[Any, ...] = ()
+        head = options.head_size if options.rotated_units > 0 else min(UNITS, triton.next_power_of_2(self.H))
+        size = triton.next_power_of_2(head)
+        heads = triton.next_power_of_2(min(max(1, UNITS // size), -(-self.H // head)))
+        zoneout, keep_below = zoneout_flags(options.zoneout, options.training)
+        self.grid = self.B, triton.cdiv(self.H, head * heads)
+        self.flags = {
+            **{"H": self.H, "HP": self.HP, "HEAD": head, "SIZE": size, "HEADS": heads, "K": options.rotated_units},
+            **{"ZONEOUT": zoneout, "KEEP_BELOW": keep_below, "num_warps": max(1, min(4, heads * size // 128))},
+        }
+
+    def load(self, inputs: GatedInputs, T: int, first: int, *given: Tensor | None) -> None:
+        """Load a call's data; ``given`` are the tensors over all steps, from step ``first`` on."""
+        self.weight.view(3, self.HP, self.HP)[:, : self.H, : self.H].copy_(inputs.weight_hh.view(3, self.H, self.H))
+        self.h0.copy_(inputs.h0)
+        self.bias.zero_() if inputs.bias_hh is None else self.bias.copy_(inputs.bias_hh)
+        for mine, theirs in ((self.lengths, inputs.lengths), (self.seed, inputs.seed)):
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
+        self.T, self.given = T, given
+        if self.table is not None:
+            fill_table(self.table, first, T, *given)
+
+    def row(self, table: Tensor | None, t: int) -> Launch:
+        """The row kernel's launch, on the table's tensors or on those given."""
+        raise NotImplementedError
+
+    def launches(self, t: int) -> tuple[Launch, ...]:
+        return (self.matmul.prepare(), self.row(self.table, t))[:: self.stride]  # backward the row kernel comes first
+
+    def warm_up(self) -> None:
+        for enqueue in (*self.launches(0), self.row(None, 0)):  # a capture around the scan records the addresses
+            enqueue()
+
+    def forget(self) -> None:
+        self.given = ()
+
+
+class ForwardSteps(Buffers):
+    """One matmul and one row kernel per step. ``h0`` is the running state in float32, ``low`` what the matmul reads."""
+
+    direction = "forward"
+    stride = 1
+
+    def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool, save: bool) -> None:
+        super().__init__(inputs, options, graphed)
+        self.flags["SAVE"] = save
+        self.low = self.weight.new_zeros(self.B, self.HP)  # padding stays zero
+        self.matmul = StepMatmul(self.low, self.weight.t(), False, self.direction)
+
+    def begin(self, inputs: GatedInputs, out: Tensor, gates: Tensor) -> None:
+        self.load(inputs, len(out), 0, inputs.xp, out, gates)
+        self.low[:, : self.H].copy_(inputs.h0)
+
+    def row(self, table: Tensor | None, t: int) -> Launch:
+        given = self.given if table is None else [None] * len(self.given)
+        return prepare(
+            gated_forward_kernel, self.grid, table, *given, self.matmul.out, self.h0, self.low, self.bias,
+            self.lengths, self.seed, t, self.B, PARTS=self.matmul.parts, **self.flags,
+        )  # fmt: skip
+
+
+class BackwardSteps(Buffers):
+    """One row kernel and one matmul per step; h's gradient gets ``dstate`` and the matmul's output from later steps."""
+
+    direction = "backward"
+    stride = -1
+
+    def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
+        super().__init__(inputs, options, graphed)
+        self.low = self.weight.new_zeros(self.B, 3 * self.HP)  # padding stays zero
+        self.dstate = torch.empty_like(self.h0)
+        self.matmul = StepMatmul(self.low, self.weight, False, self.direction)
+
+    def begin(self, inputs: GatedInputs, *given: Tensor) -> None:
+        self.load(inputs, len(inputs.xp), len(inputs.xp) - 1, inputs.xp, *given)
+
+    def row(self, table: Tensor | None, t: int) -> Launch:
+        given = self.given if table is None else [None] * len(self.given)
+        return prepare(
+            gated_backward_kernel, self.grid, table, *given, self.matmul.out, self.dstate, self.low, self.h0,
+            self.lengths, self.seed, t, self.T, self.B, PARTS=self.matmul.parts, **self.flags,
+        )  # fmt: skip
+
+    def finish(self) -> Tensor:
+        """Gradient of the first state, in float32."""
+        return self.dstate + self.matmul.out[:, :, : self.H].float().sum(0)
+
+
+def _key(direction: str, inputs: GatedInputs, options: GatedOptions, *more: Any) -> Hashable:
+    return scan_key("gated", direction, inputs.xp, options, inputs.lengths is not None, *more)
+
+
+def forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Tensor, Tensor]:
+    """The forward pass, see ``stepwise.forward``."""
+    with plain_mode(inputs.xp):
+        out, gates = inputs.empty_results(save)
+        inputs = inputs._replace(xp=aligned(inputs.xp), weight_hh=inputs.weight_hh.contiguous())
+        scan_pass: Pass[ForwardSteps, None] = Pass(
+            key=lambda: _key("forward", inputs, options, save),
+            build=lambda graphed: ForwardSteps(inputs, options, graphed, save),
+            begin=lambda steps: steps.begin(inputs, out, gates),
+            finish=lambda steps: None,
+        )
+        run_pass(scan_pass, inputs.xp, len(out))
+    return out, gates
+
+
+def backward(
+    grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
+) -> GatedGradients:
+    """The backward pass, see ``stepwise.backward``."""
+    with plain_mode(inputs.xp):
+        xp = aligned(inputs.xp)
+        inputs = inputs._replace(xp=xp, weight_hh=inputs.weight_hh.contiguous())
+        dxp, dgates = torch.empty_like(xp), torch.empty_like(xp)
+        given = (aligned(out), aligned(gates), aligned(grad_out.to(xp.dtype)), dxp, dgates)
+        scan_pass: Pass[BackwardSteps, Tensor] = Pass(
+            key=lambda: _key("backward", inputs, options),
+            build=lambda graphed: BackwardSteps(inputs, options, graphed),
+            begin=lambda steps: steps.begin(inputs, *given),
+            finish=BackwardSteps.finish,
+        )
+        dh0 = run_pass(scan_pass, xp, len(out))
+        return GatedGradients(dxp, dh0.to(inputs.h0.dtype), *weight_gradients(dgates, inputs, out))

@@ -1,0 +1,560 @@
+/* The gated scan, ../../gated_scan/README.md: a block of rows walks through all steps by itself, as in walk.h. */
+#ifndef TORCHRUM_GATED_H
+#define TORCHRUM_GATED_H
+
+#include "gradient.h"
+#include "step.h"
+
+/* One scan. Tensors are contiguous; one that a call does not use is NULL. ../../gated_scan/native.py has the same fields
+ * in this order. */
+typedef struct {
+    int64_t backward; /* whether gradients are asked for */
+    int64_t T, B, H;
+    int64_t head_size, rotated;
+    int64_t block, threads; /* rows of the batch that walk through time together, and threads to walk them */
+    int64_t masked;         /* zoneout draws masks; otherwise it mixes */
+    int64_t keep_below, seed;
+    double zoneout;
+    const real *xp, *h0, *weight, *bias; /* (T, B, 3 H), (B, H), (3 H, H), (3 H) or NULL; blocks r, u, n */
+    const int64_t *lengths;
+    real *out;
+    real *gates; /* (T, B, 3 H): r, u, tau; NULL where there is no backward */
+    const real *grad_out;
+    real *grad_xp, *grad_tau; /* (T, B, 3 H), (T, B, H) */
+    real *grad_h0, *grad_weight, *grad_bias;
+} GatedScan;
+
+/* What all threads read. */
+typedef struct {
+    const GatedScan *scan;
+    int64_t padded;      /* H rounded up to whole vectors */
+    int64_t size, width; /* a head in memory, a power of two, and all heads */
+    int direct;          /* too few rows and steps to pack the weight */
+    int in_place;        /* heads lie in memory as they are: nothing need be moved */
+    const real *bias;    /* (3, padded) */
+    const real *turns;   /* (width): 1 in heads of more than one unit */
+    const real *rotated; /* (padded): 1 for a unit that takes the rotated state */
+    Packed weight;
+} GatedShared;
+
+/* The heads of one row, (width) each: where they turn, z = H_m H_e h, and the gradients. e and m are zero where nothing
+ * turns; the inverse lengths of eps, tau and e + w, for each unit of a head, where there is no gradient. */
+typedef struct {
+    real *eps, *tau, *h, *z, *e, *w, *m, *inv_eps, *inv_tau, *inv_s, *grad, *to_eps, *to_tau, *to_h;
+} Heads;
+
+typedef struct {
+    real *r, *u, *tau, *eps, *h, *z, *candidate; /* of one row, (padded) */
+    real *grad, *skipped, *to_z, *to_eps, *to_tau, *to_h;
+    real *states, *sums;   /* (block, padded), (block, 3, padded) */
+    real *grad_h, *to_sums; /* (block, padded), (block, 3, padded) */
+    Heads heads;
+} GatedWork;
+
+typedef struct {
+    real *start; /* NULL only measures */
+    int64_t used;
+} GatedArena;
+
+static real *take_row(GatedArena *arena, int64_t size)
+{
+    int64_t at = arena->used;
+    arena->used += padded_size(size);
+    return arena->start ? arena->start + at : NULL;
+}
+
+static int64_t lay_out_gated(const GatedShared *shared, real *start, GatedWork *work)
+{
+    GatedArena arena = {start, 0};
+    real **rows[] = {&work->r,    &work->u,       &work->tau,  &work->eps,    &work->h,      &work->z,   &work->candidate,
+                     &work->grad, &work->skipped, &work->to_z, &work->to_eps, &work->to_tau, &work->to_h};
+    real **heads[] = {&work->heads.eps,     &work->heads.tau,     &work->heads.h,     &work->heads.z,    &work->heads.e,
+                      &work->heads.w,       &work->heads.m,       &work->heads.inv_eps, &work->heads.inv_tau,
+                      &work->heads.inv_s,   &work->heads.grad,    &work->heads.to_eps, &work->heads.to_tau, &work->heads.to_h};
+    const int64_t block = shared->scan->block * shared->padded, backward = shared->scan->backward;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        *rows[i] = take_row(&arena, shared->padded);
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        *heads[i] = take_row(&arena, shared->width);
+    work->states = take_row(&arena, block);
+    work->sums = take_row(&arena, !backward * 3 * block);
+    work->grad_h = take_row(&arena, backward * block);
+    work->to_sums = take_row(&arena, backward * 3 * block);
+    return arena.used;
+}
+
+/* H numbers of a tensor into a padded row, whose padding is zero already, and back. */
+INLINE void read_row(const GatedShared *shared, real *row, const real *source)
+{
+    const int64_t H = shared->scan->H, whole = H - H % LANES;
+    for (int64_t j = 0; j < whole; j += LANES)
+        store(row + j, load_loose(source + j));
+    for (int64_t j = whole; j < H; j++)
+        row[j] = source[j];
+}
+
+INLINE void write_row(const GatedShared *shared, real *target, const real *row)
+{
+    const int64_t H = shared->scan->H, whole = H - H % LANES;
+    for (int64_t j = 0; j < whole; j += LANES)
+        store_loose(target + j, load(row + j));
+    for (int64_t j = whole; j < H; j++)
+        target[j] = row[j];
+}
+
+/* Units of each head to where a head of ``size`` begins, and back. */
+static void spread_heads(const GatedShared *shared, real *heads, const real *row)
+{
+    const int64_t n = shared->scan->head_size, K = shared->scan->rotated;
+    for (int64_t j = 0; j < K; j += n)
+        memcpy(heads + j / n * shared->size, row + j, (K - j < n ? K - j : n) * sizeof(real));
+}
+
+static void gather_heads(const GatedShared *shared, real *row, const real *heads)
+{
+    const int64_t n = shared->scan->head_size, K = shared->scan->rotated;
+    for (int64_t j = 0; j < K; j += n)
+        memcpy(row + j, heads + j / n * shared->size, (K - j < n ? K - j : n) * sizeof(real));
+}
+
+/* Sums over each group of ``size`` lanes, a power of two, in each lane of the group. */
+INLINE vec sum_lanes(vec x, const int64_t size)
+{
+    for (int64_t step = 1; step < size && step < LANES; step *= 2) {
+#ifdef __clang__
+        vec other;
+        for (int64_t i = 0; i < LANES; i++)
+            other[i] = x[i ^ step];
+#else
+        mask places;
+        for (int64_t i = 0; i < LANES; i++)
+            places[i] = i ^ step;
+        vec other = __builtin_shuffle(x, places);
+#endif
+        x += other;
+    }
+    return x;
+}
+
+INLINE vec root(vec x)
+{
+    real numbers[LANES] __attribute__((aligned(VECTOR_BYTES)));
+    store(numbers, x);
+    for (int64_t i = 0; i < LANES; i++)
+        numbers[i] = square_root(numbers[i]);
+    return load(numbers);
+}
+
+INLINE int64_t any_of(mask where)
+{
+    int64_t parts[VECTOR_BYTES / 8], any = 0;
+    memcpy(parts, &where, sizeof parts);
+    for (int i = 0; i < VECTOR_BYTES / 8; i++)
+        any |= parts[i];
+    return any;
+}
+
+/* 1/x; 0 where x is at most ``tiny``. NaN stays NaN. */
+INLINE vec inverse_above(vec x, real tiny) { return choose(x <= tiny, (vec){0}, 1 / x); }
+
+/* Inner products in each lane of a head; a head longer than a vector takes several. */
+INLINE vec head_dot(const real *x, const real *y, const int64_t size)
+{
+    vec sum = load(x) * load(y);
+    for (int64_t j = LANES; j < size; j += LANES)
+        sum += load(x + j) * load(y + j);
+    return sum_lanes(sum, size);
+}
+
+/* Where tau points against eps: m is the axis where |e| is smallest, made orthogonal to e. It has no gradient. */
+static void half_turn(const real *e, real *m, int64_t units)
+{
+    int64_t smallest = 0;
+    real square = 0;
+    for (int64_t j = 1; j < units; j++)
+        if (__builtin_fabs(e[j]) < __builtin_fabs(e[smallest]))
+            smallest = j;
+    for (int64_t j = 0; j < units; j++) {
+        m[j] = (j == smallest) - e[smallest] * e[j];
+        square += m[j] * m[j];
+    }
+    for (int64_t j = 0; j < units; j++)
+        m[j] /= square_root(square);
+}
+
+/* Units of the head that begins at ``at``. */
+static int64_t units_of(const GatedShared *shared, int64_t at)
+{
+    const int64_t n = shared->scan->head_size, left = shared->scan->rotated - at / shared->size * n;
+    return left < n ? left : n;
+}
+
+/* Find the planes of a row and z = R h. */
+INLINE void turn_heads(const GatedShared *shared, const Heads *it, const int64_t size)
+{
+    const int64_t group = size < LANES ? LANES : size;
+    for (int64_t at = 0; at < shared->width; at += group) {
+        const real *eps = it->eps + at, *tau = it->tau + at, *h = it->h + at;
+        vec inv_eps = inverse_above(root(head_dot(eps, eps, size)), NO_DIRECTION);
+        vec inv_tau = inverse_above(root(head_dot(tau, tau, size)), NO_DIRECTION);
+        mask fixed = (inv_eps == 0) | (inv_tau == 0) | (load(shared->turns + at) == 0);
+        vec square = {0}, tilt = {0};
+        for (int64_t j = 0; j < group; j += LANES) {
+            vec e = load(eps + j) * inv_eps, w = load(tau + j) * inv_tau, s = e + w;
+            store(it->e + at + j, e);
+            store(it->w + at + j, w);
+            square += s * s;
+            tilt += s * (e - w);
+        }
+        square = sum_lanes(square, size);
+        vec rest = 4 - square; /* |e - w|^2 */
+        tilt = sum_lanes(tilt, size) / choose(rest < 2, splat(2), rest);
+        vec length = root(square), inv_s = inverse_above(length, (real)OPPOSITE);
+        mask opposite = (length <= (real)OPPOSITE) & ~fixed;
+        for (int64_t j = 0; j < group; j += LANES) { /* rotation.md: rounding tilts a short s along e - w */
+            vec e = load(it->e + at + j), w = load(it->w + at + j);
+            store(it->m + at + j, choose(fixed, (vec){0}, (e + w - tilt * (e - w)) * inv_s));
+            store(it->e + at + j, choose(fixed, (vec){0}, e));
+            store(it->inv_eps + at + j, choose(fixed, (vec){0}, inv_eps));
+            store(it->inv_tau + at + j, choose(fixed | opposite, (vec){0}, inv_tau));
+            store(it->inv_s + at + j, choose(fixed, (vec){0}, inv_s));
+        }
+        for (int64_t i = 0; i < group && any_of(opposite); i += size)
+            if (opposite[i % LANES])
+                half_turn(it->e + at + i, it->m + at + i, units_of(shared, at + i));
+        vec p = 2 * head_dot(it->e + at, h, size);
+        for (int64_t j = 0; j < group; j += LANES)
+            store(it->z + at + j, load(h + j) - p * load(it->e + at + j));
+        vec q = 2 * head_dot(it->m + at, it->z + at, size);
+        for (int64_t j = 0; j < group; j += LANES)
+            store(it->z + at + j, load(it->z + at + j) - q * load(it->m + at + j));
+    }
+}
+
+/* Gradients of eps, tau and h from that of z. */
+INLINE void turn_heads_backward(const GatedShared *shared, const Heads *it, const int64_t size)
+{
+    const int64_t group = size < LANES ? LANES : size;
+    for (int64_t at = 0; at < shared->width; at += group) {
+        const real *e = it->e + at, *w = it->w + at, *m = it->m + at, *h = it->h + at, *grad = it->grad + at;
+        real *to_h = it->to_h + at, *to_tau = it->to_tau + at, *to_eps = it->to_eps + at;
+        vec p = head_dot(e, h, size), m_grad = head_dot(m, grad, size), m_g = {0}, e_grad = {0};
+        for (int64_t j = 0; j < group; j += LANES) {
+            m_g += load(m + j) * (load(h + j) - 2 * p * load(e + j));
+            store(to_h + j, load(grad + j) - 2 * m_grad * load(m + j)); /* the gradient of g = H_e h */
+            e_grad += load(e + j) * load(to_h + j);
+        }
+        m_g = sum_lanes(m_g, size);
+        e_grad = sum_lanes(e_grad, size);
+        vec along = {0};
+        for (int64_t j = 0; j < group; j += LANES) {
+            vec g = load(h + j) - 2 * p * load(e + j);
+            vec to_s = 4 * m_g * m_grad * load(m + j) - 2 * (m_g * load(grad + j) + m_grad * g);
+            store(to_tau + j, to_s * load(it->inv_s + at + j));
+            along += load(e + j) * load(to_tau + j);
+        }
+        along = sum_lanes(along, size); /* the inner product with w is minus that */
+        for (int64_t j = 0; j < group; j += LANES) {
+            vec to_s = load(to_tau + j), to_g = load(to_h + j), from = load(e + j);
+            vec to_e = to_s - 2 * (p * to_g + e_grad * load(h + j)) + (4 * p * e_grad - along) * from;
+            store(to_eps + j, to_e * load(it->inv_eps + at + j));
+            store(to_tau + j, (to_s + along * load(w + j)) * load(it->inv_tau + at + j));
+            store(to_h + j, to_g - 2 * e_grad * from);
+        }
+    }
+}
+
+/* One row's tau + P R h in place of z, from eps, tau and h; the planes stay for the backward. */
+static void turn_row(const GatedShared *shared, GatedWork *work)
+{
+    Heads *it = &work->heads;
+    if (shared->in_place) {
+        it->eps = work->eps, it->tau = work->tau, it->h = work->h, it->z = work->z;
+    } else {
+        spread_heads(shared, it->eps, work->eps);
+        spread_heads(shared, it->tau, work->tau);
+        spread_heads(shared, it->h, work->h);
+    }
+    if (shared->size == 8) /* the usual one: the compiler unrolls its sums */
+        turn_heads(shared, it, 8);
+    else
+        turn_heads(shared, it, shared->size);
+    if (!shared->in_place)
+        gather_heads(shared, work->z, it->z);
+    for (int64_t j = 0; j < shared->padded; j += LANES)
+        store(work->z + j, load(work->tau + j) + choose(load(shared->rotated + j) > 0, load(work->z + j), (vec){0}));
+}
+
+/* Add the gradients that pass through the rotation to those of eps, tau and h, from that of P R h in to_z. */
+static void turn_row_backward(const GatedShared *shared, GatedWork *work)
+{
+    Heads *it = &work->heads;
+    if (shared->in_place)
+        for (int64_t j = 0; j < shared->width; j += LANES)
+            store(it->grad + j, choose(load(shared->rotated + j) > 0, load(work->to_z + j), (vec){0}));
+    else
+        spread_heads(shared, it->grad, work->to_z);
+    if (shared->size == 8)
+        turn_heads_backward(shared, it, 8);
+    else
+        turn_heads_backward(shared, it, shared->size);
+    real *found[] = {it->to_eps, it->to_tau, it->to_h}, *totals[] = {work->to_eps, work->to_tau, work->to_h};
+    for (int i = 0; i < 3; i++) {
+        real *row = found[i];
+        if (!shared->in_place) {
+            row = work->z;
+            gather_heads(shared, row, found[i]);
+        }
+        const int64_t end = shared->in_place ? shared->width : shared->padded;
+        for (int64_t j = 0; j < end; j += LANES)
+            store(totals[i] + j, load(totals[i] + j) + choose(load(shared->rotated + j) > 0, load(row + j), (vec){0}));
+    }
+}
+
+/* The share of each new value in the state: zoneout's mask, as masks.py draws it, or 1 - zoneout. */
+INLINE vec share_of_new(const GatedScan *scan, int64_t key, int64_t first, int64_t j)
+{
+    vec share = splat(1 - (real)scan->zoneout);
+    for (int64_t i = 0; scan->masked && i < LANES; i++)
+        share[i] = hash32(key ^ (first + j + i)) < (uint64_t)scan->keep_below;
+    return share;
+}
+
+static int64_t key_of(const GatedScan *scan, int64_t t)
+{
+    return (int64_t)hash32(scan->seed ^ (int64_t)((uint64_t)t * 0x9e3779b9 & 0xffffffff));
+}
+
+/* One row of a step: ``sums`` has what the state adds to r, u and tau, ``h`` the state, which becomes the new one. */
+static void gated_forward(const GatedShared *shared, GatedWork *work, int64_t t, int64_t b, real *sums, real *h)
+{
+    const GatedScan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded, at = t * scan->B + b;
+    const real *xp = scan->xp + at * 3 * H;
+    read_row(shared, work->r, xp);
+    read_row(shared, work->u, xp + H);
+    read_row(shared, work->eps, xp + 2 * H);
+    work->tau = sums + 2 * padded;
+    work->h = h;
+    turn_row(shared, work);
+    const int64_t key = scan->zoneout > 0 ? key_of(scan, t) : 0;
+    for (int64_t j = 0; j < padded; j += LANES) {
+        vec r = sigmoid(load(work->r + j) + load(sums + j)), u = sigmoid(load(work->u + j) + load(sums + padded + j));
+        vec candidate = hyperbolic_tangent(load(work->eps + j) + r * load(work->z + j)), old = load(h + j);
+        vec new = u * old + (1 - u) * candidate; /* not c + u (h - c), which rounds h away where u is 1 and c is large */
+        if (scan->zoneout > 0) {
+            vec share = share_of_new(scan, key, b * H, j);
+            if (scan->masked)
+                new = choose(share > 0, new, old);
+            else
+                new += (1 - share) * (old - new);
+        }
+        store(work->r + j, r);
+        store(work->u + j, u);
+        store(h + j, new);
+    }
+    for (int64_t j = H; j < padded; j++)
+        h[j] = 0; /* behind the last unit: a NaN must not spread */
+    if (scan->gates != NULL) {
+        write_row(shared, scan->gates + at * 3 * H, work->r);
+        write_row(shared, scan->gates + (at * 3 + 1) * H, work->u);
+        write_row(shared, scan->gates + (at * 3 + 2) * H, work->tau);
+    }
+}
+
+/* Gradients of one row of a step: ``grad_h`` is that of the new state and becomes that of the old one, up to what passes
+ * through the weight; ``to_sums`` (3, H) gets those of r and u before their sigmoids and of tau. */
+static void gated_backward(const GatedShared *shared, GatedWork *work, int64_t t, int64_t b, real *grad_h, real *to_sums)
+{
+    const GatedScan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded, at = t * scan->B + b;
+    read_row(shared, work->r, scan->gates + at * 3 * H);
+    read_row(shared, work->u, scan->gates + (at * 3 + 1) * H);
+    read_row(shared, work->tau, scan->gates + (at * 3 + 2) * H);
+    read_row(shared, work->eps, scan->xp + (at * 3 + 2) * H);
+    read_row(shared, work->h, t > 0 ? scan->out + (at - scan->B) * H : scan->h0 + b * H);
+    turn_row(shared, work);
+    const int64_t key = scan->zoneout > 0 ? key_of(scan, t) : 0;
+    for (int64_t j = 0; j < padded; j += LANES) {
+        vec r = load(work->r + j), u = load(work->u + j), inner = load(work->z + j), h = load(work->h + j);
+        vec candidate = hyperbolic_tangent(load(work->eps + j) + r * inner), grad = load(grad_h + j), skipped = {0};
+        if (scan->zoneout > 0) {
+            vec through = grad * share_of_new(scan, key, b * H, j);
+            skipped = grad - through;
+            grad = through;
+        }
+        vec to_sum = grad * (1 - u) * (1 - candidate * candidate), to_z = to_sum * r;
+        store(work->to_eps + j, to_sum);
+        store(work->to_tau + j, to_z);
+        store(work->to_z + j, to_z);
+        store(work->to_h + j, grad * u + skipped);
+        store(work->r + j, to_sum * inner * r * (1 - r));
+        store(work->u + j, grad * (h - candidate) * u * (1 - u));
+    }
+    turn_row_backward(shared, work);
+    memcpy(grad_h, work->to_h, padded * sizeof(real));
+    write_row(shared, scan->grad_xp + at * 3 * H, work->r);
+    write_row(shared, scan->grad_xp + (at * 3 + 1) * H, work->u);
+    write_row(shared, scan->grad_xp + (at * 3 + 2) * H, work->to_eps);
+    write_row(shared, scan->grad_tau + at * H, work->to_tau);
+    write_row(shared, to_sums, work->r);
+    write_row(shared, to_sums + H, work->u);
+    write_row(shared, to_sums + 2 * H, work->to_tau);
+}
+
+static int has_ended(const GatedScan *scan, int64_t t, int64_t b) { return scan->lengths != NULL && t >= scan->lengths[b]; }
+
+/* A block's rows of a tensor (T, B, numbers) at another step, which a matmul asks for meanwhile. */
+static void ask_for(const GatedScan *scan, Ahead *ahead, const real *x, int64_t t, int64_t first, int64_t rows, int64_t numbers)
+{
+    if (x != NULL && t >= 0 && t < scan->T)
+        expect(ahead, x + (t * scan->B + first) * numbers, rows * numbers);
+}
+
+static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t rows, GatedWork *work)
+{
+    const GatedScan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded;
+    for (int64_t i = 0; i < rows; i++) {
+        memset(work->states + i * padded, 0, padded * sizeof(real));
+        read_row(shared, work->states + i * padded, scan->h0 + (first + i) * H);
+    }
+    for (int64_t t = 0; t < scan->T; t++) {
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(work->sums + i * 3 * padded, shared->bias, 3 * padded * sizeof(real));
+        Ahead ahead = {.count = 0};
+        ask_for(scan, &ahead, scan->gates, t, first, rows, 3 * H);
+        ask_for(scan, &ahead, scan->out, t, first, rows, H);
+        ask_for(scan, &ahead, scan->xp, t + 1, first, rows, 3 * H);
+        if (!shared->direct)
+            matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &ahead);
+        for (int64_t i = 0; shared->direct && i < 3 * rows; i++)
+            add_dots(scan->weight + i % 3 * H * H, H, H, work->states + i / 3 * padded, work->sums + i * padded);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t b = first + i, at = t * scan->B + b;
+            if (!has_ended(scan, t, b))
+                gated_forward(shared, work, t, b, work->sums + i * 3 * padded, work->states + i * padded);
+            else if (scan->gates != NULL)
+                memset(scan->gates + at * 3 * H, 0, 3 * H * sizeof(real));
+            write_row(shared, scan->out + at * H, work->states + i * padded);
+        }
+    }
+}
+
+static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_t rows, GatedWork *work)
+{
+    const GatedScan *scan = shared->scan;
+    const int64_t H = scan->H, padded = shared->padded;
+    memset(work->grad_h, 0, rows * padded * sizeof(real));
+    memset(work->grad, 0, padded * sizeof(real));
+    for (int64_t t = scan->T - 1; t >= 0; t--) {
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t b = first + i, at = t * scan->B + b;
+            real *grad_h = work->grad_h + i * padded, *to_sums = work->to_sums + i * 3 * H;
+            read_row(shared, work->grad, scan->grad_out + at * H);
+            for (int64_t j = 0; j < padded; j += LANES)
+                store(grad_h + j, load(grad_h + j) + load(work->grad + j));
+            if (!has_ended(scan, t, b)) {
+                gated_backward(shared, work, t, b, grad_h, to_sums);
+                continue;
+            }
+            memset(to_sums, 0, 3 * H * sizeof(real));
+            memset(scan->grad_xp + at * 3 * H, 0, 3 * H * sizeof(real));
+            memset(scan->grad_tau + at * H, 0, H * sizeof(real));
+        }
+        Ahead ahead = {.count = 0};
+        ask_for(scan, &ahead, scan->grad_tau, t - 1, first, rows, H);
+        ask_for(scan, &ahead, scan->grad_xp, t - 1, first, rows, 3 * H);
+        ask_for(scan, &ahead, scan->out, t - 2, first, rows, H);
+        ask_for(scan, &ahead, scan->grad_out, t - 1, first, rows, H);
+        ask_for(scan, &ahead, scan->xp, t - 1, first, rows, 3 * H);
+        ask_for(scan, &ahead, scan->gates, t - 1, first, rows, 3 * H);
+        matmul(work->to_sums, 3 * H, &shared->weight, work->grad_h, padded, rows, &ahead);
+    }
+    for (int64_t i = 0; i < rows; i++)
+        write_row(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);
+}
+
+static void gated_walk(const void *context, int64_t block, real *memory)
+{
+    const GatedShared *shared = context;
+    const GatedScan *scan = shared->scan;
+    const int64_t first = block * scan->block, rows = scan->B - first < scan->block ? scan->B - first : scan->block;
+    GatedWork work = {0};
+    memset(memory, 0, lay_out_gated(shared, NULL, &(GatedWork){0}) * sizeof(real)); /* padding of all rows is zero */
+    lay_out_gated(shared, memory, &work);
+    (scan->backward ? gated_walk_backward : gated_walk_forward)(shared, first, rows, &work);
+}
+
+/* Lay out what all threads share in zeroed memory, and fill it; NULL only measures. Returns how many numbers it has. */
+static int64_t prepare_gated(GatedShared *shared, real *memory)
+{
+    const GatedScan *scan = shared->scan;
+    const int64_t H = scan->H, n = scan->head_size, K = scan->rotated;
+    shared->size = 1;
+    while (shared->size < n)
+        shared->size *= 2;
+    shared->width = padded_size((K + n - 1) / n * shared->size);
+    shared->padded = padded_size(H);
+    shared->in_place = shared->size == n && (K % n == 0 || (K == H && shared->width == shared->padded));
+    const int64_t padded = shared->padded;
+    GatedArena arena = {memory, 0};
+    real *bias = take_row(&arena, 3 * padded), *turns = take_row(&arena, shared->width), *rotated = take_row(&arena, padded);
+    shared->bias = bias, shared->turns = turns, shared->rotated = rotated;
+    shared->weight = scan->backward ? packed_shape(3 * H, padded) : packed_shape(H, 3 * padded);
+    shared->direct = !scan->backward && scan->T * scan->B <= DIRECT_ROWS;
+    shared->weight.data = shared->direct ? NULL : take_row(&arena, shared->weight.K * shared->weight.vectors * LANES);
+    if (memory == NULL)
+        return arena.used;
+    for (int64_t i = 0; scan->bias != NULL && i < 3; i++)
+        memcpy(bias + i * padded, scan->bias + i * H, H * sizeof(real));
+    for (int64_t j = 0; j < K; j++)
+        rotated[j] = 1;
+    for (int64_t at = 0; at < (K + n - 1) / n * shared->size; at++)
+        turns[at] = units_of(shared, at) > 1;
+    if (scan->backward)
+        pack_straight(&shared->weight, scan->weight, H);
+    else if (!shared->direct)
+        pack_transposed(&shared->weight, scan->weight, H, padded);
+    return arena.used;
+}
+
+/* One gated scan, forward or backward; returns 0, or 1 where memory ran out. */
+static int run_gated(const GatedScan *scan)
+{
+    const int64_t H = scan->H, steps = scan->T * scan->B;
+    GatedShared shared = {.scan = scan};
+    real *memory = zeros(prepare_gated(&shared, NULL));
+    if (memory == NULL)
+        return 1;
+    prepare_gated(&shared, memory);
+    expect_writes(scan->backward ? scan->grad_xp : scan->out, steps * (scan->backward ? 3 : 1) * H);
+    expect_writes(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? 1 : 3) * H);
+    Job jobs[5] = {{gated_walk, &shared, lay_out_gated(&shared, NULL, &(GatedWork){0}), (scan->B + scan->block - 1) / scan->block, 0, 0}};
+    if (!scan->backward) {
+        int failed = run_threads(jobs, 1, scan->threads);
+        free(memory);
+        return failed;
+    }
+    /* the weight's rows of r and u, and of tau, whose gradients xp has none of */
+    Source gates = {H, 2 * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
+    Source target = gates;
+    target.units = H;
+    target.to_weight = scan->grad_weight + 2 * H * H;
+    real *bias = scan->grad_bias;
+    Gradient of_gates = {.rows = steps, .units = 2 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {gates}, .to_bias = bias};
+    Gradient of_target = {.rows = steps, .units = H, .grads = scan->grad_tau, .stride = H, .sources = {target},
+                          .to_bias = bias == NULL ? NULL : bias + 2 * H};
+    int failed = prepare_gradients(&of_gates) || prepare_gradients(&of_target);
+    if (!failed) {
+        plan_gradients(&of_gates, jobs + 1);
+        plan_gradients(&of_target, jobs + 3);
+        failed = run_threads(jobs, 5, scan->threads);
+    }
+    free(of_gates.sums);
+    free(of_target.sums);
+    free(memory);
+    return failed;
+}
+
+#endif
