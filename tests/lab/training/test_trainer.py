@@ -221,6 +221,22 @@ class Meddled(Model):
         return super().forward(x, lengths)
 
 
+def test_metrics_that_are_deleted_are_written_again(whole, tmp_path):
+    run = tmp_path / "run"
+    model = Meddled(tiny(), (run / "metrics.jsonl").unlink)
+    with pytest.warns(UserWarning, match=r"metrics.jsonl was deleted during the run; it was written again"):
+        Trainer(tiny(), model, quiet=True).fit(run)
+    assert numbers(run) == numbers(whole[0])
+
+
+def test_metrics_that_are_replaced_stop_the_run(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    other.write_text("{}")
+    model = Meddled(tiny(), lambda: other.rename(run / "metrics.jsonl"))
+    with pytest.raises(RunError, match=r"metrics.jsonl was replaced by another program during the run"):
+        Trainer(tiny(), model, quiet=True).fit(run)
+
+
 @pytest.mark.parametrize("replaced", [False, True], ids=["moved", "replaced"])
 def test_a_folder_that_is_moved_stops_the_run_and_resumes(whole, tmp_path, replaced):
     run, moved = tmp_path / "run", tmp_path / "moved"
@@ -231,7 +247,7 @@ def test_a_folder_that_is_moved_stops_the_run_and_resumes(whole, tmp_path, repla
             run.mkdir()
             (run / ".lock").write_text("another run\n")
 
-    with pytest.raises(RunError, match=r"metrics.jsonl was moved, replaced or deleted during the run"):
+    with pytest.raises(RunError, match=r"run was moved, replaced or deleted during the run, which stops here"):
         Trainer(tiny(), Meddled(tiny(), meddle), quiet=True).fit(run)
     assert (sorted(path.name for path in run.iterdir()) == [".lock"]) if replaced else not run.exists()
     Trainer(tiny(), tiny_model(tiny()), quiet=True).fit(moved, resume=True)

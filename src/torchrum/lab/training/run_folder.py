@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -192,10 +192,12 @@ class MetricsFile:
             kept = "".join(lines).encode() if mark is None else _read_content(path)[: mark.bytes]
             write_atomic(path, kept)
         self._hash, self._bytes = hashlib.sha256(kept), len(kept)
-        self._path, self._file = path, open(path, "ab")  # noqa: SIM115
+        self._path, self._folder = path, os.stat(folder)
+        self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line and hand it to the operating system."""
+        self._check_place()
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
         self._file.flush()
@@ -208,12 +210,26 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Put every line on the disk; a checkpoint must be neither newer than its metrics nor in another folder."""
-        if not (self._path.exists() and os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))):
-            raise RunError(
-                f"{self._path} was moved, replaced or deleted during the run, which stops here. A moved folder has "
-                "every line and checkpoint so far; resume it with --resume."
-            )
+        self._check_place()
         os.fsync(self._file.fileno())
+
+    def _check_place(self) -> None:
+        """Write the file again if it was deleted; a RunError if it or its folder was replaced."""
+        folder = self._path.parent
+        if not (folder.exists() and os.path.samestat(os.stat(folder), self._folder)):
+            raise RunError(
+                f"{folder} was moved, replaced or deleted during the run, which stops here. A moved folder has every "
+                "line and checkpoint so far; resume it with --resume."
+            )
+        if not self._path.exists():
+            self._file.seek(0)
+            content = self._file.read()  # a deleted file has its lines as long as it is open
+            self._file.close()
+            write_atomic(self._path, content)
+            self._file = open(self._path, "a+b")  # noqa: SIM115
+            warnings.warn(f"{self._path} was deleted during the run; it was written again.", stacklevel=4)
+        elif not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+            raise RunError(f"{self._path} was replaced by another program during the run, which stops here.")
 
     def close(self) -> None:
         """Close the file."""
