@@ -46,7 +46,7 @@ def test_what_argparse_refuses_has_exit_code_2(capsys, arguments, message):
 def drawn(monkeypatch):
     """Runs whose curve would have been drawn: that takes longer than to train them."""
     runs = []
-    monkeypatch.setattr("torchrum.paper.plots.curves.draw_curve", runs.append)
+    monkeypatch.setattr("torchrum.paper.plots.run.draw_curve", runs.append)
     return runs
 
 
@@ -83,7 +83,7 @@ def test_a_run_ends_well_on_a_disk_that_is_full_when_its_curve_is_drawn(tmp_path
     def full(run):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("torchrum.paper.plots.curves.draw_curve", full)
+    monkeypatch.setattr("torchrum.paper.plots.run.draw_curve", full)
     assert main(["train", TINY, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
     error = capsys.readouterr().err
     assert f"No space left on device; draw it later with: torchrum figure {tmp_path / 'tiny'}" in error

@@ -84,6 +84,11 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def in_clone() -> bool:
+    """Whether the current folder is a clone of the project, whose own folders are the defaults of what is written."""
+    return Path("src/torchrum/paper").is_dir()
+
+
 def use_recipe(name: str | None) -> None:
     """Import the recipe of ``--recipe``, if given, which registers its task."""
     if name is not None:

@@ -27,8 +27,7 @@ def main(arguments: list[str]) -> int:
     from torchrum.lab.training.errors import ConfigError
     from torchrum.paper.ledger import read_ledger
     from torchrum.paper.report.headline import write_headlines
-    from torchrum.paper.report.page import write_page
-    from torchrum.paper.report.pages import ledger_page, runs_page
+    from torchrum.paper.report.page import ledger_page, runs_page, write_page
 
     use_recipe(options.recipe)
     if options.write:

@@ -166,7 +166,7 @@ def draw(run: Path) -> None:
     """Draw the curve of a finished run; report a failure without failing the run."""
     try:
         from torchrum.lab.training.errors import RunError
-        from torchrum.paper.plots.curves import draw_curve
+        from torchrum.paper.plots.run import draw_curve
     except ImportError as error:
         complain(f"the curve of {run} was not drawn: {error}")
         return

@@ -13,7 +13,7 @@ from torchrum.lab.training import RunError, Trainer, load_model, override, read_
 from torchrum.paper.ledger import LedgerError, record
 from torchrum.paper.ledger.arrays import WHOLE, _block, collect_arrays, drawable, phases, read_arrays, write_arrays
 from torchrum.paper.ledger.schema import arrays_path
-from torchrum.paper.plots.trained import rotation_figure
+from torchrum.paper.plots.run import rotation_figure
 
 RESULTS = Path(__file__).parents[3] / "results"
 TINY = ["task.length=6", "task.train_size=none", "task.validation_size=8", "model.hidden_size=8", "device=cpu"]
