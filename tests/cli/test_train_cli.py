@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,9 +14,7 @@ from lab.training.processes import run_command, start
 from lab.training.tiny import tiny
 from torchrum.cli import main, show_warning
 from torchrum.cli.eval import show
-from torchrum.lab.recipes import FAMILIES, RECIPES
 from torchrum.lab.training import read_metrics
-from torchrum.paper.ledger.tables import headline
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
@@ -367,91 +364,6 @@ def test_a_run_introduces_itself_and_is_named_by_its_size(tmp_path, capsys):
     assert lines[1].startswith("on the CPU (") and lines[1].endswith(f"32-true; run folder {run}")
     assert lines[2] == "loss in nats; the memoryless baseline is 0.8318"
     assert lines[3].startswith("copying-rum-lam1-t5 step 1/3  loss ")  # not only at the 50th
-
-
-@pytest.mark.parametrize("width", [None, "80"])
-def test_list_shows_recipes_and_fields(width, capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if width:
-        monkeypatch.setenv("COLUMNS", width)
-    assert main(["list", "--plain", "--results", "/nonexistent"]) == 0
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["recipe", "paper", "ours", "about", "where"]
-    assert ["copying-rum-t200", "solved, loss near 0", "", "RUM, lam 0, no time normalization", "Figure 2"] in lines
-    assert main(["list", TINY, "--plain"]) == 0
-    fields = dict(line.split("\t")[:2] for line in capsys.readouterr().out.splitlines())
-    assert fields["task.length"] == "4"
-    assert fields["optimizer.lr"] == "0.01"
-    assert main(["list", TINY]) == 0
-    assert "Steps of a sequence." in capsys.readouterr().out
-    assert main(["list", "recall-rum-lam1-t30", "--plain"]) == 0
-    options = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
-    assert options["model.activation"][0] == "relu"
-    assert options["model.lam"][1].startswith("Exponent of the accumulated rotation R. 0 keeps none")
-    assert options["model.update_bias_init"][1] == "Initial value of b_u. Default: 0."
-
-
-def listed() -> set[str]:
-    """Names that ``list`` shows: sets, and the recipes that are in none."""
-    return set(RECIPES) - {member for members in FAMILIES.values() for member in members} | set(FAMILIES)
-
-
-def test_list_says_where_ours_comes_from(tmp_path, capsys, monkeypatch):
-    assert main(["list", "--results", str(ROOT / "results")]) == 0
-    assert (
-        f"The column ours comes from the results ledger in {ROOT / 'results'}"
-        in capsys.readouterr().out.splitlines()[-2]
-    )
-    monkeypatch.chdir(tmp_path)  # outside a clone
-    assert main(["list"]) == 0
-    last = capsys.readouterr().out.splitlines()[-2]
-    assert last.startswith("The column ours is empty: it comes from the results ledger, and results is not a folder.")
-    assert "pass --results DIR" in last
-
-
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_list_never_cuts_a_name(width, capsys, monkeypatch):
-    """A user copies it from there."""
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes it a terminal
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert main(["list", "--results", "/nonexistent"]) == 0
-    words = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).split()
-    assert {re.sub(r"-t\d+$", "", name) for name in listed()} <= set(words)
-    assert {"200", "500", "1000", "20", "tasks"} <= set(words)
-    assert ("about" in words, "where" in words) == (width >= 110, width >= 150)
-
-
-def test_list_in_a_pipe_has_room_for_every_column(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert main(["list", "--results", str(ROOT / "results")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["recipe", "sizes", "paper", "ours", "about", "where"]
-    assert 120 < max(len(line) for line in lines[:-2]) <= 160  # the notes below are one line each
-
-
-def test_list_shows_sizes_and_sets_on_one_line(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["list", "--results", str(ROOT / "results")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 100 and max(map(len, lines[:-2])) <= 80
-    (copying,) = (line for line in lines if line.startswith("copying-rum "))
-    brief = headline(ROOT / "results", brief=True)
-    scores = [brief[f"copying-rum-t{size}"] for size in (200, 500, 1000)]
-    assert copying.split()[1:4] == ["200", "500", "1000"] and copying.split()[-3:] == scores
-    (babi,) = (line for line in lines if line.startswith("babi-rum "))
-    assert babi.split()[1:3] == ["20", "tasks"] and babi.rstrip().endswith(brief["babi-rum"])
-    assert main(["list", "--all", "--results", str(ROOT / "results")]) == 0
-    names = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].strip()}
-    assert listed() <= names
-
-
-def test_list_shows_the_ledgers_scores(capsys):
-    assert main(["list", "--plain", "--results", str(ROOT / "results")]) == 0
-    ours = {line.split("\t")[0]: line.split("\t")[2] for line in capsys.readouterr().out.splitlines()[1:]}
-    scores = headline(ROOT / "results")
-    assert ours == {name: scores.get(name, "") for name in listed()}
-    assert any(ours.values())
 
 
 def test_ctrl_c_during_the_imports_is_not_lost(tmp_path):

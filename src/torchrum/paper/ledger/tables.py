@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from torchrum.lab.recipes import FAMILIES, PAPER_ONLY, RECIPES
-from torchrum.paper.ledger.babi import babi_tables, family_headlines, paper_family, paper_mean
+from torchrum.lab.recipes import PAPER_ONLY
+from torchrum.paper.ledger.babi import babi_tables
 from torchrum.paper.ledger.comparison import compare, comparison_tables
 from torchrum.paper.ledger.record import without_own_data
 from torchrum.paper.ledger.runs import (
@@ -22,8 +22,6 @@ from torchrum.paper.ledger.runs import (
     Row,
     best,
     best_settings,
-    changed_settings,
-    final_loss,
     model_and_place,
     model_label,
     place,
@@ -32,7 +30,7 @@ from torchrum.paper.ledger.runs import (
     settings_tried,
     table_rows,
 )
-from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.paper.ledger.schema import Entry, LedgerError
 from torchrum.paper.ledger.verdicts import verdict_table, verdicts
 from torchrum.paper.table import Table, code, markdown_tables, span, spread, with_best, write_marked
 
@@ -188,77 +186,3 @@ def runs_table(entries: Sequence[Entry]) -> Table:
         )
         rows.append(cells)
     return Table((*header, "command"), rows)
-
-
-def headline(results: Path = Path("results"), brief: bool = False) -> dict[str, str]:
-    """Format our best score of each recipe as it is, whatever the length of the run, in the task's metric.
-
-    Args:
-        results: folder of the ledger.
-        brief: only the mean over the seeds, without the metric's name and the range.
-    """
-    entries = read_ledger(results)
-    own = [entry for entry in entries if not changed_settings(entry)]
-    tasks = dict.fromkeys(entry.task for entry in own)
-    rows = [row for task in tasks for row in table_rows(own, task)]
-    rows.sort(key=final_loss, reverse=True)  # the lowest comes last
-    found = {row[0].recipe: _headline(row, brief) for row in rows}
-    return found | family_headlines(entries, brief)
-
-
-def _headline(row: Row, brief: bool) -> str:
-    name, key = next(iter(score_names(row[0]).items()))
-    seeds = f", {len(row)} seeds" if len(row) > 1 else ""
-    tested = all(entry.test for entry in row)
-    values = [(entry.test if tested else entry.final)[key] for entry in row]
-    if brief:
-        return spread([sum(values) / len(values)], key)
-    return f"{'test ' * tested}{name} {spread(values, key)}{seeds}"
-
-
-def recipe_table(results: Path) -> Table:
-    """List every recipe with the paper's number and ours; a set of recipes is one line."""
-    ours = headline(results)
-    rows = []
-    first = {members[0]: family for family, members in FAMILIES.items()}
-    others = {member for members in FAMILIES.values() for member in members[1:]}
-    for name, recipe in RECIPES.items():
-        if name in others:
-            continue
-        config = recipe()
-        text, where = (config.paper.text, config.paper.where) if config.paper else ("", "")
-        about = config.about
-        if name in first:
-            name = first[name]
-            text = paper_family(name).text if paper_mean(name) else ""
-            about = f"bAbI, one model per task: {about.partition(': ')[2]}"
-        rows.append((name, text, ours.get(name, ""), about, where))
-    return Table(("recipe", "paper", "ours", "about", "where"), rows)
-
-
-def short_recipe_table(results: Path) -> Table:
-    """List the recipes with one line for those that differ only in their size, which has a column of its own.
-
-    copying-rum means copying-rum-t200, -t500 and so on; its numbers are in the order of the sizes.
-    """
-    brief = headline(results, brief=True)
-    groups: dict[str, dict[str, Sequence[str]]] = {}
-    for line in recipe_table(results).rows:
-        cells = [str(cell) for cell in line]
-        size = match[1] if (match := re.search(r"-t(\d+)$", cells[0])) else ""
-        groups.setdefault(cells[0].removesuffix(f"-t{size}"), {})[size] = cells
-    rows = []
-    for name, lines in groups.items():
-        sizes = sorted(lines, key=lambda size: int(size or 0))
-        *_, about, where = lines[sizes[0]]
-        paper = _joined([text for text, _ in itertools.groupby(lines[size][1] for size in sizes)], "; ")
-        full = [name] if sizes == [""] else [f"{name}-t{size}" for size in sizes]
-        ours = _joined([brief.get(recipe, "") for recipe in full], " ")
-        shown = f"{len(FAMILIES[name])} tasks" if name in FAMILIES else " ".join(sizes)
-        rows.append((name, shown, paper, ours, about, where))
-    return Table(("recipe", "sizes", "paper", "ours", "about", "where"), rows)
-
-
-def _joined(parts: list[str], mark: str) -> str:
-    """Join the parts, with a dash for each that is empty; nothing if all are."""
-    return mark.join(part or "-" for part in parts) if any(parts) else ""

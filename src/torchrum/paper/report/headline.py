@@ -137,7 +137,7 @@ def _best_columns(columns: Sequence[Column]) -> Iterator[str]:
         group = [column for column in columns if column.joint is joint]
         if group:
             best = max(group, key=lambda column: fmean(column.whole()))
-            counted = f"{span(best.steps, '{:,}')} steps, {_counted(len(best.whole()))}"
+            counted = f"{span([entry.steps for entry in best.entries], '{:,}')} steps, {_counted(len(best.whole()))}"
             yield f"{fmean(best.whole()):.1%} ({best.label}, {mode}, {counted})"
 
 
