@@ -1,6 +1,6 @@
 """The paper's numbers beside ours, with a verdict by one stated rule."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -15,7 +15,6 @@ from torchrum.paper.ledger.runs import (
     changed_settings,
     final_loss,
     model_label,
-    score_names,
     table_rows,
 )
 from torchrum.paper.ledger.schema import Entry
@@ -53,10 +52,10 @@ class Verdict:
     paper: Paper
     row: Row
     """The runs that stand for us, one per seed; empty where there are none."""
-    source: str
-    """Which score: "test" or "validation"."""
     values: list[float]
-    """It, for each seed."""
+    """Their scores."""
+    tested: bool
+    """Whether these are test scores, not the last validation."""
     word: Word
 
     @property
@@ -69,43 +68,65 @@ class Verdict:
         return _family(self.recipe)
 
     @property
+    def source(self) -> str:
+        """Which score: "test" or "validation"."""
+        return "" if not self.row else "test" if self.tested else "validation"
+
+    @property
     def ours(self) -> str:
         """Our number, mean and range over the seeds."""
-        return spread(self.values, self._key)
+        return spread(self.values, self.config.task.metric)
 
     @property
     def difference(self) -> str:
         """Ours less the paper's, where the paper prints a number."""
-        if not self.values or self.paper.value is None or self._key == "ratio" or self.word == "not comparable":
+        metric = self.config.task.metric
+        if not self.values or self.paper.value is None or metric == "ratio" or self.word == "not comparable":
             return ""
         value = fmean(self.values) - self.paper.value
-        return f"{100 * value:+.2f} points" if self._key == "accuracy" else f"{value:+.4f}"
+        return f"{100 * value:+.2f} points" if metric == "accuracy" else f"{value:+.4f}"
 
     @property
     def settings(self) -> str:
         """What differs from the recipe, in words; empty where nothing does."""
         return ", ".join(changed_settings(self.row[0])) if self.row else ""
 
-    @property
-    def _key(self) -> str:
-        return self.config.task.metric
-
 
 def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]:
-    """A verdict on every number of the paper that has a recipe, in the order of the recipes."""
+    """A verdict on every number of the paper that has a recipe, in the order of the recipes.
+
+    Before the members of a set comes the verdict on their mean, over the seeds that have every task.
+    """
     entries = list(entries)
     rows: dict[str, list[Row]] = {}
     for name in dict.fromkeys(entry.task for entry in entries):
         for row in table_rows(entries, name):
-            if not row[0].own_problem:
-                continue
-            if not changed_settings(row[0]) or not _as_it_is(row[0].recipe):
-                rows.setdefault(row[0].recipe, []).append(row)
+            recipe = row[0].recipe
+            # of the paper's preset, of its tuned form and of a task of a set only runs without overrides count
+            strict = is_preset(recipe) or paper_preset(recipe, RECIPES) != recipe or _family(recipe) is not None
+            if row[0].own_problem and not (strict and changed_settings(row[0])):
+                rows.setdefault(recipe, []).append(row)
     found = []
     for recipe, build in RECIPES.items():
         if task in (None, recipe.partition("-")[0]) and (config := build()).paper is not None:
-            found.append(_verdict(recipe, config, config.paper, rows.get(recipe, [])))
-    return list(_with_means(found))
+            row = sorted(min(rows.get(recipe, []), key=final_loss, default=[]), key=lambda entry: entry.seed)
+            tested = all(config.task.metric in entry.test for entry in row)
+            values = [(entry.test if tested else entry.final)[config.task.metric] for entry in row]
+            found.append(_verdict(recipe, config, config.paper, row, values, tested))
+    for family in dict.fromkeys(item.family for item in found if item.family is not None):
+        members = [item for item in found if item.family == family]
+        by_seed = [dict(zip((entry.seed for entry in item.row), item.values, strict=True)) for item in members]
+        seeds = sorted(set.intersection(*map(set, by_seed)))
+        values = [fmean(scores[seed] for scores in by_seed) for seed in seeds]
+        row = [entry for entry in members[0].row if entry.seed in seeds]
+        config, tested = members[0].config, all(item.tested for item in members)
+        found.insert(found.index(members[0]), _verdict(family, config, paper_family(family), row, values, tested))
+    return found
+
+
+def _verdict(recipe: str, config: TrainConfig, paper: Paper, row: Row, values: list[float], tested: bool) -> Verdict:
+    word = judge(paper, config, fmean(values)) if values else "not run"
+    return Verdict(recipe, config, paper, row, values, tested, word)
 
 
 def _family(recipe: str) -> str | None:
@@ -113,16 +134,11 @@ def _family(recipe: str) -> str | None:
     return name if name in FAMILIES else None
 
 
-def _as_it_is(recipe: str) -> bool:
-    """Whether only runs without overrides count: of the paper's preset, of its tuned form, of a task of a set."""
-    return is_preset(recipe) or paper_preset(recipe, RECIPES) != recipe or _family(recipe) is not None
-
-
 def condensed(found: Iterable[Verdict]) -> list[Verdict]:
     """Verdicts without the members of a set of which none was run or none is comparable: its mean says as much."""
     kept = list(found)
-    told = {item.family for item in kept if item.word not in ("not run", "not comparable")}
-    return [item for item in kept if item.family is None or item.family in told]
+    compared = {item.family for item in kept if item.word not in ("not run", "not comparable")}
+    return [item for item in kept if item.family is None or item.family in compared]
 
 
 def verdict_table(found: Iterable[Verdict]) -> Table:
@@ -130,56 +146,21 @@ def verdict_table(found: Iterable[Verdict]) -> Table:
     items = condensed(found)
     metrics = {item.config.task.metric for item in items}
     unit = f", {METRIC_NAMES[metrics.pop()]}" if len(metrics) == 1 else ""
-    ours = (f"ours{unit}", "set", "seeds", "difference")
-    header = ("recipe", "model", "the paper", *ours, "verdict", "settings changed")
-    rows = [_cells(item) for item in items]
-    kept = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
-    titles, *shown = ([cells[number] for number in kept] for cells in (header, *rows))
+    columns: dict[str, list[str]] = {
+        "recipe": [f"`{item.recipe}`" for item in items],
+        "model": [item.model for item in items],
+        "the paper": [item.paper.text + ("" if item.family else f" ({item.paper.where})") for item in items],
+        f"ours{unit}": [item.ours for item in items],
+        "set": [item.source for item in items],
+        "seeds": [str(len(item.row) or "") for item in items],
+        "difference": [item.difference for item in items],
+        "verdict": [item.word for item in items],
+        "settings changed": [item.settings for item in items],
+    }
+    columns = {title: cells for title, cells in columns.items() if any(cells)}
     texts = (part for item in items for entry in item.row for part in entry.note.split("; "))
-    return Table(titles, shown, notes=[sentence(part) for part in dict.fromkeys(texts) if REGENERATED in part])
-
-
-def _cells(item: Verdict) -> list[str]:
-    where = item.paper.text if item.family else f"{item.paper.text} ({item.paper.where})"
-    seeds = str(len(item.row)) if item.row else ""
-    ours = [item.ours, item.source, seeds, item.difference]
-    return [f"`{item.recipe}`", item.model, where, *ours, item.word, item.settings]
-
-
-def _with_means(found: Sequence[Verdict]) -> Iterator[Verdict]:
-    """Before the members of each set the verdict on their mean."""
-    told: set[str] = set()
-    for item in found:
-        if item.family is not None and item.family not in told:
-            told.add(item.family)
-            yield _mean(item.family, [other for other in found if other.family == item.family])
-        yield item
-
-
-def _mean(family: str, members: Sequence[Verdict]) -> Verdict:
-    """Our mean over the tasks of a set beside the paper's: of the seeds that have every task."""
-    by_seed = [
-        dict(zip((entry.seed for entry in item.row), zip(item.row, item.values, strict=True), strict=True))
-        for item in members
-    ]
-    seeds = sorted(set.intersection(*(set(each) for each in by_seed)))
-    values = [fmean(each[seed][1] for each in by_seed) for seed in seeds]
-    config, paper = members[0].config, paper_family(family)
-    word = judge(paper, config, fmean(values)) if values else "not run"
-    source = "test" if all(item.source == "test" for item in members) else "validation"
-    row = [by_seed[0][seed][0] for seed in seeds]
-    return Verdict(family, config, paper, row, source if values else "", values, word)
-
-
-def _verdict(recipe: str, config: TrainConfig, paper: Paper, rows: list[Row]) -> Verdict:
-    if not rows:
-        return Verdict(recipe, config, paper, [], "", [], "not run")
-    row = sorted(min(rows, key=final_loss), key=lambda entry: entry.seed)
-    key = next(iter(score_names(row[0]).values()))
-    tested = all(key in entry.test for entry in row)
-    values = [(entry.test if tested else entry.final)[key] for entry in row]
-    word = judge(paper, config, fmean(values))
-    return Verdict(recipe, config, paper, row, "test" if tested else "validation", values, word)
+    notes = [sentence(part) for part in dict.fromkeys(texts) if REGENERATED in part]
+    return Table(list(columns), list(zip(*columns.values(), strict=True)), notes=notes)
 
 
 def judge(paper: Paper, config: TrainConfig, value: float) -> Word:
