@@ -1,6 +1,6 @@
 """How far float32 alone takes relu's gradients from float64, without a kernel: the reference and the torch backend.
 
-A unit that rounding puts on the other side of 0 has another slope. Run after tests/paper/bench/test_judge.py:
+A unit that rounding puts on the other side of 0 has another slope. Run after tests/paper/bench/test_judging.py:
 
     python benchmarks/relu_kinks.py --json results/bench/kinks.json
 """

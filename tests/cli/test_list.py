@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paper.ledger.test_table import LSTM, RUM, entry
+from paper.ledger.test_tables import LSTM, RUM, entry
 from torchrum.cli import main
 from torchrum.cli.list import GROUPS, recipe_lines
 from torchrum.lab.recipes import FAMILIES, RECIPES
@@ -91,7 +91,7 @@ def test_list_shows_sizes_and_sets_on_one_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["list", "--results", str(ROOT / "results")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 100 and max(map(len, lines[:-2])) <= 80
+    assert len(lines) < 120 and max(map(len, lines[:-2])) <= 80
     (copying,) = (line for line in lines if line.startswith("copying-rum "))
     brief = {line["recipe"]: line["brief"] for line in recipe_lines(ROOT / "results")}
     scores = [brief[f"copying-rum-t{size}"] for size in (200, 500, 1000)]

@@ -134,7 +134,7 @@ def compare(console: "Console", runs: dict[str, Path], folder: Path) -> None:
     from torchrum.lab.training.run_folder import read_metrics
     from torchrum.paper.plots.run import comparison_figure
     from torchrum.paper.plots.style import drawing, save
-    from torchrum.paper.report.page import runs_page, write_page
+    from torchrum.paper.report import runs_page, write_page
 
     task = read_config(next(iter(runs.values()))).task
     assert isinstance(task, Recall)

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
         "what",
         help="copying, recall, char (learning curves), babi (task by task), headline (recall), kernels (heat maps of "
         "W_hh), rotation (angles, planes, norms), phases (of R), diagonal (of W_hh over training), gradients (through "
-        "time), reflections (the rotation itself), cell (as a diagram), all, or a run folder: its curve",
+        "time), all, or a run folder: its curve",
     )
     parser.add_argument(
         "run", type=Path, nargs="?", help="a run folder, for kernels, rotation, phases and diagonal of that run"

@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
         parser.error("--write makes no page; leave --out out")
 
     from torchrum.paper.ledger import read_ledger
+    from torchrum.paper.report import ledger_page, runs_page, write_page
     from torchrum.paper.report.headline import write_headlines
-    from torchrum.paper.report.page import ledger_page, runs_page, write_page
 
     use_recipe(options.recipe)
     if options.write:

@@ -62,17 +62,6 @@ def test_the_diagonal_is_followed_through_training(run):
     )
 
 
-@pytest.mark.parametrize("change", [{"layer.l0/tau_dominance": 1e308}, {"step": 2**40}, {}])
-def test_lines_of_weights_that_cannot_be_drawn_are_named(run, monkeypatch, change):
-    lines = read_metrics(run, "weights")
-    kept = {name: value for name, value in lines[-1].items() if change or not name.endswith("tau_dominance")}
-    monkeypatch.setattr("torchrum.paper.ledger.arrays.read_metrics", lambda *_: [*lines[:-1], {**kept, **change}])
-    with pytest.raises(
-        LedgerError, match=r"metrics.jsonl: the line of weights at step \d+ has no valid .*tau_dominance"
-    ):
-        collect_arrays(run)
-
-
 def test_large_blocks_keep_a_corner_the_diagonal_and_a_map():
     H = WHOLE + 64
     matrix = torch.full((H, H), 0.1) + torch.eye(H)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paper.ledger.test_table import entry, lines, table
+from paper.ledger.test_tables import entry, lines, table
 from stories import use_made_up_task1
 from torchrum.cli import main
 from torchrum.cli.list import recipe_lines

@@ -20,11 +20,10 @@ from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import RunError, Trainer, override
 from torchrum.paper.ledger import LedgerError, read_ledger
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.ledger.tables import runs_table
-from torchrum.paper.ledger.verdicts import condensed, verdicts
+from torchrum.paper.ledger.tables import condensed, runs_table, verdicts
 from torchrum.paper.plots.catalog import FIGURES, plan
+from torchrum.paper.report import Page, Section, ledger_page, render, runs_page, write_page
 from torchrum.paper.report.headline import headline_table, headlines, write_headlines
-from torchrum.paper.report.page import Page, Section, ledger_page, render, runs_page, write_page
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"

@@ -14,8 +14,14 @@ from torchrum.paper.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.paper.ledger.babi import best_columns
 from torchrum.paper.ledger.runs import best_settings, model_label, score_names, table_rows
 from torchrum.paper.ledger.schema import Entry, LedgerError, arrays_path, read_ledger
-from torchrum.paper.plots.curves import babi_figure, char_figure, copying_figure, headline_figure, recall_figure
-from torchrum.paper.plots.diagrams import cell_figure, gradients_figure, reflections_figure
+from torchrum.paper.plots.curves import (
+    babi_figure,
+    char_figure,
+    copying_figure,
+    gradients_figure,
+    headline_figure,
+    recall_figure,
+)
 from torchrum.paper.plots.run import Arrays, diagonal_figure, kernels_figure, phases_figure, rotation_figure
 from torchrum.paper.plots.style import Figure, save_themes
 from torchrum.paper.table import spread, write_marked
@@ -33,9 +39,6 @@ FIGURES = {
     "diagonal": "How far the diagonals of the recurrent matrices stand out in the course of training.",
     "gradients": "How much of a gradient at the last step reaches each earlier state, at initialisation, on sequences "
     "of the copying task (T = 200, 100 units): median and the middle 90% of 32 sequences.",
-    "reflections": "R(a, b) as two reflections: across a, then across the bisector of a and b (Figure 1 (a) of the "
-    "paper).",
-    "cell": "The RUM cell (Figure 1 (b) of the paper).",
 }
 """Name of each figure to its caption; the run is named after those of kernels, rotation and phases."""
 
@@ -92,8 +95,8 @@ def plan(name: str, entries: Sequence[Entry], results: Path) -> list[Drawing]:
                 if runs
                 else None
             )
-        case "gradients" | "reflections" | "cell":
-            draw = {"gradients": gradients_figure, "reflections": reflections_figure, "cell": cell_figure}[name]
+        case "gradients":
+            draw = gradients_figure
         case _:
             return _of_runs(name, entries, results)
     return [Drawing(name, caption, draw)] if draw else []

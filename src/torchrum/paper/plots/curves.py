@@ -1,18 +1,24 @@
-"""Learning curves of the ledger, median over seeds and their range, and bAbI task by task."""
+"""Learning curves of the ledger, bAbI task by task, and gradients through time at initialisation."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from matplotlib.artist import Artist
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.data.babi import NAMES, TASKS
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.tasks import CharLM, Copying, Recall
 from torchrum.lab.tasks.base import Task
+from torchrum.layers.introspection import gradient_norms
+from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.babi import Column, best_columns
 from torchrum.paper.ledger.runs import Row, model_label
 from torchrum.paper.ledger.schema import Entry
@@ -206,10 +212,57 @@ def babi_figure(entries: Sequence[Entry]) -> Figure:
 
 
 def _marks(axes: Axes, column: Column, colour: str, marker: str, shift: float) -> None:
-    scores = {task: [found[task] for found in column.scores.values() if task in found] for task in TASKS}
-    tasks = [task for task in TASKS if scores[task]]
+    scores = {task: found for task in TASKS if (found := column.of_task(task))}
+    tasks = list(scores)
     heights = [PLACES[task] + shift for task in tasks]
     mean = f" (mean {100 * fmean(whole):.1f}%)" if (whole := column.whole()) else ""
     axes.hlines(heights, [min(scores[t]) for t in tasks], [max(scores[t]) for t in tasks], color=colour, linewidth=1.5)
     values = [fmean(scores[task]) for task in tasks]
     axes.plot(values, heights, marker, color=colour, markersize=4.5, label=column.label + mean)
+
+
+def gradients_figure(delay: int = 200, units: int = 100, sequences: int = 32) -> Figure:
+    """Norm of the gradient that reaches each earlier state, relative to the last, on sequences of the copying task.
+
+    A line is the median over the sequences, a band the middle 90%; the models are as their recipes initialise them.
+    """
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for label, values in initial_gradients(delay, units, sequences).items():
+        back = np.arange(len(values) - 1, -1, -1)  # steps back from the last
+        axes.plot(back, np.median(values, 1), **look(label), label=label)
+        low, high = np.quantile(values, (0.05, 0.95), 1)
+        axes.fill_between(back, low, high, color=look(label)["color"], alpha=0.15, linewidth=0)
+    baseline(axes, 1, "neither vanishes nor explodes")
+    title = f"Gradients through time at initialisation, {units} units, copying T = {delay}"
+    axes.set(yscale="log", xlabel="steps back from the loss", ylabel="$|dC/dh_{T-k}|\\,/\\,|dC/dh_T|$", title=title)
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-12))
+    axes.legend(loc="lower left")
+    return figure
+
+
+@functools.cache  # a figure is drawn in two themes
+def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArray[np.float64]]:
+    """The share of a gradient at the last step that reaches each step, ``(T, B)``, by model."""
+    task = Copying(delay=delay)
+    x = F.one_hot(task.batch(sequences, torch.Generator().manual_seed(0)).x.T, task.input_size).double()
+    exact = {**PAPER_OPTIONS, "backend": "reference"}  # in float64: the figure is the same on every machine
+    models: dict[str, tuple[str, dict[str, Any]]] = {
+        "RUM λ=0": ("rum", exact),
+        "RUM λ=0, η=1": ("rum", {**exact, "eta": 1.0}),
+        "RUM λ=1": ("rum", {**exact, "lam": 1}),
+        "LSTM": ("lstm", {}),
+        "GRU": ("gru", {}),
+    }
+    generator = torch.Generator().manual_seed(1)
+    norms, threads = {}, torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of tiny calls: waiting for a second thread costs more than it gives
+    try:
+        for label, (name, options) in models.items():
+            with torch.random.fork_rng(devices=()):  # the global random state stays as it was
+                torch.manual_seed(0)
+                layer = build_layer(name, task.input_size, units, **options).double()
+            norms[label] = gradient_norms(layer, x, generator).numpy()
+    finally:
+        torch.set_num_threads(threads)
+    return norms

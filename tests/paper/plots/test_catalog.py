@@ -1,3 +1,5 @@
+"""Figures of the ledger: ``catalog``, ``curves`` and ``style``, and the curve of a run."""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +16,14 @@ from torchrum.lab.training.run_folder import CONFIG, MetricsFile
 from torchrum.paper.ledger import Entry, LedgerError, read_ledger
 from torchrum.paper.ledger.runs import table_rows
 from torchrum.paper.plots.catalog import FIGURES, draw_figure, plan
-from torchrum.paper.plots.curves import babi_figure, char_figure, copying_figure, over_seeds, recall_figure
-from torchrum.paper.plots.diagrams import gradients_figure
+from torchrum.paper.plots.curves import (
+    babi_figure,
+    char_figure,
+    copying_figure,
+    gradients_figure,
+    over_seeds,
+    recall_figure,
+)
 from torchrum.paper.plots.run import draw_curve
 from torchrum.paper.plots.style import DARK, Figure, drawing, save, save_themes
 
