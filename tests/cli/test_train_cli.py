@@ -25,11 +25,11 @@ TINY = "lab.training.tiny:tiny"
     "arguments, message",
     [
         (["sweep"], "the following arguments are required: recipe"),
-        (["sweep", TINY, "--seeds", "x"], "argument --seeds: it is 'x', but it must be a whole number; see torchrum"),
+        (["sweep", TINY, "--seeds", "x"], "argument --seeds: invalid int value: 'x'; see torchrum sweep --help."),
         (["bench", "--suite", "nonsense"], "argument --suite: invalid choice: 'nonsense'"),
         (["eval"], "the following arguments are required: run"),
-        (["demo", "--steps", "x"], "argument --steps: it is 'x', but it must be a whole number"),
-        (["bench", "--seconds", "x"], "argument --seconds: it is 'x', but it must be a number; see torchrum bench"),
+        (["demo", "--steps", "x"], "argument --steps: invalid int value: 'x'"),
+        (["bench", "--seconds", "x"], "argument --seconds: invalid float value: 'x'; see torchrum bench"),
     ],
 )
 def test_what_argparse_refuses_has_exit_code_2(capsys, arguments, message):
