@@ -1,11 +1,12 @@
-"""Enter targets and test results into a report of ``torchrum bench``, before it is committed.
+"""Enter targets, test results and errors against float64 into a report of ``torchrum bench``, before it is committed.
 
-python benchmarks/judge.py results/bench/gpu.json --tests pytest.log
+python benchmarks/judge.py results/bench/gpu.json --tests pytest.log --errors
 """
 
 import argparse
 from pathlib import Path
 
+from judging.errors import enter_errors
 from judging.pytest_log import summarise_tests
 from judging.targets import TARGETS
 from torchrum.paper.bench.records import describe_target, read_report
@@ -16,6 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="files of torchrum bench --json")
     parser.add_argument("--tests", type=Path, metavar="LOG", help="pytest's output on the same machine")
+    parser.add_argument("--errors", action="store_true", help="measure the errors of the kernels; needs a GPU")
     options = parser.parse_args(arguments)
     for path in [*options.reports, *filter(None, [options.tests])]:
         if not path.is_file():
@@ -24,6 +26,8 @@ def main(arguments: list[str] | None = None) -> None:
         report = read_report(path)
         if report.suite not in TARGETS:
             parser.error(f"{path} is of the suite {report.suite!r}; there are: {', '.join(TARGETS)}")
+        if options.errors:
+            enter_errors(report)
         report.targets = TARGETS[report.suite](report)
         if options.tests:
             report.tests = summarise_tests(options.tests)

@@ -1,6 +1,6 @@
 """How far float32 alone takes relu's gradients from float64, without a kernel: the reference and the torch backend.
 
-A unit that rounding puts on the other side of 0 has another slope. Run after tests/paper/bench/test_measure.py:
+A unit that rounding puts on the other side of 0 has another slope. Run after tests/paper/bench/test_judging.py:
 
     python benchmarks/relu_kinks.py --json results/bench/kinks.json
 """
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
+from judging.errors import relative_error
 from torchrum import RUM
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.paper.bench.layers import Shape
-from torchrum.paper.bench.measure import conditions, relative_error
+from torchrum.paper.bench.measure import conditions
 
 
 def measure(N: int, seed: int, device: str) -> dict[str, float | int]:

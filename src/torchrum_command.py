@@ -7,7 +7,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
     "sample": ("torchrum.cli.generate:sample", "generate text with a trained language model"),
     "list": ("torchrum.cli.list:main", "list the recipes, or all fields of one"),
-    "sweep": ("torchrum.cli.sweep:main", "train over seeds, a grid, or a search"),
+    "sweep": ("torchrum.cli.train:sweep", "train over seeds, a grid, or a search"),
     "record": ("torchrum.cli.record:main", "add a run to the results ledger"),
     "table": ("torchrum.cli.table:main", "print the results ledger as a table"),
     "figure": ("torchrum.cli.figure:main", "draw a figure from the results ledger"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrum.paper.plots import catalog, style
+from torchrum.paper.plots import curves, style
 
 
 def draw_less(patch: pytest.MonkeyPatch) -> None:
@@ -13,7 +13,7 @@ def draw_less(patch: pytest.MonkeyPatch) -> None:
 
     The dark figure, the same data in other colours, becomes a copy of the light one.
     """
-    save, gradients = style.save, catalog.initial_gradients
+    save, gradients = style.save, curves.initial_gradients
 
     def save_light(figure: style.Figure, path: Path) -> Path:
         if path.stem.endswith("-dark"):
@@ -23,4 +23,4 @@ def draw_less(patch: pytest.MonkeyPatch) -> None:
         return save(figure, path)
 
     patch.setattr(style, "save", save_light)
-    patch.setattr(catalog, "initial_gradients", lambda delay, units, sequences: gradients(5, 4, 2))
+    patch.setattr(curves, "initial_gradients", lambda delay, units, sequences: gradients(5, 4, 2))

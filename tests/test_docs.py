@@ -17,7 +17,7 @@ from torchrum.cli.train import add_common, choose, split_fields
 from torchrum.lab.recipes import FAMILIES, load_recipe
 from torchrum.lab.training import override
 from torchrum.paper.ledger import read_ledger
-from torchrum.paper.plots.catalog import FIGURES
+from torchrum.paper.plots.catalog import FIGURES, plan
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -133,8 +133,12 @@ def test_figures_and_the_pages_that_show_them_agree() -> None:
     shown = set(re.findall(r"figures/([\w-]+\.svg)", text))
     assert {path.name for path in (DOCS / "figures").glob("*.svg")} == shown
     entries = read_ledger(ROOT / "results")
-    known = {drawing.name for plan in FIGURES.values() for drawing in plan(entries, ROOT / "results")}
-    assert {name.removesuffix(".svg").removesuffix("-dark") for name in shown} <= known | {"bench_gpu"}
+    known = {drawing.name for name in FIGURES for drawing in plan(name, entries, ROOT / "results")}
+    assert {name.removesuffix(".svg").removesuffix("-dark") for name in shown} <= known | {
+        "bench_gpu",
+        "cell",
+        "reflections",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ LANES = "--batch_size 8 --task.lanes 8 --task.segment 20 --task.validation_lanes
 @pytest.fixture(scope="module", autouse=True)
 def no_curve():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchrum.paper.plots.curves.draw_curve", lambda run: None)
+        patch.setattr("torchrum.paper.plots.run.draw_curve", lambda run: None)
         yield
 
 

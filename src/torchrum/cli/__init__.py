@@ -68,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 128 and more after a signal."""
     open_streams()
     try:
-        code = _main(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            code = run_command([*(sys.argv[1:] if arguments is None else arguments)])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has ended
         silence(sys.stdout)
@@ -82,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _main(arguments: Sequence[str] | None) -> int:
-    arguments = [*(sys.argv[1:] if arguments is None else arguments)]  # the module list hides the builtin here
+def run_command(arguments: list[str]) -> int:
+    """Run a subcommand and return its exit code; print an error for the user on one line."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else 2
@@ -98,47 +100,44 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         complain(str(unknown_name("command", name, COMMANDS, "see torchrum --help.")))
         return 2
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
-        return run_command(name, rest)
-
-
-def run_command(name: str, arguments: list[str]) -> int:
-    """Run a subcommand and return its exit code; print an error for the user on one line."""
     try:
-        return command(name)(arguments)
-    except ModuleNotFoundError as error:
-        from torchrum.lab.training import EXTRA
-
-        if (error.name or "").partition(".")[0] not in EXTRA:
-            raise
-        complain(f'this command needs {error.name}; install it with: pip install "torchrum[train]"')
-        return 2
+        return command(name)(rest)
+    except SystemExit as left:  # argparse has printed its help or an error
+        return int(left.code or 0)
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
-    except OSError as error:
-        if error.filename is None:
-            raise
+    except Exception as error:
+        return explain(error)
+
+
+def explain(error: Exception) -> int:
+    """Print an error for the user on one line and return its exit code; raise one of ours, with its traceback."""
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        from torchrum.lab.training import EXTRA
+
+        if (error.name or "").partition(".")[0] in EXTRA:
+            complain(f'this command needs {error.name}; install it with: pip install "torchrum[train]"')
+            return 2
+    elif isinstance(error, OSError) and error.filename is not None:
         complain(f"{error.filename}: {error.strerror}")  # a file that the user named
         return 1
-    except MemoryError as error:
-        complain(f"not enough memory: {str(error) or 'none is left'}.")
+    elif isinstance(error, MemoryError):
+        complain(f"not enough memory: {text or 'none is left'}.")
         return 1
-    except Exception as error:
-        code = getattr(error, "exit_code", None)  # only errors for the user have one
-        if code is None and "could not create a primitive" in str(error):
-            from torchrum.ops._onednn import ADVICE
-
-            complain(f"{ADVICE}.")
-            return 1
-        if code is None and "valid value for backend" in str(error) and (backend := os.environ.get("MPLBACKEND")):
-            complain(f"MPLBACKEND is {backend!r}, which matplotlib does not know; unset it.")
-            return 2
-        if code is None:
-            raise
-        complain(*getattr(error, "lines", [str(error)]))
+    elif (code := getattr(error, "exit_code", None)) is not None:  # only errors for the user have one
+        complain(*getattr(error, "lines", [text]))
         return code
+    elif "could not create a primitive" in text:
+        from torchrum.ops._onednn import ADVICE
+
+        complain(f"{ADVICE}.")
+        return 1
+    elif "valid value for backend" in text and (backend := os.environ.get("MPLBACKEND")):
+        complain(f"MPLBACKEND is {backend!r}, which matplotlib does not know; unset it.")
+        return 2
+    raise error
 
 
 def command(name: str) -> Callable[[list[str]], int]:

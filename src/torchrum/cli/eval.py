@@ -19,8 +19,8 @@ def _assignments(text: str) -> str:
     return text
 
 
-def eval_parser() -> Parser:
-    """The options of ``torchrum eval``."""
+def main(arguments: list[str]) -> int:
+    """Score a run."""
     parser = Parser("eval", "Score a run on its test or validation set.")
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_recipe()
@@ -41,12 +41,7 @@ def eval_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     add_data_dir(parser)
     add_text(parser)
-    return parser
-
-
-def main(arguments: list[str]) -> int:
-    """Score a run."""
-    options = eval_parser().parse_args(arguments)
+    options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
 
     from torchrum.lab.training import evaluate, read_config

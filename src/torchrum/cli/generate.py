@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
 
 
-def sample_parser() -> Parser:
-    """The options of ``torchrum sample``."""
+def sample(arguments: list[str]) -> int:
+    """Generate text with a trained language model."""
     parser = Parser("sample", "Generate text with a trained language model.")
     parser.add_argument("run", type=Path, help="a run folder of a recipe that reads text, such as char-rum")
     parser.add_argument("--prompt", default="", help="text to continue (default: the start of a line)")
@@ -37,12 +37,7 @@ def sample_parser() -> Parser:
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     parser.add_checkpoint()
     parser.add_device("cpu")
-    return parser
-
-
-def sample(arguments: list[str]) -> int:
-    """Generate text with a trained language model."""
-    options = sample_parser().parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     import torch
 
@@ -91,8 +86,10 @@ def ask(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     from torchrum.lab.tasks import Babi
+    from torchrum.lab.tasks.babi import split_sentences
     from torchrum.lab.training import load_model, read_config
     from torchrum.lab.training.errors import ConfigError
+    from torchrum.lab.training.progress import visible
 
     if options.top < 1:
         raise ConfigError(f"--top is {options.top}, but it must be at least 1.")
@@ -105,15 +102,32 @@ def ask(arguments: list[str]) -> int:
 
     def answer(story: str, question: str) -> str:
         answers, unknown = best_answers(task, model, story, question, options.top)
-        return json.dumps({"answers": answers, "unknown": unknown}) if options.json else in_lines(answers, unknown)
+        if options.json:
+            return json.dumps({"answers": answers, "unknown": unknown})
+        width = max(map(len, answers))
+        lines = [f"{word:<{width}}  {chance:.1%}" for word, chance in answers.items()]
+        if unknown:
+            lines.append(f"not known to the model, read as blanks: {', '.join(unknown)}")
+        return visible("\n".join(lines))  # words may come from a file
 
     if options.question is not None:
         print(answer(options.story, options.question))
         return 0
-    answered = False
-    for text in _dialogue(options.story, answer):
-        answered = True
-        print(text, flush=True)  # another program may be waiting
+    sentences, answered = [options.story] if options.story else [], False
+    for line in _lines():
+        text = line.strip()
+        if not text:
+            sentences.clear()
+        elif not text.endswith("?"):
+            sentences.append(text)
+        else:
+            *told, question = split_sentences(text)
+            sentences += told
+            try:
+                print(answer("\n".join(sentences), question), flush=True)  # another program may be waiting
+                answered = True
+            except ConfigError as error:  # the next line may be better
+                complain(str(error))
     if not answered and not sys.stdin.isatty():
         raise ConfigError("no question was answered: a question ends with ?; or pass it with --question.")
     return 0
@@ -137,17 +151,6 @@ def best_answers(
     return {task.words()[int(i) + 1]: float(p) for p, i in zip(best.values, best.indices, strict=True)}, unknown
 
 
-def in_lines(answers: dict[str, float], unknown: list[str]) -> str:
-    """Format the answers, one per line."""
-    from torchrum.lab.training.progress import visible
-
-    width = max(map(len, answers))
-    lines = [f"{word:<{width}}  {chance:.1%}" for word, chance in answers.items()]
-    if unknown:
-        lines.append(f"not known to the model, read as blanks: {', '.join(unknown)}")
-    return visible("\n".join(lines))  # words may come from a file
-
-
 def _lines() -> Iterator[str]:
     """Read the lines of standard input; prompt for them on a terminal."""
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -162,24 +165,3 @@ def _lines() -> Iterator[str]:
         except EOFError:
             print()  # the shell's prompt gets a line of its own
             return
-
-
-def _dialogue(story: str, answer: Callable[[str, str], str]) -> Iterator[str]:
-    """Answer the questions among the lines of standard input."""
-    from torchrum.lab.tasks.babi import split_sentences
-    from torchrum.lab.training.errors import ConfigError
-
-    sentences = [story] if story else []
-    for line in _lines():
-        text = line.strip()
-        if not text:
-            sentences.clear()
-        elif text.endswith("?"):
-            *told, question = split_sentences(text)
-            sentences += told
-            try:
-                yield answer("\n".join(sentences), question)
-            except ConfigError as error:  # the next line may be better
-                complain(str(error))
-        else:
-            sentences.append(text)

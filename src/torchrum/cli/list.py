@@ -8,14 +8,142 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 from torchrum.cli.parsing import Parser
 
-if TYPE_CHECKING:
-    from torchrum.paper.table import Table
+Line = dict[str, str]
+GROUPS = LAPTOP, PAPER, MORE = ("minutes on a laptop", "paper", "more")
+LAPTOP_SECONDS = 15 * 60
+"""Training time on a processor up to which a recipe is listed under ``LAPTOP``."""
+PLAIN = ("recipe", "paper", "ours", "minutes", "hardware", "about", "where")
+SIZES = (
+    "Where a recipe has several sizes T, the numbers are listed in that order: copying-rum-t500 is one of them, and "
+    "copying-rum is the smallest. The column ours shows the metric of the task, for runs with the recipe's own "
+    "settings: for copying the loss over that of a memoryless baseline, for recall and bAbI the accuracy, for text "
+    "the bits per character. A number of bAbI with (1k) is from 1,000 training questions; the others are "
+    "from 10,000. Minutes are those of training one seed, on the hardware beside them. --all lists every size on a "
+    "line of its own, with the range over seeds."
+)
+
+
+def main(arguments: list[str]) -> int:
+    """List the recipes, or the fields of one."""
+    parser = Parser("list", "List the recipes, or all fields of one.")
+    parser.add_argument("recipe", nargs="?", help="show all fields of this recipe")
+    parser.add_results()
+    parser.add_argument("--all", action="store_true", help="show every size of a recipe on its own line")
+    parser.add_argument("--plain", action="store_true", help="like --all, but tab-separated, for scripts")
+    options = parser.parse_args(arguments)
+    if options.recipe is not None and options.all:
+        parser.error(f"--all lists the recipes; leave it out to see the fields of {options.recipe}")
+    if options.recipe is not None:
+        from torchrum.lab.recipes import load_recipe
+
+        header: tuple[str, ...] = ("field", "value", "meaning")
+        groups = {"": [dict(zip(header, row, strict=True)) for row in rows(load_recipe(options.recipe))]}
+    else:
+        header, groups = PLAIN, {group: [] for group in GROUPS}
+        for line in recipe_lines(options.results):
+            groups[line["group"]].append(line)
+        if not options.all and not options.plain:
+            header = ("recipe", "sizes", *PLAIN[1:])
+            groups = {group: joined_sizes(lines) for group, lines in groups.items()}
+    if options.plain:
+        lines = [line for group in groups.values() for line in group]
+        print("\n".join("\t".join(row) for row in (header, *([line[name] for name in header] for line in lines))))
+        return 0
+    show(header, groups)
+    if options.recipe is None:
+        print(fitted(where_ours_comes_from(options.results)))
+        if not options.all:
+            print(fitted(SIZES))
+    return 0
+
+
+def recipe_lines(results: Path) -> list[Line]:
+    """Every recipe with the paper's number, ours and its cost; a set of recipes is one line."""
+    from torchrum.lab.recipes import FAMILIES, RECIPES
+    from torchrum.paper.ledger import read_ledger
+    from torchrum.paper.ledger.babi import family_headlines, paper_family, paper_mean
+    from torchrum.paper.ledger.runs import changed_settings, final_loss, score_names, table_rows
+    from torchrum.paper.table import spread
+
+    entries = read_ledger(results)
+    own = [entry for entry in entries if not changed_settings(entry)]
+    sets = family_headlines(entries)
+    family_of = {member: family for family, members in FAMILIES.items() for member in members}
+    lines: dict[str, Line] = {}
+    for recipe, build in RECIPES.items():
+        name, config = family_of.get(recipe, recipe), build()
+        if name in lines:
+            continue
+        line = dict.fromkeys(("group", "ours", "brief", "minutes", "hardware"), "")
+        line |= {"recipe": name, "about": config.about, "where": config.paper.where if config.paper else ""}
+        line["paper"] = config.paper.text if config.paper else ""
+        runs = [entry for entry in own if family_of.get(entry.recipe, entry.recipe) == name]
+        if runs and name not in FAMILIES:
+            runs = min(table_rows(runs, runs[0].task), key=final_loss)
+        count = len({entry.seed for entry in runs})
+        seeds = f", {count} seeds" if count > 1 else ""
+        if name in FAMILIES:
+            line["paper"] = paper_family(name).text if paper_mean(name) else ""
+            line["about"] = f"bAbI, one model per task: {config.about.partition(': ')[2]}"
+            if name in sets:
+                line |= {"ours": f"test accuracy {sets[name]}{seeds}", "brief": sets[name].partition(" (")[0]}
+        elif runs:
+            label, key = next(iter(score_names(runs[0]).items()))
+            tested = all(entry.test for entry in runs)
+            values = [(entry.test if tested else entry.final)[key] for entry in runs]
+            line["ours"] = f"{'test ' * tested}{label} {spread(values, key)}{seeds}"
+            line["brief"] = spread([fmean(values)], key)
+        if runs:
+            seconds = sum(entry.wall_seconds for entry in runs) / count
+            hardware = sorted({entry.hardware for entry in runs})
+            line |= {"minutes": f"{seconds / 60:.1f}", "hardware": " and ".join(hardware)}
+            if seconds <= LAPTOP_SECONDS and not any("NVIDIA" in name for name in hardware):
+                line["group"] = LAPTOP
+        line["group"] = line["group"] or (PAPER if line["paper"] else MORE)
+        lines[name] = line
+    groups: dict[str, str] = {}  # the sizes of a recipe stay together
+    for name, line in lines.items():
+        stem = re.sub(r"-t\d+$", "", name)
+        groups[stem] = min(groups.get(stem, MORE), line["group"], key=GROUPS.index)
+    return [{**line, "group": groups[re.sub(r"-t\d+$", "", name)]} for name, line in lines.items()]
+
+
+def joined_sizes(lines: list[Line]) -> list[Line]:
+    """Put the recipes that differ only in their size on one line, with their numbers in the order of the sizes."""
+    from torchrum.lab.recipes import FAMILIES
+
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(re.sub(r"-t\d+$", "", line["recipe"]), []).append(line)
+    joined = []
+    for name, same in groups.items():
+        same.sort(key=_size)
+        tasks = len(FAMILIES.get(name, ()))
+        sizes = f"{tasks} tasks" if tasks else " ".join(str(_size(line) or "") for line in same)
+        paper = _joined([text for text, _ in itertools.groupby(line["paper"] for line in same)], "; ")
+        ours, minutes = (_joined([line[key] for line in same], " ") for key in ("brief", "minutes"))
+        hardware = " and ".join(dict.fromkeys(line["hardware"] for line in same if line["hardware"]))
+        numbers = {"paper": paper, "ours": ours, "minutes": minutes, "hardware": hardware}
+        joined.append({**same[0], "recipe": name, "sizes": sizes, **numbers})
+    return joined
+
+
+def _size(line: Line) -> int:
+    found = re.search(r"-t(\d+)$", line["recipe"])
+    return int(found[1]) if found else 0
+
+
+def _joined(parts: list[str], mark: str) -> str:
+    """Join the parts, with a dash for each that is empty; nothing if all are."""
+    return mark.join(part or "-" for part in parts) if any(parts) else ""
 
 
 def field_help(cls: type) -> dict[str, str]:
@@ -65,47 +193,6 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     return table
 
 
-def main(arguments: list[str]) -> int:
-    """List."""
-    parser = Parser("list", "List the recipes, or all fields of one.")
-    parser.add_argument("recipe", nargs="?", help="show all fields of this recipe")
-    parser.add_results()
-    parser.add_argument("--all", action="store_true", help="show every size of a recipe on its own line")
-    parser.add_argument("--plain", action="store_true", help="like --all, but tab-separated, for scripts")
-    options = parser.parse_args(arguments)
-
-    if options.recipe is not None:
-        from torchrum.lab.recipes import load_recipe
-        from torchrum.lab.training.errors import ConfigError
-        from torchrum.paper.table import Table
-
-        if options.all:
-            raise ConfigError(f"--all lists the recipes; leave it out to see the fields of {options.recipe}.")
-        table = Table(("field", "value", "meaning"), rows(load_recipe(options.recipe)))
-    else:
-        from torchrum.paper.ledger.tables import recipe_table, short_recipe_table
-
-        table = (recipe_table if options.all or options.plain else short_recipe_table)(options.results)
-    if options.plain:
-        print("\n".join("\t".join(map(str, line)) for line in (table.header, *table.rows)))
-        return 0
-    show(table)
-    if options.recipe is None:
-        print(fitted(where_ours_comes_from(options.results)))
-        if not options.all:
-            print(fitted(SIZES))
-    return 0
-
-
-SIZES = (
-    "Where a recipe has several sizes T, the numbers are listed in that order: copying-rum-t500 is one of them, and "
-    "copying-rum is the smallest. The column ours shows the metric of the task, for runs with the recipe's own "
-    "settings: for copying the loss over that of a memoryless baseline, for recall and bAbI the accuracy, for text "
-    "the bits per character. A number of bAbI with (1k) is from 1,000 training questions; the others are "
-    "from 10,000. --all lists every size on a line of its own, with the range over seeds."
-)
-
-
 def fitted(text: str) -> str:
     """Wrapped between words to the terminal's width; whole in a pipe."""
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
@@ -129,23 +216,27 @@ WIDEST = {"sizes": LEAST["sizes"], "paper": 16}
 """Widths that leave room for that in 80 columns."""
 
 
-def show(table: "Table") -> None:
-    """Print a table whose names are never cut; a narrow terminal leaves out what recipes are about and where."""
+def show(header: Sequence[str], groups: dict[str, list[Line]]) -> None:
+    """Print a table whose names are never cut; a narrow terminal leaves out the last columns."""
     from rich import table as rich_table
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(markup=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160
+        console.width = 200
     width = console.width
-    dropped = ("about", "where") if width < 110 else ("where",) if width < 150 else ()  # the last ones
-    columns = [name for name in table.header if name not in dropped]
-    content = [[str(cell) for cell in line[: len(columns)]] for line in table.rows]
+    wide = {"minutes": 110, "hardware": 110, "about": 150, "where": 190}
+    columns = [name for name in header if width >= wide.get(name, 0)]
     grid = rich_table.Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    grid.add_column(columns[0], no_wrap=True, min_width=max(len(line[0]) for line in content))
+    names = [line[header[0]] for lines in groups.values() for line in lines]
+    grid.add_column(columns[0], no_wrap=True, min_width=max(map(len, names)))
     for name in columns[1:]:
         widest = WIDEST.get(name) if width < 110 and "sizes" in columns else None
         grid.add_column(name, overflow="fold", min_width=LEAST.get(name), max_width=widest)
-    for line in content:
-        grid.add_row(*line)
+    for group, lines in groups.items():
+        if group and lines:
+            grid.add_row(Text(f"{group}:", style="bold"))
+        for line in lines:
+            grid.add_row(*(line[name] for name in columns))
     console.print(grid, crop=False)

@@ -48,8 +48,6 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.register("type", Path, _path)
-        self.register("type", int, _whole)
-        self.register("type", float, _number)
 
     def add_results(self) -> None:
         """Add ``--results``."""
@@ -84,28 +82,17 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def in_clone() -> bool:
+    """Whether the current folder is a clone of the project, whose own folders are the defaults of what is written."""
+    return Path("src/torchrum/paper").is_dir()
+
+
 def use_recipe(name: str | None) -> None:
     """Import the recipe of ``--recipe``, if given, which registers its task."""
     if name is not None:
         from torchrum.lab.recipes import load_recipe
 
         load_recipe(name)
-
-
-def _whole(text: str) -> int:
-    """Parse ``type=int``."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"it is {text!r:.60}, but it must be a whole number") from None
-
-
-def _number(text: str) -> float:
-    """Parse ``type=float``."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"it is {text!r:.60}, but it must be a number") from None
 
 
 def _path(text: str) -> Path:

@@ -23,19 +23,17 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_recipe()
     options = parser.parse_args(arguments)
+    if options.write and options.runs:
+        parser.error("--write uses the results ledger; leave the run folders out")
+    if options.write and options.out:
+        parser.error("--write makes no page; leave --out out")
 
-    from torchrum.lab.training.errors import ConfigError
     from torchrum.paper.ledger import read_ledger
+    from torchrum.paper.report import ledger_page, runs_page, write_page
     from torchrum.paper.report.headline import write_headlines
-    from torchrum.paper.report.page import write_page
-    from torchrum.paper.report.pages import ledger_page, runs_page
 
     use_recipe(options.recipe)
     if options.write:
-        if options.runs:
-            raise ConfigError("--write uses the results ledger; leave the run folders out.")
-        if options.out:
-            raise ConfigError("--write makes no page; leave --out out.")
         changed = write_headlines(options.write, read_ledger(options.results), options.results)
         print(f"{options.write}: {'headlines written' if changed else 'headlines are up to date'}")
         return 0

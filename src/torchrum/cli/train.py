@@ -1,4 +1,4 @@
-"""``torchrum train copying-rum --steps 1000 --task.delay 200``"""
+"""``torchrum train copying-rum --steps 1000`` and ``torchrum sweep recall-rum --grid optimizer.lr=1e-3,1e-4``"""
 
 import argparse
 import os
@@ -6,12 +6,12 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrum.cli import complain, is_first
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
@@ -103,13 +103,153 @@ def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     ]
 
 
-def check_count(name: str, count: int | None) -> None:
-    """Refuse a number of runs below 1 or above ``MOST_RUNS``."""
+def main(arguments: list[str]) -> int:
+    """Train a recipe, a set of recipes, or several seeds; or resume a run."""
+    parser = Parser(
+        "train",
+        "Train a recipe, or resume a run.",
+        epilog=EPILOG,
+        usage="torchrum train RECIPE [--FIELD VALUE ...] [--out DIR] [--seeds N]\n       torchrum train --resume RUN",
+    )
+    parser.add_argument("recipe", nargs="?", help="a name from torchrum list, or MODULE:FUNCTION")
+    fields, rest = split_fields(arguments, add_common(parser))
+    options = parser.parse_args(rest)
+    options.fields += fields
+    with leaving_at_once():
+        from torchrum.lab.recipes import FAMILIES, load_recipe
+        from torchrum.lab.training import Trainer, override
+        from torchrum.lab.training.errors import ConfigError
+
+    check_counts(options)
+    if options.recipe is None and options.resume is None:
+        raise ConfigError("train needs a recipe, or --resume RUN; torchrum list shows the recipes.")
+    if options.jobs > 1 and options.seeds is None and options.recipe not in FAMILIES:
+        raise ConfigError("--jobs needs several trainings: add --seeds N, or name a set such as babi-rum.")
+    recipe = load_recipe(options.recipe) if options.recipe is not None else None
+    if options.recipe in FAMILIES:
+        return run(train_family, options.recipe, options)
+    if options.seeds is not None:
+        if recipe is None:
+            raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
+        return run(train_all, configured(recipe, options), [], options)
+    if options.resume is not None:
+        return run(resume_run, recipe, options)
+    assert recipe is not None
+    config = with_text(override(recipe, options.fields), options.data)
+    trainer = Trainer(config, quiet=options.quiet, on_end=draw)
+    return run(lambda: trainer.fit(chosen_folder(options, config.label), rename=True).exit_code)
+
+
+def sweep(arguments: list[str]) -> int:
+    """Train over seeds, a grid, or a search."""
+    parser = Parser(
+        "sweep",
+        "Train a recipe over several seeds, a grid of values, or a search. To resume a sweep, run the same command "
+        "with --resume FOLDER.",
+        epilog="Set the other fields as for torchrum train: --steps 1000.",
+    )
+    parser.add_argument("recipe", help="a name from torchrum list, or MODULE:FUNCTION")
+    own, add = add_common(parser), parser.add_argument
+    grid_help, search_help = "values to train with; several --grid are combined", "range to search, or FIELD=A,B,..."
+    own += [
+        add("--grid", action="append", default=[], metavar="FIELD=A,B,...", help=grid_help),
+        add("--trials", type=int, metavar="N", help="search with Optuna, training N times"),
+        add("--search", action="append", default=[], metavar="FIELD=LOW:HIGH[:log]", help=search_help),
+    ]
+    fields, rest = split_fields(arguments, own)
+    options = parser.parse_args(rest)
+    options.fields += fields
+    with leaving_at_once():
+        from torchrum.lab.recipes import FAMILIES, load_recipe
+        from torchrum.lab.training.errors import ConfigError
+        from torchrum.lab.training.sweep import search
+
+    check_counts(options)
+    if members := FAMILIES.get(options.recipe):
+        raise ConfigError(
+            f"{options.recipe} is a set of {len(members)} recipes, and a sweep takes one, such as {members[0]}; "
+            f"to train the set with several seeds: torchrum train {options.recipe} --seeds N."
+        )
+    config = configured(load_recipe(options.recipe), options)
+    folder, new = chosen_folder(options, config.label), options.resume is None
+    if options.trials is None and not options.search:
+        if not (options.seeds or options.grid):
+            raise ConfigError(
+                "a sweep needs --seeds N, --grid FIELD=A,B or --trials N with --search; to train once: "
+                f"torchrum train {options.recipe}"
+            )
+        return run(train_all, config, options.grid, options)
+    if options.grid or options.seeds or not (options.trials and options.search):
+        raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
+    if options.jobs > 1:
+        raise ConfigError("a search learns from each training before it begins the next; leave --jobs out.")
+    return run(search, config, options.search, options.trials, folder, options.quiet, draw, rename=new)
+
+
+def run(train: Callable[..., int], *arguments: Any, **options: Any) -> int:
+    """Train, and leave together with the other processes of a launcher; the exit code."""
+    from torchrum.lab.training.distributed import leave_together
+
+    code = train(*arguments, **options)
+    leave_together()
+    # launchers kill the first process as soon as another one exits with an error code
+    return code if is_first() else 0
+
+
+def configured(recipe: "TrainConfig", options: argparse.Namespace) -> "TrainConfig":
+    """The config of the options; the runs in the folder ``--resume`` must be of its recipe."""
+    from torchrum.lab.training import override
+
+    config = override(recipe, options.fields)
+    check_resumed(options.resume, [config.name])
+    return with_text(config, options.data)
+
+
+def train_all(config: "TrainConfig", choices: list[str], options: argparse.Namespace) -> int:
+    """Train over a grid and ``--seeds``, or resume such a sweep; the exit code."""
+    from torchrum.lab.training import run_sweep
+    from torchrum.lab.training.sweep import grid
+
+    runs, new = grid(config, choices, options.seeds or 1), options.resume is None
+    folder = chosen_folder(options, config.label)
+    results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
+    return max(result.exit_code for result in results)
+
+
+def resume_run(recipe: "TrainConfig | None", options: argparse.Namespace) -> int:
+    """Resume the one run in the folder ``--resume``, which must be of the recipe if one is given; the exit code."""
+    from torchrum.lab.training import Trainer, override, read_config
+    from torchrum.lab.training.errors import ConfigError
+    from torchrum.lab.training.files import first_run_inside
+    from torchrum.lab.training.run_folder import CONFIG
+
+    folder = options.resume
+    if not (folder / CONFIG).exists() and (found := first_run_inside(folder, CONFIG)):
+        raise ConfigError(
+            f"{folder} contains several runs. To resume them all, run the command that started them with --resume "
+            f"{folder}; to resume one: torchrum train --resume {found}"
+        )
+    config = with_text(override(read_config(folder), options.fields), options.data)
+    named = [field for field in options.fields if field.partition("=")[0].strip() == "name"]
+    if recipe is not None and (name := override(recipe, named).name) != config.name:
+        raise ConfigError(
+            f"{folder} is a run of {config.name}, not of {name}; leave the recipe out, or add --name "
+            f"{shlex.quote(config.name)} if it is one of that name."
+        )
+    trainer = Trainer(config, quiet=options.quiet, on_end=draw)
+    return trainer.fit(chosen_folder(options, config.label), resume=True).exit_code
+
+
+def check_counts(options: argparse.Namespace) -> None:
+    """Refuse a number of runs below 1 or above ``MOST_RUNS``, and use the data folder of the options."""
     from torchrum.lab.training.errors import ConfigError
 
-    if count is not None and not 1 <= count <= MOST_RUNS:
-        limit = "at least 1" if count < 1 else f"at most {MOST_RUNS:,}"
-        raise ConfigError(f"--{name} is {count}, but it must be {limit}.")
+    use_data_dir(options.data_dir)
+    for name in ("seeds", "trials", "jobs"):
+        count = getattr(options, name, None)
+        if count is not None and not 1 <= count <= MOST_RUNS:
+            limit = "at least 1" if count < 1 else f"at most {MOST_RUNS:,}"
+            raise ConfigError(f"--{name} is {count}, but it must be {limit}.")
 
 
 def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
@@ -149,24 +289,11 @@ def chosen_folder(options: argparse.Namespace, label: str) -> Path:
     return folder
 
 
-def check_single(folder: Path) -> None:
-    """Refuse a folder of several runs where a single one is expected."""
-    from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.files import first_run_inside
-    from torchrum.lab.training.run_folder import CONFIG
-
-    if not (folder / CONFIG).exists() and (run := first_run_inside(folder, CONFIG)):
-        raise ConfigError(
-            f"{folder} contains several runs. To resume them all, run the command that started them with --resume "
-            f"{folder}; to resume one: torchrum train --resume {run}"
-        )
-
-
 def draw(run: Path) -> None:
     """Draw the curve of a finished run; report a failure without failing the run."""
     try:
         from torchrum.lab.training.errors import RunError
-        from torchrum.paper.plots.curves import draw_curve
+        from torchrum.paper.plots.run import draw_curve
     except ImportError as error:
         complain(f"the curve of {run} was not drawn: {error}")
         return
@@ -176,83 +303,6 @@ def draw(run: Path) -> None:
         complain(f"the curve of {run} was not drawn: {error}")
     except OSError as error:
         complain(f"the curve of {run} was not drawn: {error.strerror}; draw it later with: torchrum figure {run}")
-
-
-def main(arguments: list[str]) -> int:
-    """Train."""
-    parser = Parser(
-        "train",
-        "Train a recipe, or resume a run.",
-        epilog=EPILOG,
-        usage="torchrum train RECIPE [--FIELD VALUE ...] [--out DIR] [--seeds N]\n       torchrum train --resume RUN",
-    )
-    parser.add_argument("recipe", nargs="?", help="a name from torchrum list, or MODULE:FUNCTION")
-    fields, rest = split_fields(arguments, add_common(parser))
-    options = parser.parse_args(rest)
-    use_data_dir(options.data_dir)
-
-    with leaving_at_once():
-        from torchrum.lab.recipes import FAMILIES, load_recipe
-        from torchrum.lab.training import Trainer, override
-        from torchrum.lab.training.distributed import leave_together
-        from torchrum.lab.training.errors import ConfigError
-
-    fields = [*options.fields, *fields]
-    if options.recipe is None and options.resume is None:
-        raise ConfigError("train needs a recipe, or --resume RUN; torchrum list shows the recipes.")
-    recipe = load_recipe(options.recipe) if options.recipe is not None else None
-    check_count("jobs", options.jobs)
-    if options.jobs > 1 and options.seeds is None and options.recipe not in FAMILIES:
-        raise ConfigError("--jobs needs several trainings: add --seeds N, or name a set such as babi-rum.")
-    if options.recipe in FAMILIES:
-        code = train_family(options.recipe, fields, options)
-    elif options.seeds is not None:
-        if recipe is None:
-            raise ConfigError("--seeds needs a recipe too: torchrum train RECIPE --seeds N --resume RUN.")
-        code = train_seeds(recipe, fields, options)
-    elif options.resume is not None:
-        code = resume_run(recipe, fields, options)
-    else:
-        assert recipe is not None
-        config = with_text(override(recipe, fields), options.data)
-        trainer = Trainer(config, quiet=options.quiet, on_end=draw)
-        code = trainer.fit(chosen_folder(options, config.label), rename=True).exit_code
-    leave_together()
-    # launchers kill the first process as soon as another one exits with an error code
-    return code if is_first() else 0
-
-
-def train_seeds(recipe: "TrainConfig", fields: list[str], options: argparse.Namespace) -> int:
-    """Train the recipe ``--seeds`` times, or resume such a sweep; the exit code."""
-    with leaving_at_once():
-        from torchrum.lab.training import override, run_sweep
-
-    check_count("seeds", options.seeds)
-    config = override(recipe, fields)
-    check_resumed(options.resume, [config.name])
-    config = with_text(config, options.data)
-    runs = {f"seed-{seed}": replace(config, seed=seed) for seed in range(config.seed, config.seed + options.seeds)}
-    folder, new = chosen_folder(options, config.label), options.resume is None
-    results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
-    return max(result.exit_code for result in results)
-
-
-def resume_run(recipe: "TrainConfig | None", fields: list[str], options: argparse.Namespace) -> int:
-    """Resume the one run in the folder ``--resume``, which must be of the recipe if one is given; the exit code."""
-    with leaving_at_once():
-        from torchrum.lab.training import Trainer, override, read_config
-        from torchrum.lab.training.errors import ConfigError
-
-    check_single(options.resume)
-    config = with_text(override(read_config(options.resume), fields), options.data)
-    named = [field for field in fields if field.partition("=")[0].strip() == "name"]
-    if recipe is not None and (name := override(recipe, named).name) != config.name:
-        raise ConfigError(
-            f"{options.resume} is a run of {config.name}, not of {name}; leave the recipe out, or add --name "
-            f"{shlex.quote(config.name)} if it is one of that name."
-        )
-    folder = chosen_folder(options, config.label)
-    return Trainer(config, quiet=options.quiet, on_end=draw).fit(folder, resume=True).exit_code
 
 
 def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
@@ -276,15 +326,14 @@ def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
     return [members[task] for task in dict.fromkeys(tasks)], others
 
 
-def train_family(name: str, fields: list[str], options: argparse.Namespace) -> int:
+def train_family(name: str, options: argparse.Namespace) -> int:
     """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
     from torchrum.lab.recipes import FAMILIES, RECIPES
     from torchrum.lab.training import override, run_sweep
     from torchrum.lab.training.evaluation import best_look
     from torchrum.paper.ledger.babi import trained_table
 
-    members, fields = choose(name, fields)
-    check_count("seeds", options.seeds)
+    members, fields = choose(name, options.fields)
     check_resumed(options.resume, FAMILIES[name])
     runs, places = {}, {}
     for extra in range(options.seeds or 1):

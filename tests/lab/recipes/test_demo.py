@@ -5,15 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
-from lab.training import processes
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.cli import main
-from torchrum.cli.demo import start_method
 from torchrum.lab.recipes.recall import demo
 
 
@@ -25,8 +22,7 @@ def test_both_models_have_one_task_and_one_budget():
     assert rum.model.options == {**PAPER_OPTIONS, "lam": 1}
 
 
-def test_the_demo_trains_both_and_compares_them(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torchrum.cli.demo.start_method", lambda: processes.METHOD)  # torch is imported there
+def test_the_demo_trains_both_and_compares_them(tmp_path, capsys):
     assert main(["demo", "--steps", "20", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "a3d7b1c0??d -> 7" in printed
@@ -39,24 +35,6 @@ def test_the_demo_trains_both_and_compares_them(tmp_path, capsys, monkeypatch):
     assert "<h1>torchrum demo</h1>" in page.read_text(encoding="utf-8")
     for model in ("rum", "lstm"):
         assert json.loads((tmp_path / "demo" / f"demo-{model}" / "result.json").read_text())["step"] == 20
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there is a process forked")
-def test_processes_are_forked_only_without_other_threads():
-    # what the demo imports before it starts them must not start threads, or torch would be imported three times
-    code = (
-        "from torchrum.cli.demo import start_method\nfrom torchrum.lab.training import Trainer, distributed\n"
-        "distributed.preload()\nprint(start_method())"
-    )
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    alone = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert alone.stdout.split() == ["fork"]
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    assert start_method() == "spawn"
-    end.set()
-    thread.join()
 
 
 @pytest.mark.slow

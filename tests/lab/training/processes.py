@@ -66,7 +66,7 @@ def run_command(arguments: list[str], stderr: str, terminal: bool = False, large
 
     No file may grow beyond ``largest`` bytes, as on a full disk.
     """
-    sys.modules["torchrum.paper.plots.curves"] = None  # type: ignore[assignment]  # drawing takes longer than training
+    sys.modules["torchrum.paper.plots.run"] = None  # type: ignore[assignment]  # drawing takes longer than training
     if terminal:
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup

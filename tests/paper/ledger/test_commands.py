@@ -38,7 +38,7 @@ def test_the_curve_of_a_run(run, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["record", "nowhere"], "nowhere is not a run folder"),
+        (["record", "nowhere", "--results", "ledger"], "nowhere is not a run folder"),
         (["figure", "recall", "--results", "nowhere"], "nowhere is not a folder; pass the folder of a results ledger"),
     ],
 )
@@ -72,3 +72,17 @@ def test_a_torn_or_missing_curve_is_drawn_anew(run, tmp_path, capsys):
     assert main(["figure", str(copy)]) == 0
     assert victim.read_text() == "safe"
     assert not [path for path in copy.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_nothing_is_written_into_a_folder_that_nobody_named(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", str(run), "--commit", "abc1234"]) == 2
+    assert "name the folder of your ledger with --results DIR" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main(["record", str(run), "--commit", "abc1234", "--results", "ledger"]) == 0
+    assert main(["figure", "copying", "--results", "ledger"]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["figures/copying.svg", "figures/copying-dark.svg"]
+    (tmp_path / "src" / "torchrum" / "paper").mkdir(parents=True)  # as in a clone
+    assert main(["record", str(run), "--commit", "abc1234"]) == 0
+    assert main(["figure", "copying"]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["docs/figures/copying.svg", "docs/figures/copying-dark.svg"]

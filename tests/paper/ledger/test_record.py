@@ -133,13 +133,6 @@ def test_a_run_names_no_module(run):
         changes(dataclasses.replace(read_config(run), name="os:abort"))
 
 
-def test_a_note_does_not_name_this_machine(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("socket.gethostname", lambda: "node7.cluster")
-    with pytest.raises(LedgerError, match="contains the name of this machine"):
-        record(run, tmp_path / "results", commit=COMMIT, note="ran on Node7.")
-    assert not (tmp_path / "results").exists()
-
-
 @pytest.mark.parametrize("commit", ["", "main", "abc", "HEAD~1", "g" * 10, "0" * 41, "/home/me"])
 def test_a_given_commit_is_a_hash(run, tmp_path, commit):
     with pytest.raises(ConfigError, match=r"--commit is .*, but it must be a hash of 7 to 40 hexadecimal digits"):

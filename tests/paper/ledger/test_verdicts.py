@@ -1,3 +1,5 @@
+"""The verdicts of ``torchrum.paper.ledger.tables``."""
+
 from pathlib import Path
 
 import pytest
@@ -6,8 +8,7 @@ from entries import make_entry
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.paper.ledger import Entry, read_ledger
-from torchrum.paper.ledger.tables import asked_table
-from torchrum.paper.ledger.verdicts import condensed, judge, verdict_table, verdicts
+from torchrum.paper.ledger.tables import asked_table, condensed, judge, verdict_table, verdicts
 
 ROOT = Path(__file__).parents[3]
 

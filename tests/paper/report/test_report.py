@@ -20,12 +20,10 @@ from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import RunError, Trainer, override
 from torchrum.paper.ledger import LedgerError, read_ledger
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.ledger.tables import runs_table
-from torchrum.paper.ledger.verdicts import condensed, verdicts
-from torchrum.paper.plots.catalog import FIGURES
+from torchrum.paper.ledger.tables import condensed, runs_table, verdicts
+from torchrum.paper.plots.catalog import FIGURES, plan
+from torchrum.paper.report import Page, Section, ledger_page, render, runs_page, write_page
 from torchrum.paper.report.headline import headline_table, headlines, write_headlines
-from torchrum.paper.report.page import Block, Page, Section, render, write_page
-from torchrum.paper.report.pages import ledger_page, runs_page
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
@@ -74,7 +72,7 @@ def test_tasks_without_a_matched_budget_show_their_tables(text):
 
 
 def test_every_figure_that_can_be_drawn_is_on_the_page(text, entries):
-    drawn = {drawing.name for plan in FIGURES.values() for drawing in plan(entries, RESULTS)}
+    drawn = {drawing.name for name in FIGURES for drawing in plan(name, entries, RESULTS)}
     assert set(re.findall(r'<figure id="figure-([\w-]+)">', text)) == drawn | {"bench"}
 
 
@@ -173,14 +171,6 @@ def test_run_folders_have_a_page_of_their_own(runs, tmp_path, capsys):
     assert sorted(re.findall(r'<figure id="figure-([\w-]+)">', html)) == sorted(figures)
     assert "model.hidden_size" in html
     assert 'class="rum-playground"' in html
-
-
-def test_a_part_that_was_drawn_ahead_is_not_drawn_again(runs):
-    ahead: list[Block] = ["drawn ahead"]
-    page = runs_page(runs, drawn={runs[1]: ahead})
-    parts = [section.blocks for section in page.sections]
-    assert parts[2] is ahead
-    assert len(parts[1]) > 1
 
 
 def test_a_run_without_scores_has_no_page(runs, tmp_path):

@@ -343,7 +343,7 @@ class Trainer:
         model: a model of your own instead of the config's; it is called as ``Task`` describes.
         quiet: show no progress.
         on_end: called with the run folder once a run is complete, in one process; for example
-            ``torchrum.paper.plots.curves.draw_curve``, which draws its curve.
+            ``torchrum.paper.plots.run.draw_curve``, which draws its curve.
     """
 
     def __init__(

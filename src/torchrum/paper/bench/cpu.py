@@ -9,9 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -69,7 +67,7 @@ SECONDS = 1.0
 # glibc otherwise carves large tensors out of a heap full of holes, which triples the peak of the original
 # implementation; so each is mapped by itself, and the peak is that of the tensors
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
 
 
 def run_cpu(
@@ -94,24 +92,22 @@ def run_cpu(
     for name, case in (QUICK if quick else CASES).items():
         if fnmatch(name, cases):
             log(f"{name}: {', '.join(case.implementations).replace('authors', 'original')}")
-            with _threads(case.threads):
+            before = torch.get_num_threads()
+            torch.set_num_threads(case.threads or before)
+            try:
                 report.add(*_rows(name, case, samples))
+            finally:
+                torch.set_num_threads(before)
     if memory and not quick and fnmatch(LONG[0], cases):
         name, lam, shape = LONG
         for implementation in ("authors", "torch", "native"):
             log(f"{name}: {implementation}")
-            report.add(_memory_row(name, implementation, lam, shape))
-    report.write()
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if number is None else number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+            row = Row(name, implementation, "forward_backward", shape, _options(implementation, lam))
+            try:
+                row.peak_bytes = peak_memory(implementation, shape, lam)
+            except RuntimeError as error:  # most likely too little memory
+                row.failed = str(error)
+            report.add(row)
 
 
 def _rows(name: str, case: Case, samples: int) -> list[Row]:
@@ -129,22 +125,10 @@ def _rows(name: str, case: Case, samples: int) -> list[Row]:
             row.num_parameters, row.threads = work.num_parameters, case.threads
             rows.append(row)
     works.clear()
-    if case.peak:
-        measured = [row for row in rows if row.mode == "forward_backward"]
-        with ThreadPoolExecutor(2) as pool:  # each waits for a process, whose memory the other one's does not touch
-            peaks = pool.map(lambda row: peak_memory(row.implementation, shape, case.lam), measured)
-            for row, peak in zip(measured, peaks, strict=True):
-                row.peak_bytes = peak
+    for row in rows if case.peak else ():
+        if row.mode == "forward_backward":
+            row.peak_bytes = peak_memory(row.implementation, shape, case.lam)
     return rows
-
-
-def _memory_row(name: str, implementation: str, lam: int, shape: Shape) -> Row:
-    row = Row(name, implementation, "forward_backward", shape, _options(implementation, lam))
-    try:
-        row.peak_bytes = peak_memory(implementation, shape, lam)
-    except Exception as error:  # most likely too little memory; the other rows stand
-        row.failed = str(error)
-    return row
 
 
 def _options(implementation: str, lam: int) -> dict[str, int]:
@@ -177,31 +161,22 @@ def measure_peak(request: dict) -> int:
     # a short pass first: libraries load, thread pools and their buffers come to life
     Work(lambda: make_layer(name, shape, **_options(name, lam)), dataclasses.replace(shape, T=2)).forward_backward()
     work = Work(lambda: make_layer(name, shape, **_options(name, lam)), shape)
-    before = _start_peak()
+    if STATUS.exists():  # on Linux: forget the peak so far
+        Path("/proc/self/clear_refs").write_text("5")
+    before = _resident("VmRSS")
     work.forward_backward()
-    return _peak() - before
+    return _resident("VmHWM") - before
 
 
-def _start_peak() -> int:
-    """Forget the peak so far, where the system can, and return the memory in use now."""
-    if not _STATUS.exists():
-        return _peak()  # the peak so far, which the pass must first exceed: an underestimate for small passes
-    _CLEAR.write_text("5")
-    return _status("VmRSS")
-
-
-def _peak() -> int:
-    if _STATUS.exists():
-        return _status("VmHWM")
+def _resident(word: str) -> int:
+    """Resident memory now (VmRSS) or at its peak (VmHWM); elsewhere than on Linux always at its peak."""
+    if STATUS.exists():
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith(word))
+        return int(line.split()[1]) * 1024
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def _status(word: str) -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(word))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -8,20 +8,18 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.layers.cells import compile_steps
 from torchrum.layers.rum import RUM
 from torchrum.ops.rum_scan import ScanInputs
 from torchrum.ops.rum_scan.designs import choose_design
-from torchrum.paper.bench.layers import DTYPES, Shape, TrainingStep, Work, make_layer, penn_treebank_step, recall_step
+from torchrum.paper.bench.layers import DTYPES, Shape, Work, make_layer, penn_treebank_step, recall_step
 from torchrum.paper.bench.measure import (
     Captured,
     ImplementationError,
@@ -30,7 +28,6 @@ from torchrum.paper.bench.measure import (
     device_works,
     first_call_seconds,
     peak_cuda_bytes,
-    relative_error,
     time_cuda,
 )
 from torchrum.paper.bench.records import Report, Row
@@ -50,25 +47,6 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-class Implementation(NamedTuple):
-    """An implementation's name taken apart."""
-
-    kind: str
-    """A name of ``make_layer``."""
-    graphed: bool
-    """Its whole pass is one CUDA graph."""
-    compiled: bool
-    """``torch.compile`` made its step."""
-    stepwise: bool
-    """Insists on a matmul and a row kernel per step, where the persistent kernels would run."""
-
-
-def implementation(name: str) -> Implementation:
-    """Take apart a name such as ``fused stepwise graphed``."""
-    kind, *words = name.split()
-    return Implementation(kind, "graphed" in words, "compiled" in words, "stepwise" in words)
-
-
 @dataclass(frozen=True)
 class Case:
     """Implementations at one shape, timed in turns."""
@@ -78,12 +56,10 @@ class Case:
     options: dict[str, Any]
     """Of the RUM."""
     implementations: tuple[str, ...]
-    """See :func:`implementation`."""
+    """Names of ``make_layer``; of ``fused graphed`` the whole pass is one CUDA graph."""
     modes: tuple[str, ...] = ("forward_backward",)
     kind: str = "layer"
     """layer, recall or penn_treebank."""
-    check_error: bool = False
-    """Compare outputs and gradients with float64, at a few steps of the same size."""
     samples: int | None = None
     """Fewer than usual for what is slow, more for calls so short that the host's noise shows."""
     precision: str = "high"
@@ -100,16 +76,16 @@ def layer_case(
 
 def target_cases() -> list[Case]:
     """The cases that have a target, the surest and the most telling first."""
-    cases = [layer_case("eta", N, "bfloat16", TARGETED, check_error=True) for N in TARGET_SIZES]
+    cases = [layer_case("eta", N, "bfloat16", TARGETED) for N in TARGET_SIZES]
     # matmuls in FP32: a memory that is turned a thousand times has no digits to give away
     exact: dict[str, Any] = {"precision": "highest"}
-    cases.append(layer_case("lam1", 100, "float32", ("fused", "fused graphed"), T=1020, check_error=True, **exact))
+    cases.append(layer_case("lam1", 100, "float32", ("fused", "fused graphed"), T=1020, **exact))
     recall, ours = Shape(N=50, T=53, B=BATCH, dtype="float32", device="cuda"), ("fused graphed", "fused")
     cases.append(Case("recall-n50", recall, FEATURES["lam1"], ours, modes=("training_step",), kind="recall", **exact))
     penn = Shape(N=1000, T=STEPS, B=BATCH, dtype="bfloat16", device="cuda")
     cases.append(Case("ptb-fs-rum", penn, {}, ours, modes=("training_step",), kind="penn_treebank"))
-    cases.append(layer_case("eta", 250, "float32", TARGETED, T=220, check_error=True))
-    cases += [layer_case("norms", N, "bfloat16", TARGETED, check_error=True) for N in TARGET_SIZES]
+    cases.append(layer_case("eta", 250, "float32", TARGETED, T=220))
+    cases += [layer_case("norms", N, "bfloat16", TARGETED) for N in TARGET_SIZES]
     return cases
 
 
@@ -137,18 +113,17 @@ def gpu_cases() -> list[Case]:
     cases.append(layer_case("eta", 1000, "float32", authors, **slow))
     cases.append(layer_case("lam1", 100, "float32", authors[:4], **slow))
     cases += [layer_case("eta", N, "bfloat16", BASELINES, suffix="-baselines") for N in TARGET_SIZES]
-    cases += [replace(case, modes=("forward",), check_error=False) for case in cases[: len(TARGET_SIZES)]]
+    cases += [replace(case, modes=("forward",)) for case in cases[: len(TARGET_SIZES)]]
     norms = ("ln_lstm", "ln_lstm graphed", "ln_lstm_fused", "ln_lstm_fused graphed", "fused graphed")
     cases.append(layer_case("norms", 1000, "bfloat16", norms, suffix="-ln-lstm", samples=10))
     everyone = (*TARGETED, *BASELINES)
     cases += [
-        layer_case("eta", N, dtype, everyone, check_error=True)
+        layer_case("eta", N, dtype, everyone)
         for dtype in ("float32", "float16", "bfloat16")
         for N in SIZES
         if dtype != "bfloat16" or N in (100, 250)
     ]
     cases.append(layer_case("eta", 100, "float32", authors, **slow))
-    cases.append(layer_case("norms", 1000, "bfloat16", ("ln_lstm compiled",), suffix="-ln-lstm-compiled", samples=10))
     return cases
 
 
@@ -156,19 +131,12 @@ def quick_cases() -> list[Case]:
     """The same kinds of case at tiny sizes."""
     small = Shape(N=16, T=7, B=4, dtype="float32", device="cuda")
     tiny: dict[str, Any] = {"shape": small, "modes": ("forward", "forward_backward")}
-    lam1: dict[str, Any] = {"options": FEATURES["lam1"], "check_error": True, "precision": "highest"}
+    lam1: dict[str, Any] = {"options": FEATURES["lam1"], "precision": "highest"}
     return [
-        Case("quick-eta", options=FEATURES["eta"], implementations=(*TARGETED, "authors"), check_error=True, **tiny),
+        Case("quick-eta", options=FEATURES["eta"], implementations=(*TARGETED, "authors"), **tiny),
         Case("quick-lam1", implementations=("fused", "authors graphed"), **lam1, **tiny),
         Case("quick-recall", small, FEATURES["lam1"], ("fused graphed",), modes=("training_step",), kind="recall"),
     ]
-
-
-def with_stepwise(case: Case) -> Case:
-    """The case with the stepwise design of the fused kernels beside the one that is taken unasked."""
-    ours = [name for name in case.implementations if implementation(name).kind == "fused"]
-    stepwise = [name.replace("fused", "fused stepwise") for name in ours]
-    return replace(case, implementations=(*case.implementations, *stepwise))
 
 
 RUMS = ("authors", "reference", "torch", "fused")
@@ -192,7 +160,6 @@ def run_gpu(
     samples: int = 30,
     cases: str = "*",
     seconds: float = 150,
-    designs: bool = False,
     log: Log = print,
 ) -> bool:
     """Measure the suite into ``report``; an implementation that fails leaves its reason in its row.
@@ -203,50 +170,35 @@ def run_gpu(
         samples: timed calls of each implementation; slow ones take fewer.
         cases: pattern that a case's name must match.
         seconds: no case begins after this.
-        designs: where the persistent kernels run, also time the stepwise ones.
         log: told what is being measured.
 
     Returns:
         Whether the device lived to the end. If not, call again in a fresh process with the same report.
     """
     begin = time.perf_counter()
-
-    def tell(text: str) -> None:
-        log(f"{time.perf_counter() - begin:6.1f} s  {text}")
-
     # a first call compiles: not to be found done by an earlier run
     os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchrum-bench-")
     torch.backends.cudnn.allow_tf32 = True
     report.environment |= {"cudnn_allow_tf32": True, "float32_matmul_precision": "as each row says"}
-    with _own_stream():
+    # what autograd has touched on the default stream cannot be captured afterwards, so nothing runs there
+    with torch.cuda.stream(torch.cuda.Stream()):
         _start_cuda()
-        for case, mode in _unmeasured(report, quick_cases() if quick else gpu_cases(), cases, designs):
-            if time.perf_counter() - begin > seconds:
-                tell(f"{case.name} {mode}: left out, the {seconds:.0f} s are over")
-                continue
-            try:
-                report.add(*measure_case(case, mode, case.samples or samples, tell))
-            except DeviceLostError as lost:
-                report.add(lost.row)
-                tell(f"{lost}; the device is lost to this process")
-                return False
-            finally:
-                report.write()
+        for case in quick_cases() if quick else gpu_cases():
+            for mode in case.modes if fnmatch(case.name, cases) else ():
+                missing = tuple(name for name in case.implementations if not report.has(case.name, name, mode))
+                if missing and time.perf_counter() - begin > seconds:
+                    log(f"{case.name} {mode}: left out, the {seconds:.0f} s are over")
+                elif missing:
+                    try:
+                        asked = replace(case, implementations=missing)
+                        report.add(*measure_case(asked, mode, case.samples or samples, log))
+                    except DeviceLostError as lost:
+                        report.add(lost.row)
+                        log(f"{lost}; the device is lost to this process")
+                        return False
         report.environment["clocks_at_the_end"] = clocks()
         report.write()
     return True
-
-
-def _unmeasured(report: Report, cases: Sequence[Case], pattern: str, designs: bool) -> Iterator[tuple[Case, str]]:
-    """The cases that match, in each of their modes, with only those implementations that the report lacks."""
-    for case in cases:
-        if not fnmatch(case.name, pattern):
-            continue
-        case = with_stepwise(case) if designs and _persistent(case) else case
-        for mode in case.modes:
-            missing = tuple(name for name in case.implementations if not report.has(case.name, name, mode))
-            if missing:
-                yield replace(case, implementations=missing), mode
 
 
 def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[Row]:
@@ -255,6 +207,7 @@ def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[
     Raises:
         DeviceLostError: the device does not work any more.
     """
+    log(f"{case.name} {mode}: {', '.join(case.implementations)}")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     rows = {
@@ -264,7 +217,6 @@ def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[
     runs: dict[str, Run] = {}
     try:
         for name, row in rows.items():
-            log(f"{case.name} {mode}: {name}")
             try:
                 runs[name] = _prepare(case, name, mode, row)
             except Exception as error:  # one that cannot run must not take the others with it
@@ -281,99 +233,54 @@ def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[
         runs.clear()
         torch.set_float32_matmul_precision(before)
     _free()
-    for name, row in rows.items():
-        log(f"{case.name} {mode}: {name} {row.failed or _words(row)}")
     return list(rows.values())
 
 
-def _words(row: Row) -> str:
-    return "" if row.times is None else f"{row.times.median:.3f} ms, {row.us_per_step:.2f} us per step"
-
-
 def _note_failure(row: Row, error: BaseException) -> None:
-    row.failed = _reason(error)
+    text = str(error).strip()
+    row.failed = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
     if not device_works():
         raise DeviceLostError(row) from error
 
 
 def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
-    """The function to time, after its first call, its memory and its error were measured."""
+    """Build the function to time, and measure its first call and its memory."""
     _free()
     before = torch.cuda.memory_allocated()
-    how = implementation(name)
+    kind, *graphed = name.split()
     run: Run
     if case.kind == "layer":
-        work = Work(lambda: _layer(name, case), case.shape)
-        if how.stepwise:
-            assert isinstance(work.layer, RUM)
-            work.layer.backend = "stepwise"
+        work = Work(lambda: make_layer(kind, case.shape, **_options(case, name)), case.shape)
         row.num_parameters = work.num_parameters
-        row.backend = _backend(work)
+        ours: Any = work.layer if isinstance(work.layer, RUM) else next(iter(getattr(work.layer, "cells", [])), None)
+        row.backend = None if ours is None else ours.explain_backend(work.x).backend
         run = work.run("forward" if mode == "forward" else "forward_backward")
     else:
-        step: TrainingStep = (recall_step if case.kind == "recall" else penn_treebank_step)(case.shape, how.kind)
+        run = step = (recall_step if case.kind == "recall" else penn_treebank_step)(case.shape, kind)
         row.backend = step.backend
-        run = step
     if row.backend == "fused":
-        row.design = _design(case, how.stepwise)
+        row.design = _design(case)
     row.first_call_seconds = first_call_seconds(run)
     row.peak_bytes = peak_cuda_bytes(run, before)
-    if case.check_error and how.kind in ("fused", "torch") and mode == "forward_backward" and not how.graphed:
-        assert isinstance(work.layer, RUM)
-        row.error = relative_error(work.layer, case.shape, case.precision)
-        if case.shape.dtype == "float32":
-            exact = case.precision == "highest"
-            row.error_ieee = row.error if exact else relative_error(work.layer, case.shape, "highest")
-            row.error_apart = relative_error(work.layer, case.shape, "highest", exclude_near_threshold=True)
-            if not exact:
-                row.error_smooth = relative_error(work.layer, case.shape, case.precision, "tanh")
-    return Captured(run) if how.graphed else run
+    return Captured(run) if graphed else run
 
 
-def _backend(work: Work) -> str | None:
-    """The backend that a layer of ours takes."""
-    ours: Any = work.layer if isinstance(work.layer, RUM) else next(iter(getattr(work.layer, "cells", [])), None)
-    return ours.explain_backend(work.x).backend if ours is not None else None
-
-
-def _persistent(case: Case) -> bool:
-    """Whether the fused backend takes the persistent kernels in a case."""
-    if case.kind != "layer" or case.options.get("lam") != 0:
-        return False
+def _design(case: Case) -> str:
+    """Which of its designs the fused backend takes in a case."""
+    if case.options.get("lam") == 1:
+        return "one launch"
+    if case.kind != "layer":
+        return "stepwise"
     shape = case.shape
     layer = RUM(1, shape.N, **{**PAPER_OPTIONS, **case.options}, device="meta")
     xp = torch.empty(1, device=shape.device, dtype=DTYPES[shape.dtype])
     options = layer.options.with_training(True)
     inputs = ScanInputs.shaped_like(xp.expand(shape.T, shape.B, options.num_inputs * shape.N), options)
-    return choose_design(inputs, options, "auto")[0].name == "persistent"
+    return choose_design(inputs, options, "auto")[0].name
 
 
-def _design(case: Case, stepwise: bool) -> str:
-    if case.options.get("lam") == 1:
-        return "one launch"
-    return "persistent" if not stepwise and _persistent(case) else "stepwise"
-
-
-def _layer(name: str, case: Case) -> torch.nn.Module:
-    how = implementation(name)
-    layer: Any = make_layer(how.kind, case.shape, **_options(case, name))
-    if how.compiled:
-        compile_steps(layer)
-    return layer
-
-
-def _options(case: Case, name: str) -> dict:
-    return dict(case.options) if implementation(name).kind in RUMS else {}
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
-
-
-def _own_stream() -> AbstractContextManager:
-    """What autograd has touched on the default stream cannot be captured afterwards, so nothing runs there."""
-    return torch.cuda.stream(torch.cuda.Stream())
+def _options(case: Case, name: str) -> dict[str, Any]:
+    return dict(case.options) if name.split()[0] in RUMS else {}
 
 
 def _start_cuda() -> None:

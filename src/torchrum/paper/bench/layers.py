@@ -94,7 +94,7 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     N, inputs = shape.N, shape.input_size
     where: dict[str, Any] = {"device": shape.device, "dtype": DTYPES[shape.dtype]}
     if name == "authors":
-        return AuthorsRUM(inputs, N, **options, **where)
+        return AuthorsRUM(RUM(inputs, N, **{**PAPER_OPTIONS, **options}, **where))
     if name in ("reference", "torch", "native", "fused"):
         return RUM(inputs, N, backend=name, **{**PAPER_OPTIONS, **options}, **where)  # type: ignore[arg-type]
     if name in ("ln_lstm", "ln_lstm_fused"):
@@ -113,65 +113,38 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
 
 
 class AuthorsRUM(nn.Module):
-    """One layer, ``forward(x (T, B, I)) -> (output (T, B, H), h_n)``; lam is 0 or 1.
+    """One layer as the original implementation computes it, ``forward(x (T, B, I)) -> (output (T, B, H), h_n)``.
 
     Args:
-        input_size, hidden_size, device, dtype: as in :class:`torch.nn.GRU`.
-        lam, eta: as in :class:`torchrum.RUM`.
+        rum: a layer whose weights and options it takes; ``lam`` is 0 or 1.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        lam: int = 0,
-        eta: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, rum: RUM) -> None:
         super().__init__()
-        self.hidden_size, self.lam, self.eta = hidden_size, lam, eta
-        start = RUM(input_size, hidden_size, lam=lam, **{**PAPER_OPTIONS, "eta": eta}, device=device, dtype=dtype)
-        self.gates_x = nn.Linear(input_size, 2 * hidden_size, device=device, dtype=dtype)  # rows: tau, u
-        self.gates_h = nn.Linear(hidden_size, 2 * hidden_size, bias=False, device=device, dtype=dtype)
-        self.embed = nn.Linear(input_size, hidden_size, device=device, dtype=dtype)
-        self.load(start)
-
-    @torch.no_grad()
-    def load(self, rum: RUM) -> None:
-        """Take the weights of a one-layer RUM."""
-        given, rows = dict(rum.named_parameters()), 2 * self.hidden_size
-        self.gates_x.weight.copy_(given["weight_ih_l0"][:rows])
-        self.gates_x.bias.copy_(given["bias_ih_l0"][:rows])
-        self.embed.weight.copy_(given["weight_ih_l0"][rows:])
-        self.embed.bias.copy_(given["bias_ih_l0"][rows:])
-        self.gates_h.weight.copy_(given["weight_hh_l0"])
+        self.rum, self.hidden_size = rum, rum.hidden_size
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        B, H = x.shape[1], self.hidden_size
+        B, H, options = x.shape[1], self.hidden_size, self.rum.options
+        rows = 2 * H  # tau, u; then eps
+        weights = dict(self.rum.named_parameters())
+        weight, bias, weight_hh = (weights[f"{name}_l0"] for name in ("weight_ih", "bias_ih", "weight_hh"))
+        gates, embed = (weight[:rows], bias[:rows]), (weight[rows:], bias[rows:])
         h = x.new_zeros(B, H)
-        R = torch.eye(H, device=x.device, dtype=x.dtype).expand(B, H, H) if self.lam else None
+        R = torch.eye(H, device=x.device, dtype=x.dtype).expand(B, H, H) if options.lam else None
         outputs = []
-        for now in x:
-            h, R = self.step(now, h, R)
+        for now in x:  # each step has its own matmuls of the input
+            tau, u = (F.linear(now, *gates) + F.linear(h, weight_hh)).chunk(2, -1)
+            u, eps = torch.sigmoid(u), F.linear(now, *embed)
+            if R is None:
+                turned = rotate_in_plane(eps, tau, h)
+            else:
+                R = torch.bmm(R, dense_rotation(eps, tau))
+                turned = torch.bmm(R, h.unsqueeze(-1)).squeeze(-1)
+            h = u * h + (1 - u) * F.relu(eps + turned)
+            if options.eta is not None:
+                h = F.normalize(h, dim=-1) * options.eta
             outputs.append(h)
         return torch.stack(outputs), h.unsqueeze(0)
-
-    def step(self, x: Tensor, h: Tensor, R: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One step, with its own matmuls of the input."""
-        tau, u = (self.gates_x(x) + self.gates_h(h)).chunk(2, -1)
-        u = torch.sigmoid(u)
-        eps = self.embed(x)
-        if R is None:
-            turned = rotate_in_plane(eps, tau, h)
-        else:
-            R = torch.bmm(R, dense_rotation(eps, tau))
-            turned = torch.bmm(R, h.unsqueeze(-1)).squeeze(-1)
-        h = u * h + (1 - u) * F.relu(eps + turned)
-        if self.eta is not None:
-            h = F.normalize(h, dim=-1) * self.eta
-        return h, R
 
 
 def plane(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,69 +178,54 @@ def dense_rotation(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A call is one update of ``model``."""
+    """A call is one update of ``model``: forward, backward, clipping and Adam, on data that lie on the device."""
 
     model: nn.Module
     backend: str
     """That its recurrent layer takes."""
-    call: Callable[[], None]
+    loss: Callable[[], Tensor]
+    optimizer: torch.optim.Optimizer
+    clip: float = math.inf
 
     def __call__(self) -> None:
-        self.call()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss().backward()
+        if self.clip < math.inf:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
 
 
 def recall_step(shape: Shape, backend: str) -> TrainingStep:
-    """Associative recall with lam = 1 on a batch that lies on the device: forward, backward and Adam."""
+    """Associative recall with lam = 1."""
     task = Recall(length=shape.T - 3, train_size=None)
     layer = build_layer("rum", task.input_size, shape.N, batch_first=True, **PAPER_OPTIONS, lam=1, backend=backend)
     assert isinstance(layer, RUM)
     model = AnsweringModel(layer, task.input_size, task.num_classes).to(shape.device)
     batch = task.batch(shape.B, torch.Generator(shape.device).manual_seed(0))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=shape.device == "cuda")
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        task.loss(model(batch.x), batch).backward()
-        optimizer.step()
-
-    taken = layer.explain_backend(model.readout.weight.new_empty(shape.B, shape.T, task.input_size))
-    return TrainingStep(model, taken.backend, step)
+    taken = layer.explain_backend(model.readout.weight.new_empty(shape.B, shape.T, task.input_size)).backend
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=shape.device == "cuda")
+    return TrainingStep(model, taken, lambda: task.loss(model(batch.x), batch), adam)
 
 
 def penn_treebank_step(shape: Shape, backend: str) -> TrainingStep:
-    """A Fast-Slow RUM-2 on characters: 700 fast units, ``shape.N`` slow ones, bfloat16 matmuls, clipping and Adam."""
-    characters, embedded, fast = 50, 128, 700
-    device = shape.device
-    embedding = nn.Embedding(characters, embedded, device=device)
-    layer = build_layer(
-        "fs",
-        embedded,
-        fast,
-        slow_size=shape.N,
-        slow="rum",
-        cell_dropout=0.35,
-        layer_norm=True,
-        zoneout=0.1,
-        zoneout_cell=0.5,
-        eta=1.0,
-        backend=backend,
-    ).to(device)
+    """A Fast-Slow RUM-2 on characters: 700 fast units, ``shape.N`` slow ones, bfloat16 matmuls."""
+    characters, embedded, fast, device = 50, 128, 700, shape.device
+    embedding, readout = nn.Embedding(characters, embedded, device=device), nn.Linear(fast, characters, device=device)
+    slow: dict[str, Any] = {"slow": "rum", "slow_size": shape.N, "eta": 1.0, "layer_norm": True, "backend": backend}
+    noise: dict[str, Any] = {"cell_dropout": 0.35, "zoneout": 0.1, "zoneout_cell": 0.5}
+    layer = build_layer("fs", embedded, fast, **slow, **noise).to(device)
     assert isinstance(layer, CellLayer)
-    readout = nn.Linear(fast, characters, device=device)
     model = nn.ModuleList([embedding, layer, readout])
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, capturable=shape.device == "cuda")
     x = torch.randint(characters, (shape.T + 1, shape.B), device=device)
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+    def loss() -> Tensor:
         with torch.autocast(device, torch.bfloat16):
             logits = readout(layer(embedding(x[:-1]))[0])
-        F.cross_entropy(logits.float().flatten(0, 1), x[1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        return F.cross_entropy(logits.float().flatten(0, 1), x[1:].flatten())
 
     cell = layer.cells[0]
     assert isinstance(cell, FastSlowCell)
     with torch.autocast(device, torch.bfloat16):  # which the choice depends on
-        taken = cell.explain_backend(torch.empty(shape.T, shape.B, embedded, device=device))
-    return TrainingStep(model, taken.backend, step)
+        taken = cell.explain_backend(torch.empty(shape.T, shape.B, embedded, device=device)).backend
+    adam = torch.optim.Adam(model.parameters(), lr=2e-3, capturable=device == "cuda")
+    return TrainingStep(model, taken, loss, adam, clip=1.0)

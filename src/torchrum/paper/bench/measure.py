@@ -4,7 +4,6 @@ Times are medians with quartiles. Implementations take turns, so that a disturba
 """
 
 import contextlib
-import copy
 import datetime
 import gc
 import math
@@ -13,18 +12,16 @@ import shlex
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from torchrum.lab.training.environment import environment, given_commit
-from torchrum.layers.rum import RUM
 from torchrum.ops.kernels.cuda import recording
-from torchrum.paper.bench.layers import DTYPES, Shape
 
+T = TypeVar("T")
 Run = Callable[[], object]
 
 CUDA_BLOCK = 5  # timed calls in a row, after one that is not timed; a sixth of all of them where that is more
@@ -72,34 +69,28 @@ def time_cpu(
         settle: take a few samples in a row, after a call that is not timed: the threads of torch's matmuls spin for
             some milliseconds after the last one, on the cores of whoever comes next.
     """
+
+    def sample(name: str, count: int) -> list[tuple[float, float]]:
+        start, start_cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            runs[name]()
+        cpu = (time.process_time() - start_cpu) * 1e3 / max(count, 1)
+        last[name] = (time.perf_counter() - start) * 1e3 / max(count, 1)
+        return [(last[name], cpu)]
+
+    def take(name: str, count: int) -> list[tuple[float, float]]:
+        if settle and last[name] < SHORT_MS:
+            runs[name]()
+        return [found for _ in range(count) for found in sample(name, calls)]
+
+    def enough(name: str, taken: Sequence[tuple[float, float]]) -> bool:
+        return len(taken) >= FEWEST and sum(wall for wall, _ in taken) * calls >= seconds * 1e3
+
     last = dict.fromkeys(runs, 0.0)  # milliseconds of one call
-    for name, run in runs.items():
-        for _ in range(warmups):
-            start = time.perf_counter()
-            run()
-            last[name] = (time.perf_counter() - start) * 1e3
-    wall: dict[str, list[float]] = {name: [] for name in runs}
-    cpu: dict[str, list[float]] = {name: [] for name in runs}
-    with _uncollected():
-        waiting = list(runs)
-        while waiting:
-            for name in waiting:
-                run, rest = runs[name], samples - len(wall[name])
-                if settle and last[name] < SHORT_MS:
-                    run()
-                for _ in range(min(rest, CPU_BLOCK) if settle else min(rest, 1)):
-                    start, start_cpu = time.perf_counter(), time.process_time()
-                    for _ in range(calls):
-                        run()
-                    cpu[name].append((time.process_time() - start_cpu) * 1e3 / calls)
-                    wall[name].append((time.perf_counter() - start) * 1e3 / calls)
-                    last[name] = wall[name][-1]
-            waiting = [
-                name
-                for name in waiting
-                if len(wall[name]) < samples and (len(wall[name]) < FEWEST or sum(wall[name]) * calls < seconds * 1e3)
-            ]
-    return {name: summarise(wall[name], cpu[name]) for name in runs}
+    for name in runs:
+        sample(name, warmups)
+    taken = _in_turns(runs, samples, CPU_BLOCK if settle else 1, take, enough)
+    return {name: summarise(*map(list, zip(*found, strict=True))) for name, found in taken.items()}
 
 
 class ImplementationError(RuntimeError):
@@ -125,8 +116,24 @@ def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, sec
     Raises:
         ImplementationError: a call failed; the others are not to blame.
     """
-    pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
-    spent, block = dict.fromkeys(runs, 0.0), max(CUDA_BLOCK, samples // 6)
+    Pair = tuple[torch.cuda.Event, torch.cuda.Event]
+
+    def take(name: str, count: int) -> list[Pair]:
+        with _blaming(name):
+            torch.cuda.synchronize()
+            start, pairs = time.perf_counter(), []
+            runs[name]()
+            for _ in range(count):
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                runs[name]()
+                end.record()
+                pairs.append((begin, end))
+            torch.cuda.synchronize()
+            spent[name] += time.perf_counter() - start
+        return pairs
+
+    spent = dict.fromkeys(runs, 0.0)
     for name, run in runs.items():
         with _blaming(name):
             start = time.perf_counter()
@@ -136,35 +143,31 @@ def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, sec
                     torch.cuda.synchronize()
                     if time.perf_counter() - start > seconds / 2:
                         break
-    with _uncollected():
-        waiting = list(runs)
+    block = max(CUDA_BLOCK, samples // 6)
+    taken = _in_turns(runs, samples, block, take, lambda name, _: spent[name] >= seconds)
+    return {name: summarise([begin.elapsed_time(end) for begin, end in pairs]) for name, pairs in taken.items()}
+
+
+def _in_turns(
+    runs: Iterable[str],
+    samples: int,
+    block: int,
+    take: Callable[[str, int], list[T]],
+    enough: Callable[[str, Sequence[T]], bool],
+) -> dict[str, list[T]]:
+    """Take a block of samples of each implementation in turn until each has all of them, or enough."""
+    taken: dict[str, list[T]] = {name: [] for name in runs}
+    gc.collect()
+    gc.disable()  # its time would fall on whoever runs just then
+    try:
+        waiting = list(taken)
         while waiting:
             for name in waiting:
-                with _blaming(name):
-                    torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    runs[name]()
-                    for _ in range(min(block, samples - len(pairs[name]))):
-                        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                        begin.record()
-                        runs[name]()
-                        end.record()
-                        pairs[name].append((begin, end))
-                    torch.cuda.synchronize()
-                    spent[name] += time.perf_counter() - start
-            waiting = [name for name in waiting if len(pairs[name]) < samples and spent[name] < seconds]
-    return {name: summarise([begin.elapsed_time(end) for begin, end in pairs[name]]) for name in runs}
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: its time would fall on whoever runs just then."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
+                taken[name] += take(name, min(block, samples - len(taken[name])))
+            waiting = [name for name in waiting if len(taken[name]) < samples and not enough(name, taken[name])]
     finally:
         gc.enable()
+    return taken
 
 
 @contextlib.contextmanager
@@ -246,111 +249,24 @@ def conditions(commit: str | None = None) -> dict[str, Any]:
         "threads": place.threads,
     }
     if torch.cuda.is_available():
-        found |= {
-            "gpu": place.accelerator,
-            "cuda": place.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "triton": place.versions["triton"],
-            "driver": (query_gpu("driver_version") or {}).get("driver_version"),
-            "clocks": clocks(),
-        }
+        found |= {"gpu": place.accelerator, "cuda": place.cuda, "cudnn": torch.backends.cudnn.version()}
+        found |= {"triton": place.versions["triton"], "driver": query_gpu("driver_version").get("driver_version")}
+        found["clocks"] = clocks()
     return found
 
 
-def _ask(*command: str) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def clocks() -> dict[str, str] | None:
-    """Clocks now and at most, power and temperature of the current GPU, or None where nobody can tell."""
+def clocks() -> dict[str, str]:
+    """Clocks now and at most, power and temperature of the current GPU."""
     return query_gpu("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
 
 
-def query_gpu(*fields: str) -> dict[str, str] | None:
-    """What nvidia-smi says of the current GPU, by field."""
+def query_gpu(*fields: str) -> dict[str, str]:
+    """What nvidia-smi reports about the current GPU, by field; empty where it cannot be asked."""
     if not torch.cuda.is_available():
-        return None
-    index = str(torch.cuda.current_device())
-    said = _ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={index}")
-    values = [value.strip() for value in said.splitlines()[0].split(",")] if said else []
-    return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else None
-
-
-CHECKED_STEPS = 20
-"""Enough to show a wrong kernel; in float64 more would take long."""
-
-
-ZONEOUT_SEED = 2
-"""Of the device's generator, which zoneout draws its own seed from."""
-NEAR_THRESHOLD = 1e-5
-"""A unit this near to the ReLU threshold, in standard deviations of its row, may flip its sign in float32."""
-
-
-def relative_error(
-    rum: RUM, shape: Shape, precision: str = "high", activation: str | None = None, exclude_near_threshold: bool = False
-) -> float:
-    """Largest of the relative errors (in norm) of the output and of every gradient, over a few steps.
-
-    With relu a gradient's error is about the root of the share of units whose sign the rounding turns over: one in
-    ten thousand makes 1e-2, whatever the kernel does.
-
-    Args:
-        rum: of one layer, on its device; its weights stay as they are.
-        shape: of its input; T is cut.
-        precision: of float32 matmuls: ``"high"`` is TF32, ``"highest"`` FP32 (TF32 off).
-        activation: to take instead of the layer's; a smooth one shows the rounding without sign flips.
-        exclude_near_threshold: no gradients of samples with a unit of the reference near the ReLU threshold.
-    """
-    rum = copy.deepcopy(rum)
-    if activation is not None:
-        rum.options = replace(rum.options, activation=activation)
-    generator = torch.Generator(shape.device).manual_seed(1)
-    sizes = (min(shape.T, CHECKED_STEPS), shape.B)
-    x = torch.randn(*sizes, rum.input_size, device=shape.device, generator=generator).to(DTYPES[shape.dtype])
-    grad = torch.randn(*sizes, rum.hidden_size, device=shape.device, generator=generator).to(x.dtype)
-    exact = copy.deepcopy(rum).double()
-    exact.backend = "reference"
-    if exclude_near_threshold:
-        clear = clear_of_threshold(exact, x.double())
-        if not clear.any():
-            raise ValueError("relative_error: every sample is near the ReLU threshold, so no gradient is left.")
-        grad *= clear[:, None]
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+        return {}
+    options = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={torch.cuda.current_device()}"]
     try:
-        found = _outputs(rum, x, grad)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    wanted = _outputs(exact, x.double(), grad.double())
-    errors = [(f.double() - w).norm() / w.norm() for f, w in zip(found, wanted, strict=True)]
-    return torch.stack(errors).max().item()  # NaN if one of them is
-
-
-@torch.no_grad()
-def clear_of_threshold(exact: RUM, x: Tensor) -> Tensor:
-    """Which rows of the batch keep every argument of relu away from 0, in all steps; ``(B,)``."""
-    if exact.options.activation != "relu":
-        return x.new_ones(x.shape[1], dtype=torch.bool)
-    nearest = []
-
-    def watched(argument: Tensor) -> Tensor:
-        nearest.append(argument.abs().amin(-1) / argument.std(-1, correction=0))
-        return argument.relu()
-
-    watching = copy.deepcopy(exact)
-    watching.options = replace(watching.options, activation=watched)
-    torch.manual_seed(ZONEOUT_SEED)
-    watching(x)
-    return torch.stack(nearest).amin(0) > NEAR_THRESHOLD
-
-
-def _outputs(rum: RUM, x: Tensor, grad: Tensor) -> list[Tensor]:
-    torch.manual_seed(ZONEOUT_SEED)
-    x = x.detach().requires_grad_()
-    output, _ = rum(x)
-    grads = torch.autograd.grad(output, [x, *rum.parameters()], grad)
-    return [output.detach(), *grads]
+        done = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(fields, (value.strip() for value in done.stdout.split(",")), strict=True))

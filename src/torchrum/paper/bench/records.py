@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
@@ -11,6 +11,8 @@ from torchrum.lab.training.typed_data import Reader
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 from torchrum.paper.table import Table
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -95,21 +97,20 @@ class Report:
 
     def has(self, case: str, implementation: str, mode: str) -> bool:
         """Whether there is a row with these names, measured or failed."""
-        return any((row.case, row.implementation, row.mode) == (case, implementation, mode) for row in self.rows)
+        return self._row(case, implementation, mode) is not None
+
+    def _row(self, *names: str) -> Row | None:
+        return next((row for row in self.rows if (row.case, row.implementation, row.mode) == names), None)
 
     def find(self, case: str, implementation: str, mode: str = "forward_backward") -> Row | None:
         """The row with these names, if it was measured."""
-        for row in self.rows:
-            if (row.case, row.implementation, row.mode) == (case, implementation, mode) and row.times is not None:
-                return row
-        return None
+        row = self._row(case, implementation, mode)
+        return row if row and row.times else None
 
     def ratio(self, case: str, implementation: str, baseline: str, mode: str = "forward_backward") -> float | None:
         """Time of ``implementation`` over that of ``baseline``."""
         ours, theirs = self.find(case, implementation, mode), self.find(case, baseline, mode)
-        if ours is None or theirs is None or ours.times is None or theirs.times is None:
-            return None
-        return ours.times.median / theirs.times.median
+        return ours.times.median / theirs.times.median if ours and theirs and ours.times and theirs.times else None
 
     def write(self) -> None:
         if self.path is None:
@@ -132,65 +133,21 @@ def read_report(path: Path) -> Report:
         content = reader.value(dict[str, Any], parse_json(read_bytes(path, MAX_BYTES)), "it")
     except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
-    rows = [
-        reader.build(Row, _today(row), f"rows[{place}]")
-        for place, row in enumerate(reader.value(list[dict[str, Any]], content.get("rows"), "rows"))
-    ]
-    targets = [
-        reader.build(Target, {name: value for name, value in target.items() if name != "reached"}, f"targets[{place}]")
-        for place, target in enumerate(reader.value(list[dict[str, Any]], content.get("targets"), "targets"))
-    ]
+    rows = _read_list(reader, Row, content, "rows", derived="us_per_step")
+    targets = _read_list(reader, Target, content, "targets", derived="reached")
     suite = reader.value(str, content.get("suite"), "suite")
     environment = reader.value(dict[str, Any], content.get("environment"), "environment")
     tests = reader.value(dict[str, Any] | None, content.get("tests"), "tests")
     return Report(suite, environment, rows, targets, path, tests)
 
 
-def _today(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the words of today."""
-    row = {name: value for name, value in row.items() if name != "us_per_step"}
-    if "contestant" in row:
-        row["implementation"] = row.pop("contestant")
-        row["case"] = str(row.get("case")).replace("-rivals", "-baselines")
-    return row
+def _read_list(reader: Reader, kind: type[T], content: dict[str, Any], name: str, derived: str) -> list[T]:
+    found = reader.value(list[dict[str, Any]], content.get(name), name)
+    plain = [{key: value for key, value in item.items() if key != derived} for item in found]
+    return [reader.build(kind, item, f"{name}[{place}]") for place, item in enumerate(plain)]
 
 
-PEAK_FLOPS = {"bfloat16": 788e12, "float16": 788e12, "float32": 394e12}
-"""An H200's large matmuls, measured; float32 is TF32, at half the rate of bfloat16."""
-
-
-def floor_ms(row: Row) -> float | None:
-    """Milliseconds of h W_hh for all steps, and of its two backward matmuls; None for what is no RUM on a GPU."""
-    shape = row.shape
-    if shape.device != "cuda" or "lam" not in row.options or row.options["lam"] != 0 or row.mode == "training_step":
-        return None
-    matmuls = 3 if row.mode == "forward_backward" else 1
-    flops = 2 * shape.B * shape.N * 2 * shape.N * shape.T * matmuls
-    return flops / PEAK_FLOPS[shape.dtype] * 1e3 if shape.dtype in PEAK_FLOPS else None
-
-
-def share_of_floor(row: Row) -> float | None:
-    """Floor over measured time: 1 would be perfect."""
-    floor = floor_ms(row)
-    return None if floor is None or row.times is None else floor / row.times.median
-
-
-HEADER = (
-    "case",
-    "implementation",
-    "mode",
-    "ms",
-    "quartiles",
-    "CPU ms",
-    "us/step",
-    "vs original",
-    "/ GRU",
-    "floor",
-    "MB",
-    "first s",
-    "design",
-    "error",
-)
+HEADER = "case,implementation,mode,ms,quartiles,CPU ms,us/step,vs original,/ GRU,MB,first s,design".split(",")
 MODE_WORDS = {"forward": "fwd", "forward_backward": "fwd+bwd", "training_step": "train step"}
 
 
@@ -240,9 +197,7 @@ def _cells(report: Report, row: Row) -> list[str]:
         number(row.us_per_step, ".2f"),
         "" if original is None else f"{original:.2f}x",
         number(gru, ".2f"),
-        number(share_of_floor(row), ".0%"),
         number(row.peak_bytes and row.peak_bytes / 1e6, ".1f"),
         number(row.first_call_seconds, ".1f"),
         row.design or "",
-        number(row.error, ".1e"),
     ]

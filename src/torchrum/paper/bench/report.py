@@ -1,6 +1,6 @@
 """From the JSON of a run to the tables and plots of the docs."""
 
-import shlex
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +10,28 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from torchrum.lab.training.errors import ConfigError
 from torchrum.paper.bench.gpu import FEATURES, SHORT, STEPS, target_cases
 from torchrum.paper.bench.records import Report, Row, target_words
-from torchrum.paper.plots.style import drawing, ink, save, save_themes
+from torchrum.paper.plots.style import drawing, grid_of_panels, save, save_themes
 from torchrum.paper.table import Table, code, markdown_tables, write_marked
 
 MATMULS: dict[str | None, str] = {"high": " (TF32 matmul)", "highest": " (FP32 matmul)"}
 LABELS = {
-    "authors": "original implementation",
-    "authors graphed": "original implementation, CUDA graph",
-    "reference": "RUM, reference",
-    "torch": "RUM, torch",
-    "native": "RUM, native",
     "fused": "RUM, fused",
     "fused graphed": "RUM, fused, CUDA graph",
-    "fused stepwise": "RUM, fused step by step",
-    "fused stepwise graphed": "RUM, fused step by step, CUDA graph",
+    "native": "RUM, native",
     "gru": "nn.GRU",
     "gru graphed": "nn.GRU, CUDA graph",
     "lstm": "nn.LSTM",
     "lstm graphed": "nn.LSTM, CUDA graph",
-    "gru= graphed": "nn.GRU of as many weights, CUDA graph",
-    "lstm= graphed": "nn.LSTM of as many weights, CUDA graph",
+    "torch": "RUM, torch",
+    "reference": "RUM, reference",
+    "authors": "original implementation",
+    "authors graphed": "original implementation, CUDA graph",
 }
-
-OURS, BASELINES = ("fused", "fused graphed", "native", "torch"), ("gru", "gru graphed", "lstm", "lstm graphed")
-COLUMNS = (*OURS[:-1], *BASELINES, "torch", "reference", "authors", "authors graphed")
 """Implementations in the docs' table, plain calls and CUDA graphs apart. The JSON has the others."""
+OURS = ("fused", "fused graphed", "native", "torch")
 
 
 def report_tables(report: Report) -> list[Table]:
@@ -48,7 +43,7 @@ def report_tables(report: Report) -> list[Table]:
         cases.setdefault(name, {}).setdefault(row.implementation, row)
     wanted = {case.name for case in target_cases()} | {name for name in cases if name.endswith("-authors")}
     cases = {name: found for name, found in cases.items() if name in wanted} or cases
-    columns = [name for name in COLUMNS if any(name in found for found in cases.values())]
+    columns = [name for name in LABELS if any(name in found for found in cases.values())]
     header, cells = ["case", "RUM / GRU", *(LABELS[name] for name in columns)], []
     for found in cases.values():
         times = [_cell(found.get(name)) for name in columns]
@@ -69,22 +64,10 @@ def report_tables(report: Report) -> list[Table]:
 
 
 def typed(report: Report) -> str:
-    """The command of a report as a user would type it, without what stands beside it and with the file's own name."""
+    """The command of a report as a user would type it, without ``--commit`` and with the file's own name."""
+    name = report.path.name if report.path else r"\g<0>"
     command = report.environment["command"].replace("python -m torchrum", "torchrum", 1)
-    try:
-        words = iter(shlex.split(command))
-    except ValueError:  # no command of ours
-        return command
-    kept: list[str] = []
-    for word in words:
-        if word in ("--commit", "--tests"):
-            next(words, None)
-        elif word == "--json":
-            name = next(words, "")
-            kept += [word, Path(name).name if report.path is None else report.path.name]
-        else:
-            kept.append(word)
-    return shlex.join(kept)
+    return re.sub(r"(?<=--json )\S+", name, re.sub(r" --(commit|tests) \S+", "", command))
 
 
 def _target_table(report: Report) -> Table:
@@ -151,8 +134,7 @@ def write_markdown(path: Path, report: Report) -> bool:
     return write_marked(path, "bench", report.suite, lambda suite: text if suite == report.suite else None)
 
 
-COLOURS = {"authors": "#cc79a7", "reference": "#56b4e9", "torch": "#2f8fd0", "native": "#009e73", "fused": "#2f8fd0"}
-COLOURS |= {"gru": "#d55e00", "gru=": "#e69f00", "lstm": "#808080", "lstm=": "#a6a6a6", "ln_lstm": "#009e73"}
+COLOURS = {"fused": "#2f8fd0", "gru": "#d55e00", "lstm": "#808080"}
 LINES: dict[str, tuple[str, str]] = {
     "fused graphed": ("RUM, CUDA graph", "-o"),
     "gru graphed": (LABELS["gru graphed"], "-s"),
@@ -172,72 +154,48 @@ def draw_report(report: Report, path: Path) -> Path:
 
 
 def report_figure(report: Report) -> Figure:
-    """The forward and backward passes of a report, microseconds per step on logarithmic axes."""
-    rows = [row for row in report.rows if row.mode == "forward_backward" and row.times is not None]
-    if not rows:
-        raise ValueError("draw_report: the report has no forward and backward pass to draw.")
-    panels = _by_size(rows) if report.suite == "gpu" else {}
-    figure = _sweep(panels) if panels else _cases(rows)
-    place = report.environment
-    shape = f"{rows[0].shape.B} rows" + (f", {STEPS} steps" if panels else "")
-    machine = place.get("gpu") or place["cpu"]
-    title = f"forward + backward, {shape}; {machine}, torch {place['torch']}"
-    figure.suptitle(
-        title + ("\nnumbers: RUM's time over the GRU's, both in a CUDA graph" if panels else ""), fontsize=9
-    )
-    return figure
+    """The forward and backward passes of a GPU report over the number of units, microseconds per step.
 
-
-def _cases(rows: list[Row]) -> Figure:
-    panels = {case: [row for row in rows if row.case == case] for case in dict.fromkeys(row.case for row in rows)}
-    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
-    for axes, (title, here) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-        _points(axes, here)
-        axes.set_title(title)
-    return figure
-
-
-def _sweep(panels: dict[str, list[Row]]) -> Figure:
-    """Two panels in a row, on common axes, so that they can be compared at a glance."""
-    across = min(2, len(panels))
-    down = -(-len(panels) // across)
-    figure = Figure(figsize=(4.4 * across, 0.7 + 2.8 * down), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    for axes, (title, here) in zip(grid.flat, panels.items(), strict=False):
-        _lines(axes, here)
+    A panel for each kind of RUM and dtype, on common logarithmic axes.
+    """
+    panels = panels_by_size(report.rows)
+    if not panels:
+        raise ConfigError("bench: the report has no case of the GPU suite at two sizes, so there is nothing to plot.")
+    figure, grid = grid_of_panels(len(panels), 4.4, 2.8, 0.7, sharex=True, sharey=True)
+    for axes, (title, here) in zip(grid, panels.items(), strict=True):
+        _draw_sizes(axes, here)
         axes.set_title(title)
         axes.label_outer()
     handles = {
         label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
+    place = report.environment
+    figure.suptitle(
+        f"forward + backward, {next(iter(panels.values()))[0].shape.B} rows, {STEPS} steps; {place['gpu']}, "
+        f"torch {place['torch']}\nnumbers: RUM's time over the GRU's, both in a CUDA graph",
+        fontsize=9,
+    )
     return figure
 
 
-def _by_size(rows: list[Row]) -> dict[str, list[Row]]:
-    """The sweep over N, a panel for each kind of RUM and dtype that has two sizes or more."""
+def panels_by_size(rows: list[Row]) -> dict[str, list[Row]]:
+    """The sweep over N by kind of RUM and dtype, each with two sizes or more."""
+    rows = [row for row in rows if row.mode == "forward_backward" and row.times and row.implementation in LINES]
     panels = {}
     for features in FEATURES:
         for dtype, name in SHORT.items():
             here = [row for row in rows if row.case.startswith(f"{features}-{name}-") and row.shape.T == STEPS]
-            here = [row for row in here if row.implementation in LINES]
             if len({row.shape.N for row in here if row.implementation.startswith("fused")}) > 1:
-                panels[f"{_words(here)}, {dtype}"] = here
+                options = max((row.options for row in here), key=len)
+                words = [f"λ={options.get('lam', 0):g}"]
+                words += [f"η={options['eta']:g}"] if options.get("eta") is not None else []
+                words += [name.replace("_", " ") for name in ("layer_norm", "zoneout") if options.get(name)]
+                panels[f"RUM {', '.join(words)}, {dtype}"] = here
     return panels
 
 
-def _words(rows: list[Row]) -> str:
-    options = max((row.options for row in rows), key=len)
-    words = [f"λ={options.get('lam', 0):g}"]
-    words += [f"η={options['eta']:g}"] if options.get("eta") is not None else []
-    words += ["layer norm"] if options.get("layer_norm") else []
-    words += ["zoneout"] if options.get("zoneout") else []
-    return "RUM " + ", ".join(words)
-
-
-def _lines(axes: Axes, rows: list[Row]) -> None:
+def _draw_sizes(axes: Axes, rows: list[Row]) -> None:
     found: dict[str, dict[int, float]] = {}
     for name, (label, style) in LINES.items():
         steps: dict[int, float] = {}
@@ -247,17 +205,10 @@ def _lines(axes: Axes, rows: list[Row]) -> None:
         if not steps:
             continue
         found[name] = steps
-        first = name == "fused graphed"
-        colour = COLOURS[name.split()[0]]
-        sizes = sorted(steps)
-        axes.plot(
-            sizes, [steps[N] for N in sizes], style, ms=4, color=colour, label=label,
-            linewidth=2.2 if first else 1.2, zorder=3 if first else 2,
-        )  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("units N")
-    axes.set_ylabel("µs per step")
+        width, front = (2.2, 3) if name == "fused graphed" else (1.2, 2)
+        points = zip(*sorted(steps.items()), strict=True)
+        axes.plot(*points, style, ms=4, color=COLOURS[name.split()[0]], label=label, linewidth=width, zorder=front)
+    axes.set(xscale="log", yscale="log", xlabel="units N", ylabel="µs per step")
     ours, baseline = found.get("fused graphed", {}), found.get("gru graphed", {})
     near = {256 if 250 in ours else 0, 1024 if 1000 in ours else 0}  # too near to their neighbours to be written
     for N in sorted(ours.keys() & baseline.keys() - near):
@@ -268,32 +219,8 @@ def _lines(axes: Axes, rows: list[Row]) -> None:
         note.set_path_effects([withStroke(linewidth=2.5, foreground=rcParams["axes.facecolor"])])
     ticks = (100, 250, 704, 1000, 2000)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=7)
-    axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.12)
-    _plain_numbers(axes, "y")
-
-
-def _points(axes: Axes, rows: list[Row]) -> None:
-    rows = sorted(rows, key=lambda row: -(row.us_per_step or 0))
-    for place, row in enumerate(rows):
-        assert row.times is not None
-        scale = 1e3 / row.shape.T
-        colour = COLOURS.get(row.implementation.split()[0], ink())
-        axes.plot([row.times.low * scale, row.times.high * scale], [place, place], color=colour, linewidth=4, alpha=0.4)
-        axes.plot(row.times.median * scale, place, "o", color=colour)
-        text = short(row.times.median * scale)
-        axes.annotate(
-            text, (row.times.median * scale, place), (0, 6), textcoords="offset points", ha="center", fontsize=7
-        )
-    axes.set_yticks(range(len(rows)), [LABELS.get(row.implementation, row.implementation) for row in rows], fontsize=8)
-    axes.set_xscale("log")
-    axes.set_xlabel("µs per step")
-    axes.margins(x=0.15, y=0.15)
-    _plain_numbers(axes, "x")
-
-
-def _plain_numbers(axes: Axes, which: str) -> None:
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value / 1e3:g}k"))
-    axis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value / 1e3:g}k"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())

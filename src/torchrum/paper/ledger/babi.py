@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from torchrum.lab.data.babi import NAMES, TASKS
@@ -34,27 +34,26 @@ class Column:
     """Whether the paper's column comes before it."""
     label: str = ""
     """The model, for a figure or a sentence."""
-    joint: bool = False
-    """Whether one model learnt all tasks."""
-    validation: float = 0.0
-    """Best validation accuracy, the mean over its runs."""
-    chosen: Mapping[int, float] = field(default_factory=dict)
-    """Score of the seed that was best on validation, by task."""
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    """Training time of all tasks together, by seed."""
-    steps: Sequence[int] = ()
-    """Steps of its runs."""
-    hardware: Mapping[int, str] = field(default_factory=dict)
-    """Hardware of its runs, by seed."""
+    entries: Sequence[Entry] = ()
+    """Its runs, in the order of their seeds."""
+
+    @property
+    def joint(self) -> bool:
+        """Whether one model learnt all tasks."""
+        return bool(self.entries) and _task(self.entries[0]).task is None
+
+    @property
+    def validation(self) -> float:
+        """Best validation accuracy, the mean over its runs."""
+        return fmean(max(entry.curve["accuracy"]) for entry in self.entries)
 
     def whole(self) -> list[float]:
         """Mean over the 20 tasks, for each seed that has them all."""
         return [fmean(found.values()) for found in self.scores.values() if len(found) == len(TASKS)]
 
-    def mean(self, task: int) -> float | None:
-        """Mean over the seeds that have a task."""
-        values = [found[task] for found in self.scores.values() if task in found]
-        return sum(values) / len(values) if values else None
+    def of_task(self, task: int) -> list[float]:
+        """The scores in a task, one for each seed that has it."""
+        return [found[task] for found in self.scores.values() if task in found]
 
     def average(self) -> str:
         """Format the mean over the tasks, and its range over the seeds that have them all."""
@@ -62,32 +61,39 @@ class Column:
             ends = span(whole, "{:.1%}")
             mean = f"{fmean(whole):.1%}"
             return percent(mean if mean == ends else f"{mean} ({ends})")
-        known = [value for task in TASKS if (value := self.mean(task)) is not None]
-        count = "1 task" if len(known) == 1 else f"{len(known)} tasks"
-        return percent(f"{sum(known) / len(known):.1%} of {count}") if known else ""
+        known = [fmean(values) for task in TASKS if (values := self.of_task(task))]
+        return percent(f"{fmean(known):.1%} of {len(known)} task{'s' * (len(known) > 1)}") if known else ""
 
     def best(self) -> str:
         """Format the mean over the tasks, each with the seed that was best on validation; empty without a choice."""
-        if len(self.scores) < 2 or len(self.chosen) < len(TASKS):
+        chosen: dict[int, Entry] = {}
+        for entry in self.entries:
+            for task in _scores(entry):
+                if task not in chosen or max(entry.curve["accuracy"]) > max(chosen[task].curve["accuracy"]):
+                    chosen[task] = entry  # of equal ones the first
+        if len(self.scores) < 2 or len(chosen) < len(TASKS):
             return ""
-        return percent(f"{fmean(self.chosen.values()):.1%}")
-
-    def solved(self) -> str:
-        """Number of tasks with a mean of at least 95%."""
-        return str(sum((value or 0) >= SOLVED for value in map(self.mean, TASKS)))
-
-    def seeds(self) -> str:
-        """Number of distinct seeds."""
-        counts = [sum(task in found for found in self.scores.values()) for task in TASKS]
-        return span([count for count in counts if count] or [0], "{}")
+        return percent(f"{fmean(_scores(entry)[task] for task, entry in chosen.items()):.1%}")
 
     def minutes(self) -> dict[str, str]:
         """Mean training time of the seeds that have all tasks, by hardware."""
         times: dict[str, list[float]] = defaultdict(list)
-        for seed, seconds in self.seconds.items():
-            if len(self.scores[seed]) == len(TASKS):
-                times[self.hardware[seed]].append(seconds / 60)
+        for seed, found in self.scores.items():
+            runs = [entry for entry in self.entries if entry.seed == seed]
+            if runs and len(found) == len(TASKS):
+                place = " and ".join(sorted({entry.hardware for entry in runs}))
+                times[place].append(sum(entry.wall_seconds for entry in runs) / 60)
         return {place: f"{fmean(found):.1f}" for place, found in times.items()}
+
+    def cells(self, tasks: Sequence[int], usual: str) -> list[str]:
+        """The column of a table: tasks, mean, best seed, tasks solved, seeds, minutes (of ``usual`` hardware)."""
+        means = {task: fmean(values) for task in TASKS if (values := self.of_task(task))}
+        ours = [percent(f"{means[task]:.1%}") if task in means else "" for task in tasks]
+        solved = str(sum(value >= SOLVED for value in means.values()))
+        seeds = span([len(self.of_task(task)) for task in means] or [0], "{}")
+        times = sorted(self.minutes().items(), key=lambda item: item[0] != usual)
+        minutes = ", ".join(time if place == usual else f"{time} ({place})" for place, time in times)
+        return [*ours, self.average(), self.best(), solved, seeds, minutes]
 
 
 def percent(text: str) -> str:
@@ -170,7 +176,7 @@ def _task(entry: Entry) -> Babi:
     return task
 
 
-def columns(entries: Sequence[Entry]) -> list[Column]:
+def columns(entries: Iterable[Entry]) -> list[Column]:
     """Make a column for each setting, in the order of the recipes; the seeds of one setting share it."""
     order = {name: number for number, name in enumerate(RECIPES)}
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
@@ -178,45 +184,20 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
         groups[_name(entry), *_settings(entry)].append(entry)
     found: list[Column] = []
     for (name, *changed), group in groups.items():
+        scores: dict[int, dict[int, float]] = defaultdict(dict)
+        for entry in group:
+            scores[entry.seed] |= _scores(entry)
+        label = model_label(group[0].config().model)
+        title = ", ".join([f"{label} `{name}`", *map(setting_words, changed)])
         first = group[0].own_problem and not any(column.paper and column.name == name for column in found)
-        found.append(_column(name, changed, group, paper=first))
+        found.append(Column(name, title, scores, first, label, group))
     return found
 
 
-def _column(name: str, changed: Sequence[str], entries: Sequence[Entry], paper: bool) -> Column:
-    scores: dict[int, dict[int, float]] = defaultdict(dict)
-    seconds: dict[int, float] = defaultdict(float)
-    places: dict[int, set[str]] = defaultdict(set)
-    joint = _task(entries[0]).task is None
-    highest: dict[int, float] = {}
-    chosen: dict[int, float] = {}
-    for entry in entries:  # in the order of their seeds
-        task = _task(entry).task
-        each = {task: entry.test["accuracy"]} if task else {number: entry.test[f"task{number:02d}"] for number in TASKS}
-        scores[entry.seed] |= each
-        for number, score in each.items():
-            if _validation(entry) > highest.get(number, -1.0):  # of equal ones the first
-                highest[number], chosen[number] = _validation(entry), score
-        seconds[entry.seed] += entry.wall_seconds
-        places[entry.seed].add(entry.hardware)
-    label = model_label(entries[0].config().model)
-    return Column(
-        name,
-        ", ".join([f"{label} `{name}`", *map(setting_words, changed)]),
-        scores,
-        paper=paper,
-        label=label,
-        joint=joint,
-        validation=fmean(map(_validation, entries)),
-        chosen=chosen,
-        seconds=seconds,
-        steps=[entry.steps for entry in entries],
-        hardware={seed: " and ".join(sorted(found)) for seed, found in places.items()},
-    )
-
-
-def _validation(entry: Entry) -> float:
-    return max(entry.curve["accuracy"])
+def _scores(entry: Entry) -> dict[int, float]:
+    """Test accuracy of a run, by task."""
+    task = _task(entry).task
+    return {task: entry.test["accuracy"]} if task else {number: entry.test[f"task{number:02d}"] for number in TASKS}
 
 
 def best_columns(entries: Iterable[Entry]) -> list[Column]:
@@ -263,39 +244,33 @@ def paper_family(family: str) -> Paper:
     return Paper(text=paper_mean(family) + small, where=TABLE, value=fmean(paper_column(family)) / 100)
 
 
-def family_headlines(entries: Iterable[Entry], brief: bool = False) -> dict[str, str]:
-    """Format our mean over the tasks for each set of recipes as it is; ``brief`` without range and seeds."""
+def family_headlines(entries: Iterable[Entry]) -> dict[str, str]:
+    """Format our mean over the tasks for each set of recipes as it is."""
     single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not _settings(entry)]
-    if brief:
-        return {column.name: signed(column).partition(" (")[0] for column in columns(single)}
-    return {column.name: f"test accuracy {signed(column)}, seeds: {column.seeds()}" for column in columns(single)}
+    return {column.name: signed(column) for column in columns(single)}
 
 
 def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> Table:
     """Make a table with a row for each of some tasks, then, in bold, the means, the tasks solved, seeds and cost."""
-    header, rows = ["task"], [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks]
-    ends = [["**mean**"], ["**mean, best seed by validation**"], ["**solved (95% or more)**"], ["**seeds**"]]
     places = Counter(place for column in columns for place in column.minutes())
     usual = max(places, key=places.__getitem__, default="")
-    ends.append([f"**minutes of training per seed{usual and f' ({usual})'}**"])
-
-    def add(title: str, cells: Sequence[str]) -> None:
-        header.append(title)
-        for row, cell in zip((*rows, *ends), cells, strict=True):
-            row.append(cell)
-
+    ends = ["mean", "mean, best seed by validation", "solved (95% or more)", "seeds"]
+    ends.append(f"minutes of training per seed{usual and f' ({usual})'}")
+    rows = [[f"{task} {NAMES[task - 1].replace('-', ' ')}"] for task in tasks] + [[f"**{end}**"] for end in ends]
+    header = ["task"]
     for column in columns:
-        if column.paper and paper_column(column.name):
-            values = [paper_column(column.name)[task - 1] for task in tasks]
-            solved = str(sum(value >= 100 * SOLVED for value in values))
-            title = "paper, 1k" if column.name.removeprefix("babi-") in SMALL_DATA else "paper"
-            add(title, [*(f"{value:g}" for value in values), f"{fmean(values):.1f}", "", solved, "", ""])
-        means = [column.mean(task) for task in tasks]
-        ours = [percent(f"{value:.1%}") if value is not None else "" for value in means]
-        times = sorted(column.minutes().items(), key=lambda item: item[0] != usual)
-        minutes = ", ".join(time if place == usual else f"{time} ({place})" for place, time in times)
-        add(column.title, [*ours, column.average(), column.best(), column.solved(), column.seeds(), minutes])
-    return Table(header, [*rows, *(cells for cells in ends if any(cells[1:]))])
+        printed = paper_column(column.name) if column.paper else ()
+        if printed:
+            header.append("paper, 1k" if column.name.removeprefix("babi-") in SMALL_DATA else "paper")
+            values = [printed[task - 1] for task in tasks]
+            solved = sum(value >= 100 * SOLVED for value in values)
+            cells = [*(f"{value:g}" for value in values), f"{fmean(values):.1f}", "", str(solved), "", ""]
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+        header.append(column.title)
+        for row, cell in zip(rows, column.cells(tasks, usual), strict=True):
+            row.append(cell)
+    return Table(header, [row for row in rows if any(row[1:])])
 
 
 def trained_table(family: str, tasks: Iterable[int], scores: Scores, provenance: Iterable[str]) -> Table:

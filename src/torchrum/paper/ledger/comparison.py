@@ -86,17 +86,15 @@ class Comparison:
         found = self.tried[model].get(size)
         return min(found.items(), key=lambda item: (-item[1].seeds, item[1].loss)) if found else None
 
-    def cells(self) -> Iterator[tuple[str, int, Setting, Standing]]:
-        """Yield model, size and chosen setting of every cell that is not empty."""
-        for model in self.tried:
-            for size in self.sizes:
-                if shown := self.shown(model, size):
-                    yield model, size, *shown
+    def cells(self) -> list[tuple[str, int, Setting, Standing]]:
+        """List model, size and chosen setting of every cell that is not empty."""
+        places = [(model, size) for model in self.tried for size in self.sizes]
+        return [(*place, *shown) for place in places if (shown := self.shown(*place))]
 
     def score(self) -> tuple[str, str]:
         """Return the name of the score in a table and its key in an entry."""
-        first = next(iter(next(iter(self.tried.values())).values()))
-        return next(iter(score_names(next(iter(first.values())).runs[0]).items()))
+        *_, standing = self.cells()[0]
+        return next(iter(score_names(standing.runs[0]).items()))
 
 
 def compare(entries: Iterable[Entry], task: str, budget: int) -> Comparison:
@@ -135,15 +133,14 @@ def trajectories(runs: Iterable[Entry]) -> list[Entry]:
     """
     kept: list[Entry] = []
     for run in sorted(runs, key=lambda run: (run.seed, -run.steps)):
-        if not any(run.seed == other.seed and _agree(run, other) for other in kept):
+        points = list(zip(run.curve["step"], run.curve["loss"], strict=True))
+        for other in (other for other in kept if other.seed == run.seed):
+            losses = dict(zip(other.curve["step"], other.curve["loss"], strict=True))
+            if all(losses.get(step, loss) == loss for step, loss in points):
+                break
+        else:
             kept.append(run)
     return kept
-
-
-def _agree(run: Entry, other: Entry) -> bool:
-    losses = dict(zip(other.curve["step"], other.curve["loss"], strict=True))
-    points = zip(run.curve["step"], run.curve["loss"], strict=True)
-    return all(losses.get(step, loss) == loss for step, loss in points)
 
 
 def setting_by(entry: Entry, steps: int) -> Setting:
@@ -212,29 +209,28 @@ def _settings(comparison: Comparison) -> Iterator[str]:
     if own:
         yield f"Shown untuned, with the paper's setting where it names one: {_places(comparison, own)}."
     for model, sizes in tuned.items():
-        tried = comparison.tried[model]
-        results = [f"{_result(comparison, tried[size][()])} at T = {size}" for size in sizes if () in tried[size]]
-        missing = [size for size in sizes if () not in tried[size]]
-        if missing:
-            results.append(f"not run at {_sizes(missing)}")
+        results, missing = [], []
+        for size in sizes:
+            standing = comparison.tried[model][size].get(())
+            if standing is None:
+                missing.append(size)
+                continue
+            key, last = comparison.score()[1], max(standing.ends)
+            planned = RECIPES[standing.runs[0].recipe]().steps
+            short = f" after {span(standing.ends, '{:,}')} of {planned:,} steps" if last < standing.steps else ""
+            results.append(f"{spread(standing.values(key), key)}{short} at T = {size}")
+        results += [f"not run at {_sizes(missing)}"] if missing else []
         yield f"{model} untuned: {'; '.join(results)}."
 
 
-def _result(comparison: Comparison, standing: Standing) -> str:
-    _, key = comparison.score()
-    planned = RECIPES[standing.runs[0].recipe]().steps
-    short = f" after {span(standing.ends, '{:,}')} of {planned:,} steps" if max(standing.ends) < standing.steps else ""
-    return spread(standing.values(key), key) + short
-
-
 def _rates(comparison: Comparison) -> Iterator[str]:
+    """Name the models whose authors trained a part at another rate."""
     found = {model: standing.runs[0].config() for model, _, _, standing in comparison.cells()}
     for model, config in found.items():
-        if config.model.layer in AUTHORS_RATES:
-            part, rate = AUTHORS_RATES[config.model.layer]
-            own = config.optimizer.lr * rate_factors(config.optimizer.groups).get("weight_hh", 1.0)
-            if not math.isclose(own, rate):
-                yield f"{model} trains {part} at {own:g}, {own / rate:g} times its authors' {rate:g}."
+        part, rate = AUTHORS_RATES.get(config.model.layer, ("", 0.0))
+        own = config.optimizer.lr * rate_factors(config.optimizer.groups).get("weight_hh", 1.0)
+        if part and not math.isclose(own, rate):
+            yield f"{model} trains {part} at {own:g}, {own / rate:g} times its authors' {rate:g}."
 
 
 def _where(comparison: Comparison, holds: Callable[[Entry, int], bool]) -> str:

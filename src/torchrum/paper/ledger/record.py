@@ -1,26 +1,21 @@
 """From a run folder to an entry of the ledger."""
 
-import re
 import shlex
-import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training import run_folder as records
 from torchrum.lab.training.checkpoint import check_ended_run, checkpoint_step
 from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.environment import Environment, given_commit, read_environment
+from torchrum.lab.training.environment import given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.evaluation import read_looks
 from torchrum.lab.training.overrides import differences
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, arrays_path, problems, write_entry
-
-if TYPE_CHECKING:
-    from torchrum.paper.ledger.arrays import Arrays
 
 SAME = ("steps", "eval_every", "compile", "model.orthogonal_map")
 """Fields that do not change what a run has learnt by a given step: its length, how often it is validated, how it is
@@ -54,29 +49,18 @@ def record(
     """
     run, results = Path(run), Path(results)
     entry = read_run(run, note=note, commit=commit)
-    if names_this_machine(entry.note):
-        raise LedgerError(f"the note {entry.note!r} contains the name of this machine; describe the machine instead.")
     for problem in problems(entry):
         raise LedgerError(f"{run}: {problem}")
-    found = _arrays(run) if arrays else {}  # before anything is written: a lost checkpoint must leave no entry
+    if not arrays:
+        write_entry(results, entry, replace=replace)
+        return entry
+    from torchrum.paper.ledger.arrays import collect_arrays, write_arrays
+
+    found = collect_arrays(run)  # before anything is written: a lost checkpoint must leave no entry
     write_entry(results, entry, replace=replace)
     if found:
-        from torchrum.paper.ledger.arrays import write_arrays
-
         write_arrays(arrays_path(results, entry), found)
     return entry
-
-
-def names_this_machine(text: str) -> bool:
-    """Whether a text has the name of this machine; only for new texts, since the name may be any word."""
-    host = socket.gethostname().partition(".")[0]
-    return re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", text, re.IGNORECASE) is not None
-
-
-def _arrays(run: Path) -> "Arrays":
-    from torchrum.paper.ledger.arrays import collect_arrays  # numpy comes with the extra "train"
-
-    return collect_arrays(run)
 
 
 def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
@@ -95,15 +79,24 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
     if curve["step"][-1] != last:
         raise LedgerError(f"{run} ends at step {last} without a validation; resume it to its end first.")
     test, tested = _test(run) if config.task.has_test else ({}, [])
+    if commit is None and environment.commit is None:
+        raise LedgerError(f"{run} does not say which commit it ran; pass it as --commit.")
+    code = f"{environment.commit}{'+changes' if environment.uncommitted_changes else ''}"
+    versions = {"python": environment.python, **environment.versions, "cuda": environment.cuda}
+    data = config.task.provenance() if environment.data is None else environment.data
+    flags = ["--data", config.task.own_data] if config.task.own_data else []
+    for text in (f"seed={config.seed}", *without_own_data(config, overrides)):
+        field, _, value = text.partition("=")
+        flags += [f"--{field}", value]
     return Entry(
         recipe=config.name,
         overrides=overrides,
         seed=config.seed,
-        command=shlex.join(["torchrum", "train", config.name, *_flags(config, overrides)]),
-        commit=_commit(run, environment, commit),
+        command=shlex.join(["torchrum", "train", config.name, *flags]),
+        commit=code if commit is None else given_commit(commit),
         hardware=environment.accelerator or environment.processor,
         processes=environment.processes,
-        versions=_versions(environment),
+        versions={name: version for name, version in versions.items() if version is not None},
         wall_seconds=max(0.1, round(float(validation[-1]["seconds"]), 1)),
         steps=last,
         parameters=environment.parameters or count_parameters(config),
@@ -111,9 +104,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         final={key: values[-1] for key, values in curve.items() if key != "step"},
         curve=curve,
         train_curve=thin(training),
-        note="; ".join(
-            filter(None, (note, config.task.provenance() if environment.data is None else environment.data))
-        ),
+        note="; ".join(filter(None, (note, data))),
         test=test,
         tested=tested,
     )
@@ -140,29 +131,10 @@ def changes(config: TrainConfig, name: str | None = None) -> list[str]:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
 
 
-def _flags(config: TrainConfig, overrides: Sequence[str]) -> list[str]:
-    pairs = (text.partition("=") for text in (f"seed={config.seed}", *without_own_data(config, overrides)))
-    data = ["--data", config.task.own_data] if config.task.own_data else []
-    return [*data, *(part for name, _, value in pairs for part in (f"--{name}", value))]
-
-
 def without_own_data(config: TrainConfig, overrides: Iterable[str]) -> list[str]:
     """Leave out the overrides of fields that are read from the user's own data: its name is enough."""
     told = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
     return [text for text in overrides if text.partition("=")[0] not in told]
-
-
-def _commit(run: Path, environment: Environment, given: str | None) -> str:
-    if given is not None:
-        return given_commit(given)
-    if environment.commit is None:
-        raise LedgerError(f"{run} does not say which commit it ran; pass it as --commit.")
-    return environment.commit + ("+changes" if environment.uncommitted_changes else "")
-
-
-def _versions(environment: Environment) -> dict[str, str]:
-    versions = {"python": environment.python, **environment.versions, "cuda": environment.cuda}
-    return {name: version for name, version in versions.items() if version is not None}
 
 
 def count_parameters(config: TrainConfig) -> int:

@@ -1,25 +1,28 @@
-"""Learning curves: of the ledger, the median over seeds and their range; of run folders; and bAbI task by task."""
+"""Learning curves of the ledger, bAbI task by task, and gradients through time at initialisation."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import functools
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from matplotlib.artist import Artist
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.data.babi import NAMES, TASKS
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.tasks import CharLM, Copying, Recall
 from torchrum.lab.tasks.base import Task
-from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.run_folder import read_config, read_metrics, shared_scores
+from torchrum.layers.introspection import gradient_norms
+from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.babi import Column, best_columns
 from torchrum.paper.ledger.runs import Row, model_label
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.plots.style import LOOKS, PALETTE, Axes, Figure, baseline, count_steps, drawing, ink, look, save
+from torchrum.paper.plots.style import LOOKS, PALETTE, Axes, Figure, baseline, count_steps, grid_of_panels, ink, look
 
 T = TypeVar("T", Copying, Recall, CharLM)
 Points = NDArray[np.float64]
@@ -30,16 +33,10 @@ CORPORA = {"ptb": "Penn Treebank"}
 def copying_figure(rows: Sequence[Row]) -> Figure:
     """Loss over the steps, a panel for each delay; training loss, on a fresh batch at every step, as in the paper."""
     tasks = _tasks(rows, Copying)
-    across = min(2, len(tasks))
-    down = -(-len(tasks) // across)
-    figure = Figure(figsize=(3.8 * across, 2.6 * down + 0.9), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False)
-    for axes in grid.flat[len(tasks) :]:
-        axes.set_visible(False)
-    for axes, task in zip(grid.flat, tasks, strict=False):
-        for row in rows:
-            if row[0].config().task == task:
-                draw_row(axes, row, "train_curve", "loss")
+    figure, panels = grid_of_panels(len(tasks), 3.8, 2.6, 0.9)
+    for axes, task in zip(panels, tasks, strict=True):
+        for row in _of_task(rows, task):
+            draw_row(axes, row, "train_curve", "loss")
         baseline(axes, task.baseline(), "memoryless baseline")
         axes.set(yscale="log", title=f"T = {task.delay}", ylabel="cross-entropy, nats per step")
         count_steps(axes)
@@ -52,10 +49,9 @@ def recall_figure(rows: Sequence[Row]) -> Figure:
     tasks = _tasks(rows, Recall)
     figure = Figure(figsize=(7.6, 2.6 * len(tasks) + 0.9), layout="constrained")
     for (left, right), task in zip(figure.subplots(len(tasks), 2, squeeze=False), tasks, strict=True):
-        for row in rows:
-            if row[0].config().task == task:
-                draw_row(left, row, "curve", "loss")
-                draw_row(right, row, "curve", "accuracy")
+        for row in _of_task(rows, task):
+            draw_row(left, row, "curve", "loss")
+            draw_row(right, row, "curve", "accuracy")
         baseline(left, task.baseline(), "bag of values")
         baseline(right, task.baseline_accuracy(), "bag of values")
         left.set(ylabel="cross-entropy, nats", title=f"T = {task.length}")
@@ -75,30 +71,24 @@ def headline_figure(rows: Sequence[Row]) -> Figure:
     baseline(axes, task.baseline_accuracy(), "the best without pairing keys and values")
     for row in rows:
         draw_row(axes, row, "curve", "accuracy", linewidth=2.2)
-        _name_line(axes, row)
+        steps, median, *_ = over_seeds(row, "curve", "accuracy")
+        label, seeds, end = model_label(row[0].config().model), len(row), (steps[-1], median[-1])
+        side = "right" if end[0] > axes.dataLim.x1 / 2 else "left"  # the line may end in the middle of the figure
+        axes.plot(*end, "o", color=look(label)["color"], markersize=6, zorder=4)
+        axes.annotate(
+            f"{label}: {end[1]:.2%} after {end[0] / 1000:g}k steps ({seeds} seed{'s' if seeds > 1 else ''})",
+            end,
+            xytext=(0, -13),
+            textcoords="offset points",
+            ha=side,
+            va="top",
+            color=ink(),
+            fontsize=9.5,
+        )
     axes.set(ylabel="validation accuracy", ylim=(0, 1.05), title=f"Associative recall of {task.pairs} pairs, 50 units")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     count_steps(axes)
     return figure
-
-
-def _name_line(axes: Axes, row: Row) -> None:
-    """Model, last score and seeds below the end of its line, which may be in the middle of the figure."""
-    steps, median, *_ = over_seeds(row, "curve", "accuracy")
-    label, seeds = model_label(row[0].config().model), len(row)
-    text = f"{label}: {median[-1]:.2%} after {steps[-1] / 1000:g}k steps ({seeds} seed{'s' if seeds > 1 else ''})"
-    right = steps[-1] > axes.dataLim.x1 / 2
-    axes.plot(steps[-1], median[-1], "o", color=look(label)["color"], markersize=6, zorder=4)
-    axes.annotate(
-        text,
-        (steps[-1], median[-1]),
-        xytext=(0, -13),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="top",
-        color=ink(),
-        fontsize=9.5,
-    )
 
 
 def char_figure(rows: Sequence[Row]) -> Figure:
@@ -171,6 +161,10 @@ def _tasks(rows: Sequence[Row], kind: type[T]) -> list[T]:
     return list(dict.fromkeys(task for row in rows if isinstance(task := row[0].config().task, kind)))
 
 
+def _of_task(rows: Sequence[Row], task: Task) -> Iterator[Row]:
+    return (row for row in rows if row[0].config().task == task)
+
+
 def _finish(figure: Figure, title: str) -> None:
     figure.suptitle(f"{title} (line: median over seeds; band: their range)", fontsize=10)
     found: dict[str, Artist] = {}
@@ -181,82 +175,6 @@ def _finish(figure: Figure, title: str) -> None:
     widest = 0.45 + 0.065 * max(map(len, labels), default=0)  # inches, with its line
     columns = max(1, min(len(found), 6, int(figure.get_figwidth() / widest)))
     figure.legend([found[label] for label in labels], labels, loc="outside lower center", ncols=columns)
-
-
-TRAINING, VALIDATION = "#9ecae1", "#d55e00"
-
-
-def draw_curve(run: Path | str, out: Path | str | None = None) -> Path:
-    """Draw loss and metrics of a run folder, training and validation.
-
-    Args:
-        run: the run folder.
-        out: the picture, ``.png``, ``.svg`` or ``.pdf``; ``curve.png`` in the run folder if None.
-
-    Returns:
-        The path of the picture.
-    """
-    config = read_config(run)
-    training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
-    if not training and not validation:
-        raise RunError(f"{run} has no scores to draw yet.")
-    # ratio is the loss in other units: one panel serves both
-    scores = [key for key in shared_scores([*training, *validation]) if key != "ratio"]
-    with drawing():
-        figure = Figure(figsize=(3.6 * len(scores), 2.8), layout="constrained")
-        for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
-            for lines, label, colour in ((training, "training", TRAINING), (validation, "validation", VALIDATION)):
-                axes.plot([line["step"] for line in lines], [line[score] for line in lines], color=colour, label=label)
-            if score == "loss":
-                if min(line["loss"] for line in training + validation) < config.task.baseline() / 10:
-                    axes.set_yscale("log")
-                baseline(axes, config.task.baseline(), "baseline")
-            if score == "accuracy":
-                axes.set_ylim(-0.02, 1.02)
-            axes.set_ylabel(score)
-            count_steps(axes)
-        figure.axes[-1].legend(loc="best")
-        figure.suptitle(f"{config.name}, seed {config.seed}", fontsize=10)
-        return save(figure, Path(run) / "curve.png" if out is None else Path(out))
-
-
-def draw_comparison(runs: Mapping[str, Path], task: Task, out: Path) -> Path:
-    """Draw ``comparison_figure`` into a file; says where."""
-    with drawing():
-        return save(comparison_figure(runs, task), out)
-
-
-def comparison_figure(runs: Mapping[str, Path], task: Task) -> Figure:
-    """Validation loss and the task's metric over the steps, a line for each run.
-
-    Args:
-        runs: label and run folder of each model.
-        task: what they learnt.
-    """
-    scores = dict.fromkeys(("loss", "accuracy" if isinstance(task, Recall) else task.metric))
-    figure = Figure(figsize=(3.6 * len(scores), 2.9), layout="constrained")
-    for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
-        for number, (label, run) in enumerate(runs.items()):
-            lines = read_metrics(run, "validation")
-            axes.plot(
-                [line["step"] for line in lines], [line[score] for line in lines], **_look(label, number), label=label
-            )
-        if score == "loss":
-            baseline(axes, task.baseline(), "bag of values" if isinstance(task, Recall) else "without memory")
-        elif isinstance(task, Recall):
-            baseline(axes, task.baseline_accuracy(), "bag of values")
-        axes.set_ylabel("cross-entropy, nats" if score == "loss" else score)
-        if score == "accuracy":
-            axes.set_ylim(0, 1.03)
-        count_steps(axes)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    if isinstance(task, Recall):
-        figure.suptitle(f"Associative recall, {task.pairs} pairs", fontsize=11)
-    return figure
-
-
-def _look(label: str, number: int) -> dict[str, Any]:
-    return look(label) if label in LOOKS else {"color": PALETTE[number % len(PALETTE)]}
 
 
 MARKERS = "os^vPX*<>h"
@@ -294,10 +212,57 @@ def babi_figure(entries: Sequence[Entry]) -> Figure:
 
 
 def _marks(axes: Axes, column: Column, colour: str, marker: str, shift: float) -> None:
-    scores = {task: [found[task] for found in column.scores.values() if task in found] for task in TASKS}
-    tasks = [task for task in TASKS if scores[task]]
+    scores = {task: found for task in TASKS if (found := column.of_task(task))}
+    tasks = list(scores)
     heights = [PLACES[task] + shift for task in tasks]
     mean = f" (mean {100 * fmean(whole):.1f}%)" if (whole := column.whole()) else ""
     axes.hlines(heights, [min(scores[t]) for t in tasks], [max(scores[t]) for t in tasks], color=colour, linewidth=1.5)
     values = [fmean(scores[task]) for task in tasks]
     axes.plot(values, heights, marker, color=colour, markersize=4.5, label=column.label + mean)
+
+
+def gradients_figure(delay: int = 200, units: int = 100, sequences: int = 32) -> Figure:
+    """Norm of the gradient that reaches each earlier state, relative to the last, on sequences of the copying task.
+
+    A line is the median over the sequences, a band the middle 90%; the models are as their recipes initialise them.
+    """
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for label, values in initial_gradients(delay, units, sequences).items():
+        back = np.arange(len(values) - 1, -1, -1)  # steps back from the last
+        axes.plot(back, np.median(values, 1), **look(label), label=label)
+        low, high = np.quantile(values, (0.05, 0.95), 1)
+        axes.fill_between(back, low, high, color=look(label)["color"], alpha=0.15, linewidth=0)
+    baseline(axes, 1, "neither vanishes nor explodes")
+    title = f"Gradients through time at initialisation, {units} units, copying T = {delay}"
+    axes.set(yscale="log", xlabel="steps back from the loss", ylabel="$|dC/dh_{T-k}|\\,/\\,|dC/dh_T|$", title=title)
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-12))
+    axes.legend(loc="lower left")
+    return figure
+
+
+@functools.cache  # a figure is drawn in two themes
+def initial_gradients(delay: int, units: int, sequences: int) -> dict[str, NDArray[np.float64]]:
+    """The share of a gradient at the last step that reaches each step, ``(T, B)``, by model."""
+    task = Copying(delay=delay)
+    x = F.one_hot(task.batch(sequences, torch.Generator().manual_seed(0)).x.T, task.input_size).double()
+    exact = {**PAPER_OPTIONS, "backend": "reference"}  # in float64: the figure is the same on every machine
+    models: dict[str, tuple[str, dict[str, Any]]] = {
+        "RUM λ=0": ("rum", exact),
+        "RUM λ=0, η=1": ("rum", {**exact, "eta": 1.0}),
+        "RUM λ=1": ("rum", {**exact, "lam": 1}),
+        "LSTM": ("lstm", {}),
+        "GRU": ("gru", {}),
+    }
+    generator = torch.Generator().manual_seed(1)
+    norms, threads = {}, torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of tiny calls: waiting for a second thread costs more than it gives
+    try:
+        for label, (name, options) in models.items():
+            with torch.random.fork_rng(devices=()):  # the global random state stays as it was
+                torch.manual_seed(0)
+                layer = build_layer(name, task.input_size, units, **options).double()
+            norms[label] = gradient_norms(layer, x, generator).numpy()
+    finally:
+        torch.set_num_threads(threads)
+    return norms

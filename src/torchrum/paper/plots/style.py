@@ -124,6 +124,17 @@ def baseline(axes: Axes, value: float, text: str, below: bool = False) -> None:
     note.set_path_effects([withStroke(linewidth=2, foreground=matplotlib.rcParams["axes.facecolor"])])
 
 
+def grid_of_panels(count: int, width: float, height: float, extra: float, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` panels, two in a row; ``extra`` is the height left for title and legend, in inches."""
+    across = min(2, count)
+    down = -(-count // across)
+    figure = Figure(figsize=(width * across, height * down + extra), layout="constrained")
+    panels = list(figure.subplots(down, across, squeeze=False, **shared).flat)
+    for unused in panels[count:]:
+        unused.set_visible(False)
+    return figure, panels[:count]
+
+
 def count_steps(axes: Axes) -> None:
     """Write the steps below an axis short, as 20k."""
     axes.set_xlabel("step")

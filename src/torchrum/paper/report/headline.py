@@ -1,7 +1,7 @@
 """The few numbers of the first screen: each from recorded runs, with a link to the page with more."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,13 +10,14 @@ from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.paper.bench.cpu import LONG
 from torchrum.paper.bench.records import Report, read_report
-from torchrum.paper.ledger.babi import REGENERATED, Column, best_columns
-from torchrum.paper.ledger.runs import Row, best_settings, final_loss, model_label, reached_goal, table_rows
+from torchrum.paper.ledger.babi import REGENERATED, best_columns
+from torchrum.paper.ledger.runs import Row, final_loss, model_label, reached_goal, table_rows
 from torchrum.paper.ledger.schema import Entry
 from torchrum.paper.table import Link, Table, span, spread, write_marked
 
 AUGMENTED = re.compile(r"-aug\d+$")
 """Recipes that train on changed data: they are reported apart."""
+CHANGED = " (task 3's training text partly regenerated)"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,11 @@ class Headline:
 
 def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
     """The rows that the ledger and the benchmark have numbers for."""
-    rows = [_recall(entries), _copying(entries), _babi(entries), _treebank(entries), *_benchmarks(results / "bench")]
-    return [row for row in rows if row is not None]
+    rows = [*_recall(entries), *_copying(entries), *_babi(entries), *_treebank(entries)]
+    for suite, found in (("gpu", _speed), ("cpu", _memory)):
+        if (path := results / "bench" / f"{suite}.json").exists():
+            rows += found(read_report(path))
+    return rows
 
 
 def headline_table(rows: Iterable[Headline], docs: str = "docs") -> Table:
@@ -52,132 +56,95 @@ def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool
     return write_marked(path, "headline", "", lambda _: table)
 
 
+def _best(rows: Iterable[Row], chosen: Callable[[str], bool]) -> Row | None:
+    """The row with the lowest final loss of the models whose labels are ``chosen``."""
+    return min((row for row in rows if chosen(_label(row))), key=final_loss, default=None)
+
+
+def _label(row: Row) -> str:
+    return model_label(row[0].config().model)
+
+
+def _is_rum(label: str) -> bool:
+    return "RUM" in label
+
+
 def _own(entries: Sequence[Entry], task: str, ending: str = "") -> list[Row]:
-    """Best settings of the recipes' own problems, one run per seed."""
-    kept = [entry for entry in entries if entry.recipe.endswith(ending) and entry.own_problem]
-    return best_settings(table_rows(kept, task))
+    """Settings of the recipes' own problems, one run per seed."""
+    return table_rows([entry for entry in entries if entry.recipe.endswith(ending) and entry.own_problem], task)
 
 
-def _best(rows: Sequence[Row], *, rum: bool) -> Row | None:
-    chosen = [row for row in rows if ("RUM" in model_label(row[0].config().model)) is rum]
-    return min(chosen, key=final_loss, default=None)
-
-
-def _named(rows: Sequence[Row], label: str) -> Row | None:
-    return next((row for row in rows if model_label(row[0].config().model) == label), None)
-
-
-def _budget(row: Row) -> str:
+def _budget(steps: Sequence[int], seeds: int) -> str:
     """Format steps and seeds: a reader must see where two numbers rest on different ones."""
-    return f"{span([entry.steps for entry in row], '{:,}')} steps, {_counted(len(row))}"
-
-
-def _counted(seeds: int) -> str:
-    return f"{seeds} seed{'s' * (seeds > 1)}"
+    return f"{span(steps, '{:,}')} steps, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def _score(row: Row, key: str, how: str = "") -> str:
     tested = all(key in entry.test for entry in row)
-    values = [(entry.test if tested else entry.final)[key] for entry in row]
-    label, source = model_label(row[0].config().model), "test" if tested else "validation"
-    return f"{spread([fmean(values)], key)} ({label}{how}, {source}, {_budget(row)})"
+    mean = fmean((entry.test if tested else entry.final)[key] for entry in row)
+    budget = _budget([entry.steps for entry in row], len(row))
+    return f"{spread([mean], key)} ({_label(row)}{how}, {'test' if tested else 'validation'}, {budget})"
 
 
-def _recall(entries: Sequence[Entry]) -> Headline | None:
+def _recall(entries: Sequence[Entry]) -> Iterator[Headline]:
     rows = [row for row in _own(entries, "recall", "-t50") if row[0].config().model.window == 1]
-    ours, lstm = _best(rows, rum=True), _named(rows, "LSTM")
-    if ours is None or lstm is None:
-        return None
-    what = "associative recall, 25 pairs: accuracy"
-    return Headline(what, _score(ours, "accuracy"), _score(lstm, "accuracy"), "results", "associative-recall")
+    ours, lstm = _best(rows, _is_rum), _best(rows, "LSTM".__eq__)
+    if ours and lstm:
+        what = "associative recall, 25 pairs: accuracy"
+        yield Headline(what, _score(ours, "accuracy"), _score(lstm, "accuracy"), "results", "associative-recall")
 
 
-def _copying(entries: Sequence[Entry]) -> Headline | None:
+def _copying(entries: Sequence[Entry]) -> Iterator[Headline]:
     rows = _own(entries, "copying", "-t500")
-    ours, best, lstm = _best(rows, rum=True), _best(rows, rum=False), _named(rows, "LSTM")
-    if ours is None or best is None or lstm is None:
-        return None
-    others = "; ".join(_solved(row) for row in ((best,) if best is lstm else (best, lstm)))
-    what = "copying memory over 500 steps: share of the memoryless loss"
-    return Headline(what, _solved(ours), others, "results", "copying-memory")
+    others = [_best(rows, lambda label: not _is_rum(label)), _best(rows, "LSTM".__eq__)]
+    if (ours := _best(rows, _is_rum)) and all(others):
+        what = "copying memory over 500 steps: share of the memoryless loss"
+        beside = "; ".join(dict.fromkeys(_solved(row) for row in others if row))
+        yield Headline(what, _solved(ours), beside, "results", "copying-memory")
 
 
 def _solved(row: Row) -> str:
-    label = model_label(row[0].config().model)
     done = "solved in" if all(reached_goal(entry) for entry in row) else "after"
-    return f"{fmean(entry.final['ratio'] for entry in row):.2%} ({label}, {done} {_budget(row)})"
+    budget = _budget([entry.steps for entry in row], len(row))
+    return f"{fmean(entry.final['ratio'] for entry in row):.2%} ({_label(row)}, {done} {budget})"
 
 
-def _babi(entries: Sequence[Entry]) -> Headline | None:
+def _babi(entries: Sequence[Entry]) -> Iterator[Headline]:
     """Mean over the twenty tasks: the best RUM, per task and for all tasks in one, beside the best of other models.
 
     Memory networks attend to the story, which no recurrent reader does: they stand beside those, not instead of them.
     """
     whole = [column for column in best_columns(entries) if column.whole() and not AUGMENTED.search(column.name)]
-    rums = [column for column in whole if "RUM" in column.label]
-    if not rums:
-        return None
-    others = [column for column in whole if column not in rums]
-    attentive = [column for column in others if "MemN2N" in column.label]
-    recurrent = [column for column in others if column not in attentive]
-    paper = f"{fmean(PAPER['rum']) / 100:.1%} (the paper's RUM, one model per task)"
-    changed = any(REGENERATED in entry.note for entry in entries if entry.task == "babi")
-    data = " (task 3's training text partly regenerated)" if changed else ""
-    return Headline(
-        f"bAbI, 20 tasks{data}: mean test accuracy",
-        "; ".join(_best_columns(rums)),
-        "; ".join([*_best_columns(recurrent), *_best_columns(attentive), paper]),
-        "results",
-        "babi-question-answering",
-    )
+    kinds: dict[str, list[str]] = {"RUM": [], "": [], "MemN2N": []}
+    for kind, found in kinds.items():
+        for joint, mode in ((True, "one model for all tasks"), (False, "one model per task")):
+            same = [column for column in whole if column.joint is joint]
+            group = [column for column in same if kind == _kind(column.label)]
+            if group:
+                best = max(group, key=lambda column: fmean(column.whole()))
+                budget = _budget([entry.steps for entry in best.entries], len(best.whole()))
+                found.append(f"{fmean(best.whole()):.1%} ({best.label}, {mode}, {budget})")
+    if kinds["RUM"]:
+        paper = f"{fmean(PAPER['rum']) / 100:.1%} (the paper's RUM, one model per task)"
+        changed = any(REGENERATED in entry.note for entry in entries if entry.task == "babi")
+        what = f"bAbI, 20 tasks{CHANGED * changed}: mean test accuracy"
+        others = "; ".join([*kinds[""], *kinds["MemN2N"], paper])
+        yield Headline(what, "; ".join(kinds["RUM"]), others, "results", "babi-question-answering")
 
 
-def _best_columns(columns: Sequence[Column]) -> Iterator[str]:
-    for joint, mode in ((True, "one model for all tasks"), (False, "one model per task")):
-        group = [column for column in columns if column.joint is joint]
-        if group:
-            best = max(group, key=lambda column: fmean(column.whole()))
-            counted = f"{span(best.steps, '{:,}')} steps, {_counted(len(best.whole()))}"
-            yield f"{fmean(best.whole()):.1%} ({best.label}, {mode}, {counted})"
+def _kind(label: str) -> str:
+    return next((kind for kind in ("RUM", "MemN2N") if kind in label), "")
 
 
-def _per_recipe(entries: Sequence[Entry], task: str) -> list[Row]:
-    """The best setting of every recipe of a task."""
-    lowest: dict[str, Row] = {}
-    for row in table_rows(entries, task):
-        if not row[0].own_problem:
-            continue
-        kept = lowest.get(row[0].recipe)
-        if kept is None or final_loss(row) < final_loss(kept):
-            lowest[row[0].recipe] = row
-    return list(lowest.values())
-
-
-def _treebank(entries: Sequence[Entry]) -> Headline | None:
-    rows = [row for row in _per_recipe(entries, "char") if row[0].recipe.startswith("char-ptb")]
-    ours, other = _best(rows, rum=True), _best(rows, rum=False)
-    if ours is None:
-        return None
+def _treebank(entries: Sequence[Entry]) -> Iterator[Headline]:
+    rows = [row for row in _own(entries, "char") if row[0].recipe.startswith("char-ptb")]
+    ours, other = _best(rows, _is_rum), _best(rows, lambda label: not _is_rum(label))
     paper = registered_recipe("char-ptb-fs-rum-2")
-    assert paper.paper is not None
-    beside = [_trained(other)] if other else []
-    beside.append(f"{paper.paper.value:g} (the paper's {model_label(paper.model)})")
-    what = "character-level Penn Treebank: bits per character"
-    return Headline(what, _trained(ours), "; ".join(beside), "results", "character-level-penn-treebank")
-
-
-def _trained(row: Row) -> str:
-    """Format the score of a model of text, and whether it is calibrated."""
-    return _score(row, "bpc", ", calibrated" * row[0].config().model.calibrated)
-
-
-def _benchmarks(folder: Path) -> list[Headline]:
-    rows: list[Headline | None] = []
-    if (folder / "gpu.json").exists():
-        rows += _speed(read_report(folder / "gpu.json"))
-    if (folder / "cpu.json").exists():
-        rows.append(_memory(read_report(folder / "cpu.json")))
-    return [row for row in rows if row is not None]
+    if ours and paper.paper:
+        shown = [_score(row, "bpc", ", calibrated" * row[0].config().model.calibrated) for row in (ours, other) if row]
+        shown.append(f"{paper.paper.value:g} (the paper's {model_label(paper.model)})")
+        what = "character-level Penn Treebank: bits per character"
+        yield Headline(what, shown[0], "; ".join(shown[1:]), "results", "character-level-penn-treebank")
 
 
 def _speed(report: Report, case: str = "eta-bf16-n1000") -> Iterator[Headline]:
@@ -189,15 +156,12 @@ def _speed(report: Report, case: str = "eta-bf16-n1000") -> Iterator[Headline]:
             name = row.case.removesuffix("-baselines")
             times.setdefault(name, {}).setdefault(row.implementation, row.us_per_step)
             shapes[name] = row.shape
-    ratios = {
-        name: found["fused graphed"] / found["gru graphed"]
-        for name, found in times.items()
-        if {"fused graphed", "gru graphed"} <= found.keys()
-    }
+    both = {name: found for name, found in times.items() if {"fused graphed", "gru graphed"} <= found.keys()}
+    ratios = {name: found["fused graphed"] / found["gru graphed"] for name, found in both.items()}
     slowest = max(ratios, key=ratios.__getitem__, default=case)
     for name in dict.fromkeys([case, *([slowest] if ratios.get(slowest, 0) > 1 else [])]):
-        if name in ratios:
-            found, shape = times[name], shapes[name]
+        if name in both:
+            found, shape = both[name], shapes[name]
             ours, gru = (
                 f"{found[f'{who} graphed']:.1f} µs" + (f", plain calls {found[who]:.1f} µs" if who in found else "")
                 for who in ("fused", "gru")
@@ -208,10 +172,10 @@ def _speed(report: Report, case: str = "eta-bf16-n1000") -> Iterator[Headline]:
             yield Headline(what, ours, f"{gru} (cuDNN's GRU)", "benchmarks", "on-a-gpu")
 
 
-def _memory(report: Report) -> Headline | None:
+def _memory(report: Report) -> Iterator[Headline]:
     peaks = {row.implementation: row.peak_bytes for row in report.rows if row.case == LONG[0]}
     ours, theirs = peaks.get("torch"), peaks.get("authors")
-    if not ours or not theirs:
-        return None
-    what = "peak memory of a training pass, λ = 1, 100 units, 1000 steps, CPU"
-    return Headline(what, f"{ours / theirs:.1%}", "100% (the original implementation)", "benchmarks", "on-a-cpu")
+    if ours and theirs:
+        what = "peak memory of a training pass, λ = 1, 100 units, 1000 steps, CPU"
+        share, whole = f"{ours / theirs:.1%}", "100% (the original implementation)"
+        yield Headline(what, share, whole, "benchmarks", "on-a-cpu")

@@ -1,52 +1,141 @@
-"""What a trained RUM has learnt: its recurrent matrices, and its angles, planes, norms and phases over one sequence."""
+"""Figures of one run folder: learning curves, recurrent matrices, and rotations over one sequence."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.colors import TwoSlopeNorm
-from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
 from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.tasks.base import Task
-from torchrum.paper.plots.style import PALETTE, Axes, Figure, baseline, ink, is_dark
+from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.run_folder import read_config, read_metrics, shared_scores
+from torchrum.paper.plots.style import (
+    LOOKS,
+    PALETTE,
+    Axes,
+    Figure,
+    baseline,
+    count_steps,
+    drawing,
+    ink,
+    is_dark,
+    look,
+    save,
+)
 
 Arrays = Mapping[str, NDArray[np.float64]]
+"""What ``torchrum.paper.ledger.arrays.read_arrays`` returns."""
+
+TRAINING, VALIDATION = "#9ecae1", "#d55e00"
+
+
+def draw_curve(run: Path | str, out: Path | str | None = None) -> Path:
+    """Draw loss and metrics of a run folder, training and validation.
+
+    Args:
+        run: the run folder.
+        out: the picture, ``.png``, ``.svg`` or ``.pdf``; ``curve.png`` in the run folder if None.
+
+    Returns:
+        The path of the picture.
+    """
+    config = read_config(run)
+    training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
+    if not training and not validation:
+        raise RunError(f"{run} has no scores to draw yet.")
+    # ratio is the loss in other units: one panel serves both
+    scores = [key for key in shared_scores([*training, *validation]) if key != "ratio"]
+    with drawing():
+        figure, panels = score_panels(scores, config.task)
+        for axes, score in zip(panels, scores, strict=True):
+            for lines, label, colour in ((training, "training", TRAINING), (validation, "validation", VALIDATION)):
+                axes.plot([line["step"] for line in lines], [line[score] for line in lines], color=colour, label=label)
+            if score == "loss" and min(line["loss"] for line in training + validation) < config.task.baseline() / 10:
+                axes.set_yscale("log")
+        panels[-1].legend(loc="best")
+        figure.suptitle(f"{config.name}, seed {config.seed}", fontsize=10)
+        return save(figure, Path(run) / "curve.png" if out is None else Path(out))
+
+
+def comparison_figure(runs: Mapping[str, Path], task: Task) -> Figure:
+    """Validation loss and the task's metric over the steps, a line for each run.
+
+    Args:
+        runs: label and run folder of each model.
+        task: what they learnt.
+    """
+    scores = list(dict.fromkeys(("loss", "accuracy" if isinstance(task, Recall) else task.metric)))
+    figure, panels = score_panels(scores, task)
+    for axes, score in zip(panels, scores, strict=True):
+        for number, (label, run) in enumerate(runs.items()):
+            lines = read_metrics(run, "validation")
+            style = look(label) if label in LOOKS else {"color": PALETTE[number % len(PALETTE)]}
+            axes.plot([line["step"] for line in lines], [line[score] for line in lines], **style, label=label)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def score_panels(scores: Sequence[str], task: Task) -> tuple[Figure, Sequence[Axes]]:
+    """A panel for each score over the steps, with the score of the best model without memory."""
+    figure = Figure(figsize=(3.6 * len(scores), 2.9), layout="constrained")
+    panels = figure.subplots(1, len(scores), squeeze=False)[0]
+    for axes, score in zip(panels, scores, strict=True):
+        axes.set_ylabel(f"loss, {task.loss_unit}" if score == "loss" else score)
+        count_steps(axes)
+        if score == "loss":
+            baseline(axes, task.baseline(), f"{task.baseline_name} baseline")
+        if score == "accuracy":
+            axes.set_ylim(0, 1.03)
+            if isinstance(task, Recall):
+                baseline(axes, task.baseline_accuracy(), f"{task.baseline_name} baseline")
+    return figure, panels
+
 
 TITLES = {"tau": "$W_{hh}^{\\tau}$: generates the target τ", "u": "$W_{hh}^{u}$: generates the update gate u"}
 
 
-def recurrences(arrays: Arrays) -> list[str]:
-    """Names of the recurrences that a file of arrays holds, in the order of their names."""
-    return sorted({name.rpartition("/")[0] for name in arrays if name.endswith("/tau")})
+def first_recurrence(arrays: Arrays) -> str:
+    """Name of the first recurrence of a model, which stands for all in a figure."""
+    return min(name.rpartition("/")[0] for name in arrays if name.endswith("/tau"))
 
 
-def kernels_figure(arrays: Arrays, title: str, recurrence: str | None = None) -> Figure:
+def kernels_figure(arrays: Arrays, title: str) -> Figure:
     """The blocks of W_hh side by side, each with the block's name and how far its diagonal stands out.
 
     Where a block was too large to be kept, its first rows and columns are shown, and below them the root mean square of
     every tile of the whole.
-
-    Args:
-        arrays: what ``torchrum.paper.ledger.arrays.read_arrays`` returns.
-        title: what was trained.
-        recurrence: which of the model's recurrences; the first if None.
     """
-    name = recurrence or recurrences(arrays)[0]
+    name = first_recurrence(arrays)
     blocks = [block for block in TITLES if f"{name}/{block}" in arrays]
     whole = f"{name}/tau_map" not in arrays
     figure = Figure(figsize=(3.5 * len(blocks), 3.9 if whole else 6.8), layout="constrained")
     grid = figure.subplots(1 if whole else 2, len(blocks), squeeze=False)
     for column, block in enumerate(blocks):
-        _signed(grid[0, column], arrays[f"{name}/{block}"])
-        diagonal = arrays[f"{name}/{block}_diagonal"]
-        shown = "" if whole else f"\nfirst {len(arrays[f'{name}/{block}'])} of {len(diagonal)} units"
-        grid[0, column].set_title(f"{TITLES[block]}\n{_contrast(arrays, name, block)}{shown}", fontsize=8.5)
+        matrix, units = arrays[f"{name}/{block}"], len(arrays[f"{name}/{block}_diagonal"])
+        shown = "" if whole else f"\nfirst {len(matrix)} of {units} units"
+        grid[0, column].set_title(f"{TITLES[block]}\n{_contrast(arrays, name, block)}{shown}")
+        # a few large entries must not wash out the others: the scale ends at the largest 0.5 %
+        limit = float(np.quantile(np.abs(matrix), 0.995)) or 1.0
+        colours = "berlin" if is_dark() else "RdBu_r"  # a dark centre on a dark page
+        heat_map(
+            grid[0, column],
+            matrix,
+            {"shrink": 0.75, "extend": "both"},
+            cmap=colours,
+            norm=TwoSlopeNorm(0, -limit, limit),
+        )
         if not whole:
-            _sizes(grid[1, column], arrays[f"{name}/{block}_map"], len(diagonal))
+            grid[1, column].set_title("root mean square of each tile, all units")
+            tiles, extent = arrays[f"{name}/{block}_map"], (0.0, float(units), float(units), 0.0)
+            heat_map(grid[1, column], tiles, {"shrink": 0.75}, cmap="viridis", extent=extent, vmin=0)
+    for axes in grid.flat:
+        axes.set(xlabel="from unit", ylabel="to unit")
+        axes.spines[:].set_visible(False)
     figure.suptitle(title, fontsize=10)
     return figure
 
@@ -59,35 +148,14 @@ def _contrast(arrays: Arrays, name: str, block: str) -> str:
     return f"mean |diagonal| is {diagonal.mean() / max(others, 1e-12):.2g} times the rest"
 
 
-def _signed(axes: Axes, matrix: NDArray[np.float64]) -> None:
-    # a few large entries must not wash out the others: the scale ends at the largest 0.5 %
-    limit = float(np.quantile(np.abs(matrix), 0.995)) or 1.0
-    image = axes.imshow(
-        matrix,
-        cmap="berlin" if is_dark() else "RdBu_r",  # a dark centre on a dark page
-        norm=TwoSlopeNorm(0, -limit, limit),
-        interpolation="nearest",
-    )
-    axes.set(xlabel="from unit", ylabel="to unit")
-    _dress(axes, image, "extend")
-
-
-def _sizes(axes: Axes, tiles: NDArray[np.float64], units: int) -> None:
-    image = axes.imshow(
-        tiles, cmap="viridis", interpolation="nearest", extent=(0.0, float(units), float(units), 0.0), vmin=0
-    )
-    axes.set(xlabel="from unit", ylabel="to unit", title="root mean square of each tile, all units")
-    axes.title.set_fontsize(8.5)
-    _dress(axes, image, "")
-
-
-def _dress(axes: Axes, image: AxesImage, extend: str) -> None:
+def heat_map(axes: Axes, matrix: NDArray[np.float64], bar: Mapping[str, Any], **image: Any) -> None:
+    """Draw a matrix with its scale."""
+    shown = axes.imshow(matrix, interpolation="nearest", **image)
     axes.grid(False)
-    axes.spines[:].set_visible(False)
-    figure = axes.figure
-    bar = figure.colorbar(image, ax=axes, shrink=0.75, extend="both" if extend else "neither")
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7)
+    axes.title.set_fontsize(8.5)
+    scale = axes.figure.colorbar(shown, ax=axes, **bar)
+    scale.outline.set_visible(False)
+    scale.ax.tick_params(labelsize=7)
 
 
 TICKS = (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)
@@ -106,7 +174,7 @@ def diagonal_figure(runs: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Fi
         figure.subplots(1, 2, sharey=True), ("tau", "u"), ("target block τ", "update gate block u"), strict=True
     ):
         for number, (label, arrays) in enumerate(runs.items()):
-            name = recurrences(arrays)[0]
+            name = first_recurrence(arrays)
             if f"{name}/{block}_dominance" in arrays:
                 values = arrays[f"{name}/{block}_dominance"]
                 steps = arrays["steps"]
@@ -131,16 +199,9 @@ READABLE = 60
 """Steps up to which every symbol is written below the axis."""
 
 
-def rotation_figure(arrays: Arrays, title: str, task: Task, recurrence: str | None = None) -> Figure:
-    """Angle theta_t and norm of the state over the steps, and how far the planes of any two steps agree.
-
-    Args:
-        arrays: what ``torchrum.paper.ledger.arrays.read_arrays`` returns.
-        title: what was trained.
-        task: tells what the symbols are called.
-        recurrence: which of the model's recurrences; the first if None.
-    """
-    name = recurrence or recurrences(arrays)[0]
+def rotation_figure(arrays: Arrays, title: str, task: Task) -> Figure:
+    """Angle theta_t and norm of the state over the steps, and how far the planes of any two steps agree."""
+    name = first_recurrence(arrays)
     figure = Figure(figsize=(8.2, 3.9), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(1.5, 1))
     above = figure.add_subplot(grid[0, 0])
@@ -157,15 +218,19 @@ def rotation_figure(arrays: Arrays, title: str, task: Task, recurrence: str | No
     below.set_ylim(0, 1.1 * float(arrays[f"{name}/norm"].max()))  # eta holds it constant: not at the very top
     mark_symbols(below, arrays.get("symbols"), task)
     above.grid(below.xaxis.get_gridlines()[0].get_visible(), axis="x")  # none where every step has its symbol
-    _planes(planes, arrays[f"{name}/overlap"], arrays["at"])
+    planes.set(xlabel="step t", ylabel="step s", title="overlap of the planes of $R(\\varepsilon, \\tau)$")
+    first, last = float(arrays["at"][0]) + 0.5, float(arrays["at"][-1]) + 1.5
+    colours = "magma" if is_dark() else "magma_r"
+    bar = {"shrink": 0.7, "location": "bottom"}
+    heat_map(planes, arrays[f"{name}/overlap"], bar, cmap=colours, vmin=0, vmax=1, extent=(first, last, last, first))
     figure.suptitle(title, fontsize=10)
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 0.96))  # a square of planes grows into the title's room
     return figure
 
 
-def phases_figure(arrays: Arrays, title: str, task: Task, recurrence: str | None = None) -> Figure:
+def phases_figure(arrays: Arrays, title: str, task: Task) -> Figure:
     """The phases of R_t's eigenvalues as it reads, and its spectrum on the unit circle after the last step."""
-    name = recurrence or recurrences(arrays)[0]
+    name = first_recurrence(arrays)
     phases, at = arrays[f"{name}/phases"], arrays["at"] + 1  # (P, H // 2), (P,)
     figure = Figure(figsize=(8.2, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.8, 1))
@@ -219,21 +284,3 @@ def mark_symbols(axes: Axes, symbols: NDArray[np.float64] | None, task: Task) ->
     if isinstance(task, Copying):
         for step in (task.length, task.delay + task.length):
             axes.axvline(step, color=ink(), linewidth=0.7, linestyle=":")
-
-
-def _planes(axes: Axes, overlap: NDArray[np.float64], at: NDArray[np.float64]) -> None:
-    ends = (float(at[0]) + 0.5, float(at[-1]) + 1.5)
-    image = axes.imshow(
-        overlap,
-        cmap="magma" if is_dark() else "magma_r",
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-        extent=(*ends, ends[1], ends[0]),
-    )
-    axes.grid(False)
-    axes.set(xlabel="step t", ylabel="step s", title="overlap of the planes of $R(\\varepsilon, \\tau)$")
-    axes.title.set_fontsize(8.5)
-    bar = axes.figure.colorbar(image, ax=axes, shrink=0.7, location="bottom")
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7)

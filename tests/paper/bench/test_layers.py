@@ -13,8 +13,7 @@ from torchrum.paper.bench.layers import AuthorsRUM, dense_rotation, rotate_in_pl
 def test_equals_rum(lam, eta):
     torch.manual_seed(0)
     rum = RUM(6, 8, lam=lam, **{**PAPER_OPTIONS, "eta": eta}, dtype=torch.float64)
-    authors = AuthorsRUM(6, 8, lam=lam, eta=eta, dtype=torch.float64)
-    authors.load(rum)
+    authors = AuthorsRUM(rum)
     x = torch.randn(7, 3, 6, dtype=torch.float64, requires_grad=True)
     output, last = authors(x)
     wanted = rum(x)[0]

@@ -16,9 +16,9 @@ from torchrum.lab.training import ConfigError, RunError, Trainer, override
 from torchrum.layers.introspection import gradient_norms
 from torchrum.paper.ledger import read_ledger, record
 from torchrum.paper.ledger.schema import arrays_path
-from torchrum.paper.plots.catalog import FIGURES, draw_run, representative
+from torchrum.paper.plots.catalog import draw_run, plan, representative
+from torchrum.paper.plots.run import diagonal_figure, kernels_figure, phases_figure, rotation_figure, symbol_names
 from torchrum.paper.plots.style import drawing
-from torchrum.paper.plots.trained import diagonal_figure, kernels_figure, phases_figure, rotation_figure, symbol_names
 
 TINY = ["task.length=6", "task.validation_size=8", "task.test_size=8", "model.hidden_size=8", "device=cpu"]
 
@@ -127,7 +127,7 @@ def test_figures_of_the_ledger_need_no_weights(run, tmp_path):
     other = replace(entry, seed=entry.seed + 1)  # has no arrays
     assert representative("recall", [other], tmp_path) is None
     for name in ("kernels", "rotation", "phases", "diagonal"):
-        (drawn,) = FIGURES[name]([entry, other], tmp_path)
+        (drawn,) = plan(name, [entry, other], tmp_path)
         with drawing():
             drawn.draw()
         assert (entry.recipe in drawn.caption) is (name != "diagonal")

@@ -9,8 +9,7 @@ from torchrum.lab.recipes import RECIPES, paper_preset
 from torchrum.lab.training import RunError
 from torchrum.paper.ledger import Entry, LedgerError, read_ledger
 from torchrum.paper.ledger.runs import best_settings, changed_settings, place, table_rows
-from torchrum.paper.ledger.schema import write_entry
-from torchrum.paper.ledger.tables import asked_table, headline, task_tables, write_tables
+from torchrum.paper.ledger.tables import asked_table, task_tables, write_tables
 from torchrum.paper.table import markdown_tables
 
 ROOT = Path(__file__).parents[3]
@@ -114,22 +113,6 @@ def test_the_command_repeats_the_seeds_of_its_row():
         (1, 2, 3): "torchrum train recall-lstm-t30 --seed 1 --seeds 3",
         (0, 2): "torchrum train recall-lstm-t30",
     }
-
-
-def test_headline_tells_our_score_of_each_recipe(tmp_path):
-    assert headline(tmp_path) == {}
-    worse = entry("recall-lstm-t30", 0, loss=2.0, accuracy=0.2)
-    better = replace(LSTM, overrides=["compile=true", "eval_every=50"])
-    tuned = replace(entry("recall-lstm-t30", 0, loss=0.5, accuracy=0.9), overrides=["optimizer.lr=0.01"])
-    elsewhere = replace(entry("recall-lstm-t30", 0, loss=0.1, accuracy=1.0), overrides=["task.length=20"])
-    elsewhere = replace(elsewhere, baseline=elsewhere.config().task.baseline())
-    for item in (*RUM, worse, better, tuned, elsewhere):  # the last two are not what the recipe runs
-        write_entry(tmp_path, item)
-    assert headline(tmp_path) == {
-        "recall-rum-lam1-t30": "accuracy 99.00% (98.00% to 100.00%), 3 seeds",
-        "recall-lstm-t30": "accuracy 25.00%",
-    }
-    assert headline(tmp_path, brief=True) == {"recall-rum-lam1-t30": "99.00%", "recall-lstm-t30": "25.00%"}
 
 
 README = "before\n<!-- torchrum:table recall -->\nold\n<!-- /torchrum:table -->\nafter\n"

@@ -2,13 +2,18 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from paper.bench.test_report import GPU, PLACE, full_suite, report, row
+from torchrum import RUM
+from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.paper.bench.cpu import LONG
 from torchrum.paper.bench.gpu import gpu_cases
+from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 from torchrum.paper.bench.records import Report, Row, Target, read_report
 
@@ -17,7 +22,9 @@ if not BENCHMARKS.exists():
     pytest.skip("the benchmarks are not installed with the package", allow_module_level=True)
 sys.path.insert(0, str(BENCHMARKS))
 
+import judging.errors  # noqa: E402
 from judge import main  # noqa: E402
+from judging.errors import clear_of_threshold, relative_error  # noqa: E402
 from judging.pytest_log import summarise_tests  # noqa: E402
 from judging.targets import cpu_targets, gpu_targets  # noqa: E402
 from timing import microseconds, milliseconds  # noqa: E402
@@ -131,3 +138,60 @@ def test_trials_are_timed_by_the_timer_of_the_package(monkeypatch):
     monkeypatch.setattr("timing.time_cuda", time_cuda)
     assert milliseconds(lambda: 2.0, lambda: 3.0, samples=7) == [2.0, 3.0]
     assert microseconds(lambda: 2.0, samples=7) == [2000.0]
+
+
+def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():
+    torch.manual_seed(0)
+    shape = Shape(N=8, T=30, B=3)
+    rum = RUM(8, 8, eta=1.0, layer_norm=True, zoneout=0.2, backend="torch")
+    assert relative_error(rum, shape) < 2e-5
+    assert relative_error(rum.bfloat16(), Shape(N=8, T=30, B=3, dtype="bfloat16")) > 1e-4
+
+
+def test_samples_near_the_relu_threshold_are_told_from_the_others():
+    exact = RUM(2, 3, dtype=torch.float64, backend="reference", **PAPER_OPTIONS)
+    with torch.no_grad():
+        exact.weight_ih_l0.zero_()
+        exact.weight_ih_l0[6:] = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, -1.0]])  # eps, relu's argument from h = 0
+        exact.bias_ih_l0.zero_()
+    x = torch.tensor([[1, 0], [1e-9, 0], [1e9, 1e9 - 1e3], [1, 1 - 1e-6], [1, 0.999]], dtype=torch.float64)
+    assert clear_of_threshold(exact, x[None]).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]  # at any scale
+    below = torch.tensor([-1.0, 0.0], dtype=torch.float64).expand_as(x)  # leaves h at 0
+    assert clear_of_threshold(exact, torch.stack((below, x, below))).tolist() == [True, True, False, False, True]
+    exact.options = replace(exact.options, activation="tanh")
+    assert clear_of_threshold(exact, x[None]).all()
+
+
+def test_an_error_that_is_not_a_number_is_not_lost(monkeypatch):
+    monkeypatch.setattr(judging.errors, "_outputs", lambda rum, x, grad: [torch.ones(2), torch.full((2,), math.nan)])
+    assert math.isnan(relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3)))
+    monkeypatch.setattr(judging.errors, "clear_of_threshold", lambda exact, x: torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="every sample is near the ReLU threshold"):
+        relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3), exclude_near_threshold=True)
+
+
+def test_rows_left_out_have_no_gradient(monkeypatch):
+    grads, outputs = [], judging.errors._outputs
+    monkeypatch.setattr(judging.errors, "_outputs", lambda rum, x, grad: grads.append(grad) or outputs(rum, x, grad))
+    monkeypatch.setattr(judging.errors, "clear_of_threshold", lambda exact, x: torch.tensor([True, False, True]))
+    rum = RUM(6, 6, backend="torch")
+    assert relative_error(rum, Shape(N=6, T=4, B=3), exclude_near_threshold=True) < 2e-5
+    assert relative_error(rum, Shape(N=6, T=4, B=3)) < 2e-5
+    assert [grad.abs().sum((0, 2)).gt(0).tolist() for grad in grads] == 2 * [[True, False, True]] + 2 * [[True] * 3]
+
+
+def test_errors_are_entered_into_the_rows_of_the_fused_kernels(monkeypatch):
+    monkeypatch.setattr(judging.errors, "make_layer", lambda name, shape, **options: RUM(8, 8, backend="torch"))
+    small = Shape(N=8, T=4, B=3)
+    rows = [Row("eta-fp32-n8", name, "forward_backward", small, precision="high") for name in ("fused", "gru")]
+    rows.append(Row("plain-n8", "fused", "forward_backward", small))
+    judging.errors.enter_errors(Report("gpu", PLACE, rows))
+    assert 0 < rows[0].error < 2e-5 and 0 < rows[0].error_ieee < 2e-5 and 0 < rows[0].error_apart < 2e-5
+    assert rows[0].error_smooth is not None
+    assert rows[1].error is None and rows[2].error is None

@@ -1,3 +1,5 @@
+"""Figures of the ledger: ``catalog``, ``curves`` and ``style``, and the curve of a run."""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,16 @@ from torchrum.lab.training.files import write_json
 from torchrum.lab.training.run_folder import CONFIG, MetricsFile
 from torchrum.paper.ledger import Entry, LedgerError, read_ledger
 from torchrum.paper.ledger.runs import table_rows
-from torchrum.paper.plots.catalog import FIGURES, draw_figure, draw_gradients
-from torchrum.paper.plots.curves import babi_figure, char_figure, copying_figure, draw_curve, over_seeds, recall_figure
+from torchrum.paper.plots.catalog import FIGURES, draw_figure, plan
+from torchrum.paper.plots.curves import (
+    babi_figure,
+    char_figure,
+    copying_figure,
+    gradients_figure,
+    over_seeds,
+    recall_figure,
+)
+from torchrum.paper.plots.run import draw_curve
 from torchrum.paper.plots.style import DARK, Figure, drawing, save, save_themes
 
 
@@ -106,7 +116,7 @@ def test_curves_are_read_between_their_points_and_a_goal_is_kept():
 @pytest.mark.parametrize("name", ["copying", "recall"])
 def test_equal_ledgers_give_equal_files(name, tmp_path):
     runs = [run for run in LEDGER if run.recipe.endswith(("t200", "t30"))]
-    (drawn,) = FIGURES[name](runs, tmp_path)
+    (drawn,) = plan(name, runs, tmp_path)
     first, again = (save_themes(drawn.draw, tmp_path / folder / name) for folder in ("a", "b"))
     assert [path.name for path in first] == [f"{name}.svg", f"{name}-dark.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
@@ -126,7 +136,7 @@ def test_unknown_figures_and_empty_ledgers_are_refused(tmp_path):
 
 def test_gradients_need_no_run_and_rum_keeps_them():
     with drawing():
-        figure = draw_gradients(delay=30, units=16, sequences=4)
+        figure = gradients_figure(delay=30, units=16, sequences=4)
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
     assert lines["RUM λ=0"][0] > 100 * lines["GRU"][0]  # index 0 is the first step, furthest back
     assert all(lines[label][-1] == pytest.approx(1) for label in ("RUM λ=0", "RUM λ=1", "LSTM", "GRU"))
@@ -187,12 +197,12 @@ def test_a_set_of_babi_that_is_not_complete_gives_way_to_one_that_is():
 
 def test_the_headline_shows_two_models_of_one_size(tmp_path):
     rum, lstm = entry("recall-rum-lam1-t50", 0), entry("recall-lstm-t50", 0)
-    (drawn,) = FIGURES["headline"]([rum, lstm, entry("recall-gru-t50", 0)], tmp_path)
+    (drawn,) = plan("headline", [rum, lstm, entry("recall-gru-t50", 0)], tmp_path)
     with drawing():
         figure = drawn.draw()
     named = [text.get_text() for text in figure.axes[0].texts]
     assert named[1:] == [f"{model}: 40.00% after 0.4k steps (1 seed)" for model in ("RUM λ=1", "LSTM")]
-    assert list(FIGURES["headline"]([rum], tmp_path)) == []
+    assert list(plan("headline", [rum], tmp_path)) == []
 
 
 @pytest.mark.slow
@@ -202,11 +212,11 @@ def test_no_words_are_cut_off(name):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     results = Path(__file__).parents[3] / "results"
-    drawings = list(FIGURES[name](read_ledger(results), results))
+    drawings = list(plan(name, read_ledger(results), results))
     assert drawings
-    for plan in drawings:
+    for each in drawings:
         with drawing():
-            figure = plan.draw()
+            figure = each.draw()
             canvas = FigureCanvasAgg(figure)
             canvas.draw()
         words = [figure._suptitle, *(text for legend in figure.legends for text in legend.get_texts())]
@@ -215,9 +225,9 @@ def test_no_words_are_cut_off(name):
         for text in words:
             if text is not None and text.get_text():
                 box = text.get_window_extent(canvas.get_renderer())
-                assert figure.bbox.padded(1).contains(box.x0, box.y0), (plan.name, text.get_text())
-                assert figure.bbox.padded(1).contains(box.x1, box.y1), (plan.name, text.get_text())
+                assert figure.bbox.padded(1).contains(box.x0, box.y0), (each.name, text.get_text())
+                assert figure.bbox.padded(1).contains(box.x1, box.y1), (each.name, text.get_text())
         above = figure._suptitle and figure._suptitle.get_window_extent(canvas.get_renderer())
         for axes in figure.axes:
             if above is not None and axes.title.get_text():
-                assert not above.overlaps(axes.title.get_window_extent(canvas.get_renderer())), plan.name
+                assert not above.overlaps(axes.title.get_window_extent(canvas.get_renderer())), each.name

@@ -24,7 +24,6 @@ def test_quick_suite(tmp_path, monkeypatch):
     assert [row.failed for row in report.rows if row.failed] == []
     assert all(row.times.samples == 3 and row.first_call_seconds > 0 for row in report.rows)
     assert {row.case for row in read_report(report.path).rows} == {"quick-eta", "quick-lam1", "quick-recall"}
-    assert all(row.error < 5e-3 and row.error_ieee < 2e-5 for row in report.rows if row.error is not None)
 
 
 @pytest.fixture
@@ -38,13 +37,11 @@ def on_cpu(monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # which the suite sets
     monkeypatch.setattr(gpu, "_free", lambda: None)
     monkeypatch.setattr(gpu, "_start_cuda", lambda: None)
-    monkeypatch.setattr(gpu, "_own_stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(gpu, "peak_cuda_bytes", lambda run, before: before + 1)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 6)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def test_failures_stay_with_their_implementation(on_cpu, tmp_path):
@@ -62,16 +59,6 @@ def test_failures_stay_with_their_implementation(on_cpu, tmp_path):
     assert all(row.times.samples == 2 and row.peak_bytes == 7 and row.first_call_seconds > 0 for row in timed)
     assert {row.case: row.precision for row in timed} == {"quick-eta": "high", "quick-lam1": "highest"}
     assert read_report(report.path).rows == report.rows
-
-
-def test_error_is_measured_in_both_precisions(on_cpu):
-    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru"))
-    ours, theirs = gpu.measure_case(case, "forward_backward", 2, lambda text: None)
-    assert (ours.backend, ours.design, theirs.backend) == ("torch", None, None)
-    assert 0 < ours.error < 2e-5
-    assert 0 < ours.error_ieee < 2e-5
-    assert 0 < ours.error_apart < 2e-5
-    assert theirs.error is None
 
 
 def test_time_runs_out(on_cpu):
@@ -102,7 +89,7 @@ def test_one_that_fails_while_timed_leaves_the_others(on_cpu, monkeypatch):
         return time_cpu(runs, samples)
 
     monkeypatch.setattr(gpu, "time_cuda", time_them)
-    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru", "lstm"), check_error=False)
+    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru", "lstm"))
     rows = gpu.measure_case(case, "forward", 2, lambda text: None)
     assert [row.failed for row in rows] == [None, "ValueError: odd", None]
     assert [row.times is None for row in rows] == [False, True, False]
@@ -124,26 +111,14 @@ def test_a_lost_device_ends_the_run_and_a_second_one_goes_on(on_cpu, monkeypatch
     assert len(again.rows) == 2 * 4  # nothing is measured twice
 
 
-def test_stepwise_is_an_implementation_of_its_own():
-    case = gpu.with_stepwise(gpu.quick_cases()[0])
-    assert case.implementations[-2:] == ("fused stepwise", "fused stepwise graphed")
-    assert gpu.implementation("fused stepwise graphed") == ("fused", True, False, True)
-
-
 def test_design_is_told(monkeypatch):
     eta, lam1, recall = gpu.quick_cases()
-    on_cpu = replace(eta, shape=replace(eta.shape, device="cpu"))
     asked = []
-
-    def obstacle(inputs, options):
-        asked.append((inputs.xp.shape, inputs.h0.shape[-1], options))
-
-    monkeypatch.setattr(persistent, "obstacle", obstacle)
-    assert gpu._design(on_cpu, False) == "persistent"
-    assert gpu._design(on_cpu, True) == "stepwise"
-    assert asked[0][:2] == ((7, 4, 48), 16)
-    assert asked[0][2].training
-    assert gpu._design(lam1, False) == gpu._design(recall, False) == "one launch"
+    monkeypatch.setattr(persistent, "obstacle", lambda inputs, options: asked.append((inputs, options)))
+    assert gpu._design(replace(eta, shape=replace(eta.shape, device="cpu"))) == "persistent"
+    ((inputs, options),) = asked
+    assert (inputs.xp.shape, inputs.h0.shape[-1], options.training) == ((7, 4, 48), 16, True)
+    assert gpu._design(lam1) == gpu._design(recall) == "one launch"
 
 
 @pytest.mark.gpu
