@@ -65,7 +65,7 @@ def test_a_model_goes_and_comes_back(run, tmp_path):
     "field, value, message",
     [
         ("num_layers", 2, "Missing key"),
-        ("hidden_size", 200_000, "parameters take .* GiB|allocate memory"),
+        ("hidden_size", 200_000, "allocate memory"),
         ("hidden_size", 7, "size"),
     ],
 )

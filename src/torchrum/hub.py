@@ -80,7 +80,7 @@ def trained_model() -> type:
         raise ImportError(f'torchrum.hub needs {error.name}; install it with: pip install "torchrum[hub]"') from error
     from torchrum.lab.training.checkpoint import load_model
     from torchrum.lab.training.run_folder import read_config
-    from torchrum.lab.training.step import build, limited_weights, memory_of
+    from torchrum.lab.training.step import build, within_memory
 
     class TrainedModel(nn.Module, PyTorchModelHubMixin):
         """The model of a run, with its task.
@@ -92,8 +92,7 @@ def trained_model() -> type:
         def __init__(self, description: Mapping[str, Any]) -> None:
             super().__init__()
             self.run_config = from_json(description)
-            cpu = torch.device("cpu")
-            with cpu, limited_weights(cpu, memory_of(cpu)):
+            with torch.device("cpu"), within_memory():
                 self.model = build(self.run_config)
             self.eval()
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import signal
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
