@@ -63,7 +63,11 @@ def test_a_model_goes_and_comes_back(run, tmp_path):
 
 @pytest.mark.parametrize(
     "field, value, message",
-    [("num_layers", 2, "Missing key"), ("hidden_size", 200_000, "parameters take .* GiB|allocate memory"), ("hidden_size", 7, "size")],
+    [
+        ("num_layers", 2, "Missing key"),
+        ("hidden_size", 200_000, "parameters take .* GiB|allocate memory"),
+        ("hidden_size", 7, "size"),
+    ],
 )
 def test_a_description_that_is_not_that_of_the_weights_is_an_error(run, tmp_path, field, value, message):
     """Layers without weights would be random, and large ones would take all memory."""

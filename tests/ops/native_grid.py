@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrum import RUM
 from torchrum.ops.gated_scan import GatedOptions, gated_scan
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
-from torchrum.ops.rum_scan.native import build, call
+from torchrum.ops.rum_scan.native import build
 
 NORMS = ({}, {"layer_norm": True}, {"layer_norm": True, "ln_order": "authors"})
 ZONEOUTS = ({}, {"zoneout": 0.3}, {"zoneout": 0.3, "training": True})
@@ -171,10 +171,10 @@ def run_case(case: int) -> None:
     T, B = random.choice((1, 1, 2, 3, 5)), random.choice((1, 1, 2, 5, 9, 17, 20))
     H = random.choice((1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 50, 64, 100))
     dtype = torch.float64 if H == 1 else random.choice(DTYPES)  # many exact gradients of one unit are 0, not roundings
-    activation = random.choice(call.ACTIVATIONS if dtype is torch.float64 else call.ACTIVATIONS[1:])  # relu jumps
+    activation = random.choice(native.ACTIVATIONS if dtype is torch.float64 else native.ACTIVATIONS[1:])  # relu jumps
     options = RumOptions(lam=lam, eta=eta, update_gate=gate, activation=activation, **norm, **zoneout)
     torch.set_num_threads(random.choice((1, 1, 2, 4)))
-    call.SMALL = random.choice((0, 1_000_000))
+    native.SMALL = random.choice((0, 1_000_000))
     if random.random() < 0.3:
         head = random.choice((1, 3, 8, 16, 64))
         run = gated_case(GatedOptions(head_size=head, rotated_units=random.choice((0, H // 2, H)), **zoneout), T, B, H)

@@ -26,7 +26,7 @@ from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.cells import rum as rum_cell
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, op, rum_scan
-from torchrum.ops.rum_scan.native import build, call, projecting
+from torchrum.ops.rum_scan.native import build
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), reason="there is no C compiler"
@@ -57,8 +57,9 @@ def gradients(inputs, options, backend, **more) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def threads():
-    """Sets torch's number of threads, and gives back the one before."""
+def threads(monkeypatch):
+    """Sets torch's number of threads, which C uses however little there is to do, and gives back the one before."""
+    monkeypatch.setattr(native, "SMALL", 0)
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -67,9 +68,8 @@ def threads():
 @needs_compiler
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 @pytest.mark.parametrize("B, H", [(1, 16), (7, 15), (16, 17), (19, 33), (40, 100), (3, 130)])
-def test_blocks_and_threads_match_reference(B, H, lam, threads, monkeypatch):
+def test_blocks_and_threads_match_reference(B, H, lam, threads):
     """Odd sizes around whole vectors, tiles and blocks; the thread that takes a row does not matter to a bit of it."""
-    monkeypatch.setattr(call, "SMALL", 0)
     options = RumOptions(lam=lam, eta=0.8, activation="tanh")
     inputs = draw(options, 4, B, H, torch.float64)
     wanted = gradients(inputs, options, "reference")
@@ -105,8 +105,7 @@ def test_options_match_the_reference_in_float64(lam, dtype):
 
 @needs_compiler
 @pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_layer_norm_gradients_of_many_blocks(lam, threads, monkeypatch):
-    monkeypatch.setattr(call, "SMALL", 0)
+def test_layer_norm_gradients_of_many_blocks(lam, threads):
     threads(2)
     options = RumOptions(lam=lam, layer_norm=True, activation="tanh")
     inputs, lengths = draw(options, 3, 37, 12, torch.float64), torch.randint(0, 4, (37,))
@@ -162,8 +161,7 @@ def test_lengths_of_vectors_that_overflow_when_squared():
 
 
 @needs_compiler
-def test_calls_from_several_threads_at_once(monkeypatch):
-    monkeypatch.setattr(call, "SMALL", 0)
+def test_calls_from_several_threads_at_once(threads):
     options = RumOptions(lam=1.0, eta=1.0)
     cases = [draw(options, 6, 5, 20) for _ in range(6)]
     wanted = [gradients(case, options, "native") for case in cases]
@@ -186,9 +184,8 @@ def test_calls_from_several_threads_at_once(monkeypatch):
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside other threads is the point
-def test_after_a_fork(threads, monkeypatch):
+def test_after_a_fork(threads):
     """A child made after the parent's threads have run starts its own, and waits for no pool of its parent's."""
-    monkeypatch.setattr(call, "SMALL", 0)
     threads(2)
     options = RumOptions(lam=1.0)
     inputs = draw(options, 5, 8, 24)
@@ -206,9 +203,8 @@ def test_after_a_fork(threads, monkeypatch):
 
 @needs_compiler
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
-def test_under_signals(threads, monkeypatch):
+def test_under_signals(threads):
     """Signals in the middle of a scan reach Python's handler, in Python's thread, and change nothing."""
-    monkeypatch.setattr(call, "SMALL", 0)
     threads(2)
     options = RumOptions(lam=1.0)
     inputs = draw(options, 40, 16, 40)
@@ -462,8 +458,7 @@ def test_without_a_library_the_torch_backend_runs_and_says_why(cache, tmp_path, 
     compiler_that(monkeypatch, tmp_path, "echo 'it is too hot' >&2; exit 1")
     if quoted:
         monkeypatch.setenv("CC", "cc 'open")
-    for module in (native, projecting):
-        monkeypatch.setattr(module, "load_library", lambda double: build_anew())
+    monkeypatch.setattr(native, "load_library", lambda double: build_anew())
     rum, x = RUM(4, 6), torch.randn(5, 3, 4)
     backend, reason = rum.explain_backend(x)
     assert backend == "torch"

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ops.test_native import needs_compiler
 from torchrum import RUM
-from torchrum.ops.rum_scan import plain
-from torchrum.ops.rum_scan.native import call
+from torchrum.ops.rum_scan import native
+from torchrum.ops.rum_scan.types import NO_COPIES, Copies, LayerInputs
 
 WORDS = [
     dict(),
@@ -27,18 +27,24 @@ WORDS = [
 def two_threads(monkeypatch):
     """Two threads, however little there is to do."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(call, "SMALL", 0)
+    monkeypatch.setattr(native, "SMALL", 0)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[tuple[int, ...] | None]:
-    """Grows with each scan that is trained from its input."""
-    seen: list[tuple[int, ...] | None] = []
-    run = plain.forward_projecting
-    monkeypatch.setattr(plain, "forward_projecting", lambda *given: [seen.append(given[-1]), run(*given)][1])
+def calls(monkeypatch) -> list[Copies]:
+    """Grows with each scan that is trained from its input, by the memory for the user's copies."""
+    seen: list[Copies] = []
+    run = native.forward
+
+    def watched(inputs, options, save=True, copies=NO_COPIES):
+        if save and isinstance(inputs, LayerInputs):
+            seen.append(copies)
+        return run(inputs, options, save, copies)
+
+    monkeypatch.setattr(native, "forward", watched)
     return seen
 
 
@@ -174,7 +180,8 @@ def test_what_is_returned_may_be_written_to(layers, calls):
     R.zero_()
     found = torch.autograd.grad(output.mul_(3).sin_().sum(), x)
     torch.testing.assert_close(found, wanted)
-    assert calls == ([None, ()] if layers == 2 else [(1,)]) * 2
+    kept = [(copies.out is not None, copies.last.shape) for copies in calls]
+    assert kept == ([(False, (3, 9)), (True, (3, 9))] if layers == 2 else [(True, (1, 3, 9))]) * 2
 
 
 @needs_compiler

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from tolerances import TOL
 from torchrum import RUM
 from torchrum.cells.rum import project_rum
+from torchrum.ops.kernels.machine import autocasts
 from torchrum.ops.kernels.precision import (
     ExactMatmuls,
-    autocasts,
     bf16x3_linear,
     has_tf32,
     rounds_matmuls,

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from torchrum.cells.unitary import matrices_fixed
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense
-from torchrum.ops.kernels.precision import autocast_dtype
+from torchrum.ops.kernels.machine import autocast_dtype
 
 State = tuple[Tensor, ...]
 Given = TypeVar("Given")

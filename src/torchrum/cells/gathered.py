@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.utils import parametrize
 
 from torchrum.cells.base import Cell, State, run_steps
-from torchrum.ops.kernels.precision import autocast_dtype
+from torchrum.ops.kernels.machine import autocast_dtype
 from torchrum.ops.kernels.weights import weight_gradient
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]

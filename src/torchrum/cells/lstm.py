@@ -15,7 +15,7 @@ from torchrum.ops._checks import (
     check_probability,
 )
 from torchrum.ops._dispatch import Backend, Choice
-from torchrum.ops.kernels.precision import autocast_dtype
+from torchrum.ops.kernels.machine import autocast_dtype
 from torchrum.ops.lstm_scan import (
     CellWeights,
     LstmInputs,

@@ -11,9 +11,9 @@ from torchrum.cells.base import Cell, State, call_as_nn
 from torchrum.cells.init import orthogonal
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags, check_positive_int
 from torchrum.ops._dispatch import Backend
-from torchrum.ops.kernels.precision import autocast_dtype, working_dtype
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
-from torchrum.ops.rum_scan.native.projecting import projects
+from torchrum.ops.kernels.machine import autocast_dtype
+from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
 from torchrum.ops.rum_scan.options import (
     DEFAULTS,
     PAPER_OPTIONS,
@@ -260,9 +260,7 @@ def run_rum(
     other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B.
     """
     steps = None if torch.is_grad_enabled() else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
-    if operator_obstacle(options, weights["lam"] is not None) is None and (
-        steps is None or (backend in ("auto", "native") and projects(x))
-    ):
+    if steps is None or native.projects(x, backend):
         h0, R0 = (*state, None, None)[:2]
         bias, weight_hh, norm = weights["bias_ih"], weights["weight_hh"], (weights["ln_weight"], weights["ln_bias"])
         inputs = LayerInputs(x, weights["weight_ih"], bias, h0, R0, weight_hh, *norm, lengths)

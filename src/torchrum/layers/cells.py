@@ -10,7 +10,7 @@ from torchrum.cells.base import Cell
 from torchrum.cells.gathered import GatherableCell, GatheredScan
 from torchrum.layers.recurrent import Recurrent, State
 from torchrum.ops._checks import ArgumentTypeError
-from torchrum.ops.kernels.precision import autocast_dtype
+from torchrum.ops.kernels.machine import autocast_dtype
 
 
 class CellLayer(Recurrent):

@@ -32,8 +32,8 @@ class Design(NamedTuple):
     sized: bool = False
     """Whether its obstacle depends on the batch size, to which a compiler that traces the choice must not be bound."""
     by_driver: bool = False
-    """Whether it launches by CUDA's driver alone: it needs no tensor for a state of zeros, ``forward`` can fill copies
-    of its results, and both directions can add the bias to the projected input where they read it."""
+    """Whether it launches by CUDA's driver alone: it needs no tensor for a state of zeros, and both directions can add
+    the bias to the projected input where they read it."""
     projects: bool = False
     """Whether ``forward`` can project a small float32 input itself."""
 

@@ -1,6 +1,6 @@
 """Code that the kernels of several operators share; nothing here imports an operator.
 
-Without Triton: ``machine`` (whether kernels can run here and on this call), ``precision`` (autocast, TF32 and bf16x3),
+Without Triton: ``machine`` (whether kernels can run here and on this call; autocast), ``precision`` (TF32 and bf16x3),
 ``masks`` (zoneout and dropout from a counter), ``weights`` (parameters of a cell and their gradients) and ``cuda``
 (CUDA C++ at run time, the driver, graph capture).
 

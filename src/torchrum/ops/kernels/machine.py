@@ -1,10 +1,11 @@
-"""Whether kernels can run on this machine and on a given call, with the reason if not. Does not import Triton."""
+"""Whether kernels can run on this machine and on a given call, with the reason if not; autocast. No Triton here."""
 
 import functools
 import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -99,3 +100,29 @@ def is_unwatched(tensors: Iterable[Tensor]) -> bool:
     if _tracing_state() is not None or _transforms_active():
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype that autocast rounds the operands of a matmul to on a device type; None if it is off."""
+    # torch raises for a device type without autocast, such as meta; the usual ones need no check
+    if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
+        return None
+    if not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast rounds the operands of a matmul of ``x``."""
+    # first the cheap test: the name of a device costs as much as a view. It ignores MPS
+    if not torch._C._is_any_autocast_enabled() and (x.is_cuda or x.is_cpu):
+        return False
+    return autocast_dtype(x.device.type) is not None
+
+
+_AS_IT_IS = nullcontext()
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Matmuls of tensors on the device of ``x`` in the dtype of their operands."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else _AS_IT_IS

@@ -1,43 +1,19 @@
-"""The precision of matmuls: autocast, TF32, and the bf16x3 matmul that replaces TF32."""
+"""The precision of matmuls: TF32, and the bf16x3 matmul that replaces it."""
 
 import functools
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchrum.ops.kernels.machine import autocasts
+
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """16-bit dtypes carry the state and do everything but the matmul in float32."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype that autocast rounds the operands of a matmul to on a device type; None if it is off."""
-    # torch raises for a device type without autocast, such as meta; the usual ones need no check
-    if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
-        return None
-    if not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)
-
-
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast rounds the operands of a matmul of ``x``."""
-    # first the cheap test: the name of a device costs as much as a view. It ignores MPS
-    if not torch._C._is_any_autocast_enabled() and (x.is_cuda or x.is_cpu):
-        return False
-    return autocast_dtype(x.device.type) is not None
-
-
-def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Matmuls in the dtype of their operands."""
-    if autocast_dtype(device_type) is None:
-        return nullcontext()
-    return torch.autocast(device_type, enabled=False)
 
 
 def rounds_matmuls(x: Tensor) -> bool:

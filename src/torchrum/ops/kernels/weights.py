@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrum.ops.kernels.precision import autocasts, without_autocast
+from torchrum.ops.kernels.machine import autocasts, without_autocast
 
 
 class CellWeights(NamedTuple):
@@ -39,7 +39,7 @@ def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: 
         out: ``(T, B, H)``, the states after each.
     """
     if autocasts(grads):
-        with without_autocast(grads.device.type):  # it would round float32
+        with without_autocast(grads):  # it would round float32
             return recurrent_weight_gradient(grads, rows, h0, out)
     (T, B, H), width = out.shape, grads.shape[2]
     grads, out, steps = grads.contiguous(), out.contiguous(), (T - 1) * B

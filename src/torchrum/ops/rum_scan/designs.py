@@ -4,17 +4,17 @@ Each design exports the same four functions::
 
     obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
     empty_results(inputs, options) -> Results, unfilled: what ``forward`` returns, for a compiler
-    forward(inputs, options, save=True) -> Results; without ``save`` the residuals may be left out
+    forward(inputs, options, save=True, copies=NO_COPIES) -> Results; without ``save`` the residuals may be left out
     backward(grad_out, grad_R, inputs, results, options, need_R0) -> Gradients
 
-Those ``by_driver`` take more::
+``copies``, ``Copies`` of the results, are filled too. Autocast is off in all of them. Those ``by_driver`` take more::
 
     forward(inputs, options, save=True, copies=NO_COPIES, bias=None)
     backward(grad_out, grad_R, inputs, results, options, need_R0, bias=None, need_bias=False)
 
-``copies``, ``Copies`` of the results, are filled too. ``bias``, ``(3H,)``, is what ``xp`` lacks: it is added where
-``xp`` is read. ``need_bias`` asks for ``Gradients.bias``; a design need not have it, and then the caller sums that of
-``xp``. One that ``projects`` takes ``x`` and ``weight_ih`` at the end of ``forward``, and fills ``xp``.
+``bias``, ``(3H,)``, is what ``xp`` lacks: it is added where ``xp`` is read. ``need_bias`` asks for ``Gradients.bias``;
+a design need not have it, and then the caller sums that of ``xp``. One that ``projects`` takes ``x`` and ``weight_ih``
+at the end of ``forward``, and fills ``xp``.
 """
 
 from typing import Any

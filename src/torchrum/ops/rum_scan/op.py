@@ -14,11 +14,12 @@ from torch import Tensor, library
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
+from torchrum.ops.kernels.machine import without_autocast
 from torchrum.ops.rum_scan import vmap
 from torchrum.ops.rum_scan.designs import OPERATOR_OPTIONS, PERSISTENT, STEPWISE, choose_design
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_reference
-from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import NUM_GRADIENTS, Gradients, Residuals, Results, ScanInputs
 
 _OPTION_SCHEMA = (
     "float lam, float? eta, str activation, bool update_gate, bool layer_norm, str ln_order, float ln_eps, "
@@ -31,7 +32,7 @@ _INPUTS = (
     "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
     "Tensor? lengths, Tensor? seed"
 )
-NUM_INPUTS, NUM_GRADIENTS = len(ScanInputs._fields), len(Gradients._fields) - 1
+NUM_INPUTS = len(ScanInputs._fields)
 assert [part.split()[-1] for part in _INPUTS.split(", ")] == list(ScanInputs._fields)
 # The names here are in programs that were exported already, so `gates` and `ends` stay: they are Residuals.
 # save: whether to keep what the backward needs; without it the last two results are empty
@@ -100,7 +101,8 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
     options, backend = _options(flags)
     _check(inputs, options)
     design, _ = choose_design(inputs, options, backend, insist=False)
-    results = design.module.forward(inputs, options, save)
+    with without_autocast(inputs.xp):  # it would round R, and what is carried, at every step
+        results = design.module.forward(inputs, options, save)
     if not save:
         return _flatten(results._replace(residuals=Residuals()), inputs.xp)
     (gates, kept), R = results.residuals, results.R
@@ -124,7 +126,8 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     (design, _), kept = choose_design(inputs, options, backend, insist=False), results.residuals.kept
     if design in (PERSISTENT, STEPWISE):  # under vmap the forward may have run with another batch size
         design = STEPWISE if kept is None else PERSISTENT
-    grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
+    with without_autocast(inputs.xp):
+        grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
     return tuple(_or_empty(part, inputs.xp) for part in grads[:NUM_GRADIENTS])
 
 

@@ -7,14 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops._onednn import explained_linear
-from torchrum.ops.kernels.precision import (
-    ExactMatmuls,
-    autocast_dtype,
-    autocasts,
-    bf16x3_linear,
-    rounds_matmuls,
-    working_dtype,
-)
+from torchrum.ops.kernels.machine import autocast_dtype, autocasts
+from torchrum.ops.kernels.precision import ExactMatmuls, bf16x3_linear, rounds_matmuls, working_dtype
 from torchrum.ops.kernels.weights import WORTH_PADDING
 from torchrum.ops.rum_scan.options import RumOptions
 

@@ -4,15 +4,11 @@ It keeps the raw gates beside the outputs and, with lam = 0, a few scalars per r
 added to R.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from torchrum.ops.kernels.masks import keep_mask
-from torchrum.ops.kernels.precision import without_autocast, working_dtype
+from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rotation import tiny_of
 from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
 from torchrum.ops.rum_scan.torch_backend.rotate import (
@@ -26,7 +22,7 @@ from torchrum.ops.rum_scan.torch_backend.rotate import (
 )
 from torchrum.ops.rum_scan.torch_backend.single import single_applies, single_step
 from torchrum.ops.rum_scan.torch_backend.turn import WINDOW, Memory
-from torchrum.ops.rum_scan.types import Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Residuals, Results, ScanInputs
 
 
 class Scan:
@@ -116,25 +112,16 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     return Results(out, R, Residuals(gates, R.new_empty(windows, B, 2 * WINDOW, H)))
 
 
-def with_own_dtypes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run ``function`` outside autocast, which would round R, and what is carried, at every step."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **flags: Any) -> Any:
-        device = next(arg for arg in args if isinstance(arg, ScanInputs)).xp.device.type
-        with without_autocast(device):
-            return function(*args, **flags)
-
-    return run
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
+    """Run the scan and fill ``copies``; the residuals come with it but for a single step without ``save``."""
+    results = single_step(inputs, options) if not save and single_applies(inputs, options) else None
+    if results is None:
+        results = _run(inputs, options)
+    copies.fill(results)
+    return results
 
 
-@with_own_dtypes
-def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
-    """Run the scan; the residuals come with it but for a single step without ``save``."""
-    if not save and single_applies(inputs, options):
-        found = single_step(inputs, options)
-        if found is not None:
-            return found
+def _run(inputs: ScanInputs, options: RumOptions) -> Results:
     xp, h0, R0 = inputs[:3]
     scan = Scan(inputs, options)
     T, H, gated = scan.T, scan.H, options.num_gates * scan.H

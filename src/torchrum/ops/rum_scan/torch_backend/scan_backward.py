@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.torch_backend.rotate import Angle, TurnBackward, add_turned, length_of, safe_inverse
-from torchrum.ops.rum_scan.torch_backend.scan import Scan, with_own_dtypes
+from torchrum.ops.rum_scan.torch_backend.scan import Scan
 from torchrum.ops.rum_scan.torch_backend.turn import WINDOW, MemoryBackward, find_plane
 from torchrum.ops.rum_scan.types import Gradients, Results, ScanInputs
 
@@ -19,7 +19,6 @@ BLOCK = 32
 cache. With lam = 1 it is a ``WINDOW``."""
 
 
-@with_own_dtypes
 def backward(
     grad_out: Tensor, grad_R: Tensor | None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
 ) -> Gradients:
