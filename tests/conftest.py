@@ -16,7 +16,7 @@ import torch
 
 from browser import Browser, find_browser
 from interpreting import prepare_once
-from torchrum.ops._onednn import limit_isa
+from torchrum.ops.kernels.machine import limit_isa
 from torchrum.ops.rum_scan.designs import forget_decisions
 
 if "PYTEST_XDIST_WORKER" not in os.environ and (done := limit_isa()):  # workers and children inherit it

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tolerances import TOL
-from torchrum.cells.delta_net import CHUNK, DeltaNetCell
+from torchrum.cells.memory import CHUNK, DeltaNetCell
 
 I, H, B = 3, 5, 2
 

@@ -6,7 +6,7 @@ import torch
 
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
-from torchrum.cells.fast_weights import FastWeightsCell
+from torchrum.cells.memory import FastWeightsCell
 
 I, H, T = 3, 5, 7
 

@@ -7,7 +7,7 @@ import torch
 from equations import sigmoid
 from golden import DIGITS, X, sines
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.goru import GORUCell
+from torchrum.cells.unitary import GORUCell
 
 I, H, B = 3, 5, 4
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from golden import shuffled
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.gru import GRUCell
+from torchrum.cells.lstm import GRUCell
 
 I, H, B, T = 3, 5, 4, 6
 

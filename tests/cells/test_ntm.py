@@ -7,7 +7,7 @@ import torch
 from equations import sigmoid
 from golden import DIGITS, shuffled, sines
 from tolerances import TOL
-from torchrum.cells.ntm import STYLES, NTMCell, address
+from torchrum.cells.memory import STYLES, NTMCell, address
 
 I, H, N, M = 3, 5, 7, 4
 

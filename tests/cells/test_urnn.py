@@ -7,7 +7,7 @@ from torch.autograd import gradcheck
 
 from golden import DIGITS, sines
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.urnn import FourierUnitary, FullUnitary, URNNCell
+from torchrum.cells.unitary import FourierUnitary, FullUnitary, URNNCell
 
 
 def written_out(unitary):

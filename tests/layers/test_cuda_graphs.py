@@ -20,9 +20,8 @@ from tolerances import DEEP, TOL
 from torchrum import graphed
 from torchrum.cells.base import Cell
 from torchrum.layers import cuda_graphs
-from torchrum.layers.cells import CellLayer
 from torchrum.layers.cuda_graphs import Graphed
-from torchrum.layers.registry import build_layer
+from torchrum.layers.registry import CellLayer, build_layer
 
 I, H, T, B = 3, 6, 5, 4
 SMALL = {"ntm": {"num_slots": 6, "slot_size": 3}, "exprnn": {"orthogonal_map": "taylor"}}

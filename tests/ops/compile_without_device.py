@@ -66,11 +66,11 @@ def stand_in() -> None:
     torch.cuda.current_stream = lambda *_: Quiet()  # type: ignore[assignment]
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.cuda.CUDAGraph = Quiet  # type: ignore[assignment,misc]
-    from torchrum.ops.kernels import matmul, step_graphs
+    from torchrum.ops.kernels import matmul, triton_launch
 
-    step_graphs._Place = Quiet  # type: ignore[assignment,misc]
-    step_graphs.recording = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment]
-    step_graphs._prefer_shared = lambda function: None  # type: ignore[assignment]
+    triton_launch._Place = Quiet  # type: ignore[assignment,misc]
+    triton_launch.recording = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment]
+    triton_launch._prefer_shared = lambda function: None  # type: ignore[assignment]
     matmul._hopper = lambda device: True  # type: ignore[assignment]
 
 

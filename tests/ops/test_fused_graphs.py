@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="the table is filled by a Triton kernel")
 
-from torchrum.ops.kernels import step_graphs as graphs
+from torchrum.ops.kernels import triton_launch as graphs
 
 ON_THE_GPU, OFF_THE_GPU = torch.zeros(7), torch.zeros(7)
 

@@ -16,8 +16,7 @@ from tolerances import NORM_ERROR, TF32_ERROR
 from torchrum.ops.kernels import machine, matmul, rum_step_backward, triton_launch
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.kernels.rum_step_backward import STATS
-from torchrum.ops.kernels.step_graphs import LARGEST_CHUNK, chunk_lengths, clear_graphs
-from torchrum.ops.kernels.triton_launch import padded
+from torchrum.ops.kernels.triton_launch import LARGEST_CHUNK, chunk_lengths, clear_graphs, padded
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan, stepwise
 from torchrum.ops.rum_scan.stepwise_triton import BackwardSteps, Buffers, ForwardSteps, stepwise_forward_kernel
 

@@ -28,7 +28,7 @@ from oracle import (
 from tolerances import NORM_ERROR, TF32_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels.cuda import Fill
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
+from torchrum.ops.kernels.linear import recurrent_weight_gradient
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, persistent, plain
 from torchrum.ops.rum_scan.types import NO_COPIES, Residuals, Results, ScanFromZero
 

@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from torchrum import RUM
-from torchrum.ops import _onednn
-from torchrum.ops._onednn import ADVICE, SYMPTOM, VARIABLE, WITHOUT_AMX, announces_amx, bf16_works, limit_isa
+from torchrum.ops.kernels import machine
+from torchrum.ops.kernels.machine import (
+    AMX_ADVICE,
+    AMX_SYMPTOM,
+    ISA_VARIABLE,
+    WITHOUT_AMX,
+    announces_amx,
+    bf16_works,
+    limit_isa,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,22 +27,22 @@ from torchrum.ops._onednn import ADVICE, SYMPTOM, VARIABLE, WITHOUT_AMX, announc
         ({}, True, False, True),
         ({}, True, True, False),
         ({}, False, False, False),
-        ({VARIABLE: "AVX2"}, True, False, False),
+        ({ISA_VARIABLE: "AVX2"}, True, False, False),
     ],
     ids=["ungranted", "granted", "no AMX", "the user's own limit"],
 )
 def test_the_limit_is_set_where_a_trial_fails(environment, announced, works, limited):
     before = dict(environment)
     said = limit_isa(environment, lambda: announced, lambda: works)
-    assert environment == ({VARIABLE: WITHOUT_AMX} if limited else before)
+    assert environment == ({ISA_VARIABLE: WITHOUT_AMX} if limited else before)
     assert (said is not None) is limited
-    assert not limited or f"{VARIABLE}={WITHOUT_AMX}" in said
+    assert not limited or f"{ISA_VARIABLE}={WITHOUT_AMX}" in said
 
 
 def test_no_trial_is_made_without_need():
     """A child that imports torch takes seconds."""
     limit_isa({}, lambda: False, lambda: pytest.fail("tried"))
-    limit_isa({VARIABLE: "ALL"}, lambda: True, lambda: pytest.fail("tried"))
+    limit_isa({ISA_VARIABLE: "ALL"}, lambda: True, lambda: pytest.fail("tried"))
 
 
 def test_the_announcement_is_read(tmp_path):
@@ -48,22 +56,22 @@ def test_the_announcement_is_read(tmp_path):
 
 @pytest.mark.parametrize("crash, works", [("import os; os.abort()", False), ("raise RuntimeError", False), ("", True)])
 def test_the_trial_outlives_its_child(monkeypatch, crash, works):
-    monkeypatch.setattr(_onednn, "TRIAL", crash)
+    monkeypatch.setattr(machine, "AMX_TRIAL", crash)
     assert bf16_works() is works
 
 
 def test_the_suite_runs_under_the_limit(tmp_path):
     """pytest sets it at its start, before the first matmul, and says so; its workers and children inherit it."""
     (tmp_path / "test_limit.py").write_text(
-        f"import os\n\n\ndef test_limit():\n    assert os.environ[{VARIABLE!r}] == {WITHOUT_AMX!r}\n"
+        f"import os\n\n\ndef test_limit():\n    assert os.environ[{ISA_VARIABLE!r}] == {WITHOUT_AMX!r}\n"
     )
     start = (
-        "import sys, pytest\nfrom torchrum.ops import _onednn\n"
-        "_onednn.limit_isa.__defaults__ = (_onednn.os.environ, lambda: True, lambda: False)\n"
+        "import sys, pytest\nfrom torchrum.ops.kernels import machine\n"
+        "machine.limit_isa.__defaults__ = (machine.os.environ, lambda: True, lambda: False)\n"
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
     conftest = Path(__file__).parents[1] / "conftest.py"
-    clean = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTEST_XDIST_WORKER")}
+    clean = {name: value for name, value in os.environ.items() if name not in (ISA_VARIABLE, "PYTEST_XDIST_WORKER")}
     clean["PYTHONPATH"] = os.pathsep.join(sys.path)
     clean["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those take longer to import than the test
     plugins = ["-p", "no:cacheprovider", "-p", "xdist"]
@@ -71,15 +79,15 @@ def test_the_suite_runs_under_the_limit(tmp_path):
     (tmp_path / "conftest.py").write_text(conftest.read_text())
     ran = subprocess.run([sys.executable, "-c", start, *arguments], env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"{VARIABLE}={WITHOUT_AMX}" in ran.stdout
+    assert f"{ISA_VARIABLE}={WITHOUT_AMX}" in ran.stdout
 
 
 def test_a_failing_matmul_says_what_to_do(monkeypatch):
     def fails(*_):
-        raise RuntimeError(SYMPTOM)
+        raise RuntimeError(AMX_SYMPTOM)
 
-    monkeypatch.setattr(_onednn.F, "linear", fails)
-    with pytest.raises(RuntimeError, match=f"{SYMPTOM}: {ADVICE}"):
+    monkeypatch.setattr(machine.F, "linear", fails)
+    with pytest.raises(RuntimeError, match=f"{AMX_SYMPTOM}: {AMX_ADVICE}"):
         RUM(3, 4, dtype=torch.bfloat16)(torch.zeros(2, 1, 3, dtype=torch.bfloat16))
 
 
@@ -87,6 +95,6 @@ def test_other_errors_pass_as_they_are(monkeypatch):
     def fails(*_):
         raise RuntimeError("another one")
 
-    monkeypatch.setattr(_onednn.F, "linear", fails)
+    monkeypatch.setattr(machine.F, "linear", fails)
     with pytest.raises(RuntimeError, match=r"^another one$"):
         RUM(3, 4, backend="torch")(torch.zeros(2, 1, 3))

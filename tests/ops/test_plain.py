@@ -164,6 +164,14 @@ def test_who_looks_gets_the_operator():
 
 
 @both
+def test_who_counts_operators_sees_the_scan(lam):
+    layer, x = RUM(3, 5, lam=lam, backend="torch"), torch.randn(2, 1, 3)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert any("rum_scan" in str(name) for name in counter.get_flop_counts()["Global"])
+
+
+@both
 def test_nothing_is_recorded_where_nothing_asks_for_gradients(lam):
     rum, x = RUM(3, 5, lam=lam, backend="torch"), torch.randn(4, 2, 3)
     wanted = rum(x)[0].detach()

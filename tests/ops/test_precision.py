@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from tolerances import TOL
 from torchrum import RUM
 from torchrum.cells.rum import project_rum
-from torchrum.ops.kernels.machine import autocasts
-from torchrum.ops.kernels.precision import (
+from torchrum.ops.kernels import linear
+from torchrum.ops.kernels.linear import (
     ExactMatmuls,
     bf16x3_linear,
     has_tf32,
@@ -20,7 +20,8 @@ from torchrum.ops.kernels.precision import (
     split_right,
     tf32_allowed,
 )
-from torchrum.ops.rum_scan import projection
+from torchrum.ops.kernels.machine import autocasts
+from torchrum.ops.rum_scan import plain
 
 AUTOCAST_DEVICES = ("cpu", "cuda", "mps")
 
@@ -90,20 +91,20 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, matmul
             exact.pop()
 
     seen = []
-    linear = torch.nn.functional.linear
+    multiply = torch.nn.functional.linear
 
     def watched(x, weight, bias=None):
         seen.append("exact" if exact else "rounded")
-        return linear(x, weight, bias)
+        return multiply(x, weight, bias)
 
     def split(x, weight, bias=None):
         seen.append("split")
-        return linear(x, weight, bias)
+        return multiply(x, weight, bias)
 
-    monkeypatch.setattr(projection, "rounds_matmuls", lambda x: True)
-    monkeypatch.setattr(projection, "ExactMatmuls", Exact)
-    monkeypatch.setattr(projection.F, "linear", watched)
-    monkeypatch.setattr(projection, "bf16x3_linear", split)
+    monkeypatch.setattr(plain, "rounds_matmuls", lambda x: True)
+    monkeypatch.setattr(plain, "ExactMatmuls", Exact)
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    monkeypatch.setattr(plain, "bf16x3_linear", split)
     project_rum(torch.randn(2, 3, 5), layer._weights(0), layer.options)
     assert seen == [matmul]
     assert not exact
@@ -119,11 +120,11 @@ def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, matmul
 )
 def test_small_projections_on_a_gpu_add_the_bias_apart(x, apart, monkeypatch):
     weight = torch.empty(150, 50, device="meta", dtype=x.dtype)
-    assert not projection.adds_apart(x, weight)
+    assert not linear.adds_apart(x, weight)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert projection.adds_apart(x, weight) is apart
-    monkeypatch.setattr(projection, "autocasts", lambda x: True)
-    assert not projection.adds_apart(x, weight)
+    assert linear.adds_apart(x, weight) is apart
+    monkeypatch.setattr(linear, "autocasts", lambda x: True)
+    assert not linear.adds_apart(x, weight)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +138,9 @@ def test_small_projections_on_a_gpu_add_the_bias_apart(x, apart, monkeypatch):
 )
 def test_small_projections_on_a_gpu_are_left_to_the_kernel(shape, dtype, projects, monkeypatch):
     x = torch.empty(shape, device="meta", dtype=dtype)
-    assert not projection.kernel_projects(x)
+    assert not plain.kernel_projects(x)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert projection.kernel_projects(x) is projects
+    assert plain.kernel_projects(x) is projects
 
 
 @pytest.mark.parametrize("on", AUTOCAST_DEVICES)
@@ -154,12 +155,12 @@ def test_autocast_is_that_of_the_tensors_device(on, device):
 def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
     layer, x = RUM(5, 8, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
     together = project_rum(x, layer._weights(0), layer.options)
-    monkeypatch.setattr(projection, "adds_apart", lambda x, weight: True)
+    monkeypatch.setattr(linear, "adds_apart", lambda x, weight: True)
     apart = project_rum(x, layer._weights(0), layer.options)
     torch.testing.assert_close(apart, together)
     with torch.no_grad():
         assert torch.equal(project_rum(x, layer._weights(0), layer.options), apart)
-        several = torch.func.vmap(lambda bias: projection.project(x, layer.weight_ih_l0, bias, layer.options))
+        several = torch.func.vmap(lambda bias: plain.project(x, layer.weight_ih_l0, bias, layer.options))
         torch.testing.assert_close(several(layer.bias_ih_l0.expand(2, -1)), together.expand(2, -1, -1, -1))
     torch.testing.assert_close(
         torch.autograd.grad(apart.square().sum(), layer.bias_ih_l0),
@@ -169,7 +170,7 @@ def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
 
 def test_the_units_of_exact_matmuls_are_those_of_the_persistent_kernels():
     persistent = importlib.import_module("torchrum.ops.rum_scan.persistent")
-    assert persistent.MAX_HIDDEN[torch.float32] == projection.EXACT_UNITS
+    assert persistent.MAX_HIDDEN[torch.float32] == plain.EXACT_UNITS
 
 
 @pytest.mark.gpu
@@ -208,10 +209,10 @@ def test_gradients_with_tf32_products_and_relu(hidden, options):
 )
 def test_rows_of_a_16_bit_projection_on_a_gpu_are_to_be_aligned(shape, dtype, autocast, zeros, monkeypatch):
     x, weight = torch.empty(2, 3, shape[1], device="meta", dtype=dtype), torch.empty(shape, device="meta", dtype=dtype)
-    assert projection.missing_zeros(x, weight) is None  # no GPU
+    assert linear.missing_zeros(x, weight) is None  # no GPU
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(projection, "autocast_dtype", lambda device_type: autocast)
-    assert projection.missing_zeros(x, weight) == zeros
+    monkeypatch.setattr(linear, "autocast_dtype", lambda device_type: autocast)
+    assert linear.missing_zeros(x, weight) == zeros
 
 
 @pytest.mark.parametrize("zeros", [(3, 6), (0, 2), (1, 0)])
@@ -220,16 +221,16 @@ def test_a_padded_projection_is_the_projection(zeros, monkeypatch):
     wanted = torch.nn.functional.linear(*given)
     seen = torch.randn_like(wanted)
     wanted_grads = torch.autograd.grad(wanted, given, seen)
-    monkeypatch.setattr(projection, "WORTH_PADDING", 1)
-    monkeypatch.setattr(projection, "missing_zeros", lambda x, weight: zeros)
-    found = projection._linear(*given)
+    monkeypatch.setattr(linear, "WORTH_PADDING", 1)
+    monkeypatch.setattr(linear, "missing_zeros", lambda x, weight: zeros)
+    found = linear.linear(*given)
     assert found.is_contiguous()
     torch.testing.assert_close(found, wanted, **TOL[torch.float64])
     torch.testing.assert_close(torch.autograd.grad(found, given, seen), wanted_grads, **TOL[torch.float64])
     x, weight, _ = (part.detach() for part in given)
-    by_hand = projection.project_backward(seen, x, weight, None, (True, True, True))
+    by_hand = linear.linear_backward(seen, x, weight, None, (True, True, True))
     torch.testing.assert_close(by_hand, wanted_grads, **TOL[torch.float64])
-    assert projection.project_backward(seen, x, weight, None, (False, False, False)) == (None, None, None)
+    assert linear.linear_backward(seen, x, weight, None, (False, False, False)) == (None, None, None)
 
 
 @pytest.mark.gpu

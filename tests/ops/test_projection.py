@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrum.ops.rum_scan.projection import sum_in_turn, sum_rows
+from torchrum.ops.kernels.linear import sum_in_turn, sum_rows
 
 
 @pytest.mark.parametrize("T, B", [(3, 40), (40, 3), (1, 1)])

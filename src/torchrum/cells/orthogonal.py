@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from torchrum.cells.base import Cell, State
-from torchrum.cells.init import glorot_
-from torchrum.cells.unitary import UnitaryMap, modrelu, skew_exponential, widen
+from torchrum.cells.base import Cell, State, UnitaryMap
+from torchrum.cells.init import glorot_, widen
+from torchrum.cells.unitary import modrelu, skew_exponential
 from torchrum.ops._checks import check_choice, check_not_negative, check_positive_int
 
 MAPS = ("matrix_exp", "cayley", "householder", "taylor")
@@ -39,6 +39,8 @@ class OrthogonalCell(Cell):
         input_init: V. ``"glorot"``: uniform; ``"kaiming"``: normal with variance 2 / I, as the original implementation.
         device, dtype: of the parameters.
     """
+
+    shown = ("orthogonal_map", "init")
 
     def __init__(
         self,
@@ -96,9 +98,6 @@ class OrthogonalCell(Cell):
         (h,) = state
         h = modrelu(F.linear(h, self.weight_hh) + x, self.bias)
         return h, (h,)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, orthogonal_map={self.orthogonal_map!r}, init={self.init!r}"
 
 
 class TaylorExponential(nn.Module):
@@ -201,9 +200,6 @@ class SoftOrthogonalCell(Cell):
         (h,) = state
         h = modrelu(self.recurrent(h) + x, self.bias)
         return h, (h,)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}"
 
 
 def plane_rotations(angles: Tensor, size: int) -> Tensor:

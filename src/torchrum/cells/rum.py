@@ -11,8 +11,8 @@ from torchrum.cells.base import Cell, State, call_as_nn
 from torchrum.cells.init import orthogonal
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags, check_positive_int
 from torchrum.ops._dispatch import Backend
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.machine import autocast_dtype
-from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
 from torchrum.ops.rum_scan.options import (
     DEFAULTS,
@@ -23,8 +23,7 @@ from torchrum.ops.rum_scan.options import (
     LNOrder,
     documents_options,
 )
-from torchrum.ops.rum_scan.plain import plain_scan
-from torchrum.ops.rum_scan.projection import project
+from torchrum.ops.rum_scan.plain import plain_scan, project
 from torchrum.ops.rum_scan.types import LayerInputs
 
 __all__ = ["PAPER_OPTIONS", "TANH_OPTIONS", "RUMCell"]

@@ -128,9 +128,9 @@ def run_command(name: str, arguments: list[str]) -> int:
     except Exception as error:
         code = getattr(error, "exit_code", None)  # only errors for the user have one
         if code is None and "could not create a primitive" in str(error):
-            from torchrum.ops._onednn import ADVICE
+            from torchrum.ops.kernels.machine import AMX_ADVICE
 
-            complain(f"{ADVICE}.")
+            complain(f"{AMX_ADVICE}.")
             return 1
         if code is None and "valid value for backend" in str(error) and (backend := os.environ.get("MPLBACKEND")):
             complain(f"MPLBACKEND is {backend!r}, which matplotlib does not know; unset it.")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan import native
 
 MOST_ROWS = 16

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions, keep_shares
+from torchrum.ops.kernels.linear import recurrent_weight_gradient, working_dtype
 from torchrum.ops.kernels.machine import without_autocast
-from torchrum.ops.kernels.precision import working_dtype
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, reflect, tiny_of
 
 

@@ -17,11 +17,23 @@ import triton
 from torch import Tensor
 
 from torchrum.ops.kernels.cell_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
+from torchrum.ops.kernels.linear import CellWeights, reference_gradients, weight_gradient
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_threshold, stream_seeds
-from torchrum.ops.kernels.matmul import StepMatmul
-from torchrum.ops.kernels.step_graphs import TABLE_SLOTS, Pass, aligned, fill_table, plain_mode, run_pass, scan_key
-from torchrum.ops.kernels.triton_launch import Launch, launch, padded, pdl_runs, prepare, row_flags
-from torchrum.ops.kernels.weights import CellWeights, reference_gradients, weight_gradient
+from torchrum.ops.kernels.matmul import StepMatmul, scan_key
+from torchrum.ops.kernels.triton_launch import (
+    TABLE_SLOTS,
+    Launch,
+    Pass,
+    aligned,
+    fill_table,
+    launch,
+    padded,
+    pdl_runs,
+    plain_mode,
+    prepare,
+    row_flags,
+    run_pass,
+)
 
 Given = Sequence[Tensor | None]
 

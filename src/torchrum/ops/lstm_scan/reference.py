@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds, zoneout_flags
-from torchrum.ops.kernels.precision import working_dtype
 
 Keeps = tuple[Tensor | None, Tensor | None]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
-from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_backend
+from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_scan
 from torchrum.ops.rum_scan.options import SCAN_OPTIONS, RumOptions
 from torchrum.ops.rum_scan.types import ScanInputs
 
@@ -37,7 +37,7 @@ PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True, by_d
 STEPWISE = Design("stepwise", "fused", stepwise, lam=0.0)
 LAM1 = Design("lam1", "fused", lam1, lam=1.0, by_driver=True)
 NATIVE = Design("native", "native", native)
-TORCH = Design("torch", "torch", torch_backend)
+TORCH = Design("torch", "torch", torch_scan)
 
 DESIGNS = (PERSISTENT, STEPWISE, LAM1, NATIVE, TORCH)
 

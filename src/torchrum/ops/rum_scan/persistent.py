@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.kernels.cuda import EMPTY, Fill, Kernel, compile_source, kept_mail, load_kernel, nvrtc_obstacle
+from torchrum.ops.kernels.linear import recurrent_weight_gradient, tf32_allowed
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.precision import tf32_allowed
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 

@@ -10,25 +10,34 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
+from torchrum.ops.kernels.linear import (
+    ExactMatmuls,
+    adds_apart,
+    bf16x3_linear,
+    linear,
+    linear_backward,
+    padded_bias,
+    rounds_matmuls,
+    working_dtype,
+)
 from torchrum.ops.kernels.machine import autocasts, is_unwatched, without_autocast
 from torchrum.ops.kernels.masks import draw_seed
-from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import NATIVE, choose_design, operator_obstacle
 from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.projection import (
-    adds_apart,
-    kernel_projects,
-    padded_bias,
-    project,
-    project_backward,
-    project_eagerly,
-)
 from torchrum.ops.rum_scan.types import NUM_GRADIENTS, Copies, LayerInputs, Residuals, Results, ScanInputs
+
+EXACT_UNITS = 512
+"""Hidden units up to which the fused scan of lam = 0 goes forward in exact matmuls while torch rounds to TF32; beyond,
+its matmuls have sixteen bits."""
+PROJECTED_NUMBERS = 1024
+"""Numbers of an input up to which a scan's kernel projects it: the host saves a launch, which costs more than what the
+kernel takes longer."""
 
 
 class PlainCall(NamedTuple):
@@ -196,7 +205,7 @@ def _gradients(
     else:  # somebody differentiates or batches this backward
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
-    projected_grads = project_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
+    projected_grads = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
     return *projected_grads, *grads[1:NUM_GRADIENTS]
 
 
@@ -214,3 +223,37 @@ def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor, plai
         return joined
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     return torch.cat((grad_out[:-1], grad_out[-1:] + grad_last))
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
+    """``x W_ih^T + b`` for any leading dimensions.
+
+    TF32 would cost more than its ten bits: ReLU units whose sign it flips spoil the gradients far more than the
+    rounding itself, and with lam other than 0 R accumulates every step's rotation. So this matmul has at least the
+    digits of the recurrent one.
+
+    Args:
+        x: ``(..., I)``.
+        weight: ``(3H, I)``, or ``(2H, I)`` without update gate.
+        bias: as long as ``weight``, or without the H of eps; None for zeros.
+    """
+    if torch.compiler.is_compiling():  # the program keeps the precision that is set
+        return F.linear(x, weight, padded_bias(weight, bias))
+    return project_eagerly(x, weight, bias, options)
+
+
+def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
+    """``project`` where no compiler is at work."""
+    if bias is not None and bias.shape[0] != weight.shape[0]:
+        bias = padded_bias(weight, bias)
+    if not rounds_matmuls(x):
+        return linear(x, weight, bias)
+    if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
+        with ExactMatmuls():
+            return linear(x, weight, bias)
+    return bf16x3_linear(x, weight, bias)
+
+
+def kernel_projects(x: Tensor) -> bool:
+    """Whether a scan's kernel may project ``x``, outside of autocast."""
+    return x.is_cuda and x.dtype is torch.float32 and x.numel() <= PROJECTED_NUMBERS

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.layers.cells import compile_steps
+from torchrum.layers.registry import compile_steps
 from torchrum.layers.rum import RUM
 from torchrum.ops.rum_scan import ScanInputs
 from torchrum.ops.rum_scan.designs import choose_design

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchrum.ops.kernels.linear import padded_bias
 from torchrum.ops.kernels.machine import constant_when_traced
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.rum_scan.native.build import load_library
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.projection import padded_bias
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, LayerInputs, Residuals, Results, ScanInputs
 
 __all__ = [

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels import weights
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
+from torchrum.ops.kernels import linear
+from torchrum.ops.kernels.linear import recurrent_weight_gradient
 
 
 def wanted(grads: Tensor, rows: int, h0: Tensor, out: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def test_no_step_gives_zeros():
 
 
 def test_rows_that_were_padded_are_cut_again(monkeypatch):
-    monkeypatch.setattr(weights, "_misaligned", lambda *_: True)  # as on a GPU, at sizes that are worth it
+    monkeypatch.setattr(linear, "_misaligned", lambda *_: True)  # as on a GPU, at sizes that are worth it
     grads, out, h0 = torch.randn(4, 3, 15), torch.randn(4, 3, 5), torch.randn(3, 5)
     for start in (h0, None):
         found = recurrent_weight_gradient(grads, 10, start, out)
