@@ -3,7 +3,7 @@
 import types
 from types import SimpleNamespace
 
-from interpreting import prepare_once
+from interpreting import prepare_once, sum_one_by_one
 
 
 def test_the_language_is_patched_once_per_launch():
@@ -28,3 +28,18 @@ def test_the_language_is_patched_once_per_launch():
         GridExecutor()()
         assert patched == [kernel, of_core] * launches
     prepare_once(SimpleNamespace())  # another version of Triton
+
+
+def test_joint_sums_are_taken_one_by_one():
+    class ReduceOps:
+        combine_fn = "add"
+        sum = staticmethod(sum)
+
+        def apply_impl(self, input):
+            return "element by element"
+
+    sum_one_by_one(SimpleNamespace(ReduceOps=ReduceOps), ["add"])
+    reduction = ReduceOps()
+    assert reduction.apply_impl(((1, 2), (3, 4))) == [3, 7]
+    reduction.combine_fn = "max"
+    assert reduction.apply_impl(((1, 2), (3, 4))) == "element by element"
