@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.utils import parametrize
 
-from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense
+from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense, check_positive_int
 from torchrum.ops.kernels.linear import weight_gradient
 from torchrum.ops.kernels.machine import autocast_dtype
 
@@ -28,11 +28,16 @@ class Cell(nn.Module, ABC):
 
     state_names: tuple[str, ...] = ("h",)
     """Names of the parts of the state; one name makes a layer's ``hx`` a tensor, several a tuple."""
+    may_read_nothing: ClassVar[bool] = False
+    """Whether ``input_size`` may be 0: its steps then read ``(B, 0)``."""
     shown: tuple[str, ...] = ()
     """Names of the attributes that ``repr`` shows beside the sizes."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
+        if input_size != 0 or not self.may_read_nothing:
+            check_positive_int(type(self).__name__, input_size=input_size)
+        check_positive_int(type(self).__name__, hidden_size=hidden_size)
         self.input_size = input_size
         self.hidden_size = hidden_size
 

@@ -42,6 +42,9 @@ class FastSlowCell(Cell):
             of lam 0, "torch" or "reference" on the plain loop.
     """
 
+    may_read_nothing = True
+    shown = ("dropout",)
+
     def __init__(
         self,
         fast: Sequence[Cell],
@@ -154,7 +157,7 @@ class FastSlowCell(Cell):
 
     def extra_repr(self) -> str:
         slow = "" if self.slow_dropout == self.dropout else f", slow_dropout={self.slow_dropout}"
-        return f"{self.input_size}, {self.hidden_size}, dropout={self.dropout}{slow}"
+        return f"{super().extra_repr()}{slow}"
 
 
 def rum_scan_options(cell: Cell) -> RumOptions:

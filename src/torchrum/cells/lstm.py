@@ -11,7 +11,6 @@ from torchrum.ops._checks import (
     check_finite,
     check_flags,
     check_not_negative,
-    check_positive_int,
     check_probability,
 )
 from torchrum.ops._dispatch import Backend, Choice
@@ -51,6 +50,7 @@ class LSTMCell(Cell):
     """
 
     state_names = ("h", "c")
+    may_read_nothing = True
 
     def __init__(
         self,
@@ -68,9 +68,6 @@ class LSTMCell(Cell):
         backend: Backend = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if input_size != 0:
-            check_positive_int("LSTMCell", input_size=input_size)
-        check_positive_int("LSTMCell", hidden_size=hidden_size)
         check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell)
         check_finite("LSTMCell", forget_bias=forget_bias)
         check_not_negative("LSTMCell", ln_eps=ln_eps)
@@ -196,7 +193,6 @@ class GRUCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("GRUCell", input_size=input_size, hidden_size=hidden_size)
         check_finite("GRUCell", gate_bias=gate_bias)
         check_flags("GRUCell", reset_after=reset_after)
         check_choice("GRUCell", "init", init, INITS)

@@ -64,7 +64,6 @@ class HyperLSTMCell(GatherableCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("HyperLSTMCell", input_size=input_size, hidden_size=hidden_size)
         check_positive_int("HyperLSTMCell", hyper_size=hyper_size, embedding_size=embedding_size)
         check_finite("HyperLSTMCell", forget_bias=forget_bias)
         check_not_negative("HyperLSTMCell", ln_eps=ln_eps)
@@ -224,7 +223,7 @@ class HMLSTMCell(GatherableCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("HMLSTMCell", input_size=input_size, hidden_size=hidden_size, num_levels=num_levels)
+        check_positive_int("HMLSTMCell", num_levels=num_levels)
         if level_size is not None:
             check_positive_int("HMLSTMCell", level_size=level_size)
         check_finite("HMLSTMCell", forget_bias=forget_bias, slope_per_step=slope_per_step, max_slope=max_slope)
@@ -382,7 +381,6 @@ class NASCell(GatherableCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("NASCell", input_size=input_size, hidden_size=hidden_size)
         check_flags("NASCell", bias=bias)
         check_probability("NASCell", state_dropout=state_dropout)
         self.state_dropout = state_dropout

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torchrum.cells.base import Cell, State
 from torchrum.cells.init import glorot_, new_parameter, widen
 from torchrum.cells.lstm import LSTMCell
-from torchrum.cells.unitary import widen
 from torchrum.ops._checks import check_choice, check_finite, check_flags, check_not_negative, check_positive_int
 
 ENCODER_SIZES = (50, 100)
@@ -63,7 +62,7 @@ class FastWeightsCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("FastWeightsCell", input_size=input_size, hidden_size=hidden_size, inner_steps=inner_steps)
+        check_positive_int("FastWeightsCell", inner_steps=inner_steps)
         check_flags("FastWeightsCell", layer_norm=layer_norm, start_norm=start_norm, encoder=encoder, bias=bias)
         check_finite("FastWeightsCell", decay=decay, rate=rate, recurrent_scale=recurrent_scale)
         check_not_negative("FastWeightsCell", ln_eps=ln_eps)
@@ -175,7 +174,6 @@ class NTMCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("NTMCell", input_size=input_size, hidden_size=hidden_size)
         check_positive_int("NTMCell", num_slots=num_slots, slot_size=slot_size, max_shift=max_shift)
         check_positive_int("NTMCell", num_read_heads=num_read_heads, num_write_heads=num_write_heads)
         check_finite("NTMCell", memory_start=memory_start)
@@ -325,7 +323,6 @@ class DeltaNetCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("DeltaNetCell", input_size=input_size, hidden_size=hidden_size)
         check_flags("DeltaNetCell", bias=bias)
         rows = 3 * hidden_size + 1  # q, k, v, beta
         self.weight_ih = nn.Parameter(torch.empty(rows, input_size, device=device, dtype=dtype))

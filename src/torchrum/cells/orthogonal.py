@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torchrum.cells.base import Cell, State, UnitaryMap
 from torchrum.cells.init import glorot_, widen
 from torchrum.cells.unitary import modrelu, skew_exponential
-from torchrum.ops._checks import check_choice, check_not_negative, check_positive_int
+from torchrum.ops._checks import check_choice, check_not_negative
 
 MAPS = ("matrix_exp", "cayley", "householder", "taylor")
 INITS = ("henaff", "cayley", "haar")
@@ -54,7 +54,6 @@ class OrthogonalCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("OrthogonalCell", input_size=input_size, hidden_size=hidden_size)
         check_choice("OrthogonalCell", "orthogonal_map", orthogonal_map, MAPS)
         check_choice("OrthogonalCell", "init", init, INITS)
         check_choice("OrthogonalCell", "input_init", input_init, INPUT_INITS)
@@ -181,7 +180,6 @@ class SoftOrthogonalCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("SoftOrthogonalCell", input_size=input_size, hidden_size=hidden_size)
         check_not_negative("SoftOrthogonalCell", margin=margin)
         self.recurrent = NearlyOrthogonal(hidden_size, margin, device=device, dtype=dtype)
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, device=device, dtype=dtype))

@@ -46,7 +46,7 @@ class RHNCell(GatherableCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("RHNCell", input_size=input_size, hidden_size=hidden_size, depth=depth)
+        check_positive_int("RHNCell", depth=depth)
         check_finite("RHNCell", transform_bias=transform_bias)
         check_not_negative("RHNCell", init_range=init_range)
         check_probability("RHNCell", input_dropout=input_dropout, state_dropout=state_dropout)

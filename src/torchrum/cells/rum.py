@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State, call_as_nn
 from torchrum.cells.init import orthogonal
-from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags, check_positive_int
+from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags
 from torchrum.ops._dispatch import Backend
 from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.machine import autocast_dtype
@@ -101,7 +101,6 @@ class RUMCell(Cell):
         gate_scale: float = DEFAULTS.gate_scale,
         backend: Backend = DEFAULTS.backend,
     ) -> None:
-        check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
         check_flags("RUMCell", bias=bias)
         check_dtype("RUMCell", dtype)
         super().__init__(input_size, hidden_size)

@@ -161,7 +161,6 @@ class URNNCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("URNNCell", input_size=input_size, hidden_size=hidden_size)
         check_finite("URNNCell", modrelu_bias=modrelu_bias or 0.0)
         check_flags("URNNCell", full_capacity=full_capacity)
         check_even("URNNCell", hidden_size)
@@ -330,7 +329,6 @@ class EUNNCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("EUNNCell", input_size=input_size, hidden_size=hidden_size)
         check_finite("EUNNCell", modrelu_bias=modrelu_bias)
         if complex_valued:
             check_even("EUNNCell", hidden_size)
@@ -398,7 +396,6 @@ class GORUCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("GORUCell", input_size=input_size, hidden_size=hidden_size)
         check_finite("GORUCell", reset_bias=reset_bias, update_bias=update_bias or 0.0, modrelu_bias=modrelu_bias)
         self.reset_bias = reset_bias
         self.update_bias = update_bias
