@@ -1,4 +1,7 @@
-"""DeltaNet's chunked scan against its steps, and the steps against what the delta rule promises."""
+"""DeltaNet's chunked scan against its steps, and the steps against what the delta rule promises.
+
+The code is in cells/memory.py.
+"""
 
 import pytest
 import torch

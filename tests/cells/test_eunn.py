@@ -1,4 +1,7 @@
-"""The rotations of EUNN against products of explicit matrices; orthogonal for every size, even and odd."""
+"""The rotations of EUNN against products of explicit matrices; orthogonal for every size, even and odd.
+
+The code is in cells/unitary.py.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""Fast weights against their other form: attention to all former states, without a matrix."""
+"""Fast weights against their other form: attention to all former states, without a matrix.
+
+The code is in cells/memory.py.
+"""
 
 import numpy as np
 import pytest

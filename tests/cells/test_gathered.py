@@ -1,4 +1,7 @@
-"""Scans whose weight gradients are gathered, against the plain loop: outputs and all gradients."""
+"""Scans whose weight gradients are gathered, against the plain loop: outputs and all gradients.
+
+The code is in cells/base.py.
+"""
 
 import copy
 from functools import partial

@@ -1,4 +1,7 @@
-"""GORU against its equations written out."""
+"""GORU against its equations written out.
+
+The code is in cells/unitary.py.
+"""
 
 import numpy as np
 import pytest

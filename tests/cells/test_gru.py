@@ -1,4 +1,7 @@
-"""GRUCell against torch.nn.GRU (reset after) and against its equations written out (reset before)."""
+"""GRUCell against torch.nn.GRU (reset after) and against its equations written out (reset before).
+
+The code is in cells/lstm.py.
+"""
 
 import numpy as np
 import pytest

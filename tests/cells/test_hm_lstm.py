@@ -1,4 +1,7 @@
-"""HMLSTMCell against numbers computed elsewhere, against its three cases written out, and counted parameters."""
+"""HMLSTMCell against numbers computed elsewhere, against its three cases written out, and counted parameters.
+
+The code is in cells/lstm_variants.py.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""HyperLSTMCell against numbers computed elsewhere, against its equations gate by gate, and published sizes."""
+"""HyperLSTMCell against numbers computed elsewhere, against its equations gate by gate, and published sizes.
+
+The code is in cells/lstm_variants.py.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""NASCell against numbers computed elsewhere, against its tree of operations node by node, and published sizes."""
+"""NASCell against numbers computed elsewhere, against its tree of operations node by node, and published sizes.
+
+The code is in cells/lstm_variants.py.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""The Neural Turing Machine against its equations, written out slot by slot."""
+"""The Neural Turing Machine against its equations, written out slot by slot.
+
+The code is in cells/memory.py.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""The unitary matrix of the uRNN against the product of its seven factors."""
+"""The unitary matrix of the uRNN against the product of its seven factors.
+
+The code is in cells/unitary.py.
+"""
 
 import numpy as np
 import pytest

@@ -1,3 +1,5 @@
+"""CellLayer of layers/registry.py: any cell gets nn.GRU's contract."""
+
 import pytest
 from torch import nn
 

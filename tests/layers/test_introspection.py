@@ -1,3 +1,5 @@
+"""What is observed of a RUM, against its equations."""
+
 import pytest
 import torch
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from ops.test_native import needs_compiler
+from ops.rum_scan.test_native import needs_compiler
 from torchrum import RUM
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, LayerInputs

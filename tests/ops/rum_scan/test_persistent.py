@@ -4,7 +4,7 @@ import ctypes
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +97,15 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+Emulate = Callable[..., None]
+
+
+@pytest.fixture
+def emulate(builds: Path, monkeypatch: pytest.MonkeyPatch) -> Emulate:
+    """Runs the kernels in the emulator, on so many blocks and with the mail that is given."""
+    return lambda *words: monkeypatch.setattr(persistent, "machine", Emulator(builds, *words))
+
+
 @pytest.fixture(autouse=True)
 def exact_matmuls() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
@@ -161,14 +170,12 @@ EMULATED = [
 
 
 @pytest.mark.parametrize(("case", "precision"), thinned(EMULATED, 7))
-def test_emulated_kernels_match_float64(
-    case: str, precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_kernels_match_float64(case: str, precision: str, emulate: Emulate) -> None:
     T, B, N, options, lengths = CASES[case]
     dtype, matmuls, most = PRECISIONS[precision]
     torch.set_float32_matmul_precision(matmuls)
     few = {"two row blocks", "three row blocks", "four row blocks", "two tiles after another"}
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 2 if case in few else 4))
+    emulate(2 if case in few else 4)
     given = draw(T, B, N, options, dtype)
     assert_close(given, None if lengths is None else torch.tensor(lengths), options, most=most)
 
@@ -185,24 +192,24 @@ def test_emulated_weights_in_shared_memory(precision: str, builds: Path, monkeyp
 
 
 @pytest.mark.parametrize("precision", thinned(["bfloat16", "float32"], 2))
-def test_emulated_wide_group(precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_wide_group(precision: str, emulate: Emulate) -> None:
     """Eighteen blocks: the gathered state comes in two stages, and a warpgroup reads the boards in two passes."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 18))
+    emulate(18)
     options, (dtype, _, most) = RumOptions(eta=1.0, activation="tanh"), PRECISIONS[precision]
     assert_close(draw(2, 8, 576, options, dtype), None, options, most=most)
 
 
-def test_emulated_single_block(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_single_block(emulate: Emulate) -> None:
     """The fewest units: a group of one block, which float32 has and 16-bit dtypes pad to two."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     options = RumOptions(eta=1.0)
     assert_close(draw(3, 9, 32, options, torch.float32), None, options, most=FP32)
 
 
 @pytest.mark.parametrize("options", [RumOptions(activation="tanh"), RumOptions(eta=1.0, activation="tanh")], ids=str)
-def test_emulated_nearly_opposite_vectors(options: RumOptions, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_nearly_opposite_vectors(options: RumOptions, emulate: Emulate) -> None:
     """Row 1 has tau at an angle of about 0.03 from -eps, where 1 + cos has lost five digits; row 2 at 0.3."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     given = draw(3, 4, 64, options, torch.float32)
     given["weight_hh"][:64] *= 1e-3
     for row, angle in ((1, 0.03), (2, 0.3)):
@@ -210,9 +217,9 @@ def test_emulated_nearly_opposite_vectors(options: RumOptions, builds: Path, mon
     assert_close(given, None, options, most=FP32)
 
 
-def test_emulated_tanh_of_small_numbers(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_tanh_of_small_numbers(emulate: Emulate) -> None:
     """Where everything is small, the activation's digits count from its own size."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     options = RumOptions(activation="tanh", update_gate=False)
     given = draw(2, 3, 64, options, torch.float32)
     given["xp"] *= 1e-5
@@ -220,16 +227,16 @@ def test_emulated_tanh_of_small_numbers(builds: Path, monkeypatch: pytest.Monkey
     assert_close(given, None, options, most=FP32)
 
 
-def test_emulated_float16(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+def test_emulated_float16(emulate: Emulate) -> None:
+    emulate(4)
     options = RumOptions(eta=1.0, activation="tanh")
     assert_close(draw(2, 4, 64, options, torch.float16), None, options)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
-def test_emulated_degenerate_rotations(precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_degenerate_rotations(precision: str, emulate: Emulate) -> None:
     """Row 0 has eps = 0, row 1 tau = 0, row 2 tau opposite to eps: no turn, no turn, half turn."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     options, (dtype, _, most) = RumOptions(activation="tanh"), PRECISIONS[precision]
     given = draw(2, 3, 64, options, dtype)
     given["weight_hh"][:64] = 0  # tau is its input alone
@@ -240,11 +247,9 @@ def test_emulated_degenerate_rotations(precision: str, builds: Path, monkeypatch
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_emulated_kernels_read_no_state_as_zeros(
-    dtype: torch.dtype, builds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_kernels_read_no_state_as_zeros(dtype: torch.dtype, emulate: Emulate) -> None:
     """Also where eps and tau are opposite, as in row 2; and a forward that saves nothing writes the same states."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     options = RumOptions(activation="tanh")
     given = draw(2, 3, 64, options, dtype)
     given["xp"][:, 2, :64] = -2 * given["xp"][:, 2, 128:]
@@ -262,18 +267,16 @@ def test_emulated_kernels_read_no_state_as_zeros(
 @pytest.mark.parametrize(
     ("case", "precision"), [("odd", "bfloat16"), ("two tiles after another", "float32"), ("plain", "float32")]
 )
-def test_emulated_kernels_leave_mail_as_they_found_it(
-    case: str, precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_kernels_leave_mail_as_they_found_it(case: str, precision: str, emulate: Emulate) -> None:
     """The emulator stops at a word that is written twice; nearly opposite vectors use the last of the boxes."""
     (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
     given = draw(T, B, N, options, PRECISIONS[precision][0])
     given["xp"][:, 1, :N] = 0.03 * given["xp"][:, 1, :N] - given["xp"][:, 1, -N:]
     blocks = 4 if case == "plain" else 2
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks))
+    emulate(blocks)
     wanted = fused(given, None, seed, options)
     mail = torch.full((2**18,), -1, dtype=torch.int32)
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks, mail))
+    emulate(blocks, mail)
     for _ in range(2):
         found = fused(given, None, seed, options)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
@@ -281,9 +284,9 @@ def test_emulated_kernels_leave_mail_as_they_found_it(
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "tf32"])
-def test_emulated_nan_stays_in_its_row(precision: str, builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_nan_stays_in_its_row(precision: str, emulate: Emulate) -> None:
     """NaN is no empty mailbox: the blocks go on, the row shows it and the others do not."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     options, (dtype, matmuls, _) = RumOptions(eta=1.0), PRECISIONS[precision]
     torch.set_float32_matmul_precision(matmuls)
     given = draw(2, 3, 64, options, dtype)
@@ -298,9 +301,9 @@ def test_emulated_nan_stays_in_its_row(precision: str, builds: Path, monkeypatch
         assert found["dxp"][:, row].isfinite().all()
 
 
-def test_emulated_zero_state_stays_zero(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_zero_state_stays_zero(emulate: Emulate) -> None:
     """Nothing to normalise: eta leaves a zero state and gives it no gradient."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     options = RumOptions(eta=1.0)
     given = draw(2, 3, 64, options, torch.bfloat16)
     given["xp"][0, 1, 128:] = -given["xp"][0, 1, 128:].abs()  # relu closes every unit
@@ -327,9 +330,9 @@ def test_obstacle_says_why() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_order_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, builds: Path, dtype: torch.dtype) -> None:
+def test_the_order_in_memory_does_not_matter(dtype: torch.dtype, emulate: Emulate) -> None:
     """vmap and transposed inputs bring tensors whose batch lies before their time."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     options, seed = RumOptions(eta=1.0), torch.tensor(1)
     given = draw(3, 8, 64, options, dtype)
     wanted = fused(given, None, seed, options)
@@ -358,9 +361,11 @@ def test_what_the_kernels_cannot_read_is_copied(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("by_kernels", ["nothing", "bias", "projection"])
 @pytest.mark.parametrize("start", ["given", "zeros"])
-def test_a_plain_call_of_a_layer(start: str, by_kernels: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+def test_a_plain_call_of_a_layer(
+    start: str, by_kernels: str, monkeypatch: pytest.MonkeyPatch, emulate: Emulate
+) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     monkeypatch.setattr(plain, "adds_apart", lambda *_: by_kernels != "nothing")
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: by_kernels == "projection")
     layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
@@ -371,10 +376,10 @@ def test_a_plain_call_of_a_layer(start: str, by_kernels: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("case", ["odd", "no gate", "zoneout, eta, lengths"])
-def test_the_kernels_add_a_bias(case: str, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+def test_the_kernels_add_a_bias(case: str, emulate: Emulate) -> None:
     """Also where eps and tau are opposite with it, as in the last row."""
     T, B, N, options, lengths = CASES[case]
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     given, seed = draw(T, B, N, options, torch.float32), torch.tensor(1)
     bias = torch.randn(options.num_inputs * N)
     given["weight_hh"][:N] = 0
@@ -386,10 +391,10 @@ def test_the_kernels_add_a_bias(case: str, monkeypatch: pytest.MonkeyPatch, buil
 @pytest.mark.parametrize(
     ("case", "blocks"), [("odd", 4), ("no gate", 4), ("two tiles after another", 2), ("three row blocks", 6)]
 )
-def test_the_forward_projects_an_input(case: str, blocks: int, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+def test_the_forward_projects_an_input(case: str, blocks: int, emulate: Emulate) -> None:
     """Of more features than lanes share, and not contiguous; opposite eps and tau read what other blocks projected."""
     (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks))
+    emulate(blocks)
     given = draw(T, B, N, options, torch.float32)
     x, weight = torch.randn(B, T, 9).transpose(0, 1), torch.randn(options.num_inputs * N, 9)
     weight[:N] = -2 * weight[-N:]
@@ -411,12 +416,12 @@ def test_the_forward_projects_an_input(case: str, blocks: int, monkeypatch: pyte
     [("odd", 4, 1), ("no gate", 4, 1), ("two tiles after another", 2, 1), ("three row blocks", 6, 3)],
 )
 def test_the_backward_sums_the_gradient_of_the_bias(
-    case: str, blocks: int, groups: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, builds: Path
+    case: str, blocks: int, groups: int, dtype: torch.dtype, emulate: Emulate
 ) -> None:
     """Over rows, steps, tiles and groups of blocks, and leaves the mail of all of them empty."""
     (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
     mail = torch.full((2**18,), -1, dtype=torch.int32)
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, blocks, mail))
+    emulate(blocks, mail)
     given = draw(T, B, N, options, dtype)
     inputs = scan(given, torch.tensor([T, 1, *[T - 1] * (B - 2)]), seed)
     plan = persistent.find_plan(inputs, options)
@@ -445,9 +450,9 @@ def test_wide_weights_leave_no_registers_for_the_gradient_of_the_bias(
 
 
 def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
-    monkeypatch: pytest.MonkeyPatch, builds: Path
+    monkeypatch: pytest.MonkeyPatch, emulate: Emulate
 ) -> None:
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
     layer, x, grads = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(2, 5, 3, 40)
     weights = list(layer.parameters())
@@ -459,15 +464,17 @@ def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
 
 
 @pytest.mark.parametrize("options", [RumOptions(eta=1.0, activation="tanh"), RumOptions()], ids=["eta", "no eta"])
-def test_copies_are_the_results(options: RumOptions, monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+def test_copies_are_the_results(options: RumOptions, emulate: Emulate) -> None:
     """With eta a state is known one step later; an odd number of units is stored one by one."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     assert_copies_are_the_results(persistent, draw_inputs(5, 3, 33, options), options)
 
 
-def test_gradients_of_each_sample_through_the_persistent_kernels(monkeypatch: pytest.MonkeyPatch, builds: Path) -> None:
+def test_gradients_of_each_sample_through_the_persistent_kernels(
+    monkeypatch: pytest.MonkeyPatch, emulate: Emulate
+) -> None:
     """vmap folds unbatched samples into the batch: a batch of one, whose order in memory is not the kernels'."""
-    monkeypatch.setattr(persistent, "machine", Emulator(builds, 4))
+    emulate(4)
     monkeypatch.setattr(persistent, "obstacle", lambda *_: None)
     layer = RUM(7, 40, eta=None, backend="fused")
     reference = RUM(7, 40, eta=None, backend="reference")

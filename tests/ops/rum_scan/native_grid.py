@@ -1,6 +1,6 @@
 """Random configurations of the native scan, compared with the reference in float64, for a run under sanitizers.
 
-``python native_grid.py 0 2000`` runs 2,000 of them; tests/ops/test_native.py does so with an object that was built with
+``python native_grid.py 0 2000`` runs 2,000 of them; test_native.py does so with an object that was built with
 sanitizers. A configuration depends on its number only, so ``python native_grid.py 1234 1235`` runs number 1234 again.
 """
 

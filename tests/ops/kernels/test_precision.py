@@ -1,4 +1,4 @@
-"""Matmuls that must stay exact while torch rounds float32 to TF32."""
+"""Matmuls that must stay exact while torch rounds float32 to TF32: kernels/linear.py and rum_scan/plain.py."""
 
 import importlib
 from types import SimpleNamespace

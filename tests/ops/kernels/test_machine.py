@@ -70,7 +70,7 @@ def test_the_suite_runs_under_the_limit(tmp_path):
         "machine.limit_isa.__defaults__ = (machine.os.environ, lambda: True, lambda: False)\n"
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
-    conftest = Path(__file__).parents[1] / "conftest.py"
+    conftest = Path(__file__).parents[2] / "conftest.py"
     clean = {name: value for name, value in os.environ.items() if name not in (ISA_VARIABLE, "PYTEST_XDIST_WORKER")}
     clean["PYTHONPATH"] = os.pathsep.join(sys.path)
     clean["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those take longer to import than the test

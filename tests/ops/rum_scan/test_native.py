@@ -1,6 +1,6 @@
 """The native scan as a compiled library: threads, forks and signals, and every way in which it can fail to be built.
 
-tests/ops/test_rum_scan.py holds it to the reference, option by option.
+tests/ops/rum_scan/test_torch_scan.py holds it to the reference, option by option.
 """
 
 import errno
@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.native_grid import CHOICES
+from ops.rum_scan.native_grid import CHOICES
 from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.cells import rum as rum_cell
@@ -572,7 +572,7 @@ def test_a_release_wheel_carries_the_objects(tmp_path):
     pytest.importorskip("hatchling", reason="building needs: pip install --group test")
     env = {**os.environ, "HATCH_BUILD_HOOK_ENABLE_CUSTOM": "1"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=Path(__file__).parents[2], env=env, check=True, timeout=600, capture_output=True)
+    subprocess.run(command, cwd=Path(__file__).parents[3], env=env, check=True, timeout=600, capture_output=True)
     (wheel,) = tmp_path.iterdir()
     assert "any" not in wheel.stem.split("-")[-1]
     with zipfile.ZipFile(wheel) as file:

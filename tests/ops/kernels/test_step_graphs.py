@@ -1,4 +1,4 @@
-"""The bookkeeping of the chunk graphs, on a stand-in for CUDA that records what a capture would and replays it."""
+"""The chunk graphs of kernels/triton_launch.py, on a stand-in for CUDA that records and replays."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""The gradients of the input projection."""
+"""The sums over rows of kernels/linear.py, which make the gradient of a bias."""
 
 import pytest
 import torch
