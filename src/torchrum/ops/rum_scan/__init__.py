@@ -8,7 +8,7 @@ from torchrum.ops.kernels.flops import register_flops
 from torchrum.ops.kernels.machine import autocasts, is_unwatched
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.rum_scan import native
-from torchrum.ops.rum_scan.designs import choose_design, operator_obstacle
+from torchrum.ops.rum_scan.designs import choose_design
 from torchrum.ops.rum_scan.op import rum_scan_op
 from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_form, rum_scan_reference, rum_step_reference
@@ -20,7 +20,6 @@ __all__ = [
     "ScanInputs",
     "StepWeights",
     "native",
-    "operator_obstacle",
     "rum_scan",
     "rum_scan_choice",
     "rum_scan_form",

@@ -31,7 +31,7 @@ from torchrum.ops.rum_scan.types import ScanInputs
 OPERATOR_OPTIONS = frozenset(
     ("lam", "eta", "activation", "update_gate", "layer_norm", "ln_order", "ln_eps", "zoneout", "training")
 )
-"""The options that the operator passes to its designs. A design that supports fewer names its own set."""
+"""The options that the operator passes to its designs."""
 
 PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True, by_driver=True, projects=True)
 STEPWISE = Design("stepwise", "fused", stepwise, lam=0.0)
@@ -52,13 +52,8 @@ def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
         return f"lam is {'learnable' if learnable_lam else options.lam}, and only lam 0 and 1 are supported"
     if not isinstance(options.activation, str):
         return "activation is a callable, whose derivative only autograd knows"
-    return unsupported(options, OPERATOR_OPTIONS)
-
-
-def unsupported(options: RumOptions, supported: frozenset[str]) -> str | None:
-    """Return why a design that reads only the ``supported`` options cannot run, or None."""
     for name, default in SCAN_OPTIONS.items():
-        if name not in supported and getattr(options, name) != default:
+        if name not in OPERATOR_OPTIONS and getattr(options, name) != default:
             return f"{name} is given, and only {name}={default!r} is supported"
     return None
 
@@ -105,10 +100,7 @@ def _choose(
         designs, asked = designs[first:], "auto"
 
     def obstacle_of(design: Design) -> str | None:
-        if design is REFERENCE:
-            return None
-        lacking = None if design.options is None else unsupported(options, design.options)
-        return common or lacking or design.module.obstacle(inputs, options)
+        return None if design is REFERENCE else common or design.module.obstacle(inputs, options)
 
     return choose_backend(asked, (*designs, REFERENCE), obstacle_of)
 
