@@ -29,7 +29,6 @@ from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
 from torchrum.ops.kernels.rum_step_backward import (
     STATS,
-    NormTensors,
     norm_grads,
     redo_step,
     store_stats,
@@ -188,10 +187,8 @@ class RumBackward(BackwardStage):
             return None
         raw, stats, before, _, dseen = self.given
         assert raw is not None and stats is not None and before is not None and dseen is not None
-        H = self.plan.hidden
-        eps = raw[..., (self.plan.blocks - 1) * H :]
-        tensors = NormTensors(raw, eps, before, None, stats, dseen)
-        return norm_grads(tensors, self.ln_weight, self.ln_bias, self.flags)
+        eps = raw[..., (self.plan.blocks - 1) * self.plan.hidden :]
+        return norm_grads(raw, eps, before, None, stats, dseen, self.ln_weight, self.ln_bias, self.flags)
 
 
 @functools.lru_cache(256)

@@ -20,7 +20,6 @@ from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.rum_step_backward import (
     STATS,
-    NormTensors,
     load_step,
     norm_grads,
     redo_step,
@@ -389,9 +388,8 @@ class BackwardSteps(Buffers):
         if self.dseen is None or self.ln_weight is None or self.ln_bias is None:
             return dh0, None
         xp, out, gates, stats, _, _ = self.given
-        eps = xp[..., self.G * self.H :]
-        tensors = NormTensors(gates, eps, out, self.h0, stats, self.dseen)
-        return dh0, norm_grads(tensors, self.ln_weight, self.ln_bias, self.flags)
+        eps, norm = xp[..., self.G * self.H :], (self.ln_weight, self.ln_bias)
+        return dh0, norm_grads(gates, eps, out, self.h0, stats, self.dseen, *norm, self.flags)
 
     def forget(self) -> None:
         super().forget()

@@ -232,7 +232,8 @@ class _Block:
         self.u = scan.gate(self.gates)
         self.candidate = scan.candidate(self.total)
         self.grad_total = torch.empty_like(h)
-        rate = activation_backward(str(scan.options.activation), self._shares(), self.candidate)
+        shares = torch.ones_like(self.candidate) if self.u is None else 1 - self.u  # of a gradient, for the candidate
+        rate = activation_backward(str(scan.options.activation), shares, self.candidate)
         parts = [self.grad_total, rate]
         if self.u is not None:
             parts += [self.u, self._gate_rate(h - self.candidate)]
@@ -241,10 +242,6 @@ class _Block:
             mixed = self.candidate if self.u is None else torch.lerp(self.candidate, h, self.u)
             self.scale = safe_inverse(length_of(mixed))
             self.direction = mixed * self.scale
-
-    def _shares(self) -> Tensor:
-        """How much of a state's gradient reaches the candidate."""
-        return torch.ones_like(self.candidate) if self.u is None else 1 - self.u
 
     def _gate_rate(self, change: Tensor) -> Tensor:
         """What takes a state's gradient to the gate, up to its sigmoid, or to the layer norm behind that."""
