@@ -1,17 +1,39 @@
-"""The LSTM recurrence step by step as its equations, with its options and inputs.
+"""A whole LSTM sequence, with layer norm and zoneout: from projected inputs and an initial state to all states.
 
-The fused backend is tested against this file.
+Options and inputs, the equations step by step, the public function, and the chain of one cell that runs on a GPU, which
+is tested against the equations.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops.kernels.linear import working_dtype
-from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds, zoneout_flags
+from torchrum.ops._dispatch import Backend, Choice, choose_fused
+from torchrum.ops.kernels.linear import CellWeights, working_dtype
+from torchrum.ops.kernels.machine import row_kernel_obstacle, tracing_obstacle
+from torchrum.ops.kernels.masks import CELL_STREAMS, draw_seed, keep_mask, stream_seeds, zoneout_flags
+
+if TYPE_CHECKING:
+    from torchrum.ops.kernels.chain import Plan
+
+__all__ = [
+    "CellWeights",
+    "LstmInputs",
+    "LstmOptions",
+    "LstmStepWeights",
+    "lstm_scan",
+    "lstm_scan_choice",
+    "lstm_scan_reference",
+    "lstm_step",
+    "norm_gates",
+    "step_weights",
+    "zoneout_masks",
+]
 
 Keeps = tuple[Tensor | None, Tensor | None]
 
@@ -34,17 +56,8 @@ class LstmOptions:
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
     def with_training(self, training: bool) -> "LstmOptions":
-        """The same options in training or evaluation; written out, since older compilers cannot trace ``replace``."""
-        if training == self.training:
-            return self
-        return LstmOptions(
-            layer_norm=self.layer_norm,
-            ln_eps=self.ln_eps,
-            forget_bias=self.forget_bias,
-            zoneout=self.zoneout,
-            zoneout_cell=self.zoneout_cell,
-            training=training,
-        )
+        """The same options in training or evaluation."""
+        return self if training == self.training else replace(self, training=training)
 
     @property
     def draws(self) -> bool:
@@ -186,3 +199,78 @@ def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tenso
         states.append(h)
     out = torch.stack(states).to(xp.dtype) if states else xp.new_empty(0, *h0.shape)
     return out, h.to(h0.dtype), c.to(c0.dtype)
+
+
+def lstm_scan_choice(xp: Tensor, *, backend: Backend = "auto") -> Choice:
+    """Return the backend that ``lstm_scan`` takes for ``xp``, and the reason; "torch" and "reference" are the same."""
+    return choose_fused(backend, lambda: fused_obstacle(xp))
+
+
+def fused_obstacle(xp: Tensor) -> str | None:
+    """Why the fused backend cannot run on ``xp``, or None."""
+    return f"the input is on {xp.device.type}" if xp.device.type != "cuda" else kernel_obstacle(xp)
+
+
+def kernel_obstacle(xp: Tensor) -> str | None:
+    """Why the kernels cannot run on ``xp``, or None; Triton's interpreter also runs them on the CPU."""
+    return tracing_obstacle(xp) or row_kernel_obstacle(xp, xp.shape[-1] // 4)
+
+
+def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
+    """Run an LSTM over a sequence of projected inputs.
+
+    Args:
+        inputs: the tensors. Without a seed, zoneout's masks come from torch's generator.
+        options: the hyper-parameters.
+        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
+
+    Returns:
+        h of all steps ``(T, B, H)``, the last h and the last c, both ``(B, H)``.
+    """
+    xp = inputs.xp
+    # under autocast the projected input has the lower precision
+    inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype))
+    if lstm_scan_choice(xp, backend=backend).backend != "fused":
+        return lstm_scan_reference(inputs, options)
+    seed = inputs.seed if options.draws else None
+    if options.draws and seed is None:
+        seed = draw_seed(xp.device)
+    return lstm_scan_fused(inputs._replace(seed=seed), options)
+
+
+@functools.lru_cache(256)
+def lstm_plans(hidden: int, options: LstmOptions) -> tuple["Plan", ...]:
+    """The chain of an LSTM, which reads its own state."""
+    from torchrum.ops.kernels.chain import LstmBackward, LstmForward, Plan  # triton is absent on machines without CUDA
+
+    plan = Plan(
+        stages=(LstmForward, LstmBackward),
+        number=0,
+        hidden=hidden,
+        inputs=(hidden,),
+        blocks=4,
+        norms=5 if options.layer_norm else 0,
+        state=(0, 1),
+        plain=(0, 0),
+        dropped=None,
+        dropout=0.0,
+        flags=tuple(options.kernel_flags().items()),
+    )
+    return (plan,)
+
+
+@torch.compiler.disable  # graphs and kernels of its own: a compiler has nothing to add
+def lstm_scan_fused(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments and results of ``lstm_scan_reference``."""
+    from torchrum.ops.kernels.chain import chain_scan
+
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+
+    def reference(xp: Tensor, states: Sequence[Tensor], weights: Sequence[CellWeights]) -> tuple[Tensor, ...]:
+        (h0, c0), (_, weight_hh, _, ln_weight, ln_bias) = states, weights[0]
+        return lstm_scan_reference(LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed), options)
+
+    weights = [CellWeights(None, weight_hh, None, ln_weight, ln_bias)]
+    plans = lstm_plans(weight_hh.shape[1], options)
+    out, (h, c) = chain_scan(plans, xp, (h0, c0), weights, seed, lengths, options.training, reference)
+    return out, h, c
