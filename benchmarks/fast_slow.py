@@ -30,9 +30,9 @@ from torchrum.ops.fast_slow_scan.fused import fast_slow_plans, fast_slow_scan_fu
 from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
 from torchrum.ops.kernels import matmul, triton_launch
 from torchrum.ops.kernels.chain import BackwardChain, Chain, ChainInputs, ForwardChain, cell_grads, chain_forward
+from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.masks import CELL_STREAMS, stream_seeds
-from torchrum.ops.kernels.step_graphs import clear_graphs
-from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.kernels.triton_launch import clear_graphs
 
 VOCABULARY, EMBEDDING = 50, 128
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from browser import Browser, find_browser
-from interpreting import prepare_once
-from torchrum.ops._onednn import limit_isa
+from interpreting import prepare_once, sum_one_by_one
+from torchrum.ops.kernels.machine import limit_isa
 from torchrum.ops.rum_scan.designs import forget_decisions
 
 if "PYTEST_XDIST_WORKER" not in os.environ and (done := limit_isa()):  # workers and children inherit it
@@ -33,6 +33,8 @@ def pytest_collection_finish() -> None:
     """Interpret Triton's kernels faster, if a test has imported it."""
     if interpreter := sys.modules.get("triton.runtime.interpreter"):
         prepare_once(interpreter)
+        if rows := sys.modules.get("torchrum.ops.kernels.rows"):
+            sum_one_by_one(interpreter, [getattr(rows, f"_add{count}") for count in range(2, 9)])
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from tolerances import NORM_ERROR
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, plain, rum_scan_reference
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, designs, native, rum_scan_reference
 from torchrum.ops.rum_scan.types import Copies
 
 LEAVES = ScanInputs._fields[:6]
@@ -136,7 +136,7 @@ def plain_calls_by(design: Any) -> Iterator[None]:
     designs.forget_decisions()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(design, "obstacle", lambda *_: None)
-        patch.setattr(plain, "projects", lambda _: False)
+        patch.setattr(native, "projects", lambda *_: False)
         yield
     designs.forget_decisions()
 

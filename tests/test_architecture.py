@@ -99,10 +99,10 @@ def test_operators_import_only_what_is_public_of_each_other(path):
 @pytest.mark.parametrize(
     "path, line",
     [
-        ("lstm_scan/reference.py", "from ..rum_scan.reference import rum_scan_reference"),
-        ("lstm_scan/fused.py", "from torchrum.ops.rum_scan.designs import DESIGNS"),
-        ("lstm_scan/fused.py", "import torchrum.ops.rum_scan.designs"),
-        ("lstm_scan/reference.py", "from ..rum_scan import DESIGNS"),
+        ("fast_slow_scan/reference.py", "from ..rum_scan.reference import rum_scan_reference"),
+        ("fast_slow_scan/fused.py", "from torchrum.ops.rum_scan.designs import DESIGNS"),
+        ("fast_slow_scan/fused.py", "import torchrum.ops.rum_scan.designs"),
+        ("fast_slow_scan/reference.py", "from ..rum_scan import DESIGNS"),
         ("kernels/masks.py", "from ..rum_scan import RumOptions"),
         ("orthogonal_power.py", "from torchrum.ops.rotation import polar"),
     ],

@@ -18,8 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torchrum.cells.rum import project_rum
 from torchrum.layers.recurrent import Recurrent, State
 from torchrum.layers.rum import RUM
-from torchrum.ops.rum_scan import ScanInputs
-from torchrum.ops.rum_scan.scan_form import rum_scan_form
+from torchrum.ops.rum_scan import ScanInputs, rum_scan_form
 
 __all__ = ["exportable", "to_onnx", "to_program"]
 

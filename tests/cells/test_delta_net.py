@@ -1,10 +1,13 @@
-"""DeltaNet's chunked scan against its steps, and the steps against what the delta rule promises."""
+"""DeltaNet's chunked scan against its steps, and the steps against what the delta rule promises.
+
+The code is in cells/memory.py.
+"""
 
 import pytest
 import torch
 
 from tolerances import TOL
-from torchrum.cells.delta_net import CHUNK, DeltaNetCell
+from torchrum.cells.memory import CHUNK, DeltaNetCell
 
 I, H, B = 3, 5, 2
 

@@ -1,4 +1,7 @@
-"""The rotations of EUNN against products of explicit matrices; orthogonal for every size, even and odd."""
+"""The rotations of EUNN against products of explicit matrices; orthogonal for every size, even and odd.
+
+The code is in cells/unitary.py.
+"""
 
 import math
 
@@ -7,7 +10,7 @@ import pytest
 import torch
 
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.eunn import EUNNCell, Rotations, layer_pairs
+from torchrum.cells.unitary import EUNNCell, Rotations, layer_pairs
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16)
 styles = pytest.mark.parametrize("style", ["tunable", "fft"])

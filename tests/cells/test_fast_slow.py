@@ -7,8 +7,7 @@ from torch import nn
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
-from torchrum.cells.gru import GRUCell
-from torchrum.cells.lstm import LSTMCell
+from torchrum.cells.lstm import GRUCell, LSTMCell
 from torchrum.cells.rum import PAPER_OPTIONS, RUMCell
 
 I, H, S, B, T = 3, 5, 4, 2, 6

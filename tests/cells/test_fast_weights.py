@@ -1,4 +1,7 @@
-"""Fast weights against their other form: attention to all former states, without a matrix."""
+"""Fast weights against their other form: attention to all former states, without a matrix.
+
+The code is in cells/memory.py.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +9,7 @@ import torch
 
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
-from torchrum.cells.fast_weights import FastWeightsCell
+from torchrum.cells.memory import FastWeightsCell
 
 I, H, T = 3, 5, 7
 

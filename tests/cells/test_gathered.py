@@ -1,4 +1,7 @@
-"""Scans whose weight gradients are gathered, against the plain loop: outputs and all gradients."""
+"""Scans whose weight gradients are gathered, against the plain loop: outputs and all gradients.
+
+The code is in cells/base.py.
+"""
 
 import copy
 from functools import partial
@@ -7,10 +10,8 @@ import pytest
 import torch
 
 from tolerances import DEEP, NORM_ERROR
-from torchrum.cells.gathered import GatherableCell, GatheredScan, pack
-from torchrum.cells.hm_lstm import HMLSTMCell
-from torchrum.cells.hyper_lstm import HyperLSTMCell
-from torchrum.cells.nas import NASCell
+from torchrum.cells.base import GatherableCell, GatheredScan, pack
+from torchrum.cells.lstm_variants import HMLSTMCell, HyperLSTMCell, NASCell
 from torchrum.cells.rhn import RHNCell
 
 T, B, I, H = 6, 3, 5, 7
@@ -80,7 +81,7 @@ def test_the_step_can_be_compiled(monkeypatch):
 
 def test_weights_that_are_not_trained_have_no_taps(monkeypatch):
     cell = make("rhn").requires_grad_(False)
-    monkeypatch.setattr("torchrum.cells.gathered.make_taps", None)
+    monkeypatch.setattr("torchrum.cells.base.make_taps", None)
     x, state = torch.randn(T, B, I).double(), cell.initial_state(B, device=torch.device("cpu"), dtype=torch.float64)
     assert torch.equal(GatheredScan(cell)(x, state)[0], cell.scan(x, state)[0])
     with torch.no_grad():

@@ -1,4 +1,7 @@
-"""GORU against its equations written out."""
+"""GORU against its equations written out.
+
+The code is in cells/unitary.py.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import torch
 from equations import sigmoid
 from golden import DIGITS, X, sines
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.goru import GORUCell
+from torchrum.cells.unitary import GORUCell
 
 I, H, B = 3, 5, 4
 

@@ -1,4 +1,7 @@
-"""GRUCell against torch.nn.GRU (reset after) and against its equations written out (reset before)."""
+"""GRUCell against torch.nn.GRU (reset after) and against its equations written out (reset before).
+
+The code is in cells/lstm.py.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from torch import nn
 
 from golden import shuffled
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.gru import GRUCell
+from torchrum.cells.lstm import GRUCell
 
 I, H, B, T = 3, 5, 4, 6
 

@@ -1,4 +1,7 @@
-"""HMLSTMCell against numbers computed elsewhere, against its three cases written out, and counted parameters."""
+"""HMLSTMCell against numbers computed elsewhere, against its three cases written out, and counted parameters.
+
+The code is in cells/lstm_variants.py.
+"""
 
 import math
 
@@ -9,7 +12,7 @@ import torch
 from equations import normalised, sigmoid
 from golden import DIGITS, fill, sines
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.hm_lstm import HMLSTMCell
+from torchrum.cells.lstm_variants import HMLSTMCell
 from torchrum.layers.registry import build_layer
 
 I, H, N, B, T = 3, 4, 5, 6, 7

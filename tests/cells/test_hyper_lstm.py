@@ -1,4 +1,7 @@
-"""HyperLSTMCell against numbers computed elsewhere, against its equations gate by gate, and published sizes."""
+"""HyperLSTMCell against numbers computed elsewhere, against its equations gate by gate, and published sizes.
+
+The code is in cells/lstm_variants.py.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import torch
 from equations import normalised, sigmoid
 from golden import DIGITS, X, fill, sines
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.hyper_lstm import HyperLSTMCell
+from torchrum.cells.lstm_variants import HyperLSTMCell
 from torchrum.layers.registry import build_layer
 
 I, H, Q, Z, B, T = 3, 5, 4, 2, 3, 4

@@ -1,4 +1,7 @@
-"""NASCell against numbers computed elsewhere, against its tree of operations node by node, and published sizes."""
+"""NASCell against numbers computed elsewhere, against its tree of operations node by node, and published sizes.
+
+The code is in cells/lstm_variants.py.
+"""
 
 import math
 
@@ -8,7 +11,7 @@ import torch
 from equations import sigmoid
 from golden import DIGITS, X, fill, sines
 from tolerances import TOL
-from torchrum.cells.nas import NASCell
+from torchrum.cells.lstm_variants import NASCell
 from torchrum.layers.registry import build_layer
 
 I, H, B, T = 3, 5, 4, 6

@@ -1,4 +1,7 @@
-"""The Neural Turing Machine against its equations, written out slot by slot."""
+"""The Neural Turing Machine against its equations, written out slot by slot.
+
+The code is in cells/memory.py.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import torch
 from equations import sigmoid
 from golden import DIGITS, shuffled, sines
 from tolerances import TOL
-from torchrum.cells.ntm import STYLES, NTMCell, address
+from torchrum.cells.memory import STYLES, NTMCell, address
 
 I, H, N, M = 3, 5, 7, 4
 

@@ -5,10 +5,10 @@ import torch
 from torch.autograd import gradcheck
 
 from tolerances import TOL
-from torchrum.cells.eunn import EUNNCell
+from torchrum.cells.base import matrices_fixed
 from torchrum.cells.fast_slow import FastSlowCell
-from torchrum.cells.gru import GRUCell
-from torchrum.cells.unitary import matrices_fixed, modrelu, modrelu_complex, real_form
+from torchrum.cells.lstm import GRUCell
+from torchrum.cells.unitary import EUNNCell, modrelu, modrelu_complex, real_form
 
 
 def draw(*shape, dtype=torch.float64):

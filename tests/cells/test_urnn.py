@@ -1,4 +1,7 @@
-"""The unitary matrix of the uRNN against the product of its seven factors."""
+"""The unitary matrix of the uRNN against the product of its seven factors.
+
+The code is in cells/unitary.py.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from torch.autograd import gradcheck
 
 from golden import DIGITS, sines
 from tolerances import ORTHOGONAL, TOL
-from torchrum.cells.urnn import FourierUnitary, FullUnitary, URNNCell
+from torchrum.cells.unitary import FourierUnitary, FullUnitary, URNNCell
 
 
 def written_out(unitary):

@@ -302,7 +302,7 @@ def test_results_of_a_plain_call_are_the_users_own(kind):
 
 @pytest.mark.parametrize("kind, most", [("lam0", 14.5), ("lam1", 11)])
 def test_a_training_call_takes_little_memory(kind, most):
-    """In units of the input, beside it and the incoming gradient; tests/ops/test_plain.py says what takes them."""
+    """In units of the input, beside it and the incoming gradient; ops/rum_scan/test_plain.py says what takes them."""
     layer = RUM(100, 100, **KINDS[kind], backend="fused", device=CUDA)
     x, incoming = torch.randn(300, 64, 100, device=CUDA, requires_grad=True), torch.randn(300, 64, 100, device=CUDA)
 

@@ -1,7 +1,9 @@
+"""CellLayer of layers/registry.py: any cell gets nn.GRU's contract."""
+
 import pytest
 from torch import nn
 
-from torchrum.layers.cells import CellLayer
+from torchrum.layers.registry import CellLayer
 
 
 def test_what_is_no_cell_is_refused_when_the_layer_is_made():

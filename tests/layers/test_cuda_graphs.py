@@ -8,6 +8,7 @@ import contextlib
 import copy
 import gc
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +21,8 @@ from tolerances import DEEP, TOL
 from torchrum import graphed
 from torchrum.cells.base import Cell
 from torchrum.layers import cuda_graphs
-from torchrum.layers.cells import CellLayer
 from torchrum.layers.cuda_graphs import Graphed
-from torchrum.layers.registry import build_layer
+from torchrum.layers.registry import CellLayer, build_layer
 
 I, H, T, B = 3, 6, 5, 4
 SMALL = {"ntm": {"num_slots": 6, "slot_size": 3}, "exprnn": {"orthogonal_map": "taylor"}}
@@ -63,7 +63,7 @@ class FakePlace:
     device = torch.device("cpu")
 
     def __init__(self):
-        self.made, self.broken = 0, False
+        self.made, self.broken, self.done = 0, False, SimpleNamespace(synchronize=lambda: None)
         self.aside = self.in_order = self.same_random_numbers = contextlib.nullcontext
 
     def capture(self, pieces):
@@ -75,9 +75,6 @@ class FakePlace:
             results = [None if x is None else x.clone() for x in piece()]
             records.append((FakeGraph(piece, results), results))
         return records
-
-    def finish(self):
-        pass
 
 
 @pytest.fixture
@@ -350,7 +347,7 @@ def test_wrong_numbers_are_errors(place, monkeypatch):
     with pytest.raises(RuntimeError, match="a weight was changed in place"):
         loss.backward()
     del loss
-    monkeypatch.setattr(cuda_graphs, "_graph_is_kept", lambda: False)  # a torch that does not tell
+    monkeypatch.setattr(cuda_graphs, "_graph_is_kept", lambda: False)  # as where a backward frees the graph
     loss = loss_of(wrapped(x))
     loss.backward(retain_graph=True)
     loss.backward(retain_graph=True)

@@ -1,10 +1,11 @@
+"""What is observed of a RUM, against its equations."""
+
 import pytest
 import torch
 
 from torchrum import RUM, RUMCell, rotate, rotation_angle
-from torchrum.layers.cells import CellLayer
 from torchrum.layers.introspection import diagonal_dominance, observe, recurrent_blocks
-from torchrum.layers.registry import build_layer
+from torchrum.layers.registry import CellLayer, build_layer
 
 
 def test_the_vectors_give_back_the_candidate():

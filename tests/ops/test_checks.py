@@ -1,3 +1,5 @@
+"""Checks of arguments: what they accept, and every message."""
+
 import math
 
 import pytest

@@ -15,8 +15,7 @@ from grids import thinned
 from oracle import assert_close, capture
 from tolerances import DEEP, NORM_ERROR
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
-from torchrum.cells.gru import GRUCell
-from torchrum.cells.lstm import LSTMCell
+from torchrum.cells.lstm import GRUCell, LSTMCell
 from torchrum.cells.rum import RUMCell
 from torchrum.ops import fast_slow_scan as fast_slow_scan_module
 from torchrum.ops.fast_slow_scan import (
@@ -32,7 +31,7 @@ from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
 from torchrum.ops.kernels import matmul
 from torchrum.ops.kernels.chain import BackwardChain, Chain, ChainInputs, ForwardChain, chain_backward, chain_forward
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
-from torchrum.ops.kernels.step_graphs import clear_graphs
+from torchrum.ops.kernels.triton_launch import clear_graphs
 from torchrum.ops.lstm_scan import LstmOptions
 from torchrum.ops.rum_scan.options import RumOptions
 

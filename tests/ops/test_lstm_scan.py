@@ -24,17 +24,18 @@ from torchrum.ops.kernels.chain import (
     chain_forward,
 )
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
-from torchrum.ops.kernels.step_graphs import clear_graphs
+from torchrum.ops.kernels.triton_launch import clear_graphs
 from torchrum.ops.lstm_scan import (
     CellWeights,
     LstmInputs,
     LstmOptions,
     kernel_obstacle,
+    lstm_plans,
     lstm_scan,
     lstm_scan_choice,
+    lstm_scan_fused,
     lstm_scan_reference,
 )
-from torchrum.ops.lstm_scan.fused import lstm_plans, lstm_scan_fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("xp", "h0", "c0", "weight_hh", "ln_weight", "ln_bias")

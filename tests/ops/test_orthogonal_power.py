@@ -1,3 +1,5 @@
+"""Real powers of rotations against matrix powers and exponentials, with gradients where eigenvalues repeat."""
+
 import math
 
 import pytest

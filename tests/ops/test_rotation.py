@@ -1,3 +1,5 @@
+"""The rotation against dense matrices, its gradients, and its policy at zero and opposite vectors."""
+
 import math
 
 import pytest

@@ -1,7 +1,7 @@
 """The Fast-Slow RNN: several fast cells that share one state, and a slow cell between the first two."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torchrum.ops.fast_slow_scan import (
     fast_slow_scan,
     fast_slow_scan_choice,
 )
-from torchrum.ops.rum_scan.options import LNOrder, RumOptions
+from torchrum.ops.rum_scan.options import LNOrder
 
 SLOW = ("lstm", "rum", "rum-tanh")
 
@@ -41,6 +41,9 @@ class FastSlowCell(Cell):
         backend: of ``scan``: "auto", or "fused" to insist on the kernels for fast LSTMs with a slow LSTM or a slow RUM
             of lam 0, "torch" or "reference" on the plain loop.
     """
+
+    may_read_nothing = True
+    shown = ("dropout",)
 
     def __init__(
         self,
@@ -131,7 +134,8 @@ class FastSlowCell(Cell):
     def scan_options(self) -> FastSlowOptions:
         """The hyper-parameters as the kernels take them; only for cells that they know."""
         fast = tuple(cell.scan_options() for cell in self.fast if isinstance(cell, LSTMCell))
-        slow = self.slow.scan_options() if isinstance(self.slow, LSTMCell) else rum_scan_options(self.slow)
+        slow: Any = self.slow
+        slow = slow.scan_options() if isinstance(slow, LSTMCell) else slow.options.with_training(slow.training)
         return FastSlowOptions(
             fast=fast, slow=slow, dropout=self.dropout, slow_dropout=self.slow_dropout, training=self.training
         )
@@ -154,13 +158,7 @@ class FastSlowCell(Cell):
 
     def extra_repr(self) -> str:
         slow = "" if self.slow_dropout == self.dropout else f", slow_dropout={self.slow_dropout}"
-        return f"{self.input_size}, {self.hidden_size}, dropout={self.dropout}{slow}"
-
-
-def rum_scan_options(cell: Cell) -> RumOptions:
-    """A RUM's hyper-parameters as the kernels take them."""
-    assert isinstance(cell, RUMCell)
-    return cell.options.with_training(cell.training)
+        return f"{super().extra_repr()}{slow}"
 
 
 def rum_weights(cell: Cell) -> CellWeights:

@@ -1,6 +1,7 @@
 """Initial values of weights, orthogonal or uniform as in TensorFlow, and masks of variational dropout."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -71,3 +72,15 @@ def sequence_mask(like: Tensor, size: int, chance: float) -> Tensor:
     """
     mask = F.dropout(like.new_ones(like.shape[-2], size), chance)
     return mask.expand(*like.shape[:-1], size)
+
+
+def widen(x: Tensor) -> Tensor:
+    """16-bit dtypes become float32: angles and phases need more than 8 bits."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def new_parameter(
+    device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Callable[..., nn.Parameter]:
+    """Return a function that allocates a parameter of a shape; ``reset_parameters`` fills it."""
+    return lambda *shape: nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))

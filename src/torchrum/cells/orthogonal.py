@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from torchrum.cells.base import Cell, State
-from torchrum.cells.init import glorot_
-from torchrum.cells.unitary import UnitaryMap, modrelu, skew_exponential, widen
-from torchrum.ops._checks import check_choice, check_not_negative, check_positive_int
+from torchrum.cells.base import Cell, State, UnitaryMap
+from torchrum.cells.init import glorot_, widen
+from torchrum.cells.unitary import modrelu, skew_exponential
+from torchrum.ops._checks import check_choice, check_not_negative
 
 MAPS = ("matrix_exp", "cayley", "householder", "taylor")
 INITS = ("henaff", "cayley", "haar")
@@ -40,6 +40,8 @@ class OrthogonalCell(Cell):
         device, dtype: of the parameters.
     """
 
+    shown = ("orthogonal_map", "init")
+
     def __init__(
         self,
         input_size: int,
@@ -52,7 +54,6 @@ class OrthogonalCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("OrthogonalCell", input_size=input_size, hidden_size=hidden_size)
         check_choice("OrthogonalCell", "orthogonal_map", orthogonal_map, MAPS)
         check_choice("OrthogonalCell", "init", init, INITS)
         check_choice("OrthogonalCell", "input_init", input_init, INPUT_INITS)
@@ -96,9 +97,6 @@ class OrthogonalCell(Cell):
         (h,) = state
         h = modrelu(F.linear(h, self.weight_hh) + x, self.bias)
         return h, (h,)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, orthogonal_map={self.orthogonal_map!r}, init={self.init!r}"
 
 
 class TaylorExponential(nn.Module):
@@ -182,7 +180,6 @@ class SoftOrthogonalCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("SoftOrthogonalCell", input_size=input_size, hidden_size=hidden_size)
         check_not_negative("SoftOrthogonalCell", margin=margin)
         self.recurrent = NearlyOrthogonal(hidden_size, margin, device=device, dtype=dtype)
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size, device=device, dtype=dtype))
@@ -201,9 +198,6 @@ class SoftOrthogonalCell(Cell):
         (h,) = state
         h = modrelu(self.recurrent(h) + x, self.bias)
         return h, (h,)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}"
 
 
 def plane_rotations(angles: Tensor, size: int) -> Tensor:

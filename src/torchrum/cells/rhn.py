@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import State
-from torchrum.cells.gathered import GatherableCell, Linear
-from torchrum.cells.init import sequence_mask
+from torchrum.cells.base import GatherableCell, Linear, State
+from torchrum.cells.init import new_parameter, sequence_mask
 from torchrum.ops._checks import check_finite, check_not_negative, check_positive_int, check_probability
 
 
@@ -31,6 +30,8 @@ class RHNCell(GatherableCell):
         device, dtype: of the parameters.
     """
 
+    shown = ("depth", "transform_bias", "input_dropout", "state_dropout")
+
     def __init__(
         self,
         input_size: int,
@@ -45,7 +46,7 @@ class RHNCell(GatherableCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_positive_int("RHNCell", input_size=input_size, hidden_size=hidden_size, depth=depth)
+        check_positive_int("RHNCell", depth=depth)
         check_finite("RHNCell", transform_bias=transform_bias)
         check_not_negative("RHNCell", init_range=init_range)
         check_probability("RHNCell", input_dropout=input_dropout, state_dropout=state_dropout)
@@ -54,10 +55,7 @@ class RHNCell(GatherableCell):
         self.init_range = init_range
         self.input_dropout = input_dropout
         self.state_dropout = state_dropout
-
-        def empty(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
-
+        empty = new_parameter(device, dtype)
         self.weight_ih = empty(2 * hidden_size, input_size)  # rows: g, t
         # one parameter per highway layer: slices of a single one would each make a gradient of its full size
         self.weight_hh = nn.ParameterList(empty(2 * hidden_size, hidden_size) for _ in range(depth))
@@ -98,7 +96,3 @@ class RHNCell(GatherableCell):
             t = torch.sigmoid(t)
             s = torch.tanh(g) * t + s * (1 - t)
         return s, (s,)
-
-    def extra_repr(self) -> str:
-        words = f"{self.input_size}, {self.hidden_size}, depth={self.depth}, transform_bias={self.transform_bias}"
-        return f"{words}, input_dropout={self.input_dropout}, state_dropout={self.state_dropout}"

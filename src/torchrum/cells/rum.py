@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State, call_as_nn
 from torchrum.cells.init import orthogonal
-from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags, check_positive_int
+from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags
 from torchrum.ops._dispatch import Backend
-from torchrum.ops.kernels.precision import autocast_dtype, working_dtype
-from torchrum.ops.rum_scan import RumOptions, ScanInputs, operator_obstacle, rum_scan
-from torchrum.ops.rum_scan.native.projecting import projects
+from torchrum.ops.kernels.linear import working_dtype
+from torchrum.ops.kernels.machine import autocast_dtype
+from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
 from torchrum.ops.rum_scan.options import (
     DEFAULTS,
     PAPER_OPTIONS,
@@ -23,8 +23,7 @@ from torchrum.ops.rum_scan.options import (
     LNOrder,
     documents_options,
 )
-from torchrum.ops.rum_scan.plain import plain_scan
-from torchrum.ops.rum_scan.projection import project
+from torchrum.ops.rum_scan.plain import plain_scan, project
 from torchrum.ops.rum_scan.types import LayerInputs
 
 __all__ = ["PAPER_OPTIONS", "TANH_OPTIONS", "RUMCell"]
@@ -102,7 +101,6 @@ class RUMCell(Cell):
         gate_scale: float = DEFAULTS.gate_scale,
         backend: Backend = DEFAULTS.backend,
     ) -> None:
-        check_positive_int("RUMCell", input_size=input_size, hidden_size=hidden_size)
         check_flags("RUMCell", bias=bias)
         check_dtype("RUMCell", dtype)
         super().__init__(input_size, hidden_size)
@@ -260,9 +258,7 @@ def run_rum(
     other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B.
     """
     steps = None if torch.is_grad_enabled() else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
-    if operator_obstacle(options, weights["lam"] is not None) is None and (
-        steps is None or (backend in ("auto", "native") and projects(x))
-    ):
+    if steps is None or native.projects(x, backend):
         h0, R0 = (*state, None, None)[:2]
         bias, weight_hh, norm = weights["bias_ih"], weights["weight_hh"], (weights["ln_weight"], weights["ln_bias"])
         inputs = LayerInputs(x, weights["weight_ih"], bias, h0, R0, weight_hh, *norm, lengths)

@@ -130,9 +130,9 @@ def explain(error: Exception) -> int:
         complain(*getattr(error, "lines", [text]))
         return code
     elif "could not create a primitive" in text:
-        from torchrum.ops._onednn import ADVICE
+        from torchrum.ops.kernels.machine import AMX_ADVICE
 
-        complain(f"{ADVICE}.")
+        complain(f"{AMX_ADVICE}.")
         return 1
     elif "valid value for backend" in text and (backend := os.environ.get("MPLBACKEND")):
         complain(f"MPLBACKEND is {backend!r}, which matplotlib does not know; unset it.")

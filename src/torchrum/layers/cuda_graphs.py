@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from torchrum.layers.recurrent import Hidden, Recurrent, check_lengths
+from torchrum.layers.recurrent import Hidden, Recurrent, check_lengths, pack_like
 from torchrum.ops._checks import check_positive_int
 from torchrum.ops._dispatch import Choice
 from torchrum.ops.kernels.cuda import recording
@@ -104,10 +104,6 @@ class Place:
             current.wait_event(self.done)
             yield
             self.done.record(current)
-
-    def finish(self) -> None:
-        """Wait until no replay uses its memory any more."""
-        self.done.synchronize()
 
     @contextlib.contextmanager
     def same_random_numbers(self) -> Iterator[None]:
@@ -263,8 +259,7 @@ class Lease:
         if self.valid():
             self.recording.busy = False
 
-    def __del__(self) -> None:
-        self.end()
+    __del__ = end
 
 
 @dataclass
@@ -338,7 +333,7 @@ class Recordings:
 
     def _free(self, entry: _Entry) -> None:
         for copy in entry.copies:
-            copy.place.finish()
+            copy.place.done.synchronize()  # no replay uses its memory any more
         entry.copies.clear()
 
     def clear(self) -> None:
@@ -447,7 +442,10 @@ class Graphed(nn.Module):
         if obstacle is None:
             assert isinstance(input, Tensor)
             if lengths is not None and lengths.device != input.device:
-                lengths = self._checked_lengths(lengths, input).to(input.device)
+                if isinstance(self.layer, Recurrent) and input.dim() == 3:  # values can be read on the CPU only
+                    x = input.transpose(0, 1) if self.layer.batch_first else input
+                    check_lengths(type(self.layer).__name__, lengths, x)
+                lengths = lengths.to(input.device)
             results = self._replay((input, hx, lengths))
             if not isinstance(results, str):
                 self._choice = Choice("graphed", "a recording of this signature was replayed")
@@ -503,12 +501,6 @@ class Graphed(nn.Module):
                 return f"{name or 'the layer'} has hooks, which a replay would not call"
         return None
 
-    def _checked_lengths(self, lengths: Tensor, input: Tensor) -> Tensor:
-        if isinstance(self.layer, Recurrent) and input.dim() == 3:
-            x = input.transpose(0, 1) if self.layer.batch_first else input
-            check_lengths(type(self.layer).__name__, lengths, x)  # its values can be read on the CPU only
-        return lengths
-
     def _replay(self, arguments: tuple[Any, Any, Any]) -> Any:
         """Outputs of a replay, or the reason that there is none."""
         inputs: list[Tensor] = []
@@ -541,11 +533,7 @@ class Graphed(nn.Module):
         batch_first = self.layer.batch_first
         x, sizes = pad_packed_sequence(input, batch_first=batch_first)
         out, hidden = self.forward(x, hx, lengths=sizes)
-        if input.sorted_indices is not None:
-            out = out.index_select(0 if batch_first else 1, input.sorted_indices)
-            sizes = sizes[input.sorted_indices.to(sizes.device)]
-        data = pack_padded_sequence(out, sizes, batch_first=batch_first).data
-        return PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices), hidden
+        return pack_like(out.transpose(0, 1) if batch_first else out, sizes, input), hidden
 
     # What a module is made of is the layer's: these are the ways in which torch reaches it.
 
@@ -612,8 +600,8 @@ class _Replay(torch.autograd.Function):
 
 
 def _graph_is_kept() -> bool:
-    """Whether the backward under way was asked to retain the graph; told only by torch's inside."""
-    return getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False)()
+    """Whether the backward under way was asked to retain the graph."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def device_obstacle(device: torch.device) -> str | None:

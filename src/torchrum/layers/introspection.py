@@ -14,7 +14,7 @@ from torchrum.cells.base import State
 from torchrum.cells.rum import RUMCell, Weights, project_rum
 from torchrum.layers.rum import RUM
 from torchrum.ops._checks import ArgumentTypeError, MismatchError
-from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.rotation import rotation_angle
 from torchrum.ops.rum_scan import RumOptions, StepWeights
 from torchrum.ops.rum_scan.reference import accumulate, rotation_vectors

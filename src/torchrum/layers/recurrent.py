@@ -140,7 +140,7 @@ class Recurrent(nn.Module, ABC):
         if isinstance(input, PackedSequence):
             x, sizes = self._unpack(input, lengths, reset)
             out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
-            return _pack(out, sizes, input), self._write_state(state)
+            return pack_like(out, sizes, input), self._write_state(state)
         where = self._get_name()
         check_input(where, input, self.input_size, self.batch_first, self._any_weight(input))
         if input.dim() == 2:
@@ -267,7 +267,7 @@ class Recurrent(nn.Module, ABC):
         return ", ".join(words)
 
 
-def _pack(out: Tensor, sizes: Tensor, like: PackedSequence) -> PackedSequence:
+def pack_like(out: Tensor, sizes: Tensor, like: PackedSequence) -> PackedSequence:
     """Outputs ``(T, B, H)``, in the order the user packed, and their lengths, packed as ``like`` is."""
     if like.sorted_indices is not None:
         out = out.index_select(1, like.sorted_indices)

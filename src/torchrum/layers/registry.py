@@ -1,16 +1,93 @@
-"""Every layer by its name: what recipes, the command line and the conformance tests choose from."""
+"""Every layer by its name, which recipes, the command line and tests choose from; a layer made of any cell."""
 
 import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchrum.layers.cells import CellLayer
-from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int, check_probability
+from torchrum.cells.base import Cell, GatherableCell, GatheredScan
+from torchrum.layers.recurrent import Recurrent, State
+from torchrum.ops._checks import (
+    ArgumentTypeError,
+    check_choice,
+    check_finite,
+    check_flags,
+    check_positive_int,
+    check_probability,
+)
+from torchrum.ops.kernels.machine import autocast_dtype
+
+
+class CellLayer(Recurrent):
+    """Stack, reverse and pack any :class:`~torchrum.cells.base.Cell`.
+
+    Args:
+        make_cell: called with the input size of each layer and direction, returns its cell.
+        input_size, hidden_size, num_layers, batch_first, dropout, bidirectional: as in :class:`torch.nn.GRU`.
+    """
+
+    def __init__(
+        self,
+        make_cell: Callable[[int], Cell],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, True, batch_first, dropout, bidirectional)
+        cells = [
+            make_cell(self.layer_input_size(layer)) for layer in range(num_layers) for _ in range(self.num_directions)
+        ]
+        for cell in cells:
+            if not isinstance(cell, Cell):
+                raise ArgumentTypeError(
+                    f"CellLayer: make_cell returned an object of type {type(cell).__name__}; it must return a Cell, a "
+                    "subclass of torchrum.cells.base.Cell."
+                )
+        self.cells = nn.ModuleList(cells)
+        self.state_names = cells[0].state_names
+
+    def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
+        dtype = autocast_dtype(like.device.type) or like.dtype
+        return self._cell(index).initial_state(batch_size, device=like.device, dtype=dtype)
+
+    def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+        return self._cell(index).scan(x, state, lengths)
+
+    def _cell(self, index: int) -> Cell:
+        cell = self.cells[index]
+        assert isinstance(cell, Cell)
+        return cell
+
+
+def takes_steps(module: nn.Module) -> bool:
+    """Whether a cell in ``module`` runs step by step, each of many launches, and not by kernels of its own."""
+    return any(isinstance(cell, Cell) and type(cell).scan is Cell.scan for cell in module.modules())
+
+
+def compile_steps(module: nn.Module) -> int:
+    """Let ``torch.compile`` make the step of every cell in ``module``; returns how many there are.
+
+    A cell that scans by kernels takes no steps, and is left as it is. On a GPU a ``GatherableCell`` makes the
+    gradients of its weights after the last step. A copy of ``module`` has steps with its own weights, compiled as well.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, CellLayer)]
+    cells = [cell for layer in layers for cell in layer.cells]
+    for cell in cells:
+        assert isinstance(cell, Cell)
+        # not of the bound method: it would stay bound to this cell in a copy
+        cell.step = partial(torch.compile(type(cell).step), cell)  # type: ignore[method-assign]
+        if isinstance(cell, GatherableCell) and any(weight.is_cuda for weight, _ in cell.step_weights()):
+            cell.scan = GatheredScan(cell)  # type: ignore[method-assign]
+    return len(cells)
+
 
 # The arguments that every layer takes.
 SHARED = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
@@ -58,19 +135,19 @@ LAYERS: dict[str, Entry] = {
     "ln_lstm": Entry(
         "cells.lstm:LSTMCell", "LSTM with layer norm and zoneout", {"layer_norm": True, "init": "orthogonal"}
     ),
-    "gru_tf": Entry("cells.gru:GRUCell", "GRU as in TensorFlow: reset gate before the matmul", {"init": "orthogonal"}),
-    "urnn": Entry("cells.urnn:URNNCell", "unitary evolution RNN"),
-    "full_urnn": Entry("cells.urnn:URNNCell", "unitary evolution RNN of full capacity", {"full_capacity": True}),
-    "eunn": Entry("cells.eunn:EUNNCell", "RNN with a unitary matrix of pair rotations"),
-    "goru": Entry("cells.goru:GORUCell", "gated orthogonal recurrent unit"),
-    "fast_weights": Entry("cells.fast_weights:FastWeightsCell", "fast weights with layer norm"),
-    "delta_net": Entry("cells.delta_net:DeltaNetCell", "linear recurrence with the delta rule"),
-    "ntm": Entry("cells.ntm:NTMCell", "Neural Turing Machine"),
+    "gru_tf": Entry("cells.lstm:GRUCell", "GRU as in TensorFlow: reset gate before the matmul", {"init": "orthogonal"}),
+    "urnn": Entry("cells.unitary:URNNCell", "unitary evolution RNN"),
+    "full_urnn": Entry("cells.unitary:URNNCell", "unitary evolution RNN of full capacity", {"full_capacity": True}),
+    "eunn": Entry("cells.unitary:EUNNCell", "RNN with a unitary matrix of pair rotations"),
+    "goru": Entry("cells.unitary:GORUCell", "gated orthogonal recurrent unit"),
+    "fast_weights": Entry("cells.memory:FastWeightsCell", "fast weights with layer norm"),
+    "delta_net": Entry("cells.memory:DeltaNetCell", "linear recurrence with the delta rule"),
+    "ntm": Entry("cells.memory:NTMCell", "Neural Turing Machine"),
     "exprnn": Entry("cells.orthogonal:OrthogonalCell", "RNN with an orthogonal matrix from the matrix exponential"),
     "soft_orthogonal": Entry("cells.orthogonal:SoftOrthogonalCell", "RNN with singular values near 1"),
-    "hyper_lstm": Entry("cells.hyper_lstm:HyperLSTMCell", "LSTM whose weights a smaller LSTM rescales"),
-    "hm_lstm": Entry("cells.hm_lstm:HMLSTMCell", "hierarchical multiscale LSTM with learnt boundaries"),
-    "nas": Entry("cells.nas:NASCell", "NASCell, found by architecture search"),
+    "hyper_lstm": Entry("cells.lstm_variants:HyperLSTMCell", "LSTM whose weights a smaller LSTM rescales"),
+    "hm_lstm": Entry("cells.lstm_variants:HMLSTMCell", "hierarchical multiscale LSTM with learnt boundaries"),
+    "nas": Entry("cells.lstm_variants:NASCell", "NASCell, found by architecture search"),
     "rhn": Entry("cells.rhn:RHNCell", "Recurrent Highway Network"),
     "fs": Entry("cells.fast_slow:fast_slow", "Fast-Slow RNN of LSTMs, the slow cell an LSTM or a RUM"),
 }

@@ -16,7 +16,7 @@ from torchrum.cells.rum import (
 from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._checks import MismatchError
 from torchrum.ops._dispatch import Backend, Choice
-from torchrum.ops.kernels.precision import autocast_dtype
+from torchrum.ops.kernels.machine import autocast_dtype
 from torchrum.ops.rum_scan import rum_scan_choice
 from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, LNOrder, RumOptions, documents_options
 

@@ -27,13 +27,11 @@ class Design(NamedTuple):
     """The module or package that holds it, with ``obstacle``, ``forward`` and ``backward``."""
     lam: float | None = None
     """The one lam that a RUM's design is for; None for any that the operator takes."""
-    options: frozenset[str] | None = None
-    """The options that it supports at other values than their defaults; None for all that the operator takes."""
     sized: bool = False
     """Whether its obstacle depends on the batch size, to which a compiler that traces the choice must not be bound."""
     by_driver: bool = False
-    """Whether it launches by CUDA's driver alone: it needs no tensor for a state of zeros, ``forward`` can fill copies
-    of its results, and both directions can add the bias to the projected input where they read it."""
+    """Whether it launches by CUDA's driver alone: it needs no tensor for a state of zeros, and both directions can add
+    the bias to the projected input where they read it."""
     projects: bool = False
     """Whether ``forward`` can project a small float32 input itself."""
 

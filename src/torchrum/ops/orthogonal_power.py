@@ -12,7 +12,7 @@ from torch import Tensor, library
 from torch.autograd import forward_ad
 
 from torchrum.ops._checks import check_finite, check_floating, check_square
-from torchrum.ops.kernels.precision import without_autocast
+from torchrum.ops.kernels.machine import without_autocast
 from torchrum.ops.rotation import saturate
 
 __all__ = ["orthogonal_power"]
@@ -218,7 +218,7 @@ def integer_power(R: Tensor, n: int) -> Tensor:
     if n == 1:
         return R
     wide = R if R.dtype in (torch.float32, torch.float64) else R.float()
-    with without_autocast(R.device.type):
+    with without_autocast(R):
         return torch.linalg.matrix_power(wide if n >= 0 else wide.mT, abs(n)).to(R.dtype)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchrum.ops._checks import check_broadcast, check_floating, check_same_device
-from torchrum.ops.kernels.precision import working_dtype
+from torchrum.ops.kernels.linear import working_dtype
 
 __all__ = [
     "dot",

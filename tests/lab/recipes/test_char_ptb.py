@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchrum.cells.hm_lstm import HMLSTMCell
+from torchrum.cells.lstm_variants import HMLSTMCell
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import RECIPES, load_recipe
 from torchrum.lab.recipes.char_ptb import EPOCH, HM_EPOCH, MODELS, OTHERS, TANH, TUNED

@@ -18,8 +18,7 @@ from torchrum.lab.training import ModelConfig, OptimizerConfig, Trainer, read_me
 from torchrum.lab.training.checkpoint import load_checkpoint
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.step import graph_obstacle
-from torchrum.layers.cells import compile_steps
-from torchrum.layers.registry import build_layer
+from torchrum.layers.registry import build_layer, compile_steps
 
 
 def quiet_model(config):

@@ -21,8 +21,8 @@ from torchrum.lab.training.files import read_json, write_json
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
 from torchrum.lab.training.typed_data import Reader, check_fields, convert
-from torchrum.layers.cells import takes_steps
 from torchrum.layers.cuda_graphs import graphed
+from torchrum.layers.registry import takes_steps
 
 Device = Literal["auto", "cpu", "cuda"]
 TEMPERATURES = [2 ** (number / 8) for number in range(-8, 17)]

@@ -19,7 +19,7 @@ from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import Engine
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
 from torchrum.lab.training.optim import build_optimizer
-from torchrum.layers.cells import compile_steps
+from torchrum.layers.registry import compile_steps
 from torchrum.ops.kernels.cuda import recording
 
 

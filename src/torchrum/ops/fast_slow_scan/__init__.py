@@ -4,9 +4,9 @@ from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
+from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import draw_seed
-from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.rum_scan import RumOptions
 
 __all__ = ["CellWeights", "FastSlowInputs", "FastSlowOptions", "fast_slow_scan", "fast_slow_scan_choice"]

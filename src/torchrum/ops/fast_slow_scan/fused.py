@@ -1,16 +1,194 @@
-"""The Fast-Slow scan on the GPU: a chain of its cells. Imported on first use, since it needs Triton."""
+"""The Fast-Slow scan on the GPU: a chain of its cells, with the slow RUM's row kernels and stages.
+
+Unlike in a RUM layer, the slow RUM's input is not known in advance: one matmul covers the input and the state. Imported
+on first use, since it needs Triton.
+"""
 
 import functools
 from collections.abc import Sequence
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
-from torchrum.ops.fast_slow_scan.slow_rum import RumBackward, RumForward
-from torchrum.ops.kernels.chain import LstmBackward, LstmForward, Plan, chain_scan
-from torchrum.ops.kernels.weights import CellWeights
+from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone
+from torchrum.ops.kernels.chain import (
+    BackwardStage,
+    ForwardStage,
+    Given,
+    LstmBackward,
+    LstmForward,
+    Plan,
+    Saved,
+    chain_scan,
+)
+from torchrum.ops.kernels.linear import CellWeights
+from torchrum.ops.kernels.rows import own_row, prefetch
+from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
+from torchrum.ops.kernels.rum_step_backward import (
+    STATS,
+    norm_grads,
+    redo_step,
+    store_stats,
+    sums_ahead,
+    undo_step,
+)
+from torchrum.ops.kernels.triton_launch import Launch, prepare, tensor_at
 from torchrum.ops.lstm_scan import LstmOptions
+
+
+@triton.jit(do_not_specialize=["t", "B"])
+def slow_rum_forward_kernel(
+    table, slots, raw, stats, plain, dropped,
+    parts, bias, state, low_plain, low_dropped, ln_weight, ln_bias, seeds, t, B,
+    PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
+    ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
+    PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, STREAM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step for row b; ``raw`` keeps tau, u and eps before layer norm."""
+    dtype = low_plain.dtype.element_ty
+    dependent_start(PDL)
+    if table is not None:
+        t = tl.load(table) + t
+        raw = tensor_at(slots, 1, dtype)
+        stats = tensor_at(slots, 2, tl.float32)
+        plain = tensor_at(slots, 3, dtype)
+        dropped = tensor_at(slots, 4, dtype)
+    b, row, j, mask = own_row(t, B, H, BLOCK)
+    index = b * H + j
+    BLOCKS: tl.constexpr = 3 if GATE else 2
+    raw += row * (BLOCKS * H)
+    h = tl.load(state + index, mask=mask, other=0.0)
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    tau_raw = load_gate(parts, None, bias, raw, 0, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    u_raw = tau_raw
+    if GATE:
+        u_raw = load_gate(parts, None, bias, raw, 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    eps = load_gate(parts, None, bias, raw, BLOCKS - 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    cell = rum_cell(tau_raw, u_raw, eps, h, norms, j, mask, H, GATE, LN, LN_EPS, ACTIVATION)
+    store_stats(stats + row * STATS, cell, GATE, LN, ETA)
+    new = with_norm(cell[0], ETA)
+    new = zone(new, h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
+    tl.store(state + index, new, mask=mask)
+    hand_on(
+        new, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+        PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["t", "B"])
+def slow_rum_backward_kernel(
+    table, slots, raw, stats, before, draw, dseen,
+    parts_plain, parts_dropped, dstate, low, ln_weight, ln_bias, seeds, t, B,
+    PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
+    H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
+    ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
+    PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, STREAM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One step back for row b; ``before`` holds the states before each step, PLAIN_WIDTH apart: it reads itself."""
+    dtype = low.dtype.element_ty
+    dependent_start(PDL)
+    if table is not None:
+        t = tl.load(table) - t
+        raw = tensor_at(slots, 1, dtype)
+        stats = tensor_at(slots, 2, tl.float32)
+        before = tensor_at(slots, 3, dtype)
+        draw = tensor_at(slots, 4, dtype)
+        if LN != "none":
+            dseen = tensor_at(slots, 5, dtype)
+    b, row, j, mask = own_row(t, B, H, BLOCK)
+    index = b * H + j
+    BLOCKS: tl.constexpr = 3 if GATE else 2
+    raw += row * (BLOCKS * H)
+    draw += row * (BLOCKS * H)
+    low += b * (BLOCKS * HP)
+    if LN != "none":
+        dseen += row * H
+    tau_raw = tl.load(raw + j, mask=mask, other=0.0).to(tl.float32)
+    u_raw = tau_raw
+    if GATE:
+        u_raw = tl.load(raw + H + j, mask=mask, other=0.0).to(tl.float32)
+    eps = tl.load(raw + (BLOCKS - 1) * H + j, mask=mask, other=0.0).to(tl.float32)
+    h = tl.load(before + row * PLAIN_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+    dh = gather_grad(
+        dstate, parts_plain, parts_dropped, None, seeds, t, b, B, row, index, j, mask, H,
+        PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
+    )  # fmt: skip
+    if t > 0:  # what the next step back begins with
+        BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
+        prefetch(raw - B.to(tl.int64) * (BLOCKS * H), BLOCKS * BYTES)
+        prefetch(before + (row - B) * PLAIN_WIDTH, BYTES)
+        prefetch(stats + (row - B) * STATS, 4 * STATS)
+
+    seed = None
+    if ZONEOUT == "train":
+        seed = seeds + STREAM
+    stats += row * STATS
+    norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
+    keep = kept_new(None, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
+    again = redo_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
+    ahead = sums_ahead(again, GATE, LN, ETA)
+    dtau, dgate, deps, dprev = undo_step(dh, again, ahead, keep, h, stats, dseen, j, mask, H, GATE, LN, ETA, ZONEOUT)
+    tl.store(low + j, dtau.to(dtype), mask=mask)
+    if GATE:
+        tl.store(low + HP + j, dgate.to(dtype), mask=mask)
+        tl.store(draw + H + j, dgate.to(dtype), mask=mask)
+    tl.store(low + (BLOCKS - 1) * HP + j, deps.to(dtype), mask=mask)
+    tl.store(dstate + index, dprev, mask=mask)
+    tl.store(draw + j, dtau.to(dtype), mask=mask)
+    tl.store(draw + (BLOCKS - 1) * H + j, deps.to(dtype), mask=mask)
+
+
+class RumForward(ForwardStage):
+    """A RUM's step; its running h is float32."""
+
+    @staticmethod
+    def kept(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        T, B = xp.shape[:2]
+        stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
+        return xp.new_empty((T, B, plan.blocks * plan.hidden)), None, stats
+
+    @staticmethod
+    def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
+        return saved.gates, saved.stats, plain, dropped
+
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
+        return prepare(
+            slow_rum_forward_kernel, (self.B,),
+            table, slots, *self.tensors(table),
+            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
+            self.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
+        )  # fmt: skip
+
+
+class RumBackward(BackwardStage):
+    """A RUM's step back; the gradient of h is carried in float32."""
+
+    @staticmethod
+    def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
+        dseen = dgates.new_empty((*dgates.shape[:2], plan.hidden)) if plan.norms else None
+        return saved.gates, saved.stats, before, dgates, dseen
+
+    def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
+        unused = ("LN_EPS", "FROM_OUT")  # the moments are saved, and the caller reads no slow state
+        flags = {name: value for name, value in self.flags.items() if name not in unused}
+        return prepare(
+            slow_rum_backward_kernel, (self.B,),
+            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, *self.state,
+            self.low, self.ln_weight, self.ln_bias, self.seeds, t, self.B, **flags,
+        )  # fmt: skip
+
+    def norm_grads(self) -> Tensor | None:
+        if self.ln_weight is None or self.ln_bias is None:
+            return None
+        raw, stats, before, _, dseen = self.given
+        assert raw is not None and stats is not None and before is not None and dseen is not None
+        eps = raw[..., (self.plan.blocks - 1) * self.plan.hidden :]
+        return norm_grads(raw, eps, before, None, stats, dseen, self.ln_weight, self.ln_bias, self.flags)
 
 
 @functools.lru_cache(256)

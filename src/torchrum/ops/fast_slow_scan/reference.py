@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchrum.ops.kernels.linear import CellWeights, working_dtype
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
-from torchrum.ops.kernels.precision import working_dtype
-from torchrum.ops.kernels.weights import CellWeights
 from torchrum.ops.lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
 from torchrum.ops.rum_scan import RumOptions, StepWeights, rum_step_reference
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rum_scan import native
 
 MOST_ROWS = 16
@@ -63,7 +63,7 @@ def _run(inputs: GatedInputs, options: GatedOptions, read: dict[str, Tensor], fi
     (T, B, _), H, dtype = xp.shape, h0.shape[1], working_dtype(xp.dtype)
     template, shapes = _find_layout(T, B, H, "grad_out" in read, options)
     scan = GatedScan.from_buffer_copy(template)
-    if T * B * H * H * 3 >= native.call.SMALL:
+    if T * B * H * H * 3 >= native.SMALL:
         scan.threads = threads = max(1, min(torch.get_num_threads(), B))
         scan.block = max(1, min(MOST_ROWS, -(-B // threads)))
     if options.draws:
@@ -83,7 +83,7 @@ def _run(inputs: GatedInputs, options: GatedOptions, read: dict[str, Tensor], fi
             and part.is_cpu
             and part.untyped_storage().nbytes() >= needs
         ):
-            part = native.call.readable(name, part, shape, wanted)
+            part = native.readable(name, part, shape, wanted)
             copies.append(part)
         address = part.data_ptr()
         if address == 0 and part.numel() > 0:

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.masks import keep_mask
-from torchrum.ops.kernels.precision import working_dtype
 from torchrum.ops.rotation import rotate
 
 

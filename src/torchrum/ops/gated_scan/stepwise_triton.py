@@ -15,19 +15,20 @@ from torch import Tensor
 from torchrum.ops.gated_scan.torch_backend import weight_gradients
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import zoneout_flags
-from torchrum.ops.kernels.matmul import StepMatmul, load_parts
+from torchrum.ops.kernels.matmul import StepMatmul, load_parts, scan_key
 from torchrum.ops.kernels.rows import sigmoid, tanh, zoneout_keep_new
-from torchrum.ops.kernels.step_graphs import (
+from torchrum.ops.kernels.triton_launch import (
     TABLE_SLOTS,
+    Launch,
     Pass,
     aligned,
     fill_table,
+    padded,
     plain_mode,
+    prepare,
     run_pass,
-    scan_key,
     tensor_at,
 )
-from torchrum.ops.kernels.triton_launch import Launch, padded, prepare
 
 UNITS = 128  # of a program, or one head
 NO_DIRECTION = tl.constexpr(1e-12)  # as rotation.py: tiny_of, opposite_of

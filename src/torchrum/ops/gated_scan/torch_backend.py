@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions, keep_shares
-from torchrum.ops.kernels.precision import without_autocast, working_dtype
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
+from torchrum.ops.kernels.linear import recurrent_weight_gradient, working_dtype
+from torchrum.ops.kernels.machine import without_autocast
 from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, reflect, tiny_of
 
 
@@ -96,7 +96,7 @@ class Heads(NamedTuple):
 
 def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tuple[Tensor, Tensor]:
     """Run the scan: the states and, with ``save``, the gates."""
-    with without_autocast(inputs.xp.device.type):
+    with without_autocast(inputs.xp):
         return _forward(inputs, options, save)
 
 
@@ -128,7 +128,7 @@ def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
     """Gradients of the inputs from that of the states."""
-    with without_autocast(inputs.xp.device.type):
+    with without_autocast(inputs.xp):
         return _backward(grad_out, inputs, out, gates, options)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._checks import check_flags, check_positive_int
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.masks import keep_mask
-from torchrum.ops.kernels.precision import working_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

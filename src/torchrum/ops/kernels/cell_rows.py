@@ -26,7 +26,7 @@ from torchrum.ops.kernels.rows import (
     tanh,
     zoneout_keep_new,
 )
-from torchrum.ops.kernels.step_graphs import tensor_at
+from torchrum.ops.kernels.triton_launch import tensor_at
 
 
 @triton.jit

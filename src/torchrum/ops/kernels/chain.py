@@ -17,11 +17,23 @@ import triton
 from torch import Tensor
 
 from torchrum.ops.kernels.cell_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
+from torchrum.ops.kernels.linear import CellWeights, reference_gradients, weight_gradient
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_threshold, stream_seeds
-from torchrum.ops.kernels.matmul import StepMatmul
-from torchrum.ops.kernels.step_graphs import TABLE_SLOTS, Pass, aligned, fill_table, plain_mode, run_pass, scan_key
-from torchrum.ops.kernels.triton_launch import Launch, launch, padded, pdl_runs, prepare, row_flags
-from torchrum.ops.kernels.weights import CellWeights, reference_gradients, weight_gradient
+from torchrum.ops.kernels.matmul import StepMatmul, scan_key
+from torchrum.ops.kernels.triton_launch import (
+    TABLE_SLOTS,
+    Launch,
+    Pass,
+    aligned,
+    fill_table,
+    launch,
+    padded,
+    pdl_runs,
+    plain_mode,
+    prepare,
+    row_flags,
+    run_pass,
+)
 
 Given = Sequence[Tensor | None]
 
@@ -453,7 +465,8 @@ def chain_backward(
         dgates = [torch.empty_like(cell.gates) for cell in saved]
         if xp.numel() == 0:
             carried = [torch.zeros_like(x) if g is None else g for x, g in zip(states, grad_states, strict=True)]
-            return dgates[0], carried, [CellWeights(*map(_zeros_like, cell)) for cell in weights]
+            zeros = [[None if part is None else torch.zeros_like(part) for part in cell] for cell in weights]
+            return dgates[0], carried, [CellWeights(*cell) for cell in zeros]  # type: ignore[arg-type]
         if grad_out is None:
             grad_out = xp.new_zeros((*xp.shape[:2], plans[-1].hidden))
         all_grads = [aligned(grad_out.to(xp.dtype)), *grad_states]
@@ -473,10 +486,6 @@ def chain_backward(
 
 def _key(direction: str, plans: tuple[Plan, ...], inputs: ChainInputs) -> Hashable:
     return scan_key("chain", direction, inputs.xp, plans, inputs.seeds is not None, inputs.lengths is not None)
-
-
-def _zeros_like(x: Any) -> Any:
-    return None if x is None else torch.zeros_like(x)
 
 
 def cell_grads(weights: CellWeights, plan: Plan, dgates: Tensor, inputs: Tensor, norms: Tensor | None) -> CellWeights:

@@ -43,16 +43,12 @@ def current_stream(driver: ctypes.CDLL, device: int) -> int | None:
     context = ctypes.c_void_p()
     check = driver.cuCtxGetCurrent(ctypes.byref(context))
     if check != 0 or not context.value:
-        _enter_context(driver, device, context, check)
+        check_driver(check, "asking for the current context")
+        handle = ctypes.c_int()
+        check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
+        check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
+        check_driver(driver.cuCtxSetCurrent(context), "entering the context")
     return torch._C._cuda_getCurrentRawStream(device)
-
-
-def _enter_context(driver: ctypes.CDLL, device: int, context: ctypes.c_void_p, check: int) -> None:
-    check_driver(check, "asking for the current context")
-    handle = ctypes.c_int()
-    check_driver(driver.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
-    check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
-    check_driver(driver.cuCtxSetCurrent(context), "entering the context")
 
 
 def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None:

@@ -1,13 +1,23 @@
-"""Whether kernels can run on this machine and on a given call, with the reason if not. Does not import Triton."""
+"""Whether kernels can run on this machine and on a given call, with the reason if not; autocast. No Triton here.
+
+Some virtual machines announce AMX without granting it: bfloat16 matmuls then fail in torch itself. oneDNN, which torch
+multiplies bfloat16 matrices with on a CPU, trusts the announcement and dies on the first AMX instruction, or reports
+that it "could not create a primitive". Its own limit on instruction sets avoids that (``limit_isa``).
+"""
 
 import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -17,10 +27,10 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HIDDEN = 8192  # a whole row is held in one program's registers
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def constant_when_traced(function: F) -> F:
+def constant_when_traced(function: Function) -> Function:
     """:func:`torch.compiler.assume_constant_result` without its import of the compiler, which takes a second.
 
     For functions that inspect the machine, which a compiler cannot trace.
@@ -99,3 +109,84 @@ def is_unwatched(tensors: Iterable[Tensor]) -> bool:
     if _tracing_state() is not None or _transforms_active():
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype that autocast rounds the operands of a matmul to on a device type; None if it is off."""
+    # torch raises for a device type without autocast, such as meta; the usual ones need no check
+    if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
+        return None
+    if not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast rounds the operands of a matmul of ``x``."""
+    # first the cheap test: the name of a device costs as much as a view. It ignores MPS
+    if not torch._C._is_any_autocast_enabled() and (x.is_cuda or x.is_cpu):
+        return False
+    return autocast_dtype(x.device.type) is not None
+
+
+_AS_IT_IS = nullcontext()
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Matmuls of tensors on the device of ``x`` in the dtype of their operands."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else _AS_IT_IS
+
+
+ISA_VARIABLE, WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
+AMX_SYMPTOM = "could not create a primitive"
+AMX_ADVICE = (
+    "this CPU announces AMX but does not grant it, so bfloat16 matmuls fail in torch itself; "
+    f"set {ISA_VARIABLE}={WITHOUT_AMX} in the environment and start again"
+)
+AMX_TRIAL = """
+import torch
+for size in (8, 64, 256):
+    x = torch.ones(size, size, dtype=torch.bfloat16)
+    torch.nn.functional.linear(x, x, x[0]) + x @ x + torch.addmm(x, x, x.t())
+"""
+
+
+def announces_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor says that it has AMX; False where that cannot be told."""
+    try:
+        return "amx_tile" in cpuinfo.read_text()
+    except OSError:
+        return False
+
+
+def bf16_works() -> bool:
+    """Try bfloat16 matmuls in a child process: where they fail, they may take the process with them."""
+    return subprocess.run([sys.executable, "-c", AMX_TRIAL], capture_output=True, timeout=300).returncode == 0
+
+
+def limit_isa(
+    environment: MutableMapping[str, str] = os.environ,
+    announced: Callable[[], bool] = announces_amx,
+    works: Callable[[], bool] = bf16_works,
+) -> str | None:
+    """Keep oneDNN from AMX where the CPU announces it and a trial shows that it does not work.
+
+    Call it before the first bfloat16 matmul. A limit that the user has set is left alone.
+
+    Returns:
+        What was done, in words, or None if nothing had to be.
+    """
+    if ISA_VARIABLE in environment or not announced() or works():
+        return None
+    environment[ISA_VARIABLE] = WITHOUT_AMX
+    return f"bfloat16 matmuls fail on this CPU, which announces AMX but does not grant it: {ISA_VARIABLE}={WITHOUT_AMX}"
+
+
+def explained_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """:func:`torch.nn.functional.linear`, whose error says what to do if it is this one."""
+    try:
+        return F.linear(x, weight, bias)
+    except RuntimeError as error:
+        if AMX_SYMPTOM not in str(error):
+            raise
+        raise RuntimeError(f"{error}: {AMX_ADVICE}.") from error

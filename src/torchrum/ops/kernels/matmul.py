@@ -5,14 +5,17 @@ inner axis until every multiprocessor has one tile loads fastest, and the row ke
 """
 
 import functools
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.kernels.precision import matmul_16bit
+from torchrum.ops.kernels import triton_launch
+from torchrum.ops.kernels.linear import has_tf32, matmul_16bit, tf32_allowed
 from torchrum.ops.kernels.rows import INTERPRET
 from torchrum.ops.kernels.triton_launch import Launch, prepare
 
@@ -205,3 +208,15 @@ def has_weight_first(x: Tensor) -> bool:
 
 def multiprocessors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132
+
+
+def rounded(x: Tensor) -> bool:
+    """Whether matmuls of ``x`` are TF32, which a capture fixes; Triton's interpreter follows the setting."""
+    return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
+
+
+def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
+    """Key of everything that a scan's graphs depend on: input ``x`` ``(T, B, ...)``, tuning, and ``more``."""
+    B = x.shape[1]
+    tuning = (triton_launch.PDL, triton_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
+    return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more

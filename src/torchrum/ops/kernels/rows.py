@@ -54,67 +54,42 @@ def own_row(t, B, H: tl.constexpr, BLOCK: tl.constexpr):
     return b, row, j, j < H
 
 
-# Several sums in one reduction share its shuffles' latency and its barrier. The interpreter walks a joint reduction
-# element by element in Python, so there the sums are taken one by one.
+# Several sums in one reduction share its shuffles' latency and its barrier.
 
 
 @triton.jit
 def sum2(a, b):
-    if INTERPRET:
-        return tl.sum(a, 0), tl.sum(b, 0)
-    else:
-        return tl.reduce((a, b), 0, _add2)
+    return tl.reduce((a, b), 0, _add2)
 
 
 @triton.jit
 def sum3(a, b, c):
-    if INTERPRET:
-        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
-    else:
-        return tl.reduce((a, b, c), 0, _add3)
+    return tl.reduce((a, b, c), 0, _add3)
 
 
 @triton.jit
 def sum4(a, b, c, d):
-    if INTERPRET:
-        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0)
-    else:
-        return tl.reduce((a, b, c, d), 0, _add4)
+    return tl.reduce((a, b, c, d), 0, _add4)
 
 
 @triton.jit
 def sum5(a, b, c, d, e):
-    if INTERPRET:
-        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0), tl.sum(e, 0)
-    else:
-        return tl.reduce((a, b, c, d, e), 0, _add5)
+    return tl.reduce((a, b, c, d, e), 0, _add5)
 
 
 @triton.jit
 def sum6(a, b, c, d, e, f):
-    if INTERPRET:
-        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0), tl.sum(e, 0), tl.sum(f, 0)
-    else:
-        return tl.reduce((a, b, c, d, e, f), 0, _add6)
+    return tl.reduce((a, b, c, d, e, f), 0, _add6)
 
 
 @triton.jit
 def sum7(a, b, c, d, e, f, g):
-    if INTERPRET:
-        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0), tl.sum(e, 0), tl.sum(f, 0), tl.sum(g, 0)
-    else:
-        return tl.reduce((a, b, c, d, e, f, g), 0, _add7)
+    return tl.reduce((a, b, c, d, e, f, g), 0, _add7)
 
 
 @triton.jit
 def sum8(a, b, c, d, e, f, g, h):
-    if INTERPRET:
-        return (
-            tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0),
-            tl.sum(e, 0), tl.sum(f, 0), tl.sum(g, 0), tl.sum(h, 0),
-        )  # fmt: skip
-    else:
-        return tl.reduce((a, b, c, d, e, f, g, h), 0, _add8)
+    return tl.reduce((a, b, c, d, e, f, g, h), 0, _add8)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ All sums with the incoming gradient are taken in one round, or in two with layer
 what a sum would wait for can be subtracted from it afterwards.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -370,29 +370,26 @@ def rum_norm_grad_kernel(
         tl.store(shifts + H, shift_u, mask=mask)
 
 
-class NormTensors(NamedTuple):
-    """What the gradients of layer norm's parameters are made of; all but ``h0`` are ``(T, B, ...)``."""
-
-    gates: Tensor
-    """The raw gates of all steps, tau first."""
-    eps: Tensor
-    states: Tensor
-    """Before each step; or after it, and ``h0`` the one before the first."""
-    h0: Tensor | None
-    stats: Tensor
-    """What the steps kept."""
-    dseen: Tensor
-    """The states' gradients behind zoneout."""
-
-
-def norm_grads(tensors: NormTensors, ln_weight: Tensor, ln_bias: Tensor, flags: dict[str, Any]) -> Tensor:
+def norm_grads(
+    gates: Tensor,
+    eps: Tensor,
+    states: Tensor,
+    h0: Tensor | None,
+    stats: Tensor,
+    dseen: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    flags: dict[str, Any],
+) -> Tensor:
     """``(2, blocks*H)`` in float32: gradients of the gains and of the shifts.
 
     Args:
+        gates, eps: ``(T, B, ...)``, the raw gates of all steps, tau first, and eps.
+        states: ``(T, B, H)``, before each step; or after it, and ``h0`` is the one before the first.
+        stats, dseen: what the steps kept, and the states' gradients behind zoneout.
         ln_weight, ln_bias: float32.
         flags: compile-time arguments of the row kernel.
     """
-    gates, eps, states, _, _, dseen = tensors
     H = flags["H"]
     (T, B), size = dseen.shape[:2], ln_weight.numel()
     rows = T * B
@@ -402,7 +399,7 @@ def norm_grads(tensors: NormTensors, ln_weight: Tensor, ln_bias: Tensor, flags: 
     sums = torch.empty((programs, 2, size), device=dseen.device)
     launch(
         rum_norm_grad_kernel, (programs, tiles),
-        *tensors, sums, ln_weight, ln_bias, rows, B,
+        gates, eps, states, h0, stats, dseen, sums, ln_weight, ln_bias, rows, B,
         H=H, BLOCK=block, **{name: flags[name] for name in ("GATE", "LN", "ACTIVATION", "ETA")},
         GATES_WIDTH=gates.stride(1), EPS_WIDTH=eps.stride(1), STATES_WIDTH=states.stride(1),
         num_warps=max(1, block // 128),

@@ -1,16 +1,28 @@
-"""Launch Triton kernels: compile them in parallel first, and choose the launch options of row kernels."""
+"""Launch Triton kernels: compile them in parallel first, choose their options, replay time steps as CUDA graphs.
 
+A graph serves every sequence length and every address. It holds a fixed number of steps, a power of two; a sequence is
+replayed as the sum of a few of them. Kernels find the step to begin at and the addresses of the tensors of this call in
+a small table on the device, filled before each replay, and matmuls touch only buffers that live as long as the graph.
+So neither T nor new tensors recapture.
+"""
+
+import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
+from torchrum.ops.kernels.cuda import recording
 from torchrum.ops.kernels.rows import INTERPRET
 
 THREADS_PER_CORE = 2  # half of the time each waits for the GIL, the assembler or the C compiler
@@ -114,3 +126,247 @@ def row_flags(H: int, direction: str, pdl: bool, most_warps: int | None = None) 
 def row_registers(num_warps: int) -> int:
     """Registers of a thread that leave room for a matmul's tile beside the row."""
     return min(255, ROW_REGISTERS // (32 * num_warps))
+
+
+LARGEST_CHUNK = 128  # steps in the longest graph
+SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
+KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and buffers
+TABLE_SLOTS = 10  # even: the cells of a chain have slots on 16-byte boundaries
+
+
+# Addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream. They travel as integers,
+# so that one kernel serves tensors of every dtype.
+@triton.jit(do_not_specialize=["step", "a", "b", "c", "d", "e", "f", "T", "g"])
+def fill_table_kernel(
+    table, step: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64, d: tl.int64, e: tl.int64, f: tl.int64, T: tl.int64,
+    g: tl.int64,
+):  # fmt: skip
+    tl.store(table, step)
+    tl.store(table + 1, a)
+    tl.store(table + 2, b)
+    tl.store(table + 3, c)
+    tl.store(table + 4, d)
+    tl.store(table + 5, e)
+    tl.store(table + 6, f)
+    tl.store(table + 7, T)
+    tl.store(table + 8, g)
+
+
+def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor | None) -> None:
+    """Write the first step, the addresses and T; kernels load from the addresses 16 bytes wide, see ``aligned``."""
+    addresses = [0 if x is None else x.data_ptr() for x in (*tensors, *[None] * (7 - len(tensors)))]
+    launch(fill_table_kernel, (1,), table, step, *addresses[:6], T, addresses[6], num_warps=1)
+
+
+@triton.jit
+def tensor_at(table, slot: tl.constexpr, dtype: tl.constexpr):
+    """The tensor whose address ``fill_table`` wrote into ``slot``, see ``aligned``."""
+    return tl.multiple_of(tl.load(table + slot).to(tl.pointer_type(dtype)), 16)
+
+
+@functools.cache
+def _prefer_shared(function: int) -> None:
+    SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
+    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), SHARED_MEMORY_CARVEOUT, 100)
+
+
+def prefer_shared(kernel: Any) -> None:
+    """Hint that a launched kernel needs little of the first-level cache.
+
+    A multiprocessor divides one memory between that cache and shared memory, and runs two kernels at once only if they
+    ask for the same division; under dependent launch a row kernel should start beside a matmul.
+    """
+    function = getattr(kernel, "function", None)
+    if function is not None:
+        _prefer_shared(function)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x`` contiguous and on a 16-byte boundary, copied only if it is not."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+class Steps(Protocol):
+    """One direction of a scan with its own buffers."""
+
+    table: Tensor | None
+    stride: int
+    """+1 or -1: which way the table's step moves."""
+
+    def launches(self, t: int) -> Iterable[Launch]:
+        """The launches of one step, in order; ``t`` counts in the scan's direction from the table's step."""
+
+    def warm_up(self) -> None:
+        """Enqueue each kernel once, in every form that a later call may capture."""
+
+    def forget(self) -> None:
+        """Drop this call's tensors."""
+
+
+S = TypeVar("S", bound=Steps)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Pass(Generic[S, R]):
+    """One direction of a scan in one call."""
+
+    key: Callable[[], Hashable]
+    """Everything that the graphs depend on, device included."""
+    build: Callable[[bool], S]
+    """Makes the buffers of a new kind of scan; True if graphs will capture its steps."""
+    begin: Callable[[S], None]
+    """Loads this call's data into the buffers and the table."""
+    finish: Callable[[S], R]
+    """Takes the results out of the buffers, which the next call writes to."""
+    following: Callable[[], object] | None = None
+    """Runs the next scan, whose kernels are compiled together with this one's."""
+
+
+class _Graphed:
+    """A scan's buffers and its graphs, one for each chunk length used so far."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = steps
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.warm = False
+
+    @contextmanager
+    def chunk(self, length: int, place: "_Place") -> Iterator[None]:
+        """Record the graph of ``length`` steps, which run inside; at its end the table's step moves on."""
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph, place.pool, place.stream, other_threads=True):
+            yield
+            self.steps.table[:1].add_(self.steps.stride * length)
+        self.graphs[length] = graph
+
+
+class _Place:
+    """Stream, memory pool and event that all scans of one device share.
+
+    The graphs share cuBLAS's workspace of the capturing stream, so two replays must not overlap: each scan waits for
+    the event that the previous scan recorded. On one stream that costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.done = torch.cuda.Event()
+        # A graph that is never freed keeps the pool, and with it cuBLAS's workspace, for as long as the process lives.
+        self.anchor = torch.cuda.CUDAGraph()
+        self.anchored = torch.zeros(1, device="cuda")
+        with recording(self.anchor, self.pool, self.stream, other_threads=True):
+            self.anchored.zero_()
+
+
+_lock = threading.RLock()  # autograd runs the backward in its own thread
+_places: dict[torch.device, _Place] = {}
+_scans: "OrderedDict[Hashable, _Graphed]" = OrderedDict()
+
+
+def can_graph(x: Tensor, T: int) -> bool:
+    """Whether to use graphs: on CUDA, outside another capture, and with enough steps to pay off."""
+    return x.is_cuda and T >= SHORTEST_GRAPHED and not torch.cuda.is_current_stream_capturing()
+
+
+def chunk_lengths(T: int) -> list[int]:
+    """Powers of two that add up to ``T``, largest first."""
+    lengths = [LARGEST_CHUNK] * (T // LARGEST_CHUNK)
+    return lengths + [1 << bit for bit in range(LARGEST_CHUNK.bit_length() - 2, -1, -1) if T >> bit & 1]
+
+
+def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
+    """Take the ``T`` steps on the current stream of ``x``'s device: as graphs if possible, else one by one."""
+    if not can_graph(x, T):
+        steps = scan_pass.build(False)
+        scan_pass.begin(steps)
+        for t in range(T)[:: steps.stride]:
+            for enqueue in steps.launches(t):
+                enqueue()
+        return scan_pass.finish(steps)
+    with _lock:
+        place, scan = _find_scan(scan_pass)
+        if rehearsing():
+            return _rehearse(scan, scan_pass)
+        try:
+            if not scan.warm:
+                _warm_up(scan, scan_pass)
+            scan_pass.begin(scan.steps)
+            lengths = chunk_lengths(T)
+            for length in lengths:
+                if length not in scan.graphs:
+                    with scan.chunk(length, place):
+                        for t in range(length):
+                            for enqueue in scan.steps.launches(t):
+                                enqueue()
+            for length in lengths:
+                scan.graphs[length].replay()
+            return scan_pass.finish(scan.steps)
+        finally:  # after an error too: launched kernels may still run, and a scan on another stream must wait
+            scan.steps.forget()
+            place.done.record()
+
+
+def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
+    """Find or make the buffers and graphs for a pass on the current device; the buffers are free on return."""
+    device, key = torch.device("cuda", torch.cuda.current_device()), scan_pass.key()
+    if device not in _places:
+        _places[device] = _Place()
+    place = _places[device]
+    torch.cuda.current_stream().wait_event(place.done)
+    scan = _scans.get(key)
+    if scan is None:
+        with torch.inference_mode(False), torch.no_grad():  # buffers outlive the mode of the first call
+            scan = _scans[key] = _Graphed(scan_pass.build(True))
+        _evict()
+    _scans.move_to_end(key)
+    return place, scan
+
+
+def _warm_up(scan: _Graphed, scan_pass: Pass[S, R]) -> None:
+    """Compile and load the kernels: neither may happen while capturing."""
+    compile_together(lambda: _rehearse(scan, scan_pass, onwards=True))
+    scan_pass.begin(scan.steps)
+    scan.steps.warm_up()
+    scan.warm = True
+
+
+def _rehearse(scan: _Graphed, scan_pass: Pass[S, R], onwards: bool = False) -> R:
+    """Compile every launch of a call and, if ``onwards``, of the next scan; the results mean nothing."""
+    scan_pass.begin(scan.steps)
+    scan.steps.warm_up()
+    result = scan_pass.finish(scan.steps)
+    scan.steps.forget()
+    if onwards and scan_pass.following is not None:
+        scan_pass.following()
+    return result
+
+
+def _evict() -> None:
+    while len(_scans) > KEPT_SCANS:
+        _wait_for_all()
+        _scans.popitem(last=False)
+
+
+def _wait_for_all() -> None:
+    for place in _places.values():
+        place.done.synchronize()  # nothing uses the buffers any more
+
+
+def clear_graphs() -> None:
+    """Free every graph and buffer; later calls capture again."""
+    with _lock:
+        _wait_for_all()
+        _scans.clear()
+
+
+@contextmanager
+def plain_mode(x: Tensor) -> Iterator[None]:
+    """Turn autograd and autocast off, and make ``x``'s device current."""
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        if x.is_cuda:
+            with torch.cuda.device(x.device):
+                yield
+        else:
+            yield

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice
-from torchrum.ops.kernels.machine import is_unwatched
+from torchrum.ops.kernels.flops import register_flops
+from torchrum.ops.kernels.machine import autocasts, is_unwatched
 from torchrum.ops.kernels.masks import draw_seed
 from torchrum.ops.rum_scan import native
-from torchrum.ops.rum_scan.designs import choose_design, operator_obstacle
-from torchrum.ops.rum_scan.flops import register_flops
+from torchrum.ops.rum_scan.designs import choose_design
 from torchrum.ops.rum_scan.op import rum_scan_op
 from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
-from torchrum.ops.rum_scan.reference import rum_scan_reference, rum_step_reference
+from torchrum.ops.rum_scan.reference import rum_scan_form, rum_scan_reference, rum_step_reference
 from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
 
 __all__ = [
@@ -20,9 +20,9 @@ __all__ = [
     "ScanInputs",
     "StepWeights",
     "native",
-    "operator_obstacle",
     "rum_scan",
     "rum_scan_choice",
+    "rum_scan_form",
     "rum_scan_reference",
     "rum_step_reference",
 ]
@@ -57,13 +57,11 @@ def rum_scan(
     # under autocast the projected input comes in the lower precision
     inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
-        from torchrum.ops.rum_scan.scan_form import rum_scan_form
-
         return rum_scan_form(inputs, options)
     design, _ = choose_design(inputs, options, backend, learnable_lam=lam is not None)
     if design.module is None:
         return rum_scan_reference(inputs, options, lam=lam)
-    if not torch.is_grad_enabled() and is_unwatched((xp, inputs.h0, inputs.weight_hh)):
+    if not torch.is_grad_enabled() and is_unwatched((xp, inputs.h0, inputs.weight_hh)) and not autocasts(xp):
         out, R, _ = design.module.forward(inputs, options, save=False)
         return out, R
     if not torch.compiler.is_compiling():

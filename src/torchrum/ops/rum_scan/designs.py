@@ -4,17 +4,17 @@ Each design exports the same four functions::
 
     obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
     empty_results(inputs, options) -> Results, unfilled: what ``forward`` returns, for a compiler
-    forward(inputs, options, save=True) -> Results; without ``save`` the residuals may be left out
+    forward(inputs, options, save=True, copies=NO_COPIES) -> Results; without ``save`` the residuals may be left out
     backward(grad_out, grad_R, inputs, results, options, need_R0) -> Gradients
 
-Those ``by_driver`` take more::
+``copies``, ``Copies`` of the results, are filled too. Autocast is off in all of them. Those ``by_driver`` take more::
 
     forward(inputs, options, save=True, copies=NO_COPIES, bias=None)
     backward(grad_out, grad_R, inputs, results, options, need_R0, bias=None, need_bias=False)
 
-``copies``, ``Copies`` of the results, are filled too. ``bias``, ``(3H,)``, is what ``xp`` lacks: it is added where
-``xp`` is read. ``need_bias`` asks for ``Gradients.bias``; a design need not have it, and then the caller sums that of
-``xp``. One that ``projects`` takes ``x`` and ``weight_ih`` at the end of ``forward``, and fills ``xp``.
+``bias``, ``(3H,)``, is what ``xp`` lacks: it is added where ``xp`` is read. ``need_bias`` asks for ``Gradients.bias``;
+a design need not have it, and then the caller sums that of ``xp``. One that ``projects`` takes ``x`` and ``weight_ih``
+at the end of ``forward``, and fills ``xp``.
 """
 
 from typing import Any
@@ -24,20 +24,20 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchrum.ops._dispatch import REFERENCE, Design, choose_backend
-from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_backend
+from torchrum.ops.rum_scan import lam1, native, persistent, stepwise, torch_scan
 from torchrum.ops.rum_scan.options import SCAN_OPTIONS, RumOptions
 from torchrum.ops.rum_scan.types import ScanInputs
 
 OPERATOR_OPTIONS = frozenset(
     ("lam", "eta", "activation", "update_gate", "layer_norm", "ln_order", "ln_eps", "zoneout", "training")
 )
-"""The options that the operator passes to its designs. A design that supports fewer names its own set."""
+"""The options that the operator passes to its designs."""
 
 PERSISTENT = Design("persistent", "fused", persistent, lam=0.0, sized=True, by_driver=True, projects=True)
 STEPWISE = Design("stepwise", "fused", stepwise, lam=0.0)
 LAM1 = Design("lam1", "fused", lam1, lam=1.0, by_driver=True)
 NATIVE = Design("native", "native", native)
-TORCH = Design("torch", "torch", torch_backend)
+TORCH = Design("torch", "torch", torch_scan)
 
 DESIGNS = (PERSISTENT, STEPWISE, LAM1, NATIVE, TORCH)
 
@@ -52,13 +52,8 @@ def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
         return f"lam is {'learnable' if learnable_lam else options.lam}, and only lam 0 and 1 are supported"
     if not isinstance(options.activation, str):
         return "activation is a callable, whose derivative only autograd knows"
-    return unsupported(options, OPERATOR_OPTIONS)
-
-
-def unsupported(options: RumOptions, supported: frozenset[str]) -> str | None:
-    """Return why a design that reads only the ``supported`` options cannot run, or None."""
     for name, default in SCAN_OPTIONS.items():
-        if name not in supported and getattr(options, name) != default:
+        if name not in OPERATOR_OPTIONS and getattr(options, name) != default:
             return f"{name} is given, and only {name}={default!r} is supported"
     return None
 
@@ -105,10 +100,7 @@ def _choose(
         designs, asked = designs[first:], "auto"
 
     def obstacle_of(design: Design) -> str | None:
-        if design is REFERENCE:
-            return None
-        lacking = None if design.options is None else unsupported(options, design.options)
-        return common or lacking or design.module.obstacle(inputs, options)
+        return None if design is REFERENCE else common or design.module.obstacle(inputs, options)
 
     return choose_backend(asked, (*designs, REFERENCE), obstacle_of)
 

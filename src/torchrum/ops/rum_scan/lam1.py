@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.kernels.cuda import Kernel, load_kernel, nvrtc_obstacle
+from torchrum.ops.kernels.linear import recurrent_weight_gradient
 from torchrum.ops.kernels.machine import constant_when_traced
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 

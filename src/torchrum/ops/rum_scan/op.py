@@ -3,10 +3,11 @@
 The derivative is the operator's own kernel for the Autograd key, as that of torch's operators is; a rule from
 ``register_autograd`` fails under ``torch.func.grad``, and a Function around the operator is lost by
 ``torch.export``. The backward is an operator too, and where it is differentiated a Function by way of the reference.
+Below the operators are their rules for vmap, and for the counter of floating point operations.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor, library
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from torchrum.ops.rum_scan import vmap
+from torchrum.ops.kernels.flops import counts_flops
+from torchrum.ops.kernels.machine import without_autocast
 from torchrum.ops.rum_scan.designs import OPERATOR_OPTIONS, PERSISTENT, STEPWISE, choose_design
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.reference import rum_scan_reference
-from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import NUM_GRADIENTS, Gradients, Residuals, Results, ScanInputs
 
 _OPTION_SCHEMA = (
     "float lam, float? eta, str activation, bool update_gate, bool layer_norm, str ln_order, float ln_eps, "
@@ -31,7 +33,7 @@ _INPUTS = (
     "Tensor xp, Tensor h0, Tensor? R0, Tensor weight_hh, Tensor? ln_weight, Tensor? ln_bias, "
     "Tensor? lengths, Tensor? seed"
 )
-NUM_INPUTS, NUM_GRADIENTS = len(ScanInputs._fields), len(Gradients._fields) - 1
+NUM_INPUTS = len(ScanInputs._fields)
 assert [part.split()[-1] for part in _INPUTS.split(", ")] == list(ScanInputs._fields)
 # The names here are in programs that were exported already, so `gates` and `ends` stay: they are Residuals.
 # save: whether to keep what the backward needs; without it the last two results are empty
@@ -100,7 +102,8 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
     options, backend = _options(flags)
     _check(inputs, options)
     design, _ = choose_design(inputs, options, backend, insist=False)
-    results = design.module.forward(inputs, options, save)
+    with without_autocast(inputs.xp):  # it would round R, and what is carried, at every step
+        results = design.module.forward(inputs, options, save)
     if not save:
         return _flatten(results._replace(residuals=Residuals()), inputs.xp)
     (gates, kept), R = results.residuals, results.R
@@ -124,7 +127,8 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     (design, _), kept = choose_design(inputs, options, backend, insist=False), results.residuals.kept
     if design in (PERSISTENT, STEPWISE):  # under vmap the forward may have run with another batch size
         design = STEPWISE if kept is None else PERSISTENT
-    grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
+    with without_autocast(inputs.xp):
+        grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
     return tuple(_or_empty(part, inputs.xp) for part in grads[:NUM_GRADIENTS])
 
 
@@ -153,10 +157,6 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
         inputs.xp.new_empty(0) if part is None else torch.empty_like(part, memory_format=torch.contiguous_format)
         for part in like[:NUM_GRADIENTS]
     )
-
-
-library.register_vmap("torchrum::rum_scan", vmap.forward_rule)
-library.register_vmap("torchrum::rum_scan_backward", vmap.backward_rule)
 
 
 class _RumScan(torch.autograd.Function):
@@ -268,3 +268,110 @@ def rum_scan_op(inputs: ScanInputs, options: RumOptions, backend: str) -> tuple[
     """States ``(T, B, H)`` and the last R by the ``fused``, ``native`` or ``torch`` backend, differentiable."""
     out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, backend), False)
     return out, R_n if options.keeps_rotation else None
+
+
+# vmap: a mapped dimension joins the batch, since the rows of a batch are independent. Where the weights themselves are
+# mapped, or layer norm or zoneout tie a result to its place, the samples run in turn.
+
+Dims = tuple[int | None, ...]
+
+
+def _in_turn(op: Callable, size: int, dims: Dims, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Dims]:
+    samples = [
+        op(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True)))
+        for i in range(size)
+    ]
+    stacked = tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _fold(x: Tensor | None, dim: int | None, at: int, size: int) -> Tensor | None:
+    """Join the mapped dimension to the batch dimension, number ``at`` of the sample; an unmapped tensor is repeated.
+
+    Contiguous, as a call without vmap would have it: flattening a batch of one leaves a view in another order.
+    """
+    if x is None:
+        return None
+    x = x.unsqueeze(at).expand(*x.shape[:at], size, *x.shape[at:]) if dim is None else x.movedim(dim, at)
+    return x.flatten(at, at + 1).contiguous()
+
+
+def _unfold(x: Tensor, at: int, size: int) -> Tensor:
+    return x.unflatten(at, (size, -1))
+
+
+_BATCH_DIM = {
+    "xp": 1,
+    "h0": 0,
+    "R0": 0,
+    "lengths": 0,
+    "grad_out": 1,
+    "grad_R": 0,
+    "out": 1,
+    "gates": 1,
+    "R_n": 0,
+    "kept": 1,
+}
+_FORWARD = ScanInputs._fields
+_BACKWARD = ("grad_out", "grad_R", *_FORWARD, "out", "gates", "R_n", "kept")
+
+
+def _folded(names: tuple[str, ...], size: int, dims: Dims, args: tuple[Any, ...]) -> list[Any] | None:
+    """The arguments with the mapped dimension folded in, or None where that would be wrong."""
+    given = dict(zip(names, zip(args, dims, strict=False), strict=False))
+    if any(given[name][1] is not None for name in ("weight_hh", "ln_weight", "ln_bias", "seed")):
+        return None
+    if given["ln_weight"][0] is not None or given["seed"][0] is not None:
+        return None
+    folded = []
+    for name, (arg, dim) in given.items():
+        empty = arg is not None and arg.dim() == 1 and arg.numel() == 0  # what a design leaves out
+        foldable = name in _BATCH_DIM and not empty
+        folded.append(_fold(arg, dim, _BATCH_DIM[name], size) if foldable else arg)
+    return [*folded, *args[len(names) :]]
+
+
+@library.register_vmap("torchrum::rum_scan")
+def _vmap_forward(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], Dims]:
+    op, size = torch.ops.torchrum.rum_scan, info.batch_size
+    folded = _folded(_FORWARD, size, dims, args)
+    if folded is None:
+        return _in_turn(op, size, dims, args)
+    results = op(*folded)
+    places = tuple(None if part.dim() == 1 else at for part, at in zip(results, (1, 0, 1, 1), strict=True))
+    return tuple(x if at is None else _unfold(x, at, size) for x, at in zip(results, places, strict=True)), places
+
+
+@library.register_vmap("torchrum::rum_scan_backward")
+def _vmap_backward(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], Dims]:
+    op, size = torch.ops.torchrum.rum_scan_backward, info.batch_size
+    folded = _folded(_BACKWARD, size, dims, args)
+    if folded is None:
+        return _in_turn(op, size, dims, args)
+    grad_xp, grad_h0, grad_R0, _, *no_ln = op(*folded)
+    grad_xp, grad_h0 = _unfold(grad_xp, 1, size), _unfold(grad_h0, 0, size)
+    named = dict(zip(_BACKWARD, folded, strict=False))
+    states = torch.cat([named["h0"].to(named["out"].dtype).unsqueeze(0), named["out"][:-1]])
+    grad_gates = grad_xp[..., : named["weight_hh"].shape[0]]
+    grad_weight = torch.einsum("tvbg,tvbh->vgh", grad_gates, _unfold(states, 1, size))  # one matrix per sample
+    R_dim = None if grad_R0.dim() == 1 else 0
+    grad_R0 = grad_R0 if R_dim is None else _unfold(grad_R0, 0, size)
+    return (grad_xp, grad_h0, grad_R0, grad_weight, *no_ln), (1, 0, R_dim, 0, None, None)
+
+
+@counts_flops("rum_scan")
+def scan_flops(xp: Any, h0: Any, R0: Any, weight_hh: Any, *rest: Any, out_shape: Any = None) -> int:
+    """Two for each multiplication and addition of a matmul, from shapes: with the weight, and with lam 1 with R.
+
+    R e, R n and R h are three matrix-vector products, and the step takes a matrix of rank 2 off R.
+    """
+    (T, B, _), (rows, H) = xp, weight_hh
+    lam = rest[4]  # behind ln_weight, ln_bias, lengths and seed
+    return T * B * (2 * rows * H + (10 * H * H if lam != 0 else 0))
+
+
+@counts_flops("rum_scan_backward")
+def scan_backward_flops(grad_out: Any, grad_R: Any, *args: Any, out_shape: Any = None) -> int:
+    """Twice the forward, as for every matmul: once for each operand's gradient."""
+    inputs, flags = args[:8], args[12:]  # out, gates, R_n and ends stand between
+    return 2 * scan_flops(*inputs, *flags)

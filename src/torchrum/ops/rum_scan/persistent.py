@@ -8,7 +8,6 @@ import functools
 import itertools
 import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrum.ops.kernels.cuda import EMPTY, Fill, Kernel, compile_source, kept_mail, load_kernel, nvrtc_obstacle
+from torchrum.ops.kernels.cuda import EMPTY, Fill, Kernel, kept_mail, load_kernel, nvrtc_obstacle
+from torchrum.ops.kernels.linear import recurrent_weight_gradient, tf32_allowed
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.kernels.precision import tf32_allowed
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 
@@ -160,15 +158,6 @@ def _source(name: str, resident: int) -> str:
     macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {resident}\n"
     files = ("common.cuh", "step.cuh", f"{name}.cu")
     return macros + "\n".join((folder / file).read_text() for file in files)
-
-
-def compile_ahead(plans: Sequence[Plan]) -> None:
-    """Compile both kernels of every plan, several at a time, for tests and benchmarks with many plans."""
-    jobs = {
-        (kernel_source(name, plan), f"rum_persistent_{name}", plan.macros(name)) for plan in plans for name in RESIDENT
-    }
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda job: compile_source(*job, ARCHITECTURE, FLAGS), jobs))
 
 
 @functools.lru_cache(256)
@@ -393,13 +382,11 @@ def _readable(dtype: torch.dtype, *tensors: Tensor | None) -> list[Tensor | None
     """The tensors as the kernels read them: in one dtype, contiguous, and where a pair of numbers is one word."""
     pair = 2 * dtype.itemsize
     return [
-        x if x is None or (x.dtype is dtype and x.is_contiguous() and x.data_ptr() % pair == 0) else _copy(x, dtype)
+        x
+        if x is None or (x.dtype is dtype and x.is_contiguous() and x.data_ptr() % pair == 0)
+        else x.to(dtype, copy=True, memory_format=torch.contiguous_format)
         for x in tensors
     ]
-
-
-def _copy(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _mail(xp: Tensor, words: int) -> tuple[Tensor, tuple[Fill, ...]]:

@@ -10,31 +10,34 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
-from torchrum.ops.kernels.machine import is_unwatched
-from torchrum.ops.kernels.masks import draw_seed
-from torchrum.ops.kernels.precision import autocasts, without_autocast, working_dtype
-from torchrum.ops.rum_scan.designs import NATIVE, choose_design
-from torchrum.ops.rum_scan.native.projecting import (
-    backward_projecting,
-    forward_projecting,
-    infer_projecting,
-    operator_results,
-    projects,
-)
-from torchrum.ops.rum_scan.op import NUM_GRADIENTS, backward_by_operator, make_flags
-from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.projection import (
+from torchrum.ops.kernels.linear import (
+    ExactMatmuls,
     adds_apart,
-    kernel_projects,
+    bf16x3_linear,
+    linear,
+    linear_backward,
     padded_bias,
-    project,
-    project_backward,
-    project_eagerly,
+    rounds_matmuls,
+    working_dtype,
 )
-from torchrum.ops.rum_scan.types import NO_COPIES, Copies, LayerInputs, Residuals, Results, ScanInputs
+from torchrum.ops.kernels.machine import autocasts, is_unwatched, without_autocast
+from torchrum.ops.kernels.masks import draw_seed
+from torchrum.ops.rum_scan import native
+from torchrum.ops.rum_scan.designs import NATIVE, choose_design, operator_obstacle
+from torchrum.ops.rum_scan.op import backward_by_operator, make_flags
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.types import NUM_GRADIENTS, Copies, LayerInputs, Residuals, Results, ScanInputs
+
+EXACT_UNITS = 512
+"""Hidden units up to which the fused scan of lam = 0 goes forward in exact matmuls while torch rounds to TF32; beyond,
+its matmuls have sixteen bits."""
+PROJECTED_NUMBERS = 1024
+"""Numbers of an input up to which a scan's kernel projects it: the host saves a launch, which costs more than what the
+kernel takes longer."""
 
 
 class PlainCall(NamedTuple):
@@ -48,8 +51,12 @@ class PlainCall(NamedTuple):
 
 
 @functools.lru_cache(256)
-def _find_call(options: RumOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None) -> PlainCall:
-    """Made once: a layer is called in the same way again and again."""
+def _find_call(
+    options: RumOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None
+) -> PlainCall | None:
+    """The call, made once: a layer is called in the same way again and again. None where no design can run it."""
+    if operator_obstacle(options, learnable_lam=False) is not None:
+        return None
     return PlainCall(options.with_training(training), backend, returned)
 
 
@@ -58,8 +65,8 @@ def plain_scan(
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """All states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; nothing where the call is not plain.
 
-    ``returned`` says whether the last two have another shape, as in ``PlainCall``. ``options`` must be such that
-    ``operator_obstacle`` finds nothing in them.
+    ``returned`` says whether the last two have another shape, as in ``PlainCall``. A learnable lam is NaN in
+    ``options``.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
@@ -68,104 +75,85 @@ def plain_scan(
     if not is_unwatched(given) or autocasts(x):
         return None
     call = _find_call(options, training, backend, returned)
+    if call is None:
+        return None
     if call.options.draws:
         inputs = inputs._replace(seed=draw_seed(x.device))
     if torch.is_grad_enabled():
         for part in given:  # a loop, as in is_unwatched
             if part.requires_grad:
                 return _apply(call, *inputs)
-    if x.is_cpu and _is_native(inputs, call):
-        return infer_projecting(inputs.with_zeros(), call.options, call.returned or ())
-    design, scanned, lacking, unprojected = _project(inputs, call)
-    if design.by_driver:
-        copies = NO_COPIES if call.returned is None else _empty_copies(scanned, call, whole=False)
-        out, R, _ = design.module.forward(scanned, call.options, False, copies, lacking, *unprojected)
-    else:
-        out, R, _ = results = design.module.forward(scanned, call.options, save=False)
-        copies = NO_COPIES if call.returned is None else _copy(results, call, whole=False)
-    if call.returned is None:
-        return out, out[-1], R
+    _, _, _, (out, R, _), copies = _run(inputs, call, save=False)
     assert copies.last is not None
-    return out, copies.last, R.view(*call.returned, *R.shape) if R is not None and call.returned else R
+    return out, copies.last, R.view(*returned, *R.shape) if R is not None and returned else R
 
 
-def _is_native(inputs: LayerInputs, call: PlainCall) -> bool:
-    """Whether the native scan runs; it projects the input itself."""
-    return call.backend in ("auto", "native") and projects(inputs.x)
+def _run(
+    inputs: LayerInputs, call: PlainCall, save: bool
+) -> tuple[Design, Tensor | None, Tensor | None, Results, Copies]:
+    """Project and scan.
+
+    Returns:
+        The design; xp, or None where the native scan has projected; the bias that xp lacks, or None; the results; and
+        copies of them, with ``save`` of all that goes to a user, else of the last state.
+    """
+    design, scanned, more = _project(inputs, call)
+    copies = _empty_copies(inputs, call, whole=save and call.returned is not None)
+    results = design.module.forward(scanned, call.options, save, copies, *more)
+    return design, None if scanned is inputs else scanned[0], more[0] if more else None, results, copies
 
 
-def _project(inputs: LayerInputs, call: PlainCall) -> tuple[Design, ScanInputs, Tensor | None, tuple[Tensor, ...]]:
+def _project(
+    inputs: LayerInputs, call: PlainCall
+) -> tuple[Design, LayerInputs | ScanInputs, tuple[Tensor | None, ...]]:
     """Project the input, or leave that to the design that runs.
 
     Returns:
-        The design; what it scans; the bias, ``(3H,)``, that ``xp`` lacks, or None; and x and ``weight_ih`` where the
-        design projects them into ``xp``, which is not filled yet, else nothing.
+        The design; what it scans; and what it takes more: the bias, ``(3H,)``, that ``xp`` lacks, or None, and x and
+        ``weight_ih`` where it projects them into ``xp``, which is not filled yet.
     """
     x, weight, bias = inputs[:3]
+    if native.projects(x, call.backend):
+        return NATIVE, inputs, ()
     if call.options.lam == 0 and kernel_projects(x):
         T, B, _ = x.shape
         scanned = inputs.projected(x.new_empty(T, B, weight.shape[0]))
         design, _ = choose_design(scanned, call.options, call.backend)
         if design.projects:
-            return design, scanned, padded_bias(weight, bias), (x, weight)
+            return design, scanned, (padded_bias(weight, bias), x, weight)
     apart = adds_apart(x, weight)
     lacking = padded_bias(weight, bias) if apart else None
     xp = project_eagerly(x, weight, None if apart else bias, call.options)
     scanned = inputs.projected(xp)
     design, _ = choose_design(scanned, call.options, call.backend)
     if design.by_driver:
-        return design, scanned, lacking, ()
+        return design, scanned, (lacking,)
     if lacking is not None:
         xp.add_(lacking)
     if inputs.h0 is None:
         scanned = inputs.with_zeros().projected(xp, from_zero=True)
-    return design, scanned, None, ()
+    return design, scanned, ()
 
 
-def _empty_copies(scanned: ScanInputs, call: PlainCall, whole: bool) -> Copies:
+def _empty_copies(inputs: LayerInputs, call: PlainCall, whole: bool) -> Copies:
     """Memory for the last state, its shape behind ``call.returned``; if ``whole``, for all states and any R as well."""
-    xp, lead = scanned.xp, call.returned or ()
-    (T, B, _), H = xp.shape, scanned.weight_hh.shape[1]
-    last = xp.new_empty(*lead, B, H)
+    x, lead = inputs.x, call.returned or ()
+    (T, B, _), H = x.shape, inputs.weight_hh.shape[1]
+    last = x.new_empty(*lead, B, H)
     if not whole:
         return Copies(last)
-    R = xp.new_empty(*lead, B, H, H, dtype=working_dtype(xp.dtype)) if call.options.keeps_rotation else None
-    return Copies(last, xp.new_empty(T, B, H), R)
-
-
-def _copy(results: Results, call: PlainCall, whole: bool) -> Copies:
-    """``_empty_copies``, filled."""
-    (out, R, _), lead = results, call.returned or ()
-    last = out.new_empty(*lead, *out.shape[1:]).copy_(out[-1])
-    if not whole:
-        return Copies(last)
-    return Copies(last, out.clone(), None if R is None else R.new_empty(*lead, *R.shape).copy_(R))
+    R = x.new_empty(*lead, B, H, H, dtype=working_dtype(x.dtype)) if call.options.keeps_rotation else None
+    return Copies(last, x.new_empty(T, B, H), R)
 
 
 class _PlainScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor | None, ...]:
-        inputs, xp, lacking = LayerInputs(*args), None, None
-        out: Tensor | None
-        last: Tensor | None
-        if inputs.x.is_cpu and _is_native(inputs, call):
-            design, inputs = NATIVE, inputs.with_zeros()
-            out, last, R, results = forward_projecting(inputs, call.options, call.returned)
-        else:
-            design, scanned, lacking, unprojected = _project(inputs, call)
-            xp, whole = scanned.xp, call.returned is not None
-            if design.by_driver:
-                last, out, R = copies = _empty_copies(scanned, call, whole)
-                results = design.module.forward(scanned, call.options, True, copies, lacking, *unprojected)
-            else:
-                results = design.module.forward(scanned, call.options, save=True)
-                last, out, R = _copy(results, call, whole)
-            if not whole:
-                out, R, _ = results
+        design, xp, lacking, results, (last, out, R) = _run(LayerInputs(*args), call, save=True)
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, xp, lacking, *results[:2], *results.residuals)
-        return out, last, R
+        ctx.save_for_backward(*args, xp, lacking, *results[:2], *results.residuals)
+        return (results.out, last, results.R) if call.returned is None else (out, last, R)
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:
@@ -174,12 +162,10 @@ class _PlainScan(torch.autograd.Function):
         needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, arriving[2]
         if grad_R is not None and ctx.call.returned:
             arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
-        if autocasts(inputs.x):
-            with without_autocast(inputs.x.device.type):
-                found = _gradients(ctx, needs, arriving, inputs, projected, results)
-        else:
-            found = _gradients(ctx, needs, arriving, inputs, projected, results)
-        grad_x, grad_weight, grad_bias, grad_h0, *others = found
+        with without_autocast(inputs.x):
+            grad_x, grad_weight, grad_bias, grad_h0, *others = _gradients(
+                ctx, needs, arriving, inputs, projected, results
+            )
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has none
         return None, grad_x, grad_weight, grad_bias, grad_h0 if needs[3] else None, *others, None, None
@@ -199,13 +185,14 @@ def _gradients(
     """
     call, design, (xp, lacking) = ctx.call, ctx.design, projected
     plain = not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None])
-    if plain and xp is None:
-        return backward_projecting(arriving, inputs, results, call.options, needs)
     grad_out, grad_last, grad_R = arriving
+    if plain and xp is None:
+        grads = native.backward(grad_out, grad_R, inputs, results, call.options, needs[4], grad_last, needs[0])
+        return grads.x, grads.weight_ih, grads.bias, *grads[1:NUM_GRADIENTS]
     if grad_out is None or grad_last is not None:
         grad_out = _joined(grad_out, grad_last, results.out, plain)
     if xp is None:
-        results = operator_results(results)
+        results = native.without_eps(results)
     if xp is None or torch.is_grad_enabled():
         xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # with a graph
     elif lacking is not None and not plain:
@@ -218,7 +205,7 @@ def _gradients(
     else:  # somebody differentiates or batches this backward
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
-    projected_grads = project_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
+    projected_grads = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
     return *projected_grads, *grads[1:NUM_GRADIENTS]
 
 
@@ -236,3 +223,37 @@ def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor, plai
         return joined
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     return torch.cat((grad_out[:-1], grad_out[-1:] + grad_last))
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
+    """``x W_ih^T + b`` for any leading dimensions.
+
+    TF32 would cost more than its ten bits: ReLU units whose sign it flips spoil the gradients far more than the
+    rounding itself, and with lam other than 0 R accumulates every step's rotation. So this matmul has at least the
+    digits of the recurrent one.
+
+    Args:
+        x: ``(..., I)``.
+        weight: ``(3H, I)``, or ``(2H, I)`` without update gate.
+        bias: as long as ``weight``, or without the H of eps; None for zeros.
+    """
+    if torch.compiler.is_compiling():  # the program keeps the precision that is set
+        return F.linear(x, weight, padded_bias(weight, bias))
+    return project_eagerly(x, weight, bias, options)
+
+
+def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
+    """``project`` where no compiler is at work."""
+    if bias is not None and bias.shape[0] != weight.shape[0]:
+        bias = padded_bias(weight, bias)
+    if not rounds_matmuls(x):
+        return linear(x, weight, bias)
+    if options.keeps_rotation or weight.shape[0] <= EXACT_UNITS * options.num_inputs:
+        with ExactMatmuls():
+            return linear(x, weight, bias)
+    return bf16x3_linear(x, weight, bias)
+
+
+def kernel_projects(x: Tensor) -> bool:
+    """Whether a scan's kernel may project ``x``, outside of autocast."""
+    return x.is_cuda and x.dtype is torch.float32 and x.numel() <= PROJECTED_NUMBERS

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle
 from torchrum.ops.rum_scan.options import RumOptions
-from torchrum.ops.rum_scan.types import Gradients, Residuals, Results, ScanInputs
+from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
@@ -27,11 +27,13 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     return Results(xp.new_empty(T, B, H), None, Residuals(xp.new_empty(T, B, options.num_gates * H)))
 
 
-def forward(inputs: ScanInputs, options: RumOptions, save: bool = True) -> Results:
+def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
     """Compute the states ``(T, B, H)`` and, whatever ``save`` is, the raw gates ``(T, B, num_gates * H)``."""
     from torchrum.ops.rum_scan.stepwise_triton import forward
 
-    return forward(inputs, options)
+    results = forward(inputs, options)
+    copies.fill(results)
+    return results
 
 
 def backward(

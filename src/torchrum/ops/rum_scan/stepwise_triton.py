@@ -14,13 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels import triton_launch
-from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts, load_parts
-from torchrum.ops.kernels.precision import BF16, split_left, split_right
+from torchrum.ops.kernels.linear import BF16, recurrent_weight_gradient, split_left, split_right
+from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts, load_parts, rounded, scan_key
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.rum_step_backward import (
     STATS,
-    NormTensors,
     load_step,
     norm_grads,
     redo_step,
@@ -28,29 +27,24 @@ from torchrum.ops.kernels.rum_step_backward import (
     sums_ahead,
     undo_step,
 )
-from torchrum.ops.kernels.step_graphs import (
+from torchrum.ops.kernels.triton_launch import (
     TABLE_SLOTS,
+    Launch,
     Pass,
     aligned,
     fill_table,
-    plain_mode,
-    prefer_shared,
-    rounded,
-    run_pass,
-    scan_key,
-    tensor_at,
-)
-from torchrum.ops.kernels.triton_launch import (
-    Launch,
     launch,
     padded,
+    plain_mode,
+    prefer_shared,
     prepare,
     rehearsing,
     row_flags,
     row_registers,
+    run_pass,
     takes_pdl,
+    tensor_at,
 )
-from torchrum.ops.kernels.weights import recurrent_weight_gradient
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.stepwise import empty_results
 from torchrum.ops.rum_scan.types import Gradients, Results, ScanInputs
@@ -394,9 +388,8 @@ class BackwardSteps(Buffers):
         if self.dseen is None or self.ln_weight is None or self.ln_bias is None:
             return dh0, None
         xp, out, gates, stats, _, _ = self.given
-        eps = xp[..., self.G * self.H :]
-        tensors = NormTensors(gates, eps, out, self.h0, stats, self.dseen)
-        return dh0, norm_grads(tensors, self.ln_weight, self.ln_bias, self.flags)
+        eps, norm = xp[..., self.G * self.H :], (self.ln_weight, self.ln_bias)
+        return dh0, norm_grads(gates, eps, out, self.h0, stats, self.dseen, *norm, self.flags)
 
     def forget(self) -> None:
         super().forget()

@@ -133,6 +133,12 @@ class Copies(NamedTuple):
     R: Tensor | None = None
     """``(..., B, H, H)``"""
 
+    def fill(self, results: Results) -> None:
+        """Copy the results where there is memory for them; some designs write both at once instead."""
+        for copy, part in ((self.last, results.out[-1:]), (self.out, results.out), (self.R, results.R)):
+            if copy is not None and part is not None:
+                copy.view(part.shape).copy_(part)
+
 
 NO_COPIES = Copies()
 
@@ -148,4 +154,11 @@ class Gradients(NamedTuple):
     ln_bias: Tensor | None = None
     bias: Tensor | None = None
     """``(3H,)``, the sum of xp's over steps and rows, where it was asked for and the design has it; no operator returns
-    it."""
+    it, nor the two below."""
+    x: Tensor | None = None
+    weight_ih: Tensor | None = None
+    """From a scan that projected its input."""
+
+
+NUM_GRADIENTS = len(ScanInputs._fields) - 2
+"""The gradients that the operators return: of all inputs but lengths and seed."""

@@ -14,8 +14,7 @@ from torchrum.cells.lstm import LSTMCell
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.models.one_hot import AnsweringModel
 from torchrum.lab.tasks.recall import Recall
-from torchrum.layers.cells import CellLayer
-from torchrum.layers.registry import build_layer
+from torchrum.layers.registry import CellLayer, build_layer
 from torchrum.layers.rum import RUM
 from torchrum.ops._dispatch import Backend
 

@@ -1,4 +1,4 @@
-/* The rotation of lam = 0: R(eps, tau) h as a combination of h, eps and tau, and its gradients; as ../rotate.py. */
+/* The rotation of lam = 0: R(eps, tau) h as a combination of h, eps and tau, and its gradients; as ../torch_turns.py. */
 #ifndef TORCHRUM_ROTATE_H
 #define TORCHRUM_ROTATE_H
 

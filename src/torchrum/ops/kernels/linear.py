@@ -1,0 +1,297 @@
+"""Matmuls by torch: their precision, the bf16x3 matmul that replaces TF32, a cell's weights and their gradients."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchrum.ops.kernels.machine import autocast_dtype, autocasts, explained_linear, without_autocast
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """16-bit dtypes carry the state and do everything but the matmul in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def rounds_matmuls(x: Tensor) -> bool:
+    """Whether a matmul of ``x`` would be TF32."""
+    if not x.is_cuda or x.dtype is not torch.float32:
+        return False
+    return tf32_allowed() and not autocasts(x) and has_tf32(x.device)
+
+
+@functools.cache
+def has_tf32(device: torch.device) -> bool:
+    """Whether a GPU has TF32 matmuls."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def tf32_allowed() -> bool:
+    """Whether torch takes TF32 for float32 matmuls on a GPU, by either of its two interfaces."""
+    read = torch._C._get_fp32_precision_getter  # torch.backends calls it, ten times slower
+    asked = read("cuda", "matmul")
+    return (read("generic", "all") if asked == "none" else asked) == "tf32"
+
+
+class ExactMatmuls:
+    """Context manager for FP32 matmuls (TF32 off) on the GPU, by the interface that set the precision.
+
+    A class: a generator would take longer than setting the precision.
+    """
+
+    def __enter__(self) -> None:
+        self.older: str | None = None
+        try:
+            self.older = torch.get_float32_matmul_precision()
+        except RuntimeError:  # set by the newer interface, and the older one then raises
+            self.newer = torch.backends.cuda.matmul.fp32_precision
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
+            return
+        torch.set_float32_matmul_precision("highest")
+
+    def __exit__(self, *error: object) -> None:
+        if self.older is None:
+            torch.backends.cuda.matmul.fp32_precision = self.newer
+        else:
+            torch.set_float32_matmul_precision(self.older)
+
+
+BF16 = torch.bfloat16  # as wide in range as float32
+
+
+def split_left(x: Tensor) -> Tensor:
+    """``(..., K)`` -> ``(..., 3 K)``: head, rest, head."""
+    head, rest = _split(x)
+    return torch.cat((head, rest, head), -1)
+
+
+def split_right(x: Tensor) -> Tensor:
+    """The same for the other factor, whose inner axis is last as well: head, head, rest."""
+    head, rest = _split(x)
+    return torch.cat((head, head, rest), -1)
+
+
+def matmul_16bit(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """``left @ right`` of a 16-bit dtype, in float32."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32, out=out)
+    return torch.mm(left.float(), right.float(), out=out)  # the same numbers, one matmul at a time
+
+
+def bf16x3_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """:func:`torch.nn.functional.linear` with this matmul; the gradients take torch's own."""
+    y = _SplitMatmul.apply(x, weight)
+    return y if bias is None else y + bias
+
+
+class _SplitMatmul(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        y = matmul_16bit(split_left(_rows(x)), split_right(weight).t())
+        return y.view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        dx = grad @ weight if ctx.needs_input_grad[0] else None
+        dweight = _rows(grad).t() @ _rows(x) if ctx.needs_input_grad[1] else None
+        return dx, dweight
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dweight: Tensor | None) -> Tensor:
+        x, weight = ctx.saved_tensors
+        parts = ([] if dx is None else [F.linear(dx, weight)]) + ([] if dweight is None else [F.linear(x, dweight)])
+        return sum(parts[1:], parts[0])
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    head = x.to(BF16)
+    return head, (x - head).to(BF16)
+
+
+class CellWeights(NamedTuple):
+    """Parameters of one cell, in the layout of its scan.
+
+    An LSTM has 4 row blocks i, j, f, o and a layer norm of 5 (with c); a RUM has tau, u, eps, of which eps has no rows
+    in ``weight_hh``, and a layer norm of 3. ``weight_ih`` is None for a cell that reads nothing and, as its bias, for
+    one whose input comes projected.
+    """
+
+    weight_ih: Tensor | None
+    weight_hh: Tensor
+    bias: Tensor | None
+    ln_weight: Tensor | None
+    ln_bias: Tensor | None
+
+
+WORTH_PADDING = 2**20
+"""Operands of fewer numbers are not copied to aligned rows. At 6784 x 100 float32 on an H200 copying both takes
+7 us and four launches, and the matmul itself 8 us."""
+
+
+def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: Tensor) -> Tensor:
+    """Sum over steps of (gradient of the raw gates)^T (state before the step), ``(rows, H)`` in the dtype of ``grads``.
+
+    Args:
+        grads: ``(T, B, ...)``, the raw gates' in the first ``rows`` columns.
+        rows: of the weight, gates times H.
+        h0: ``(B, H)``, the state before the first step; None if it was zero.
+        out: ``(T, B, H)``, the states after each.
+    """
+    if autocasts(grads):
+        with without_autocast(grads):  # it would round float32
+            return recurrent_weight_gradient(grads, rows, h0, out)
+    (T, B, H), width = out.shape, grads.shape[2]
+    grads, out, steps = grads.contiguous(), out.contiguous(), (T - 1) * B
+    if T == 0 or (T == 1 and h0 is None):
+        return grads.new_zeros(rows, H)
+    start, first = grads.storage_offset(), None
+    if h0 is not None:
+        h0 = h0 if h0.dtype is grads.dtype else h0.to(grads.dtype)
+        first = grads.as_strided((rows, B), (1, width), start).mm(h0)
+    if T == 1:
+        assert first is not None
+        return first
+    # one view each: a chain of slices costs as much as the matmul at small sizes
+    right = out.as_strided((steps, H), (H, 1), out.storage_offset())
+    if steps * width < WORTH_PADDING or not (_misaligned(grads, steps * rows, width) or _misaligned(out, steps * H, H)):
+        left = grads.as_strided((rows, steps), (1, width), start + B * width)
+        return left.mm(right) if first is None else first.addmm_(left, right)
+    left = aligned_rows(grads.as_strided((steps, rows), (width, 1), start + B * width))
+    rest = left.t().mm(aligned_rows(right))[:rows, :H]
+    return rest if first is None else first.add_(rest)
+
+
+def weight_gradient(grad_gates: Tensor, inputs: Tensor) -> Tensor:
+    """Sum over all steps and rows of gate gradients ``(T, B, G*H)`` times inputs ``(T, B, K)``: ``(G*H, K)``."""
+    left, right = aligned_rows(grad_gates.flatten(0, 1)), aligned_rows(inputs.flatten(0, 1))
+    return (left.t() @ right)[: grad_gates.shape[-1], : inputs.shape[-1]]
+
+
+def aligned_rows(x: Tensor) -> Tensor:
+    """Rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is several times slower otherwise.
+
+    Small ones are left as they are: the matmul takes less time than the padding.
+    """
+    return F.pad(x, (0, -x.shape[1] % (16 // x.element_size()))) if _misaligned(x, x.numel(), x.stride(0)) else x
+
+
+def _misaligned(x: Tensor, count: int, stride: int) -> bool:
+    """Whether ``count`` numbers of ``x``, in rows ``stride`` apart, are worth a copy to aligned rows."""
+    return count >= WORTH_PADDING and x.is_cuda and stride % (16 // x.element_size()) != 0
+
+
+def reference_gradients(
+    scan: Any, inputs: tuple[Any, ...], grads: tuple[Tensor | None, ...], wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``scan(*inputs)`` with a graph of their own; None for inputs that need none."""
+    pairs = [(out, grad) for out, grad in zip(scan(*inputs), grads, strict=True) if grad is not None]
+    chosen = [number for number, wants in enumerate(wanted) if wants]
+    found = torch.autograd.grad(
+        [out for out, _ in pairs], [inputs[n] for n in chosen], [grad for _, grad in pairs],
+        create_graph=True, allow_unused=True,
+    )  # fmt: skip
+    by_number = dict(zip(chosen, found, strict=True))
+    return tuple(by_number.get(number) for number in range(len(inputs)))
+
+
+SMALL_NUMBERS = 2**22
+"""Numbers of a result up to which a GPU adds the bias by itself."""
+ROWS_AT_ONCE = 1024
+"""Rows from which a GPU's sum over them shares each column out to many blocks."""
+
+
+def padded_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """``bias`` with zeros for eps, where that has none."""
+    if bias is None or bias.shape[0] == weight.shape[0]:
+        return bias
+    return F.pad(bias, (0, weight.shape[0] - bias.shape[0]))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """:func:`torch.nn.functional.linear`, by operands that are padded where that is faster."""
+    if x.numel() >= WORTH_PADDING and (zeros := missing_zeros(x, weight)) is not None:
+        inner, outer = zeros
+        bias = None if bias is None else F.pad(bias, (0, outer))
+        projected = F.linear(F.pad(x, (0, inner)), F.pad(weight, (0, inner, 0, outer)), bias)
+        return projected[..., : weight.shape[0]].contiguous()
+    if bias is None or not adds_apart(x, weight):
+        return explained_linear(x, weight, bias)
+    projected = F.linear(x, weight)
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return projected + bias
+    return projected.add_(bias)
+
+
+def missing_zeros(x: Tensor, weight: Tensor) -> tuple[int, int] | None:
+    """Columns and rows of zeros behind ``weight`` that put the rows of a 16-bit matmul on 16-byte boundaries.
+
+    None where all are there already, or on a CPU. Without them cuBLAS took 1.2 ms on an H200 for 19,200 rows of 1500
+    numbers by 4500, and as long for each of the two gradients; with them a training step of two such layers took 12.2
+    ms, about one less than in an earlier run without.
+    """
+    if not x.is_cuda or (autocast_dtype("cuda") or x.dtype).itemsize != 2:
+        return None
+    outer, inner = (-size % 8 for size in weight.shape)
+    return (inner, outer) if inner or outer else None
+
+
+def adds_apart(x: Tensor, weight: Tensor) -> bool:
+    """Whether it costs less to add the bias apart from the matmul, by a second launch or by the scan that reads it.
+
+    With a bias torch asks cuBLASLt, which looks for an algorithm on every call: 80 us of host time where a matmul takes
+    30. In 16 bits the sum would be rounded twice.
+    """
+    if not x.is_cuda or x.dtype is not torch.float32 or autocasts(x):
+        return False
+    return x.numel() // x.shape[-1] * weight.shape[0] <= SMALL_NUMBERS
+
+
+def linear_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, grad_bias: Tensor | None, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, the weight and the padded bias, where ``needs`` asks for them; the last may be known."""
+    if needs[2] and grad_bias is None:
+        grad_bias = sum_rows(grad)
+    outer, inner = weight.shape
+    if x.numel() >= WORTH_PADDING and (zeros := missing_zeros(x, weight)) is not None:
+        x, grad = F.pad(x, (0, zeros[0])), F.pad(grad, (0, zeros[1]))
+        weight = F.pad(weight, (0, zeros[0], 0, zeros[1]))
+    grad_x = torch.matmul(grad, weight) if needs[0] else None
+    grad_weight = grad.reshape(-1, grad.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])) if needs[1] else None
+    if weight.shape != (outer, inner):
+        grad_x = None if grad_x is None else grad_x[..., :inner].contiguous()
+        grad_weight = None if grad_weight is None else grad_weight[:outer, :inner].contiguous()
+    return grad_x, grad_weight, grad_bias
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Sum of ``(T, B, W)`` over steps and batch, ``(W,)``."""
+    if x.is_cuda and x.shape[0] * x.shape[1] >= ROWS_AT_ONCE:
+        return sum_in_turn(x)
+    return x.sum((0, 1))
+
+
+def sum_in_turn(x: Tensor) -> Tensor:
+    """``sum_rows`` over one axis after the other, the shorter one first.
+
+    Where torch shares a column out to many blocks it takes 512 bytes of memory per block and column, as many as 130 MB
+    in all: it would be the peak of a training call.
+    """
+    total = x.sum(0 if x.shape[0] <= x.shape[1] else 1, dtype=working_dtype(x.dtype)).sum(0)
+    return total if total.dtype is x.dtype else total.to(x.dtype)

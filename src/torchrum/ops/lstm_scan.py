@@ -1,0 +1,276 @@
+"""A whole LSTM sequence, with layer norm and zoneout: from projected inputs and an initial state to all states.
+
+Options and inputs, the equations step by step, the public function, and the chain of one cell that runs on a GPU, which
+is tested against the equations.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchrum.ops._dispatch import Backend, Choice, choose_fused
+from torchrum.ops.kernels.linear import CellWeights, working_dtype
+from torchrum.ops.kernels.machine import row_kernel_obstacle, tracing_obstacle
+from torchrum.ops.kernels.masks import CELL_STREAMS, draw_seed, keep_mask, stream_seeds, zoneout_flags
+
+if TYPE_CHECKING:
+    from torchrum.ops.kernels.chain import Plan
+
+__all__ = [
+    "CellWeights",
+    "LstmInputs",
+    "LstmOptions",
+    "LstmStepWeights",
+    "lstm_scan",
+    "lstm_scan_choice",
+    "lstm_scan_reference",
+    "lstm_step",
+    "norm_gates",
+    "step_weights",
+    "zoneout_masks",
+]
+
+Keeps = tuple[Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmOptions:
+    """Hyper-parameters of one LSTM scan."""
+
+    layer_norm: bool = False
+    """Normalise each gate and the cell state that h is made from."""
+    ln_eps: float = 1e-3
+    """Added to the variance in layer norm."""
+    forget_bias: float = 1.0
+    """Added to f in every step."""
+    zoneout: float = 0.0
+    """Probability that a unit of h keeps its old value."""
+    zoneout_cell: float = 0.0
+    """The same for c."""
+    training: bool = False
+    """Zoneout draws masks when training and takes their expectation otherwise."""
+
+    def with_training(self, training: bool) -> "LstmOptions":
+        """The same options in training or evaluation."""
+        return self if training == self.training else replace(self, training=training)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a scan needs a seed."""
+        return self.training and (self.zoneout > 0 or self.zoneout_cell > 0)
+
+    def kernel_flags(self) -> dict[str, Any]:
+        """Compile-time arguments of the kernels."""
+        zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
+        zoneout_c, keep_below_c = zoneout_flags(self.zoneout_cell, self.training)
+        return {
+            "LN": self.layer_norm,
+            "LN_EPS": float(self.ln_eps),
+            "FORGET": float(self.forget_bias),
+            "ZONEOUT": zoneout,
+            "KEEP_BELOW": keep_below,
+            "ZONEOUT_C": zoneout_c,
+            "KEEP_BELOW_C": keep_below_c,
+        }
+
+
+class LstmInputs(NamedTuple):
+    """The tensors of one scan; ``T B H`` are steps, batch and hidden units."""
+
+    xp: Tensor
+    """``(T, B, 4H)``, the projected input in blocks i, j, f, o."""
+    h0: Tensor
+    c0: Tensor
+    """Both ``(B, H)``."""
+    weight_hh: Tensor
+    """``(4H, H)``"""
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None
+    """Both ``(5H,)``, blocks i, j, f, o, c, with layer norm."""
+    lengths: Tensor | None = None
+    """``(B,)`` int64; a row past its length keeps its state."""
+    seed: Tensor | None = None
+    """int64 scalar that zoneout's masks come from."""
+
+
+class LstmStepWeights(NamedTuple):
+    """The parameters of one step, with layer norm's split into those of the gates and of c."""
+
+    weight_hh: Tensor
+    """``(4H, H)``"""
+    ln_weight: Tensor | None = None
+    ln_bias: Tensor | None = None
+    """Both ``(4H,)``: of i, j, f, o."""
+    ln_weight_c: Tensor | None = None
+    ln_bias_c: Tensor | None = None
+    """Both ``(H,)``: of c."""
+
+
+def step_weights(
+    weight_hh: Tensor, ln_weight: Tensor | None, ln_bias: Tensor | None, dtype: torch.dtype
+) -> LstmStepWeights:
+    """Split the weights of a scan, whose layer norm has all five blocks in one tensor, into those of a step.
+
+    ``dtype`` is the state's, in which layer norm computes.
+    """
+    if ln_weight is None or ln_bias is None:
+        return LstmStepWeights(weight_hh)
+    gates, c = weight_hh.shape[0], weight_hh.shape[1]
+    gain, gain_c = ln_weight.to(dtype).split((gates, c))
+    shift, shift_c = ln_bias.to(dtype).split((gates, c))
+    return LstmStepWeights(weight_hh, gain, shift, gain_c, shift_c)
+
+
+def lstm_step(
+    xp: Tensor, h: Tensor, c: Tensor, weights: LstmStepWeights, keeps: Keeps, options: LstmOptions
+) -> tuple[Tensor, Tensor]:
+    """Run one step: projected input ``xp`` ``(B, 4H)`` and state ``h, c`` ``(B, H)`` -> new h, new c.
+
+    ``keeps`` are true where zoneout takes the new h and the new c; None outside training.
+    """
+    H = h.shape[-1]
+    weight_hh, ln_weight, ln_bias, ln_weight_c, ln_bias_c = weights
+    if xp.dtype == h.dtype:
+        gates = xp + F.linear(h, weight_hh)  # (B, 4H)
+    else:  # the state has the higher precision
+        gates = xp.to(h.dtype) + F.linear(h.to(xp.dtype), weight_hh).to(h.dtype)
+    if ln_weight is None or ln_bias is None:
+        i, j, f, o = gates.chunk(4, -1)
+    else:
+        i, j, f, o = norm_gates(gates.reshape(-1, 4, H), ln_weight, ln_bias, options.ln_eps).unbind(-2)
+    seen = new_c = c * torch.sigmoid(f + options.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
+    if ln_weight_c is not None and ln_bias_c is not None:
+        seen = F.layer_norm(new_c, (H,), ln_weight_c, ln_bias_c, options.ln_eps)
+    new_h = torch.tanh(seen) * torch.sigmoid(o)
+    return zone(new_h, h, options.zoneout, keeps[0]), zone(new_c, c, options.zoneout_cell, keeps[1])
+
+
+def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """Layer norm of each gate separately: ``gates`` ``(B, G, H)``, ``gain`` and ``shift`` ``(G H,)``."""
+    shape = gates.shape[-2:]
+    return F.layer_norm(gates, shape[-1:], eps=eps) * gain.view(shape) + shift.view(shape)
+
+
+def zone(new: Tensor, old: Tensor, chance: float, keep: Tensor | None) -> Tensor:
+    """Zoneout: ``old`` where ``keep`` is false; without a mask, the expectation of that."""
+    if chance == 0:
+        return new
+    return torch.where(keep, new, old) if keep is not None else torch.lerp(new, old, chance)
+
+
+def zoneout_masks(seeds: Tensor | None, t: int, like: Tensor, options: LstmOptions) -> Keeps:
+    """Masks of h and c, both of the shape of ``like`` ``(B, H)``, for step ``t``; None where zoneout needs none.
+
+    They come from the streams ``seeds`` ``(2,)``, as in the kernels, or else from torch's generator.
+    """
+    if not options.draws:
+        return None, None
+    B, H = like.shape
+
+    def mask(stream: int, chance: float) -> Tensor | None:
+        if chance == 0:
+            return None
+        if seeds is None:  # float32: 16-bit dtypes round chances
+            return torch.rand(B, H, device=like.device, dtype=torch.float32) >= chance
+        return keep_mask(seeds[stream], t, B, H, chance)
+
+    return mask(0, options.zoneout), mask(1, options.zoneout_cell)
+
+
+def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a whole sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    dtype = working_dtype(xp.dtype)
+    h, c = h0.to(dtype), c0.to(dtype)
+    weights = step_weights(weight_hh, ln_weight, ln_bias, dtype)
+    seeds = None if seed is None else stream_seeds(seed, CELL_STREAMS)
+    states = []
+    for t, x in enumerate(xp.unbind(0)):
+        new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options)
+        if lengths is not None:
+            going = (t < lengths).unsqueeze(-1)  # (B, 1)
+            new_h, new_c = torch.where(going, new_h, h), torch.where(going, new_c, c)
+        h, c = new_h, new_c
+        states.append(h)
+    out = torch.stack(states).to(xp.dtype) if states else xp.new_empty(0, *h0.shape)
+    return out, h.to(h0.dtype), c.to(c0.dtype)
+
+
+def lstm_scan_choice(xp: Tensor, *, backend: Backend = "auto") -> Choice:
+    """Return the backend that ``lstm_scan`` takes for ``xp``, and the reason; "torch" and "reference" are the same."""
+    return choose_fused(backend, lambda: fused_obstacle(xp))
+
+
+def fused_obstacle(xp: Tensor) -> str | None:
+    """Why the fused backend cannot run on ``xp``, or None."""
+    return f"the input is on {xp.device.type}" if xp.device.type != "cuda" else kernel_obstacle(xp)
+
+
+def kernel_obstacle(xp: Tensor) -> str | None:
+    """Why the kernels cannot run on ``xp``, or None; Triton's interpreter also runs them on the CPU."""
+    return tracing_obstacle(xp) or row_kernel_obstacle(xp, xp.shape[-1] // 4)
+
+
+def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
+    """Run an LSTM over a sequence of projected inputs.
+
+    Args:
+        inputs: the tensors. Without a seed, zoneout's masks come from torch's generator.
+        options: the hyper-parameters.
+        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
+
+    Returns:
+        h of all steps ``(T, B, H)``, the last h and the last c, both ``(B, H)``.
+    """
+    xp = inputs.xp
+    # under autocast the projected input has the lower precision
+    inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype))
+    if lstm_scan_choice(xp, backend=backend).backend != "fused":
+        return lstm_scan_reference(inputs, options)
+    seed = inputs.seed if options.draws else None
+    if options.draws and seed is None:
+        seed = draw_seed(xp.device)
+    return lstm_scan_fused(inputs._replace(seed=seed), options)
+
+
+@functools.lru_cache(256)
+def lstm_plans(hidden: int, options: LstmOptions) -> tuple["Plan", ...]:
+    """The chain of an LSTM, which reads its own state."""
+    from torchrum.ops.kernels.chain import LstmBackward, LstmForward, Plan  # triton is absent on machines without CUDA
+
+    plan = Plan(
+        stages=(LstmForward, LstmBackward),
+        number=0,
+        hidden=hidden,
+        inputs=(hidden,),
+        blocks=4,
+        norms=5 if options.layer_norm else 0,
+        state=(0, 1),
+        plain=(0, 0),
+        dropped=None,
+        dropout=0.0,
+        flags=tuple(options.kernel_flags().items()),
+    )
+    return (plan,)
+
+
+@torch.compiler.disable  # graphs and kernels of its own: a compiler has nothing to add
+def lstm_scan_fused(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments and results of ``lstm_scan_reference``."""
+    from torchrum.ops.kernels.chain import chain_scan
+
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+
+    def reference(xp: Tensor, states: Sequence[Tensor], weights: Sequence[CellWeights]) -> tuple[Tensor, ...]:
+        (h0, c0), (_, weight_hh, _, ln_weight, ln_bias) = states, weights[0]
+        return lstm_scan_reference(LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed), options)
+
+    weights = [CellWeights(None, weight_hh, None, ln_weight, ln_bias)]
+    plans = lstm_plans(weight_hh.shape[1], options)
+    out, (h, c) = chain_scan(plans, xp, (h0, c0), weights, seed, lengths, options.training, reference)
+    return out, h, c
