@@ -72,8 +72,8 @@ def test_rotated_units_turn_in_heads_by_dense_matrices():
 def test_rows_past_their_length_keep_their_state():
     inputs = draw(4, 3, 6)
     options = GatedOptions(head_size=2, rotated_units=4)
-    found = gated_scan(*inputs, torch.tensor([4, 0, 2]), options=options)
-    whole = gated_scan(*inputs, options=options)
+    found = gated_scan(*inputs, torch.tensor([4, 0, 2]), options=options, backend="reference")
+    whole = gated_scan(*inputs, options=options, backend="reference")
     torch.testing.assert_close(found[:, 0], whole[:, 0])
     torch.testing.assert_close(found[:, 1], inputs[1][1].expand(4, 6))
     torch.testing.assert_close(found[:, 2], torch.cat((whole[:2, 2], whole[1:2, 2].expand(2, 6))))
@@ -82,10 +82,10 @@ def test_rows_past_their_length_keep_their_state():
 def test_zoneout_draws_masks_in_training_and_mixes_otherwise():
     inputs, seed = draw(1, 40, 50), torch.tensor(3)
     _, h0, *_ = inputs
-    new = gated_scan(*inputs, options=GatedOptions())[0]
-    mixed = gated_scan(*inputs, options=GatedOptions(zoneout=0.3))[0]
+    new = gated_scan(*inputs, options=GatedOptions(), backend="reference")[0]
+    mixed = gated_scan(*inputs, options=GatedOptions(zoneout=0.3), backend="reference")[0]
     torch.testing.assert_close(mixed, 0.7 * new + 0.3 * h0)
-    drawn = gated_scan(*inputs, options=GatedOptions(zoneout=0.3, training=True), seed=seed)[0]
+    drawn = gated_scan(*inputs, options=GatedOptions(zoneout=0.3, training=True), seed=seed, backend="reference")[0]
     kept = drawn == h0
     torch.testing.assert_close(drawn[~kept], new[~kept])
     assert 0.25 < kept.double().mean() < 0.35
@@ -320,6 +320,8 @@ def test_autocast_takes_the_dtype_of_the_projected_input(backend):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = gated_scan(*inputs[:2], *(part.float() for part in inputs[2:]), options=options, backend=backend)
     assert torch.equal(found, wanted)
+    wider = gated_scan(*inputs[:2], *(part.double() for part in inputs[2:]), options=options, backend=backend)
+    assert torch.equal(wider, wanted)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +397,15 @@ def test_backend_matches_reference_on_the_gpu(backend, dtype):
     if backend == "fused" and dtype == torch.float64:
         pytest.skip("the kernels compute in float32")
     torch.set_float32_matmul_precision("highest")
-    for T, B, H in ((1, 1, 1), (7, 3, 20), (37, 64, 100), (130, 5, 257), (20, 200, 512)):  # graphs from 4 steps on
+    for T, B, H in (
+        (0, 2, 8),
+        (2, 0, 8),
+        (1, 1, 1),
+        (7, 3, 20),
+        (37, 64, 100),
+        (130, 5, 257),
+        (20, 200, 512),
+    ):  # graphs from 4 steps on
         for rotated, more in ((H // 2 // 8 * 8, {}), (H, {"zoneout": 0.2, "training": True}), (0, {"zoneout": 0.2})):
             inputs = tuple(part.cuda() for part in draw(T, B, H, dtype))
             options = GatedOptions(rotated_units=rotated, **more)
