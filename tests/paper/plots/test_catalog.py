@@ -195,14 +195,15 @@ def test_a_set_of_babi_that_is_not_complete_gives_way_to_one_that_is():
     assert [line.get_label() for line in axes.get_lines()][1:-1] == ["RUM λ=0 (mean 50.0%)"]
 
 
-def test_the_headline_shows_two_models_of_one_size(tmp_path):
-    rum, lstm = entry("recall-rum-lam1-t50", 0), entry("recall-lstm-t50", 0)
-    (drawn,) = plan("headline", [rum, lstm, entry("recall-gru-t50", 0)], tmp_path)
+def test_the_headline_has_a_panel_for_each_kind_of_input(tmp_path):
+    fresh = [entry(f"recall-{model}-fresh-t50", 1) for model in ("rum-lam1", "lstm")]
+    window = entry("recall-delta-net-window-t50", 1)
+    (drawn,) = plan("headline", [*fresh, window, entry("recall-gru-t50", 0)], tmp_path)
     with drawing():
-        figure = drawn.draw()
-    named = [text.get_text() for text in figure.axes[0].texts]
-    assert named[1:] == [f"{model}: 40.00% after 0.4k steps (1 seed)" for model in ("RUM λ=1", "LSTM")]
-    assert list(plan("headline", [rum], tmp_path)) == []
+        left, right = drawn.draw().axes
+    assert left.get_legend_handles_labels()[1] == ["RUM λ=1", "LSTM"]
+    assert right.get_legend_handles_labels()[1] == ["DeltaNet"]
+    assert list(plan("headline", fresh, tmp_path)) == []
 
 
 @pytest.mark.slow

@@ -38,6 +38,10 @@ NAMES = {
 METRIC_NAMES = {"ratio": "loss / baseline", "accuracy": "accuracy", "bpc": "bits per character"}
 """Metric of a task to its name in a table."""
 
+EQUAL = re.compile(r"-(fresh|window)-t\d+$")
+"""Recipes of the comparison of recall at equal settings."""
+EQUAL_SETTINGS = "equal settings"
+
 FALLING = 0.99
 """Still learning: the median validation loss of the last quarter of a run is below this share of the quarter before."""
 APART = 0.995
@@ -99,6 +103,8 @@ def place(row: Row) -> tuple[int, list[str]]:
     if own := entry.config().task.own_data:
         digest = next((text.partition("=")[2] for text in entry.overrides if text.startswith("task.sha256=")), "")
         changes = [f"{own} (sha256 {digest[:8]})"]  # how it is cut into lanes is a setting
+    if found := EQUAL.search(entry.recipe):
+        changes = [EQUAL_SETTINGS + ", with the previous input" * (found[1] == "window")]
     return int(match[1]) if match else 0, changes
 
 

@@ -12,7 +12,7 @@ from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.paper.ledger.babi import best_columns
-from torchrum.paper.ledger.runs import best_settings, model_label, score_names, table_rows
+from torchrum.paper.ledger.runs import best_settings, model_label, place, score_names, table_rows
 from torchrum.paper.ledger.schema import Entry, LedgerError, arrays_path, read_ledger
 from torchrum.paper.plots.curves import (
     babi_figure,
@@ -32,7 +32,7 @@ FIGURES = {
     "recall": "Associative recall, validation (the figure of Appendix B).",
     "char": "Character-level Penn Treebank, validation (Table 3 has the test scores).",
     "babi": "bAbI task by task, the paper's RUM beside our models: mean and range over seeds; solved at 95%.",
-    "headline": "Associative recall of 25 pairs, validation accuracy of RUM and an LSTM: median and range over seeds.",
+    "headline": "Associative recall of 25 pairs at equal settings, validation: median and range over three seeds.",
     "kernels": "The recurrent matrices after training ({where} of the paper)",
     "rotation": "Angle and plane of each rotation and the norm of the state over one sequence",
     "phases": "Phases of the accumulated rotation R as it reads one sequence",
@@ -78,14 +78,18 @@ def plan(name: str, entries: Sequence[Entry], results: Path) -> list[Drawing]:
     match name:
         case "copying" | "recall" | "char":
             rows = table_rows(entries, name)
-            rows = [row for row in rows if row[0].own_problem] or rows  # a changed task only if there is no other
+            rows = [
+                row for row in rows if row[0].own_problem and not place(row)[1]
+            ] or rows  # a changed task if no other
             figures = {"copying": copying_figure, "recall": recall_figure, "char": char_figure}
             draw = partial(figures[name], best_settings(rows)) if rows else None
         case "headline":
-            kept = [entry for entry in entries if entry.recipe in ("recall-rum-lam1-t50", "recall-lstm-t50")]
-            kept = [entry for entry in kept if entry.own_problem and entry.config().model.hidden_size == 50]
-            rows = best_settings(table_rows(kept, "recall"))
-            draw = partial(headline_figure, rows) if len(rows) == 2 else None
+            panels = {"one symbol per step": "-fresh-t50", "with the previous symbol": "-window-t50"}
+            found = {
+                title: table_rows([entry for entry in entries if entry.recipe.endswith(ending)], "recall")
+                for title, ending in panels.items()
+            }
+            draw = partial(headline_figure, found) if all(found.values()) else None
         case "babi":
             draw = partial(babi_figure, entries) if best_columns(entries) else None
         case "diagonal":

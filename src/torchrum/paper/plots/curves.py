@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.artist import Artist
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 from torchrum.cells.rum import PAPER_OPTIONS
@@ -62,32 +63,21 @@ def recall_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def headline_figure(rows: Sequence[Row]) -> Figure:
-    """Accuracy of recall over the steps, of few models, each named at its line: for the top of a page."""
-    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
-    axes = figure.subplots()
-    task = rows[0][0].config().task
-    assert isinstance(task, Recall)
-    baseline(axes, task.baseline_accuracy(), "the best without pairing keys and values")
-    for row in rows:
-        draw_row(axes, row, "curve", "accuracy", linewidth=2.2)
-        steps, median, *_ = over_seeds(row, "curve", "accuracy")
-        label, seeds, end = model_label(row[0].config().model), len(row), (steps[-1], median[-1])
-        side = "right" if end[0] > axes.dataLim.x1 / 2 else "left"  # the line may end in the middle of the figure
-        axes.plot(*end, "o", color=look(label)["color"], markersize=6, zorder=4)
-        axes.annotate(
-            f"{label}: {end[1]:.2%} after {end[0] / 1000:g}k steps ({seeds} seed{'s' if seeds > 1 else ''})",
-            end,
-            xytext=(0, -13),
-            textcoords="offset points",
-            ha=side,
-            va="top",
-            color=ink(),
-            fontsize=9.5,
-        )
-    axes.set(ylabel="validation accuracy", ylim=(0, 1.05), title=f"Associative recall of {task.pairs} pairs, 50 units")
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    count_steps(axes)
+def headline_figure(panels: dict[str, Sequence[Row]]) -> Figure:
+    """Accuracy of recall over the steps, a panel for each kind of input: for the top of a page."""
+    figure = Figure(figsize=(7.2, 3.3), layout="constrained")
+    for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        task = rows[0][0].config().task
+        assert isinstance(task, Recall)
+        baseline(axes, task.baseline_accuracy(), "bag of values")
+        for row in rows:
+            draw_row(axes, row, "curve", "accuracy", linewidth=2)
+        axes.set(title=title, ylim=(0, 1.05), xscale="log")
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.set_xlabel("training steps")
+    figure.axes[0].set_ylabel("validation accuracy")
+    _finish(figure, f"Associative recall of {task.pairs} pairs")
     return figure
 
 
@@ -137,7 +127,7 @@ def draw_row(axes: Axes, row: Row, curve: str, score: str, linewidth: float = 1.
     The axis counts steps, or as many of them as ``per`` says.
     """
     config = row[0].config()
-    label = model_label(config.model)
+    label = model_label(replace(config.model, window=1))  # a panel has one kind of input
     steps, median, low, high = over_seeds(row, curve, score)
     steps = steps / per
     front = 3 if config.model.layer == "rum" else 2

@@ -87,11 +87,14 @@ def _score(row: Row, key: str, how: str = "") -> str:
 
 
 def _recall(entries: Sequence[Entry]) -> Iterator[Headline]:
-    rows = [row for row in _own(entries, "recall", "-t50") if row[0].config().model.window == 1]
-    ours, lstm = _best(rows, _is_rum), _best(rows, "LSTM".__eq__)
-    if ours and lstm:
-        what = "associative recall, 25 pairs: accuracy"
-        yield Headline(what, _score(ours, "accuracy"), _score(lstm, "accuracy"), "results", "associative-recall")
+    """Recall at equal settings: the best RUM beside every model without a rotation."""
+    for ending, how in (("-fresh-t50", ""), ("-window-t50", ", each input joined with the previous one")):
+        rows = _own(entries, "recall", ending)
+        others = [row for row in rows if not _is_rum(_label(row))]
+        if (ours := _best(rows, _is_rum)) and others:
+            beside = "; ".join(_score(row, "accuracy") for row in sorted(others, key=final_loss))
+            what = f"associative recall, 25 pairs{how}: accuracy"
+            yield Headline(what, _score(ours, "accuracy"), beside, "results", "associative-recall")
 
 
 def _copying(entries: Sequence[Entry]) -> Iterator[Headline]:
