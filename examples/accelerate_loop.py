@@ -19,7 +19,7 @@ class Counter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rum, self.head = RUM(1, 32, batch_first=True, activation="tanh"), nn.Linear(32, 8)
+        self.rum, self.head = RUM(1, 32, batch_first=True), nn.Linear(32, 8)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         _, h_n = self.rum(x, lengths=lengths)

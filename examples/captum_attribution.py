@@ -17,7 +17,7 @@ class First(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rum, self.head = RUM(1, 16, batch_first=True, activation="tanh"), nn.Linear(16, 1)
+        self.rum, self.head = RUM(1, 16, batch_first=True), nn.Linear(16, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rum(x)[0][:, -1])

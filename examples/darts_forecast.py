@@ -26,7 +26,6 @@ class RUMModule(_RNNModule):
             self.num_layers,
             batch_first=True,
             dropout=self.dropout,
-            activation="tanh",
         )
 
 

@@ -23,7 +23,7 @@ class Forecaster(lightning.LightningModule):
     def __init__(self, hidden_size: int = 24) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.rum, self.head = RUM(1, hidden_size, batch_first=True, activation="tanh"), nn.Linear(hidden_size, 1)
+        self.rum, self.head = RUM(1, hidden_size, batch_first=True), nn.Linear(hidden_size, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rum(x)[0])

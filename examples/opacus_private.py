@@ -22,7 +22,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rum, self.head = RUM(4, 16, batch_first=True, activation="tanh"), nn.Linear(16, 2)
+        self.rum, self.head = RUM(4, 16, batch_first=True), nn.Linear(16, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rum(x)[1][-1])

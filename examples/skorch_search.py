@@ -19,7 +19,7 @@ class RowReader(nn.Module):
 
     def __init__(self, hidden_size: int = 32, lam: float = 0.0) -> None:
         super().__init__()
-        self.rum = RUM(8, hidden_size, batch_first=True, activation="tanh", lam=lam)
+        self.rum = RUM(8, hidden_size, batch_first=True, lam=lam)
         self.head = nn.Linear(hidden_size, 10)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class CueEnv(EnvBase):
 def main(updates: int = 60, episodes: int = 64) -> float:
     """Train and return the mean reward of the last updates; 1 is perfect."""
     torch.manual_seed(0)
-    memory = RUMModule(RUM(3, 32, batch_first=True, activation="tanh"))
+    memory = RUMModule(RUM(3, 32, batch_first=True))
     head = TensorDictModule(nn.Linear(32, 2), in_keys=["features"], out_keys=["logits"])
     draw = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=torch.distributions.Categorical)
     policy = TensorDictSequential(memory, head, draw)

@@ -36,7 +36,7 @@ class LanguageModel(nn.Module):
     def __init__(self, hidden_size: int = 64) -> None:
         super().__init__()
         self.embedding = nn.Embedding(len(SYMBOLS), 16)
-        self.rum = RUM(16, hidden_size, batch_first=True, activation="tanh")
+        self.rum = RUM(16, hidden_size, batch_first=True)
         self.head = nn.Linear(hidden_size, len(SYMBOLS))
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:

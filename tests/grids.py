@@ -19,5 +19,10 @@ def thinned(cases: Iterable[Any], every: int) -> list[Any]:
     ]
 
 
+def form_of(lam: float | None, **options: Any) -> dict[str, Any]:
+    """Options of a RUM: the gated form for None, else the paper's form with this lam and ``options``."""
+    return {} if lam is None else {"form": "paper", "lam": lam, **options}
+
+
 def _arguments(case: Any) -> tuple[Any, ...]:
     return case if isinstance(case, tuple) else (case,)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grids import form_of
 from torchrum import RUM
 from torchrum.export import exportable, to_onnx, to_program
 
@@ -14,12 +15,15 @@ SIZES = [(1, 1), (4, 3), (9, 2)]  # (T, B); (5, 3) is traced
 
 OPTIONS = {
     "plain": {},
+    "short_head": {"rotated": 1.0, "head_size": 2, "zoneout": 0.2},
+    "no_bias": {"bias": False},
+    "paper": {"form": "paper"},
     "lam1": {"lam": 1},
-    "eta_tanh_before": {"eta": 1.5, "activation": "tanh", "layer_norm": True, "zoneout": 0.2},
-    "authors_softsign": {"activation": "softsign", "layer_norm": True, "ln_order": "authors", "zoneout": 0.1},
-    "no_gate_sigmoid": {"update_gate": False, "activation": "sigmoid", "embed_bias": False},
-    "no_gate_norm_lam1": {"update_gate": False, "layer_norm": True, "lam": 1, "eta": 1.0},
-    "callable_target": {"activation": torch.sin, "target_activation": "tanh", "bias": False},
+    "eta_tanh_before": form_of(0, eta=1.5, activation="tanh", layer_norm=True, zoneout=0.2),
+    "authors_softsign": form_of(0, activation="softsign", layer_norm=True, ln_order="authors", zoneout=0.1),
+    "no_gate_sigmoid": form_of(0, update_gate=False, activation="sigmoid", embed_bias=False),
+    "no_gate_norm_lam1": form_of(1, update_gate=False, layer_norm=True, eta=1.0),
+    "callable_target": form_of(0, activation=torch.sin, target_activation="tanh", bias=False),
 }
 
 
@@ -85,9 +89,9 @@ def test_scan_form_is_a_frozen_copy():
     assert_near(form(x), expected(rum.eval(), x))  # no dropout in the copy
 
 
-@pytest.mark.parametrize("lam", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("lam", [None, pytest.param(0, marks=pytest.mark.slow), 1])
 def test_program_runs_other_lengths(lam):
-    rum = make(5, 3, 2, bidirectional=True, lam=lam)  # sizes that equal the traced T and B
+    rum = make(5, 3, 2, bidirectional=True, **form_of(lam))  # sizes that equal the traced T and B
     module = to_program(rum).module()
     for T, B in SIZES:
         inputs = draw(rum, T, B)
@@ -105,8 +109,10 @@ def test_program_without_state_and_lengths():
 @pytest.mark.parametrize(
     "layers, options",
     [
+        (1, {}),
         (1, {"lam": 1, "eta": 1.5, "activation": "tanh"}),
-        pytest.param(2, {"lam": 0}, marks=pytest.mark.slow),
+        pytest.param(2, {"zoneout": 0.1}, marks=pytest.mark.slow),
+        pytest.param(2, {"form": "paper"}, marks=pytest.mark.slow),
         pytest.param(2, {"lam": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -120,7 +126,7 @@ def test_onnx_both_directions_with_lengths(layers, options, tmp_path):
 
 
 @pytest.mark.slow  # by default: eta and tanh above, layer norm below and with zoneout in test_export_models.py
-@pytest.mark.parametrize("name", ["eta_tanh_before", *list(OPTIONS)[4:]])
+@pytest.mark.parametrize("name", ["short_head", "no_bias", "eta_tanh_before", *list(OPTIONS)[7:]])
 def test_onnx_options(name, tmp_path):
     rum = make(4, 8, **OPTIONS[name])
     assert_onnx_near(rum, to_onnx(rum, tmp_path / "rum.onnx"))
@@ -156,11 +162,12 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
         to_onnx(RUM(2, 3), tmp_path / "rum.onnx")
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_the_layer_itself_exports_with_trainable_weights(lam: int) -> None:
     """Without the scan form the operator stands in the program, which runs it while its weights ask for gradients."""
-    layer = RUM(3, 4, lam=lam)
+    layer = RUM(3, 4, **form_of(lam))
     x = torch.randn(5, 2, 3)
     program = torch.export.export(layer, (x,))
-    assert any("rum_scan" in str(node.target) for node in program.graph.nodes)
+    operator = "gated_scan" if lam is None else "rum_scan"
+    assert any(operator in str(node.target) for node in program.graph.nodes)
     assert torch.equal(program.module()(x)[0], layer(x)[0])

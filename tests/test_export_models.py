@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from grids import form_of
 from torchrum import RUM
 from torchrum.export import exportable, to_program
 from torchrum.ops.rum_scan import ScanInputs
@@ -43,14 +44,17 @@ def dynamic(lengths: bool) -> tuple[dict[int, Dim], ...]:
 @pytest.mark.parametrize(
     "options, lengths, training",
     [
-        (dict(lam=0, zoneout=0.3, layer_norm=True), True, False),
-        pytest.param(dict(lam=0), False, True, marks=slow),
+        (dict(zoneout=0.3), True, False),
+        (form_of(0, zoneout=0.3, layer_norm=True), True, False),
+        pytest.param(dict(), False, True, marks=slow),
+        pytest.param(dict(rotated=1.0, head_size=4, **STACKED), True, True, marks=slow),
+        pytest.param(form_of(0), False, True, marks=slow),
         pytest.param(dict(lam=1), False, True, marks=slow),
         pytest.param(dict(lam=1), True, True, marks=slow),
-        pytest.param(dict(lam=0, **STACKED), False, False, marks=slow),
-        pytest.param(dict(lam=0, **STACKED), True, True, marks=slow),
+        pytest.param(form_of(0, **STACKED), False, False, marks=slow),
+        pytest.param(form_of(0, **STACKED), True, True, marks=slow),
         pytest.param(dict(lam=1, **STACKED), True, False, marks=slow),
-        pytest.param(dict(activation=torch.sin, target_activation="tanh"), True, False, marks=slow),
+        pytest.param(form_of(0, activation=torch.sin, target_activation="tanh"), True, False, marks=slow),
     ],
     ids=str,
 )
@@ -73,9 +77,9 @@ def test_onnx_of_a_model_with_trainable_weights(options, lengths, training):
             torch.testing.assert_close(torch.as_tensor(got), model.eval()(*given), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_a_saved_program_loads_and_trains(lam):
-    model, buffer = Tagger(lam=lam), io.BytesIO()
+    model, buffer = Tagger(**form_of(lam)), io.BytesIO()
     torch.export.save(torch.export.export(model, inputs(5, 3, True), dynamic_shapes=dynamic(True)), buffer)
     buffer.seek(0)
     loaded = torch.export.load(buffer).module()
@@ -132,15 +136,15 @@ def test_no_steps_and_too_long_rows_are_refused_in_words(kind):
 
 @slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles C++")
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 @pytest.mark.parametrize("kind", ["scan form", "model"])
 def test_aot_inductor_runs_other_sizes(kind, lam, tmp_path):
     """The scan form runs without torchrum; a model's package calls its operator, where torchrum is imported."""
     if kind == "model":
-        model = Tagger(lam=lam, **STACKED).eval()
+        model = Tagger(**form_of(lam), **STACKED).eval()
         program = torch.export.export(model, inputs(5, 3, True), dynamic_shapes=dynamic(True))
     else:
-        rum = RUM(3, 4, 2, lam=lam, bidirectional=True, layer_norm=True).eval()
+        rum = RUM(3, 4, 2, **form_of(lam, layer_norm=True), bidirectional=True).eval()
         program = to_program(rum)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     compiled = torch._inductor.aoti_load_package(path)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from grids import form_of
 from torchrum import RUM
 
 pytest.importorskip("torchrl", reason="TorchRL is an optional extra")
@@ -19,13 +20,13 @@ B, T, I, H = 3, 7, 4, 5
 
 def trajectories(lam: float, layers: int = 2) -> tuple[RUMModule, TensorDict]:
     torch.manual_seed(0)
-    module = RUMModule(RUM(I, H, layers, batch_first=True, lam=lam))
+    module = RUMModule(RUM(I, H, layers, batch_first=True, **form_of(lam)))
     is_init = torch.rand(B, T, 1) < 0.3
     is_init[:, 0] = True
     return module, TensorDict({"observation": torch.randn(B, T, I), "is_init": is_init}, batch_size=[B, T])
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_trajectories_give_what_single_steps_give(lam):
     """A state of zeros, as a primer leaves it, is never read: a trajectory's first step is its reset."""
     module, data = trajectories(lam)
@@ -56,7 +57,7 @@ def test_entries_are_shaped_as_those_of_a_gru_module():
     assert primers[0].primers["recurrent_state"].shape == primers[1].primers["recurrent_state"].shape
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_gradients_stop_at_resets(lam):
     module, data = trajectories(lam)
     data["is_init"][:, 3] = True

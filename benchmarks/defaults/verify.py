@@ -69,13 +69,13 @@ for dtype, limit in ((torch.float64, 1e-9), (torch.float32, 2e-3)):
 if len(sys.argv) > 1:
     sys.path.insert(0, sys.argv[1])
     from torchrum import RUM
-    from torchrum.cells.rum import PAPER_OPTIONS
-    for lam, options, mine in itertools.product((0, 1), ({}, PAPER_OPTIONS), (None,)):
-        ref = RUM(I, H, lam=lam, backend="reference", **options).double()
-        eta, act = ("sqrt", "tanh") if not options else (None, "relu")
+    from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
+    for lam, options, mine in itertools.product((0, 1), (TANH_OPTIONS, RELU_OPTIONS), (None,)):
+        ref = RUM(I, H, form="paper", lam=lam, backend="reference", **options).double()
+        eta, act = options["eta"], options["activation"]
         m = RUMProto(I, H, lam=lam, eta=eta, activation=act).double()
         cell, names = m.cells[0], dict(ref.named_parameters())
         get = lambda s: next(p for k, p in names.items() if s in k)
         cell.W.data, cell.U.data, cell.b.data = get("weight_ih").data, get("weight_hh").data, get("bias_ih").data
         x = torch.randn(T, B, I).double()
-        print("library", lam, bool(options), (ref(x)[0] - m(x)[0]).abs().max().item())
+        print("library", lam, act, (ref(x)[0] - m(x)[0]).abs().max().item())

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from swap.tasks import SwapTask
 from torchrum import RUM
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
 
 Layer = Callable[[int, int], nn.Module]
 
@@ -41,20 +41,24 @@ class Model(NamedTuple):
     layer: Layer
 
 
+TANH: dict[str, Any] = {"form": "paper", **TANH_OPTIONS}
+
 VARIANTS: dict[str, dict[str, Any]] = {
-    "rum": {},
-    "rum-lam1": {"lam": 1},
+    "rum-gated": {},
+    "rum": TANH,
+    "rum-lam1": {**TANH, "lam": 1},
     "rum-paper": PAPER_OPTIONS,
     "rum-paper-lam1": {**PAPER_OPTIONS, "lam": 1},
-    "rum-relu": {"activation": "relu"},
-    "rum-no-eta": {"eta": None},
-    "rum-update0": {"update_bias_init": 0.0},
-    "rum-gates1": {"gate_scale": 1.0},
-    "rum-embed1": {"embed_scale": 1.0},
-    "rum-target1": {"target_bias_init": 1.0},
-    "rum-lam1-relu": {"lam": 1, "activation": "relu"},
+    "rum-relu": {**TANH, "activation": "relu"},
+    "rum-no-eta": {**TANH, "eta": None},
+    "rum-update0": {**TANH, "update_bias_init": 0.0},
+    "rum-gates1": {**TANH, "gate_scale": 1.0},
+    "rum-embed1": {**TANH, "embed_scale": 1.0},
+    "rum-target1": {**TANH, "target_bias_init": 1.0},
+    "rum-lam1-relu": {**TANH, "lam": 1, "activation": "relu"},
 }
-"""Options of RUM to compare, the most informative first: the defaults, the paper's, and the defaults but for one.
+"""Options of RUM to compare, the most informative first: the default form, the paper's form with ``TANH_OPTIONS`` and
+with the paper's, and ``TANH_OPTIONS`` but for one.
 
 lam 1 takes about twice as long as lam 0.
 """

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torchrum.cells.rum import project_rum
 from torchrum.layers.recurrent import Recurrent, State
 from torchrum.layers.rum import RUM
+from torchrum.ops.gated_scan.scan_form import gated_scan_form
 from torchrum.ops.rum_scan import ScanInputs, rum_scan_form
 
 __all__ = ["exportable", "to_onnx", "to_program"]
@@ -54,11 +55,15 @@ class _ScanForm(Recurrent):
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         weights = self.rum._weights(index)
-        xp, weight_hh = project_rum(x, weights, self.rum.options), weights["weight_hh"]
+        options = self.rum.options
+        xp, weight_hh = project_rum(x, weights, options), weights["weight_hh"]
         assert weight_hh is not None
+        if options.gated is not None:
+            states = gated_scan_form(xp, state[0], weight_hh, weights["bias_hh"], lengths, options.gated[False])
+            return states, (states[-1],)
         R0 = state[1] if len(state) == 2 else None
         inputs = ScanInputs(xp, state[0], R0, weight_hh, weights["ln_weight"], weights["ln_bias"], lengths)
-        states, R_n = rum_scan_form(inputs, self.rum.options)
+        states, R_n = rum_scan_form(inputs, options)
         return states, (states[-1],) if R_n is None else (states[-1], R_n)
 
     def example(self, initial_state: bool, lengths: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:

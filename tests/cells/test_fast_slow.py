@@ -8,7 +8,7 @@ from golden import DIGITS, X, fill, sines
 from tolerances import TOL
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.lstm import GRUCell, LSTMCell
-from torchrum.cells.rum import PAPER_OPTIONS, RUMCell
+from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS, RUMCell
 
 I, H, S, B, T = 3, 5, 4, 2, 6
 
@@ -146,19 +146,19 @@ def test_what_the_slow_cell_reads_has_a_dropout_of_its_own(slow):
     assert not torch.allclose(cell.eval().scan(x, state)[0], evaluated)
 
 
-def test_a_slow_rum_has_the_papers_options_or_those_of_the_defaults():
+def test_a_slow_rum_has_the_papers_options_or_bounded_states():
     def slow(**words):
         torch.manual_seed(0)
         return fast_slow(I, H, slow_size=9, layer_norm=False, **words).slow
 
     assert slow(slow="rum").options == RUMCell(H, 9, **PAPER_OPTIONS).options
     assert slow(slow="rum", eta=0.5).options.eta == 0.5
-    assert slow(slow="rum-tanh").options == RUMCell(H, 9).options
+    assert slow(slow="rum-tanh").options == RUMCell(H, 9, form="paper", **TANH_OPTIONS).options
     assert (slow(slow="rum-tanh").options.activation, slow(slow="rum-tanh").options.eta) == ("tanh", 3.0)
     assert slow(slow="rum-tanh", eta=0.5).options.eta == 0.5
     torch.manual_seed(0)
     LSTMCell(I, H, init="orthogonal"), LSTMCell(9, H, init="orthogonal")
-    default = RUMCell(H, 9)
+    default = RUMCell(H, 9, form="paper", **TANH_OPTIONS)
     for name, weight in slow(slow="rum-tanh").named_parameters():
         assert torch.equal(weight, default.get_parameter(name))
 

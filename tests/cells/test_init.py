@@ -57,7 +57,7 @@ def test_rum_starts_orthonormal_in_its_dtype(I, H, dtype):
 def test_the_float32_start_of_rum_is_drawn_in_a_fixed_order():
     """A recorded run must find its start again: tau, u and eps of one recurrence after the other."""
     torch.manual_seed(0)
-    rum = RUM(3, 4, num_layers=2, embed_bias_init=0, embed_scale=None, gate_scale=0.3)
+    rum = RUM(3, 4, num_layers=2, form="paper", gate_scale=0.3)
     torch.manual_seed(0)
     for layer, inputs in ((0, 3), (1, 4)):
         blocks = [0.3 * nn.init.orthogonal_(torch.empty(4, inputs + 4)) for _ in range(2)]

@@ -4,21 +4,22 @@ import pytest
 import torch
 from torch import nn
 
+from grids import form_of
 from torchrum import RUM, RUMCell, rotation_matrix
 
 
-@pytest.mark.parametrize("lam", [0, 1, 0.5])
+@pytest.mark.parametrize("lam", [None, 0, 1, 0.5])
 def test_steps_equal_the_layer(lam):
-    cell, rum = RUMCell(4, 5, lam=lam, eta=1.0), RUM(4, 5, lam=lam, eta=1.0)
+    cell, rum = RUMCell(4, 5, **form_of(lam, eta=1.0)), RUM(4, 5, **form_of(lam, eta=1.0))
     rum.load_state_dict({f"{name}_l0": p for name, p in cell.named_parameters()})
     x = torch.randn(6, 3, 4)
     outputs, state = [], None
     for x_t in x:
         state = cell(x_t, state)
-        outputs.append(state if lam == 0 else state[0])
+        outputs.append(state if not lam else state[0])
     expected, last = rum(x)
     torch.testing.assert_close(torch.stack(outputs), expected)
-    torch.testing.assert_close(state, last[0] if lam == 0 else tuple(part[0] for part in last))
+    torch.testing.assert_close(state, last[0] if not lam else tuple(part[0] for part in last))
     scanned, _ = cell.scan(x, cell.initial_state(3, device=x.device, dtype=x.dtype))
     torch.testing.assert_close(scanned, expected)
 
@@ -30,8 +31,8 @@ def test_it_is_called_as_the_cells_of_torch_nn():
         assert cell(input, hx).shape == theirs(input, hx).shape
     torch.testing.assert_close(cell(input=x, hx=h)[1], cell(x[1], h[1]))
     torch.testing.assert_close(cell(x), cell(x, torch.zeros(3, 5)))
-    names = {name for name, _ in cell.named_parameters()}
-    assert names == {name for name, _ in theirs.named_parameters()} - {"bias_hh"}
+    names, paper = ([name for name, _ in kind.named_parameters()] for kind in (cell, RUMCell(4, 5, form="paper")))
+    assert names == [name for name, _ in theirs.named_parameters()] == [*paper, "bias_hh"]
 
 
 def test_with_a_memory_it_is_called_as_an_lstm_cell():
@@ -60,8 +61,8 @@ def test_with_a_memory_it_is_called_as_an_lstm_cell():
     ],
 )
 def test_wrong_shapes_are_refused_by_every_backend(lam, input, hx, message, backend):
-    cell = RUMCell(4, 5, lam=lam, backend=backend)
-    state = torch.randn(hx) if lam == 0 else tuple(torch.randn(shape) for shape in hx)
+    cell = RUMCell(4, 5, **form_of(lam), backend=backend)
+    state = torch.randn(hx) if not lam else tuple(torch.randn(shape) for shape in hx)
     for error in (ValueError, RuntimeError):
         with pytest.raises(error, match=message):
             cell(torch.randn(input), state)
@@ -83,7 +84,7 @@ def test_wrong_shapes_are_refused_by_every_backend(lam, input, hx, message, back
 def test_an_activation_that_is_not_elementwise_is_refused(name, function, message):
     """Such shapes were broadcast."""
     for model, x in (
-        (RUMCell(4, 5, **{name: function}), torch.randn(3, 4)),
+        (RUMCell(4, 5, form="paper", **{name: function}), torch.randn(3, 4)),
         (RUM(4, 5, lam=1, **{name: function}), torch.randn(2, 3, 4)),
     ):
         with pytest.raises(ValueError, match=f"RUM: {name}{message.format(name)}"):
@@ -106,12 +107,12 @@ def test_wrong_types_are_refused():
         RUMCell(4, 5, bias=1)
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_the_state_may_be_changed_in_place(lam):
-    cell, x = RUMCell(4, 5, lam=lam, activation="tanh"), torch.randn(3, 4)
+    cell, x = RUMCell(4, 5, **form_of(lam, activation="tanh")), torch.randn(3, 4)
 
     def gradient(triple) -> tuple[torch.Tensor, ...]:
-        h = cell(x) if lam == 0 else cell(x)[0]
+        h = cell(x) if not lam else cell(x)[0]
         return torch.autograd.grad(triple(h).sin().sum(), list(cell.parameters()))
 
     torch.testing.assert_close(gradient(lambda h: h.mul_(3)), gradient(lambda h: 3 * h))
@@ -139,7 +140,9 @@ def test_a_step_can_be_traced_by_finite_differences():
     assert torch.autograd.gradcheck(lambda x: cell(x)[0], x)
 
 
-@pytest.mark.parametrize("options", [{}, {"lam": 1}, {"layer_norm": True, "eta": 1.0}, {"lam": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, form_of(0), {"lam": 1}, form_of(0, layer_norm=True, eta=1.0), {"lam": 0.5}], ids=str
+)
 def test_a_call_without_gradients_gives_the_same_state(options):
     """It takes a shorter way, past the operator where it can."""
     cell, x = RUMCell(4, 6, **options), torch.randn(3, 4)

@@ -43,7 +43,8 @@ def test_list_shows_recipes_and_fields(width, capsys, monkeypatch):
     options = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
     assert options["model.activation"][0] == "relu"
     assert options["model.lam"][1].startswith("Exponent of the accumulated rotation R. 0 keeps none")
-    assert options["model.update_bias_init"][1] == "Initial value of b_u. Default: 0."
+    assert options["model.update_bias_init"][1].startswith("Initial value of b_u in the paper's form")
+    assert options["model.gate_scale"][1].endswith("Only in form 'paper'. Default: 1.0.")
 
 
 def listed() -> set[str]:

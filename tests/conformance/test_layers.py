@@ -23,6 +23,7 @@ SMALL = {
 }
 VARIANTS = [
     ("rum", {"lam": 1}),
+    ("rum-gated", {"rotated": 1.0, "head_size": 3}),
     ("rum", {"eta": 1.0, "layer_norm": True}),
     ("eunn", {"style": "fft", "complex_valued": True}),
     ("exprnn", {"orthogonal_map": "taylor", "init": "cayley"}),
@@ -32,6 +33,7 @@ VARIANTS = [
 ]
 CASES = [(name, SMALL.get(name, {})) for name in LAYERS] + VARIANTS
 TORCH = ("lstm", "gru")
+RUMS = ("rum", "rum-gated")
 STILL = ("hyper_lstm", "hm_lstm")
 """Parts that get no gradient at the start: an LSTM connected by zeros, levels below which no boundary is found yet."""
 
@@ -139,12 +141,12 @@ def test_other_direction_is_the_reversed_sequence(name, options):
     output, hidden = both(x)
     backward = build(name, options)
     source, target = dict(both.named_parameters()), dict(backward.named_parameters())
-    if name in (*TORCH, "rum"):
+    if name in (*TORCH, *RUMS):
         target = {key: source[key + "_reverse"] for key in target}
     else:
         target = {key: source[key.replace("cells.0.", "cells.1.")] for key in target}
     state = {**backward.state_dict(), **{k: v.detach() for k, v in target.items()}}
-    if name not in (*TORCH, "rum"):  # what is not trained but drawn: a permutation, a starting matrix
+    if name not in (*TORCH, *RUMS):  # what is not trained but drawn: a permutation, a starting matrix
         drawn = {key.replace("cells.1.", "cells.0."): v for key, v in both.state_dict().items() if "cells.1." in key}
         state.update(drawn)
     backward.load_state_dict(state)
@@ -367,7 +369,7 @@ def test_what_is_added_to_a_variance_is_not_negative(name):
 def test_unknown_names_are_errors_that_name_the_nearest():
     with pytest.raises(ValueError, match=r"build_layer: name='gorru' is not known; .* Did you mean 'goru'"):
         build_layer("gorru", I, H)
-    with pytest.raises(ValueError, match="name='xyzzy' is not known; it must be one of 'rum', 'lstm'"):
+    with pytest.raises(ValueError, match="name='xyzzy' is not known; it must be one of 'rum', 'rum-gated'"):
         build_layer("xyzzy", I, H)
     with pytest.raises(ValueError, match=r"'goru'.: option='capasity' is not known; .* Did you mean 'capacity'"):
         build_layer("goru", I, H, capasity=2)
@@ -402,7 +404,7 @@ def test_dropout_of_one_layer_warns():
 
 @every
 def test_no_step_waits_for_a_value(name, options):
-    if name == "rum":
+    if name in RUMS:
         pytest.skip("its operator has tests of its own")
     layer = build(name, options)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # asking a fake tensor for its value is an error

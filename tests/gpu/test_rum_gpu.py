@@ -35,8 +35,8 @@ def build(kind, **more):
     """The fused layer in float32 on the device, and the reference with the same weights in float64 on the CPU."""
     torch.manual_seed(0)
     input_size = more.pop("input_size", I)
-    reference = RUM(input_size, H, **KINDS[kind], **more, backend="reference", dtype=torch.float64)
-    fused = RUM(input_size, H, **KINDS[kind], **more, backend="fused", device=CUDA)
+    reference = RUM(input_size, H, form="paper", **KINDS[kind], **more, backend="reference", dtype=torch.float64)
+    fused = RUM(input_size, H, form="paper", **KINDS[kind], **more, backend="fused", device=CUDA)
     fused.load_state_dict(reference.state_dict())
     with torch.no_grad():  # the reference starts from the rounded weights
         for mine, theirs in zip(reference.parameters(), fused.parameters(), strict=True):
@@ -239,7 +239,7 @@ def test_the_same_layer_twice_and_shared_weights(kind):
     fused, reference = build(kind, input_size=H)
 
     def twice(layer, x):
-        twin = RUM(H, H, **KINDS[kind], backend=layer.backend)
+        twin = RUM(H, H, form="paper", **KINDS[kind], backend=layer.backend)
         for name, p in layer.named_parameters():
             setattr(twin, name, p)
         return twin(layer(layer(x)[0])[0])
@@ -303,7 +303,7 @@ def test_results_of_a_plain_call_are_the_users_own(kind):
 @pytest.mark.parametrize("kind, most", [("lam0", 14.5), ("lam1", 11)])
 def test_a_training_call_takes_little_memory(kind, most):
     """In units of the input, beside it and the incoming gradient; ops/rum_scan/test_plain.py says what takes them."""
-    layer = RUM(100, 100, **KINDS[kind], backend="fused", device=CUDA)
+    layer = RUM(100, 100, form="paper", **KINDS[kind], backend="fused", device=CUDA)
     x, incoming = torch.randn(300, 64, 100, device=CUDA, requires_grad=True), torch.randn(300, 64, 100, device=CUDA)
 
     def train():
@@ -383,7 +383,7 @@ def test_backends_say_why(monkeypatch):
     x = torch.zeros(T, B, I, device=CUDA)
 
     def choice(dtype=torch.float32, hidden=H, **options):
-        return RUM(I, hidden, device=CUDA, dtype=dtype, **options).explain_backend(x.to(dtype))
+        return RUM(I, hidden, form="paper", device=CUDA, dtype=dtype, **options).explain_backend(x.to(dtype))
 
     for lam in (0, 1):
         assert choice(lam=lam).backend == "fused"
@@ -398,19 +398,19 @@ def test_backends_say_why(monkeypatch):
     assert choice(lam=1, hidden=512).backend == "torch"
     assert "512" in choice(lam=1, hidden=512).reason
     with pytest.raises(ValueError, match=r"backend='fused' cannot run: .*float64"):
-        RUM(I, H, backend="fused", device=CUDA, dtype=torch.float64)(x.double())
+        RUM(I, H, form="paper", backend="fused", device=CUDA, dtype=torch.float64)(x.double())
 
     monkeypatch.setattr(machine, "triton_obstacle", lambda: "Triton is not installed")
     forget_decisions()
     words = {"layer_norm": True}  # the persistent kernels need no Triton, and have no layer norm
     assert choice(**words).backend == "torch"
     assert "stepwise cannot run: Triton is not installed" in choice(**words).reason
-    layer = RUM(I, H, device=CUDA, **words)
-    expected = RUM(I, H, device=CUDA, backend="torch", **words)
+    layer = RUM(I, H, form="paper", device=CUDA, **words)
+    expected = RUM(I, H, form="paper", device=CUDA, backend="torch", **words)
     expected.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(x + 1)[0], expected(x + 1)[0])
     with pytest.raises(ValueError, match=r"cannot run: Triton is not installed\. Pass backend='auto'"):
-        RUM(I, H, device=CUDA, backend="stepwise")(x)
+        RUM(I, H, form="paper", device=CUDA, backend="stepwise")(x)
     forget_decisions()
 
 
@@ -486,7 +486,7 @@ def test_parts_of_a_long_sequence_are_the_whole(lam, monkeypatch):
     """Rows that have ended before a part begins have a length of 0 in it."""
     monkeypatch.setattr(rum_cell, "PART_STEPS", 64)
     monkeypatch.setattr(rum_cell, "PART_NUMBERS", 1)
-    rum, x = RUM(5, 32, lam=lam, activation="tanh").to(CUDA), torch.randn(200, 3, 5, device=CUDA)
+    rum, x = RUM(5, 32, form="paper", lam=lam, activation="tanh").to(CUDA), torch.randn(200, 3, 5, device=CUDA)
     for lengths in (None, torch.tensor([200, 1, 100])):
         whole, _ = rum(x, lengths=lengths)
         with torch.no_grad():

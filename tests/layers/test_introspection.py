@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from grids import form_of
 from torchrum import RUM, RUMCell, rotate, rotation_angle
 from torchrum.layers.introspection import diagonal_dominance, observe, recurrent_blocks
 from torchrum.layers.registry import CellLayer, build_layer
@@ -11,7 +12,7 @@ from torchrum.layers.registry import CellLayer, build_layer
 def test_the_vectors_give_back_the_candidate():
     """With the update gate off and no eta the state is relu(eps + R h): what is observed must reproduce it."""
     torch.manual_seed(0)
-    rum = RUM(3, 6, update_gate=False, activation="relu", eta=None)
+    rum = RUM(3, 6, form="paper", update_gate=False)
     (seen,) = observe(rum, lambda: rum(torch.randn(7, 2, 3)))
     before = torch.cat((torch.zeros(1, 2, 6), seen.state[:-1]))
     torch.testing.assert_close(torch.relu(seen.eps + rotate(seen.eps, seen.tau, before)), seen.state)
@@ -62,10 +63,10 @@ def test_one_pass_is_observed():
     assert not {"scan", "step", "_advance"} & (vars(rum).keys() | vars(cell).keys())
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_a_loop_over_the_steps_is_the_same_sequence(lam):
     torch.manual_seed(0)
-    cell, x = RUMCell(3, 6, lam=lam), torch.randn(5, 2, 3)
+    cell, x = RUMCell(3, 6, **form_of(lam)), torch.randn(5, 2, 3)
     layer = CellLayer(lambda inputs: cell, 3, 6)
 
     def loop():
@@ -83,7 +84,7 @@ def test_a_loop_over_the_steps_is_the_same_sequence(lam):
 
 
 def test_planes_hold_their_vectors():
-    rum = RUM(3, 6)
+    rum = RUM(3, 6, form="paper")
     (seen,) = observe(rum, lambda: rum(torch.randn(4, 2, 3)))
     planes = seen.planes()
     for vector in (seen.eps, seen.tau):
@@ -108,11 +109,44 @@ def test_observing_leaves_the_model_as_it_was():
 
 
 def test_blocks_are_the_rows_of_the_recurrent_weight():
-    cell = RUMCell(3, 4)
+    cell = RUMCell(3, 4, form="paper")
     (_, tau, first), (_, u, second) = recurrent_blocks(cell)
     assert (tau, u) == ("tau", "u")
     assert torch.equal(torch.cat((first, second)), cell.weight_hh)
-    assert [block for _, block, _ in recurrent_blocks(RUM(3, 4, update_gate=False))] == ["tau"]
+    assert [block for _, block, _ in recurrent_blocks(RUM(3, 4, form="paper", update_gate=False))] == ["tau"]
+    gated = RUM(3, 4)
+    assert [block for _, block, _ in recurrent_blocks(gated)] == ["r", "u", "tau"]
+    assert torch.equal(torch.cat([matrix for *_, matrix in recurrent_blocks(gated)]), gated.weight_hh_l0)
+
+
+@pytest.mark.parametrize("rotated, units", [(0.5, 8), (1.0, 20)])
+def test_heads_of_the_gated_form_are_observed_apart(rotated, units):
+    """The states follow from what is observed, head by head; the last of three heads is shorter."""
+    torch.manual_seed(0)
+    rum, x = RUM(3, 20, rotated=rotated), torch.randn(7, 2, 3)
+    (seen,) = observe(rum, lambda: rum(x))
+    before = torch.cat((torch.zeros(1, 2, 20), seen.state[:-1]))
+    heads = [slice(start, min(start + 8, units)) for start in range(0, units, 8)]
+    turned = [rotate(seen.eps[..., head], seen.tau[..., head], before[..., head]) for head in heads]
+    angles = [rotation_angle(seen.eps[..., head], seen.tau[..., head]) for head in heads]
+    torch.testing.assert_close(seen.theta, torch.stack(angles, -1))
+    gates = x @ rum.weight_ih_l0[:40].T + rum.bias_ih_l0[:40] + before @ rum.weight_hh_l0[:40].T + rum.bias_hh_l0[:40]
+    r, u = torch.sigmoid(gates).chunk(2, -1)
+    rest = torch.zeros(7, 2, 20 - units)
+    candidate = torch.tanh(seen.eps + r * (seen.tau + torch.cat((*turned, rest), -1)))
+    torch.testing.assert_close(u * before + (1 - u) * candidate, seen.state)
+    planes = seen.planes()
+    assert planes.shape == (7, 2, len(heads), 8, 2)
+    for vector in (seen.eps, seen.tau):
+        part = vector[..., :8].double().unsqueeze(-1)
+        torch.testing.assert_close(planes[:, :, 0] @ (planes[:, :, 0].mT @ part), part, atol=1e-6, rtol=0)
+
+
+def test_a_gated_rum_without_rotated_units_has_no_angles():
+    rum = RUM(3, 8, rotated=0.0)
+    (seen,) = observe(rum, lambda: rum(torch.randn(5, 2, 3)))
+    assert seen.theta.shape == (5, 2, 0)
+    assert not list(seen.rotations())
 
 
 def test_dominance_of_known_matrices():

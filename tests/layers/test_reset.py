@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from grids import form_of
 from torchrum import RUM, RUMCell, graphed
 from torchrum.layers import recurrent
 from torchrum.layers.registry import build_layer
@@ -68,7 +69,7 @@ def by_hand(layer, x: Tensor, hx: list[Tensor], reset: Tensor, lengths: Tensor) 
     [(0, "auto"), (1, "auto"), (0, "torch"), (1, "torch"), (0, "reference"), (1, "reference"), (0.5, "auto")],
 )
 def test_resets_are_stretches_run_one_by_one(lam, backend, shape, with_lengths):
-    rum = RUM(I, H, lam=lam, activation="tanh", backend=backend, dtype=torch.float64, **shape)
+    rum = RUM(I, H, **form_of(lam, activation="tanh"), backend=backend, dtype=torch.float64, **shape)
     x = torch.randn(T, B, I, dtype=torch.float64, requires_grad=True)
     reset, hx = draw_reset(), draw_state(rum, lam)
     lengths = torch.tensor([5, 7, 1, 6]) if with_lengths else None

@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
-from grids import thinned
+from grids import form_of, thinned
 from torchrum import RUM, RUMCell
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.ops.rum_scan.options import DEFAULTS, option_names
@@ -80,17 +80,22 @@ def test_parameter_counts():
         return sum(p.numel() for p in module.parameters())
 
     embedding, softmax = 50 * 128, lambda h: 50 * h + 50
+
+    def rum(*sizes: int, **options: object) -> int:
+        return count(RUM(*sizes, form="paper", **options))
+
     with torch.device("meta"):
-        assert count(RUM(128, 2000, layer_norm=True)) + embedding + softmax(2000) == 8_892_450
-        assert count(RUM(128, 2000)) + embedding + softmax(2000) == 8_880_450
-        assert count(RUM(128, 2000, layer_norm=True, embed_bias=False)) + embedding + softmax(2000) == 8_890_450
-        assert count(RUM(128, 1500, num_layers=2, layer_norm=True)) + embedding + softmax(1500) == 16_434_450
-        assert count(RUM(128, 1000, layer_norm=True, embed_bias=False)) + embedding + softmax(1000) == 2_448_450
-    assert count(RUM(36, 50)) == 10_550
-    assert count(RUM(36, 50)) + 50 * 10 + 10 == 11_060
-    assert count(RUM(10, 100)) + 9 * 100 + 9 == 24_209
-    assert count(RUM(10, 250)) + 9 * 250 + 9 == 135_509
-    assert count(RUM(10, 20, update_gate=False)) == 20 * (10 + 20 + 1) + 20 * (10 + 1)
+        assert rum(128, 2000, layer_norm=True) + embedding + softmax(2000) == 8_892_450
+        assert rum(128, 2000) + embedding + softmax(2000) == 8_880_450
+        assert rum(128, 2000, layer_norm=True, embed_bias=False) + embedding + softmax(2000) == 8_890_450
+        assert rum(128, 1500, num_layers=2, layer_norm=True) + embedding + softmax(1500) == 16_434_450
+        assert rum(128, 1000, layer_norm=True, embed_bias=False) + embedding + softmax(1000) == 2_448_450
+    assert rum(36, 50) == 10_550
+    assert rum(36, 50) + 50 * 10 + 10 == 11_060
+    assert rum(10, 100) + 9 * 100 + 9 == 24_209
+    assert rum(10, 250) + 9 * 250 + 9 == 135_509
+    assert rum(10, 20, update_gate=False) == 20 * (10 + 20 + 1) + 20 * (10 + 1)
+    assert count(RUM(36, 50, num_layers=2)) == count(nn.GRU(36, 50, num_layers=2))
 
 
 OPTIONS = list(itertools.product((None, 0.8), (False, True), (True, False)))  # eta, layer norm, update gate
@@ -103,18 +108,15 @@ CHECKED = [  # a power of R takes ten times as long to check
 @pytest.mark.filterwarnings("ignore:.*likely to diverge")
 @pytest.mark.parametrize("lam, eta, layer_norm, update_gate", CHECKED)
 def test_gradcheck(lam, eta, layer_norm, update_gate):
-    rum = RUM(
-        2, 3, lam=lam, eta=eta, layer_norm=layer_norm, update_gate=update_gate, activation="tanh", dtype=torch.float64
-    )
+    options = form_of(lam, eta=eta, layer_norm=layer_norm, update_gate=update_gate, activation="tanh")
+    rum = RUM(2, 3, **options, dtype=torch.float64)
     x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
     h0 = torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True)
     names, weights = zip(*rum.named_parameters(), strict=True)
 
     def run(x, h0, *weights):
-        output, state = functional_call(
-            rum, dict(zip(names, weights, strict=True)), (x, h0 if lam == 0 else (h0, None))
-        )
-        return output if lam == 0 else (output, state[1])
+        output, state = functional_call(rum, dict(zip(names, weights, strict=True)), (x, h0 if not lam else (h0, None)))
+        return output if not lam else (output, state[1])
 
     assert torch.autograd.gradcheck(run, (x, h0, *weights))
 
@@ -125,9 +127,9 @@ def test_gradcheck_of_a_learnable_lam():
     assert torch.autograd.gradcheck(lambda lam: functional_call(rum, {"lam_l0": lam}, (x,))[0], rum.lam_l0)
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_double_backward(lam):
-    rum = RUM(2, 3, lam=lam, eta=1.0, activation="tanh", dtype=torch.float64)
+    rum = RUM(2, 3, **form_of(lam, eta=1.0, activation="tanh"), dtype=torch.float64)
     x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x: rum(x)[0], x)
 
@@ -135,18 +137,18 @@ def test_double_backward(lam):
 LAYERS = [dict(), dict(num_layers=2), dict(bidirectional=True), dict(num_layers=2, bidirectional=True)]
 
 
-@pytest.mark.parametrize("lam", [0, 1, 0.5])
+@pytest.mark.parametrize("lam", [None, 0, 1, 0.5])
 @pytest.mark.parametrize("shape", LAYERS, ids=str)
 def test_calls_of_a_gru(shape, lam):
     """Shapes of every call pattern are those of nn.GRU; the values of the patterns agree with each other."""
-    rum, gru = RUM(4, 5, lam=lam, **shape).eval(), nn.GRU(4, 5, **shape)
+    rum, gru = RUM(4, 5, **form_of(lam), **shape).eval(), nn.GRU(4, 5, **shape)
     x = torch.randn(6, 3, 4)
     output, state = rum(x)
     gru_output, gru_h = gru(x)
-    h_n = state if lam == 0 else state[0]
+    h_n = state if not lam else state[0]
     assert output.shape == gru_output.shape
     assert h_n.shape == gru_h.shape
-    if lam != 0:
+    if lam:
         assert state[1].shape == (h_n.shape[0], 3, 5, 5)
     first = copy.deepcopy(rum)
     first.batch_first = True
@@ -155,44 +157,44 @@ def test_calls_of_a_gru(shape, lam):
     alone, alone_state = rum(x[:, 1])
     assert alone.shape == gru(x[:, 1])[0].shape
     torch.testing.assert_close(alone, output[:, 1])
-    torch.testing.assert_close(alone_state if lam == 0 else alone_state[0], h_n[:, 1])
+    torch.testing.assert_close(alone_state if not lam else alone_state[0], h_n[:, 1])
     assert rum(x[:, :0])[0].shape == (6, 0, output.shape[-1])
 
 
 @pytest.mark.parametrize("sort", [True, False])
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 @pytest.mark.parametrize("shape", LAYERS, ids=str)
 def test_packed_equals_one_by_one(shape, lam, sort):
-    rum = RUM(4, 5, lam=lam, eta=1.0, dtype=torch.float64, **shape)
+    rum = RUM(4, 5, **form_of(lam, eta=1.0), dtype=torch.float64, **shape)
     lengths = [6, 4, 1] if sort else [4, 1, 6]
     sequences = [torch.randn(length, 4, dtype=torch.float64) for length in lengths]
     layers = rum.num_layers * rum.num_directions
     h0 = torch.randn(layers, 3, 5, dtype=torch.float64)
     R0 = torch.linalg.qr(torch.randn(layers, 3, 5, 5, dtype=torch.float64))[0]
     packed = pack_sequence(sequences, enforce_sorted=sort)
-    output, state = rum(packed, h0 if lam == 0 else (h0, R0))
+    output, state = rum(packed, h0 if not lam else (h0, R0))
     gru_output, _ = nn.GRU(4, 5, dtype=torch.float64, **shape)(packed)
     for mine, theirs in zip(output[1:], gru_output[1:], strict=True):
         assert (mine is None and theirs is None) or torch.equal(mine, theirs)
     padded, sizes = pad_packed_sequence(output)
     assert sizes.tolist() == lengths
     with_lengths, state2 = rum(
-        nn.utils.rnn.pad_sequence(sequences), h0 if lam == 0 else (h0, R0), lengths=torch.tensor(lengths)
+        nn.utils.rnn.pad_sequence(sequences), h0 if not lam else (h0, R0), lengths=torch.tensor(lengths)
     )
     torch.testing.assert_close(with_lengths, padded)
     for i, sequence in enumerate(sequences):
-        hx = h0[:, i] if lam == 0 else (h0[:, i], R0[:, i])
+        hx = h0[:, i] if not lam else (h0[:, i], R0[:, i])
         alone, last = rum(sequence, hx)
         torch.testing.assert_close(padded[: lengths[i], i], alone)
         assert (padded[lengths[i] :, i] == 0).all()
-        for part, part2, expected in zip(*((s,) if lam == 0 else s for s in (state, state2, last)), strict=True):
+        for part, part2, expected in zip(*((s,) if not lam else s for s in (state, state2, last)), strict=True):
             torch.testing.assert_close(part[:, i], expected)
             torch.testing.assert_close(part2[:, i], expected)
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_gradients_through_packing(lam):
-    rum = RUM(3, 4, lam=lam, bidirectional=True, dtype=torch.float64)
+    rum = RUM(3, 4, **form_of(lam), bidirectional=True, dtype=torch.float64)
     sequences = [torch.randn(length, 3, dtype=torch.float64) for length in (2, 5)]
     rum(pack_sequence(sequences, enforce_sorted=False))[0].data.sin().sum().backward()
     packed = {name: p.grad.clone() for name, p in rum.named_parameters()}
@@ -202,9 +204,9 @@ def test_gradients_through_packing(lam):
         torch.testing.assert_close(packed[name], p.grad)
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_state_carries_over_a_split(lam):
-    rum = RUM(4, 5, num_layers=2, lam=lam)
+    rum = RUM(4, 5, num_layers=2, **form_of(lam))
     x = torch.randn(7, 2, 4)
     whole, last = rum(x)
     start, state = rum(x[:3])
@@ -281,10 +283,10 @@ def test_zoneout_keeps_units_in_training_and_mixes_in_evaluation():
 
 
 def test_eta_fixes_the_norm_and_relu_stays_in_the_positive_orthant():
-    output, _ = RUM(4, 8, eta=0.3)(torch.randn(9, 5, 4))
+    output, _ = RUM(4, 8, form="paper", eta=0.3)(torch.randn(9, 5, 4))
     torch.testing.assert_close(output.norm(dim=-1), torch.full((9, 5), 0.3))
     for lam in (0, 1):
-        assert (RUM(4, 8, lam=lam, layer_norm=True, activation="relu")(torch.randn(9, 5, 4))[0] >= 0).all()
+        assert (RUM(4, 8, **form_of(lam, layer_norm=True))(torch.randn(9, 5, 4))[0] >= 0).all()
 
 
 def test_initialisation_is_orthogonal_over_input_and_state_together():
@@ -299,9 +301,12 @@ def test_initialisation_is_orthogonal_over_input_and_state_together():
 
 
 def test_names_repr_and_flatten():
-    rum = RUM(4, 5, num_layers=2, bidirectional=True, layer_norm=True)
+    rum = RUM(4, 5, num_layers=2, bidirectional=True, form="paper", layer_norm=True)
     names = [name for name, _ in rum.named_parameters()]
     gru_names = [name for name, _ in nn.GRU(4, 5, num_layers=2, bidirectional=True).named_parameters()]
+    gated = RUM(4, 5, num_layers=2, bidirectional=True)
+    assert [name for name, _ in gated.named_parameters()] == gru_names
+    assert [len(weights) for weights in gated.all_weights] == [4] * 4
     assert {name for name in names if not name.startswith("ln")} == {
         n for n in gru_names if not n.startswith("bias_hh")
     }
@@ -314,20 +319,20 @@ def test_names_repr_and_flatten():
     assert repr(RUMCell(4, 5, zoneout=0.1, backend="torch")) == "RUMCell(4, 5, zoneout=0.1, backend=torch)"
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_save_load_copy_pickle(lam):
-    rum = RUM(4, 5, 2, lam=lam, layer_norm=True)
+    rum = RUM(4, 5, 2, **form_of(lam, layer_norm=True))
     x = torch.randn(3, 2, 4)
     expected = rum(x)[0]
     buffer = io.BytesIO()
     torch.save(rum.state_dict(), buffer)
     buffer.seek(0)
-    other = RUM(4, 5, 2, lam=lam, layer_norm=True)
+    other = RUM(4, 5, 2, **form_of(lam, layer_norm=True))
     assert not torch.equal(other(x)[0], expected)
     other.load_state_dict(torch.load(buffer, weights_only=True))
     for same in (other, copy.deepcopy(rum), pickle.loads(pickle.dumps(rum))):
         assert torch.equal(same(x)[0], expected)
-    assigned = RUM(4, 5, 2, lam=lam, layer_norm=True, device="meta")
+    assigned = RUM(4, 5, 2, **form_of(lam, layer_norm=True), device="meta")
     assigned.load_state_dict(rum.state_dict(), assign=True)
     assert torch.equal(assigned(x)[0], expected)
 
@@ -346,9 +351,9 @@ def test_a_memory_of_another_dtype_takes_that_of_the_layer(backend, lam, given, 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_dtypes(dtype, lam):
-    rum = RUM(4, 5, lam=lam, dtype=dtype)
+    rum = RUM(4, 5, **form_of(lam), dtype=dtype)
     output, state = rum(torch.randn(3, 2, 4, dtype=dtype))
     assert output.dtype == dtype
     if lam == 1:
@@ -357,9 +362,9 @@ def test_dtypes(dtype, lam):
     assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in rum.parameters())
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_autocast(lam):
-    rum = RUM(4, 8, 2, lam=lam, layer_norm=True, eta=1.0)
+    rum = RUM(4, 8, 2, **form_of(lam, layer_norm=True, eta=1.0))
     x = torch.randn(3, 2, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, _ = rum(x)
@@ -369,9 +374,9 @@ def test_autocast(lam):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in rum.parameters())
 
 
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_compile_fullgraph(lam):
-    rum = RUM(4, 5, 2, lam=lam, eta=1.0, zoneout=0.1).eval()
+    rum = RUM(4, 5, 2, **form_of(lam, eta=1.0), zoneout=0.1).eval()
     x = torch.randn(6, 3, 4, requires_grad=True)
     compiled = torch.compile(rum, fullgraph=True, backend="aot_eager")
     (gradient,) = torch.autograd.grad(compiled(x)[0].sum(), x)
@@ -380,16 +385,19 @@ def test_compile_fullgraph(lam):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("lam", [None, 0, 1])
 def test_compile_fullgraph_with_inductor(lam):
-    rum = RUM(4, 5, lam=lam)
+    rum = RUM(4, 5, **form_of(lam))
     x = torch.randn(6, 3, 4)
     torch.testing.assert_close(torch.compile(rum, fullgraph=True)(x)[0], rum(x)[0])
 
 
-@pytest.mark.parametrize("options", [dict(), dict(lam=1), dict(layer_norm=True), dict(update_gate=False)], ids=str)
+SAMPLED = [(0, {}), (1, {}), (0, {"layer_norm": True}), (0, {"update_gate": False})]
+
+
+@pytest.mark.parametrize("options", [dict(), *(form_of(lam, eta=1.0, **words) for lam, words in SAMPLED)], ids=str)
 def test_per_sample_gradients(options):
-    rum = RUM(4, 5, eta=1.0, **options).double()
+    rum = RUM(4, 5, **options).double()
     weights = {name: p.detach() for name, p in rum.named_parameters()}
     x = torch.randn(6, 3, 4, dtype=torch.float64)
 
@@ -406,8 +414,9 @@ def test_per_sample_gradients(options):
     torch.testing.assert_close(vmap(loss, in_dims=(0, None))(ensemble, x)[0], loss(weights, x))
 
 
-def test_jacobian_and_hessian():
-    rum = RUM(2, 3, activation="tanh", dtype=torch.float64)
+@pytest.mark.parametrize("lam", [None, 0])
+def test_jacobian_and_hessian(lam):
+    rum = RUM(2, 3, **form_of(lam, activation="tanh"), dtype=torch.float64)
     x = torch.randn(3, 2, dtype=torch.float64)
     jacobian = torch.func.jacrev(lambda x: rum(x)[0][-1])(x)
     torch.testing.assert_close(jacobian, torch.autograd.functional.jacobian(lambda x: rum(x)[0][-1], x))
@@ -462,8 +471,39 @@ def test_jacobian_and_hessian():
         (lambda: RUM(4, 5, embed_scale="1"), "embed_scale='1' is not allowed; it must be a finite number"),
         (lambda: RUM(4, 5, eta="root"), "eta='root' is not known; it must be a number above 0, 'sqrt' or None"),
         (lambda: RUMCell(4, 5, embed_scale=-1.0), "RUMCell: embed_scale=-1.0"),
-        (lambda: RUM(4, 5, backend="fused")(torch.randn(3, 2, 4)), "backend='fused' cannot run: the input is on cpu"),
+        (lambda: RUM(4, 5, backend="fused")(torch.randn(3, 2, 4)), "backend='fused' cannot run: "),
         (lambda: RUM(4, 5, backend="lam1")(torch.randn(3, 2, 4)), "lam1 does not run this recurrence, or not with its"),
+        (lambda: RUM(4, 5, backend="persistent")(torch.randn(3, 2, 4)), "persistent does not run this recurrence"),
+        (
+            lambda: RUM(4, 5, form="paper", backend="fused")(torch.randn(3, 2, 4)),
+            "backend='fused' cannot run: the input is on cpu",
+        ),
+        (lambda: RUM(4, 5, form="papr"), "form='papr' is not known; it must be one of .* Did you mean 'paper'"),
+        (lambda: RUM(4, 5, head_size=0), "head_size=0 is not allowed; it must be an integer of at least 1"),
+        (lambda: RUM(4, 5, rotated=1.5), "rotated=1.5 is not allowed; it must be a number from 0 to 1"),
+        (lambda: RUM(4, 5, rotated=True), "rotated=True is not allowed; it must be a number from 0 to 1"),
+        (lambda: RUM(4, 5, reset_bias_init=float("inf")), "reset_bias_init=inf is not allowed; it must be a finite"),
+        (lambda: RUM(4, 5, update_bias_init="1"), "update_bias_init='1' is not allowed; it must be a finite number"),
+        (
+            lambda: RUM(4, 5, eta=1.0),
+            r"RUM: eta=1\.0 belongs to form='paper'; pass form='paper', or leave eta out\.",
+        ),
+        (
+            lambda: RUMCell(4, 5, form="gated", lam=1),
+            "RUMCell: lam=1 belongs to form='paper'; pass form='paper', or leave lam out",
+        ),
+        (
+            lambda: RUM(4, 5, form="paper", rotated=0.1),
+            "rotated=0.1 belongs to form='gated'; pass form='gated', or leave rotated out",
+        ),
+        (
+            lambda: RUM(4, 5, lam=1, head_size=4),
+            "head_size=4 belongs to form='gated', and lam=1 to form='paper'; leave one of them out",
+        ),
+        (
+            lambda: RUM(4, 5, learn_lam=True, reset_bias_init=0.0),
+            "reset_bias_init=0.0 belongs to form='gated', and learn_lam=True to form='paper'; leave one",
+        ),
         (lambda: RUM(4, 5)(torch.randn(3, 2, 6)), "Expected 4, got 6"),
         (lambda: RUM(4, 5)(torch.randn(4)), r"input has shape \(4,\); it must be \(T, B, I\)"),
         (lambda: RUM(4, 5, batch_first=True)(torch.randn(1, 2, 3, 4)), r"it must be \(B, T, I\)"),
@@ -514,7 +554,8 @@ def test_warnings():
 
 def test_the_embedding_starts_with_the_scale_asked_for():
     torch.manual_seed(0)
-    rum = RUM(4, 400, num_layers=2, bidirectional=True, embed_bias_init=0.5, target_bias_init=0.5, embed_scale=3.0)
+    starts = {"embed_bias_init": 0.5, "target_bias_init": 0.5, "embed_scale": 3.0, "gate_scale": 0.5}
+    rum = RUM(4, 400, num_layers=2, bidirectional=True, form="paper", **starts)
     for name, part in rum.named_parameters():
         if name.startswith("bias"):
             assert part[-400:].std().item() == pytest.approx(0.5, rel=0.2)
@@ -522,20 +563,24 @@ def test_the_embedding_starts_with_the_scale_asked_for():
         if name.startswith("weight_ih"):
             eps = torch.randn(2000, part.shape[1]) @ part[-400:].t()
             assert eps.std().item() == pytest.approx(3.0, rel=0.05), name  # from fewer inputs and from more
-    assert RUM(4, 400, embed_bias_init=0.0).bias_ih_l0[-400:].count_nonzero() == 0
-    assert RUM(4, 400, embed_bias_init=2.0, embed_bias=False).bias_ih_l0.shape == (800,)  # no bias, nothing to draw
-    assert RUMCell(4, 400, embed_bias_init=2.0).bias_ih[-400:].std().item() == pytest.approx(2.0, rel=0.2)
+    plain = RUM(4, 400, form="paper")
+    assert plain.bias_ih_l0[-400:].count_nonzero() == 0
+    nothing = RUM(4, 400, form="paper", embed_bias_init=2.0, embed_bias=False)
+    assert nothing.bias_ih_l0.shape == (800,)  # no bias, nothing to draw
+    cell = RUMCell(4, 400, form="paper", embed_bias_init=2.0)
+    assert cell.bias_ih[-400:].std().item() == pytest.approx(2.0, rel=0.2)
     rows = torch.cat((rum.weight_ih_l1[:400], rum.weight_hh_l1[:400]), 1)
-    torch.testing.assert_close(rows @ rows.t(), DEFAULTS.gate_scale**2 * torch.eye(400))
-    columns = RUM(4, 400, embed_scale=None).weight_ih_l0[-400:]
+    torch.testing.assert_close(rows @ rows.t(), 0.5**2 * torch.eye(400))
+    columns = plain.weight_ih_l0[-400:]
     torch.testing.assert_close(columns.t() @ columns, torch.eye(4))
 
 
 def test_eta_sqrt_is_the_root_of_the_hidden_size():
-    output, _ = RUM(4, 25, eta="sqrt")(torch.randn(6, 3, 4))
+    output, _ = RUM(4, 25, form="paper", eta="sqrt")(torch.randn(6, 3, 4))
     torch.testing.assert_close(output.norm(dim=-1), torch.full((6, 3), 5.0))
-    assert RUMCell(4, 25, eta="sqrt").options.eta == 5.0
-    assert repr(RUMCell(4, 25, eta="sqrt")) == f"RUMCell(4, 25{', eta=sqrt' * (DEFAULTS.eta != 'sqrt')})"
+    cell = RUMCell(4, 25, form="paper", eta="sqrt")
+    assert cell.options.eta == 5.0
+    assert repr(cell) == "RUMCell(4, 25, form=paper, eta=sqrt)"
 
 
 @pytest.mark.parametrize("kind", [RUM, RUMCell])

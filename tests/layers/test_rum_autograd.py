@@ -13,16 +13,17 @@ from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchrum
+from grids import form_of
 from torchrum import RUM
 from torchrum.layers.registry import build_layer
 
-both = pytest.mark.parametrize("lam", [0, 1])
+both = pytest.mark.parametrize("lam", [None, 0, 1])
 SHAPES = [dict(), dict(num_layers=2), dict(num_layers=2, bidirectional=True), dict(batch_first=True)]
 
 
 def make(lam: float, **options) -> RUM:
     torch.manual_seed(0)
-    return RUM(3, 4, lam=lam, activation="tanh", dtype=torch.float64, **options)
+    return RUM(3, 4, **form_of(lam, activation="tanh"), dtype=torch.float64, **options)
 
 
 def draw(*shape: int) -> Tensor:
@@ -50,8 +51,9 @@ def test_the_output_may_be_changed_in_place(shape, with_lengths, lam):
     assert rum.weight_hh_l0.grad.isfinite().all()
 
 
-def test_the_output_may_be_changed_in_place_after_compile():
-    rum = make(0)
+@pytest.mark.parametrize("lam", [None, 0])
+def test_the_output_may_be_changed_in_place_after_compile(lam):
+    rum = make(lam)
     torch._dynamo.reset()
     compiled, x = torch.compile(rum, fullgraph=True, backend="aot_eager"), draw(5, 2, 3)
     grads = []
@@ -66,10 +68,11 @@ def differences(function, x: Tensor, tangent: Tensor, step: float = 1e-6) -> Ten
     return (function(x + step * tangent) - function(x - step * tangent)) / (2 * step)
 
 
-@pytest.mark.parametrize("lam", [0, 1, 0.5])
-@pytest.mark.parametrize("options", [dict(), dict(eta=1.0, layer_norm=True, num_layers=2, bidirectional=True)], ids=str)
-def test_forward_mode_is_the_directional_derivative(lam, options):
-    rum, x = make(lam, **options), draw(4, 2, 3)
+@pytest.mark.parametrize("lam", [None, 0, 1, 0.5])
+@pytest.mark.parametrize("options", [dict(), dict(num_layers=2, bidirectional=True)], ids=str)
+@pytest.mark.parametrize("norm", [dict(), dict(eta=1.0, layer_norm=True)], ids=str)
+def test_forward_mode_is_the_directional_derivative(lam, norm, options):
+    rum, x = make(lam, **options, **(norm if lam is not None else {})), draw(4, 2, 3)
     tangent = draw(4, 2, 3)
     value, derivative = jvp(lambda x: rum(x)[0], (x,), (tangent,))
     torch.testing.assert_close(value, rum(x)[0])
@@ -109,8 +112,9 @@ def test_jacobians_and_hessians_agree_in_both_modes(lam):
     torch.testing.assert_close(vmap(hessian(loss))(torch.stack([x, x])), torch.stack([expected, expected]))
 
 
-def test_compiled_forward_mode_is_not_zero():
-    rum, x = make(0), draw(1, 2, 3)  # a compiler unrolls the reference
+@pytest.mark.parametrize("lam", [None, 0])
+def test_compiled_forward_mode_is_not_zero(lam):
+    rum, x = make(lam), draw(1, 2, 3)  # a compiler unrolls the reference
     torch._dynamo.reset()
 
     def run(x):
@@ -135,17 +139,18 @@ def counted(run) -> tuple[int, int]:
     with FlopCounterMode(display=False) as counter:
         run()
     counts = counter.get_flop_counts()["Global"]
-    scan = sum(count for operator, count in counts.items() if "rum_scan" in str(operator))
+    scan = sum(count for operator, count in counts.items() if "_scan" in str(operator))
     return scan, counter.get_total_flops()
 
 
-def test_flops_are_those_of_the_reference_loop():
+@pytest.mark.parametrize("lam, rows", [(None, 12), (0, 8)])
+def test_flops_are_those_of_the_reference_loop(lam, rows):
     """Its matmuls with weight_hh, which the operator hides, and the same input projection."""
     x = draw(5, 2, 3)
-    _, expected = counted(lambda: make(0, backend="reference")(x))
-    scan, total = counted(lambda: make(0)(x))
+    _, expected = counted(lambda: make(lam, backend="reference")(x))
+    scan, total = counted(lambda: make(lam)(x))
     assert total == expected
-    assert scan == 5 * 2 * 2 * 8 * 4  # T B, two per multiplication, weight (2H, H)
+    assert scan == 5 * 2 * 2 * rows * 4  # T B, two per multiplication, weight (3H, H) or (2H, H)
 
 
 def test_flops_of_the_backward_and_of_the_memory():
@@ -201,10 +206,10 @@ def test_symbolic_trace_with_lengths_and_as_root():
         torch.fx.symbolic_trace(rum)
 
 
-@pytest.mark.parametrize("lam", [0, 1, 0.5])
+@pytest.mark.parametrize("lam", [None, 0, 1, 0.5])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_meta_tensors_run_forward_and_backward(lam, backend):
-    rum = RUM(3, 4, 2, lam=lam, bidirectional=True, device="meta", backend=backend)
+    rum = RUM(3, 4, 2, **form_of(lam), bidirectional=True, device="meta", backend=backend)
     x = torch.randn(5, 2, 3, device="meta", requires_grad=True)
     output, hidden = rum(x, lengths=torch.ones(2, dtype=torch.long, device="meta"))
     assert output.shape == (5, 2, 8)

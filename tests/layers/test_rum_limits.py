@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchrum
+from grids import form_of
 from torchrum import RUM, RUMCell
 from torchrum.cells import rum as rum_cell
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan
 
-both = pytest.mark.parametrize("lam", [0, 1])
+both = pytest.mark.parametrize("lam", [None, 0, 1])
 
 
 def one_step_gradient(eps: Tensor, tau: Tensor, h: Tensor, lam: float, backend: str) -> Tensor:
@@ -28,7 +29,7 @@ def one_step_gradient(eps: Tensor, tau: Tensor, h: Tensor, lam: float, backend: 
     return torch.autograd.grad(out.sum(), xp)[0]
 
 
-@both
+@pytest.mark.parametrize("lam", [0, 1])
 def test_short_tau_against_eps_has_a_finite_gradient(lam):
     eps, tau = torch.tensor([[1.2106, -0.52136]]), torch.tensor([[-2.3396e-12, 9.2294e-13]])
     h = torch.tensor([[0.3, 0.7]])
@@ -39,7 +40,7 @@ def test_short_tau_against_eps_has_a_finite_gradient(lam):
     torch.testing.assert_close(got, expected, rtol=5e-2 if lam == 0 else 1e-3, atol=1e-4)
 
 
-@both
+@pytest.mark.parametrize("lam", [0, 1])
 def test_gradients_are_finite_where_the_reference_is(lam):
     """Norms from 1e-14 to 1e14, angles from nothing to a half turn."""
     generator = torch.Generator().manual_seed(3)
@@ -59,7 +60,7 @@ def test_gradients_are_finite_where_the_reference_is(lam):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("shape", [dict(), dict(num_layers=2, bidirectional=True), dict(batch_first=True)], ids=str)
 def test_padding_touches_nothing(shape, value, lam):
-    rum = RUM(3, 4, lam=lam, dtype=torch.float64, **shape)
+    rum = RUM(3, 4, **form_of(lam), dtype=torch.float64, **shape)
     lengths = torch.tensor([5, 2, 3])
     x = torch.randn(3, 5, 3, dtype=torch.float64) if rum.batch_first else torch.randn(5, 3, 3, dtype=torch.float64)
     ended = torch.arange(5).unsqueeze(1) >= lengths  # (T, B)
@@ -83,9 +84,9 @@ def sixteen_bits():
 
 
 @pytest.mark.usefixtures("sixteen_bits")
-@pytest.mark.parametrize("lam", [0, 1, 0.5])
+@pytest.mark.parametrize("lam", [None, 0, 1, 0.5])
 def test_a_default_dtype_of_sixteen_bits(lam):
-    rum = RUM(3, 4, 2, lam=lam, layer_norm=True, learn_lam=lam == 0.5)
+    rum = RUM(3, 4, 2, **form_of(lam, layer_norm=True, learn_lam=lam == 0.5))
     assert {parameter.dtype for parameter in rum.parameters()} == {torch.bfloat16}
     output, _ = rum(torch.randn(5, 2, 3))
     assert output.dtype == torch.bfloat16
@@ -122,7 +123,7 @@ def test_parts_of_a_long_sequence_are_the_whole(shape, lam, monkeypatch):
     monkeypatch.setattr(rum_cell, "PART_STEPS", 16)
     monkeypatch.setattr(rum_cell, "PART_NUMBERS", 100)
     steps = watched_steps(monkeypatch)
-    rum = RUM(3, 4, lam=lam, dtype=torch.float64, backend="torch", **shape)  # the native scan needs no parts
+    rum = RUM(3, 4, **form_of(lam), dtype=torch.float64, backend="torch", **shape)  # the native scan needs no parts
     x = torch.randn(70, 2, 3, dtype=torch.float64)
     for lengths in (None, torch.tensor([70, 1]), torch.tensor([40, 33])):
         steps.clear()
@@ -153,7 +154,7 @@ import resource, torch
 from torchrum import RUM, RUMCell
 torch.set_num_threads(1)
 T, H = {T}, 64
-rum, x = RUM(8, H, lam={lam}, backend={backend!r}), torch.randn(T, 1, 8)
+rum, x = RUM(8, H, **{form}, backend={backend!r}), torch.randn(T, 1, 8)
 with torch.no_grad():
     rum(x[:9000])  # a part or two: the workspace, and whatever is loaded once
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -169,7 +170,7 @@ print((after - before) * 1024 / (output.numel() * 4))
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_memory_of_inference_is_a_few_outputs(lam, backend):
     """At T = 100,000, H = 64, B = 1 the peak is at most three times the output; one pass took 18 times."""
-    code, here = PEAK.format(T=100_000, lam=lam, backend=backend), Path(torchrum.__file__).parents[1]
+    code, here = PEAK.format(T=100_000, form=form_of(lam), backend=backend), Path(torchrum.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) <= 3
@@ -219,11 +220,12 @@ def test_shape_errors_are_of_both_classes_that_torch_nn_raises(call, message):
 
 
 @pytest.mark.parametrize("change", [lambda x: x.to("meta"), lambda x: x[:-3].clone()], ids=["device", "shape"])
-@pytest.mark.parametrize("name", ["weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias"])
+@pytest.mark.parametrize("name", ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "ln_weight", "ln_bias"])
 def test_a_parameter_that_was_replaced_by_one_that_does_not_fit(name, change):
     """As after ``load_state_dict(..., strict=False, assign=True)`` into a layer on the meta device: kernels are given
     addresses, and would read whatever is there."""
-    layer, cell = RUM(3, 4, num_layers=2, layer_norm=True), RUMCell(3, 4, layer_norm=True)
+    options = {} if name == "bias_hh" else {"form": "paper", "layer_norm": True}
+    layer, cell = RUM(3, 4, num_layers=2, **options), RUMCell(3, 4, **options)
     for module, full, x in ((layer, f"{name}_l1", torch.randn(5, 2, 3)), (cell, name, torch.randn(2, 3))):
         setattr(module, full, nn.Parameter(change(getattr(module, full).detach())))
         words = f"{full} has shape .*; it must be|input is on cpu, the weights on meta"
@@ -241,12 +243,17 @@ def test_a_hidden_size_that_was_changed_is_an_error(module, x):
 
 @both
 def test_a_bias_may_be_taken_away(lam):
-    layer, cell, x = RUM(3, 4, lam=lam), RUMCell(3, 4, lam=lam), torch.randn(5, 2, 3)
+    layer, cell, x = RUM(3, 4, **form_of(lam)), RUMCell(3, 4, **form_of(lam)), torch.randn(5, 2, 3)
     with torch.no_grad():
         layer.bias_ih_l0.zero_()
         cell.bias_ih.zero_()
+        if lam is None:
+            layer.bias_hh_l0.zero_()
+            cell.bias_hh.zero_()
     wanted = layer(x)[0], cell.scan(x, ())[0]
     layer.bias_ih_l0 = cell.bias_ih = None
+    if lam is None:
+        layer.bias_hh_l0 = cell.bias_hh = None
     torch.testing.assert_close((layer(x)[0], cell.scan(x, ())[0]), wanted)
 
 

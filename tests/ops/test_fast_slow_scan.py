@@ -422,7 +422,7 @@ def test_cell_in_training_draws_anew(monkeypatch):
 def test_cell_without_bias_on_eps_and_without_any(monkeypatch):
     monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)
     for words in ({"bias": False}, {"embed_bias": False}):
-        slow = RUMCell(5, 4, **words, device=DEVICE)
+        slow = RUMCell(5, 4, form="paper", **words, device=DEVICE)
         cell = FastSlowCell([LSTMCell(3, 5, device=DEVICE), LSTMCell(4, 5, device=DEVICE)], slow)
         x, state = torch.randn(3, 2, 3, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
         out, _ = cell.scan(x, state)

@@ -28,6 +28,11 @@ DIFFERENCES = {
 }
 
 modules = pytest.mark.parametrize("theirs", SUBSTITUTES, ids=lambda kind: kind.__name__)
+forms = pytest.mark.parametrize(
+    "options",
+    [{}, {"form": "paper", "activation": "tanh"}],  # relu bends at zero
+    ids=["gated", "paper"],
+)
 modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 
 
@@ -67,9 +72,10 @@ def loss(results) -> Tensor:
 
 @modules
 @modes
-def test_forward_is_the_reference(theirs, training):
+@forms
+def test_forward_is_the_reference(theirs, training, options):
     count = 0
-    for module, args, sample in samples(theirs, training):
+    for module, args, sample in samples(theirs, training, **options):
         outputs = module(*args)
         if any(isinstance(arg, nn.utils.rnn.PackedSequence) for arg in args):
             assert type(outputs[0]) is nn.utils.rnn.PackedSequence  # their reference takes padded input only
@@ -117,8 +123,8 @@ def test_copies_pickles_and_state_dicts(theirs, training):
         assert str(module).startswith(type(module).__name__)
 
 
-def assert_gradients(theirs: type, training: bool, places) -> None:
-    for place, (module, args, _) in enumerate(samples(theirs, training, activation="tanh")):  # relu bends at zero
+def assert_gradients(theirs: type, training: bool, places, **options) -> None:
+    for place, (module, args, _) in enumerate(samples(theirs, training, **options)):
         if place in places:
             leaves = [
                 *module.parameters(),
@@ -142,15 +148,17 @@ def as_function(module: nn.Module, args):
 
 
 @modules
-def test_gradients_and_second_gradients(theirs):
-    assert_gradients(theirs, True, (1, 18))  # of nn.GRU one with an initial state, one packed
+@forms
+def test_gradients_and_second_gradients(theirs, options):
+    assert_gradients(theirs, True, (1, 18), **options)  # of nn.GRU one with an initial state, one packed
 
 
 @pytest.mark.slow
 @modules
 @modes
-def test_gradients_and_second_gradients_of_all(theirs, training):
-    assert_gradients(theirs, training, range(32))
+@forms
+def test_gradients_and_second_gradients_of_all(theirs, training, options):
+    assert_gradients(theirs, training, range(32), **options)
 
 
 def scattered(part: Tensor) -> Tensor:
@@ -175,9 +183,10 @@ def test_inputs_and_gradients_need_not_be_contiguous(theirs, training):
 
 
 @modules
-def test_training_is_looked_at_where_theirs_looks(theirs):
+@forms
+def test_training_is_looked_at_where_theirs_looks(theirs, options):
     """nn.GRU passes its mode on to dropout, nn.GRUCell has none: so with dropout the two modes differ, else not."""
-    for module, args, _ in samples(theirs, True, activation="tanh"):
+    for module, args, _ in samples(theirs, True, **options):
         first = floats(module(*args))
         torch.testing.assert_close(floats(module.eval()(*args)), first, rtol=0, atol=0)
         if theirs is nn.GRU:

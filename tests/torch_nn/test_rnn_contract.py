@@ -1,7 +1,7 @@
 """What the RNN part of torch's ``test_nn.py`` checks of nn.GRU and nn.GRUCell, written for RUM.
 
-By design RUM differs in these points: sizes must be at least 1 (an nn cell may have a hidden size of 0), there is one
-bias for each gate (no ``bias_hh``), there is no cuDNN, so nothing is flattened, and no ``proj_size`` (nor has nn.GRU).
+By design RUM differs in these points: sizes must be at least 1 (an nn cell may have a hidden size of 0), there is no
+cuDNN, so nothing is flattened, and no ``proj_size`` (nor has nn.GRU). The paper's form has one bias for each gate.
 """
 
 import copy
@@ -13,14 +13,16 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from grids import form_of
 from torchrum import RUM, RUMCell
 
-both = pytest.mark.parametrize("lam", [0, 1])
+every = pytest.mark.parametrize("lam", [None, 0, 1])
 
 
-def make(lam: float = 0, **options) -> RUM:
+def make(lam: float | None = None, **options) -> RUM:
     torch.manual_seed(0)
-    return RUM(3, 4, lam=lam, activation="tanh", dtype=torch.float64, **options)
+    smooth = {} if lam is None else {"activation": "tanh"}
+    return RUM(3, 4, **form_of(lam), **smooth, dtype=torch.float64, **options)
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -52,7 +54,7 @@ def test_sizes_below_one_are_refused():
         RUM(3, 4, proj_size=2)
 
 
-@both
+@every
 def test_no_initial_state_is_a_zero_state(lam):
     rum, x = make(lam, num_layers=2, bidirectional=True), draw(5, 2, 3)
     zero = torch.zeros(4, 2, 4, dtype=torch.float64)
@@ -62,7 +64,7 @@ def test_no_initial_state_is_a_zero_state(lam):
 @pytest.mark.parametrize("p", [0.0, 0.276, 0.731, 1.0])
 def test_dropout_acts_on_what_the_second_layer_reads(p):
     """With weights that pass one number on, the second layer sees it zeroed or divided by 1 - p."""
-    rum = RUM(10, 500, 2, dropout=p, bias=False, update_gate=False, activation="relu", eta=None)
+    rum = RUM(10, 500, 2, dropout=p, bias=False, form="paper", update_gate=False)
     with torch.no_grad():
         for weight in rum.parameters():
             weight.zero_()
@@ -112,7 +114,7 @@ def test_states_on_another_device_are_refused():
         make()(draw(5, 2, 3).to("meta"))
 
 
-@both
+@every
 def test_a_graph_can_be_kept_and_is_freed_otherwise(lam):
     rum, x = make(lam, num_layers=2), draw(5, 2, 3)
     total = rum(x)[0].sum()
@@ -126,7 +128,7 @@ def test_a_graph_can_be_kept_and_is_freed_otherwise(lam):
         total.backward()
 
 
-@both
+@every
 def test_gradients_reach_the_input_of_frozen_weights(lam):
     rum, x = make(lam), draw(5, 2, 3).requires_grad_()
     expected = torch.autograd.grad(rum(x)[0].sum(), x)[0]
@@ -139,7 +141,7 @@ def test_gradients_reach_the_input_of_frozen_weights(lam):
     assert rum.weight_ih_l0.grad is None
 
 
-@both
+@every
 def test_variable_lengths_pack_and_unpack(lam):
     """Sorted and not, batch_first or not: outputs, states and the input's gradient are those of each row alone."""
     rum, lengths = make(lam, num_layers=2, bidirectional=True), [3, 5, 1]
@@ -161,7 +163,7 @@ def test_variable_lengths_pack_and_unpack(lam):
 def test_weights_can_be_tied():
     rum, x = make(num_layers=2), draw(5, 2, 3)
     rum.weight_hh_l1 = rum.weight_hh_l0
-    assert len(list(rum.parameters())) == 5
+    assert len(list(rum.parameters())) == 7
     apart = copy.deepcopy(rum)
     apart.weight_hh_l1 = nn.Parameter(apart.weight_hh_l1.detach().clone())
     rum(x)[0].sin().sum().backward()
@@ -180,7 +182,7 @@ def test_weights_can_be_replaced():
     torch.testing.assert_close(rum(x), other(x))
 
 
-@both
+@every
 def test_parametrised_and_pruned_weights_train(lam):
     x = draw(5, 2, 3)
     for change, leaf in (
@@ -224,7 +226,7 @@ def test_conversions_keep_the_parameters_and_flattening_does_nothing():
     assert [name for name, _ in rum.named_parameters()] == list(rum.state_dict())
 
 
-@both
+@every
 def test_gradients_by_differences(lam):
     rum = make(lam, num_layers=2, bidirectional=True)
     x = draw(3, 2, 3).requires_grad_()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State
 from torchrum.cells.lstm import LSTMCell, projected_like
-from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS, Eta, RUMCell
+from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS, Eta, RUMCell
 from torchrum.ops._checks import check_choice, check_positive_int, check_probability
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.fast_slow_scan import (
@@ -127,6 +127,8 @@ class FastSlowCell(Cell):
             return f"the slow cell is a {type(self.slow).__name__}, and the kernels know LSTM and RUM"
         if isinstance(self.slow, RUMCell) and self.slow.lam is not None:
             return "the slow cell's lam is learnable, and the kernels are written for lam 0"
+        if isinstance(self.slow, RUMCell) and self.slow.options.form == "gated":
+            return "the slow cell is a gated RUM, and the kernels know that of the paper"
         if lengths is not None:
             return "the rows have lengths of their own, and the kernels take whole sequences"
         return None
@@ -196,15 +198,15 @@ def fast_slow(
         input_size, hidden_size: I, and H of the fast cells.
         slow_size: hidden size of the slow cell; None means H.
         num_fast: k.
-        slow: ``"lstm"``; ``"rum"``, a RUM with the paper's options; or ``"rum-tanh"``, one with those of
-            :class:`~torchrum.RUMCell`'s defaults.
+        slow: ``"lstm"``; ``"rum"``, a RUM with the paper's options; or ``"rum-tanh"``, one of the paper's form with
+            tanh and bounded states.
         cell_dropout: between the cells, see :class:`FastSlowCell`.
         slow_dropout: dropout of what the slow cell reads; None means ``cell_dropout``. In trials a slow RUM did better
             with 0: what dropout adds to the two vectors of a rotation turns the plane, and does not average out.
         layer_norm, zoneout: in every cell.
         slow_zoneout: zoneout of the slow cell's h; None means ``zoneout``. In trials a slow RUM did better with 0.
         zoneout_cell: of the LSTMs' c.
-        eta: norm of the slow RUM's state. None leaves it free with the paper's options; with the defaults' it is
+        eta: norm of the slow RUM's state. None leaves it free with the paper's options; with ``"rum-tanh"`` it is
             ``"sqrt"``, the root of the cell's size.
         ln_order: of the slow RUM.
         device, dtype: of the parameters.
@@ -237,7 +239,7 @@ def fast_slow(
     if slow == "lstm":
         own = lstm(hidden_size, size, slow_zoneout)
     else:
-        options = TANH_OPTIONS if slow == "rum-tanh" else PAPER_OPTIONS
+        options = TANH_OPTIONS if slow == "rum-tanh" else RELU_OPTIONS
         own = RUMCell(
             hidden_size,
             size,
@@ -246,6 +248,7 @@ def fast_slow(
             zoneout=slow_zoneout,
             device=device,
             dtype=dtype,
+            form="paper",
             **{**options, **({} if eta is None else {"eta": eta})},
         )
     return FastSlowCell(fast, own, dropout=cell_dropout, slow_dropout=slow_dropout, backend=backend)

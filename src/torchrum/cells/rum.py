@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,24 +12,27 @@ from torchrum.cells.base import Cell, State, call_as_nn
 from torchrum.cells.init import orthogonal
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags
 from torchrum.ops._dispatch import Backend
+from torchrum.ops.gated_scan import GatedOptions, gated_scan
 from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.machine import autocast_dtype
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan
 from torchrum.ops.rum_scan.options import (
     DEFAULTS,
     PAPER_OPTIONS,
+    RELU_OPTIONS,
     TANH_OPTIONS,
     Activation,
     Eta,
+    Form,
     LNOrder,
     documents_options,
 )
 from torchrum.ops.rum_scan.plain import plain_scan, project
 from torchrum.ops.rum_scan.types import LayerInputs
 
-__all__ = ["PAPER_OPTIONS", "TANH_OPTIONS", "RUMCell"]
+__all__ = ["PAPER_OPTIONS", "RELU_OPTIONS", "TANH_OPTIONS", "RUMCell"]
 
-PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias", "lam")
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "ln_weight", "ln_bias", "lam")
 Weights = Mapping[str, Any]
 """The parameters of one recurrence by the names in ``PARAMETERS``; None for an absent one."""
 
@@ -42,7 +46,16 @@ PART_NUMBERS = 2**18
 class RUMCell(Cell):
     """One step of the Rotational Unit of Memory (Dangovski et al., TACL 2019; arXiv 1710.09537).
 
-    ::
+    The default, ``form="gated"``, has the weights of :class:`torch.nn.GRUCell`, and adds one term to its candidate::
+
+        r = sigmoid(W_ir x + b_ir + W_hr h + b_hr);  u = sigmoid(W_iu x + b_iu + W_hu h + b_hu)
+        eps = W_in x + b_in;  tau = W_hn h + b_hn
+        h~ = tanh(eps + r * (tau + P Rotation(eps, tau) h));  h' = u * h + (1 - u) * h~
+
+    The rotation acts in heads of ``head_size`` units, each in the plane of its own parts of eps and tau. P keeps the
+    share ``rotated`` of the units, the first ones, and sets the others to zero; with ``rotated=0`` it is a GRU.
+
+    ``form="paper"`` is the cell of the paper::
 
         eps = W_eps x + b_eps
         tau = W_tau x + U_tau h + b_tau;  u = sigmoid(W_u x + U_u h + b_u)
@@ -52,8 +65,6 @@ class RUMCell(Cell):
     It is called as :class:`torch.nn.GRUCell` is, ``h = cell(x, h)``, and with any ``lam`` but 0 as
     :class:`torch.nn.LSTMCell` is, ``h, R = cell(x, (h, R))``. x is ``(B, I)`` or ``(I,)``, h ``(B, H)`` or ``(H,)`` and
     R, which is orthogonal, ``(B, H, H)`` or ``(H, H)``.
-
-    The defaults were chosen on everyday tasks; ``RUMCell(10, 20, **PAPER_OPTIONS)`` is the paper's cell.
 
     Args:
         input_size: number of input features I.
@@ -84,6 +95,12 @@ class RUMCell(Cell):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
+        form: Form | None = DEFAULTS.form,
+        head_size: int = DEFAULTS.head_size,
+        rotated: float = DEFAULTS.rotated,
+        reset_bias_init: float = DEFAULTS.reset_bias_init,
+        update_bias_init: float | None = DEFAULTS.update_bias_init,
+        zoneout: float = DEFAULTS.zoneout,
         lam: float = DEFAULTS.lam,
         learn_lam: bool = DEFAULTS.learn_lam,
         eta: Eta = DEFAULTS.eta,
@@ -92,10 +109,8 @@ class RUMCell(Cell):
         update_gate: bool = DEFAULTS.update_gate,
         layer_norm: bool = DEFAULTS.layer_norm,
         ln_order: LNOrder = DEFAULTS.ln_order,
-        zoneout: float = DEFAULTS.zoneout,
         embed_bias: bool = DEFAULTS.embed_bias,
         target_bias_init: float = DEFAULTS.target_bias_init,
-        update_bias_init: float = DEFAULTS.update_bias_init,
         embed_bias_init: float = DEFAULTS.embed_bias_init,
         embed_scale: float | None = DEFAULTS.embed_scale,
         gate_scale: float = DEFAULTS.gate_scale,
@@ -105,7 +120,7 @@ class RUMCell(Cell):
         check_dtype("RUMCell", dtype)
         super().__init__(input_size, hidden_size)
         self.settings = RumOptions.given("RUMCell", locals())
-        self.options = self.settings.for_scan(hidden_size)
+        self.options = options_for_scan(self.settings, hidden_size)
         self.backend: Backend = backend
         self._shapes = parameter_shapes(input_size, hidden_size, self.settings, bias)
         for name in PARAMETERS:
@@ -189,8 +204,11 @@ def misfit(where: str, name: str, part: Tensor, shape: tuple[int, ...], device: 
 
 def parameter_shapes(I: int, H: int, options: RumOptions, bias: bool) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters of one recurrence by name, without the absent ones."""
+    if options.form == "gated":
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (3 * H, I), "weight_hh": (3 * H, H)}
+        return {**shapes, "bias_ih": (3 * H,), "bias_hh": (3 * H,)} if bias else shapes
     gates, inputs = options.num_gates, options.num_inputs
-    shapes: dict[str, tuple[int, ...]] = {"weight_ih": (inputs * H, I), "weight_hh": (gates * H, H)}
+    shapes = {"weight_ih": (inputs * H, I), "weight_hh": (gates * H, H)}
     if bias:
         shapes["bias_ih"] = ((inputs if options.embed_bias else gates) * H,)
     if options.layer_norm:
@@ -202,9 +220,21 @@ def parameter_shapes(I: int, H: int, options: RumOptions, bias: bool) -> dict[st
 
 @torch.no_grad()
 def init_parameters(weights: Weights, options: RumOptions) -> None:
-    """Draw the parameters: each gate is orthogonal over input and state together, as in the original implementation."""
+    """Draw the parameters.
+
+    Those of the gated form are a GRU's, drawn in its order. In the paper's form each gate is orthogonal over input and
+    state together, as in the original implementation.
+    """
     weight_ih, weight_hh, bias = weights["weight_ih"], weights["weight_hh"], weights["bias_ih"]
     H, I = weight_hh.shape[1], weight_ih.shape[1]
+    if options.form == "gated":
+        for part in weights.values():
+            if part is not None:
+                part.uniform_(-(H**-0.5), H**-0.5)
+        if bias is not None:
+            bias[:H] += options.reset_bias_init
+            bias[H : 2 * H] += options.update_bias_init
+        return
     for gate in range(options.num_gates):
         rows = slice(gate * H, (gate + 1) * H)
         block = orthogonal(H, I + H, weight_ih)
@@ -258,7 +288,7 @@ def run_rum(
     other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B.
     """
     steps = None if torch.is_grad_enabled() else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
-    if steps is None or native.projects(x, backend):
+    if options.gated is None and (steps is None or native.projects(x, backend)):
         h0, R0 = (*state, None, None)[:2]
         bias, weight_hh, norm = weights["bias_ih"], weights["weight_hh"], (weights["ln_weight"], weights["ln_bias"])
         inputs = LayerInputs(x, weights["weight_ih"], bias, h0, R0, weight_hh, *norm, lengths)
@@ -288,6 +318,16 @@ def run_rum(
     return output.clone() if output.requires_grad else output, state  # the backward reads the states
 
 
+def options_for_scan(settings: RumOptions, hidden_size: int) -> RumOptions:
+    """Return the options as the scans take them."""
+    options = settings.for_scan(hidden_size)
+    if settings.form == "paper":
+        return options
+    given: dict[str, Any] = {"head_size": settings.head_size, "rotated_units": settings.rotated_units(hidden_size)}
+    modes = (GatedOptions(**given, zoneout=options.zoneout, training=training) for training in (False, True))
+    return replace(options, gated=tuple(modes))
+
+
 def steps_at_once(x: Tensor, hidden: int, options: RumOptions, training: bool) -> int | None:
     """Return the number of steps in a part of a long sequence without gradients; None to run it as a whole."""
     if torch.compiler.is_compiling() or x.shape[0] <= 2 * PART_STEPS:
@@ -310,6 +350,15 @@ def scan_rum(
     backend: Backend,
 ) -> tuple[Tensor, State]:
     """Run one recurrence over projected inputs ``(T, B, ...)`` -> outputs and the last state."""
+    if options.gated is not None:
+        gated, given = options.gated[training], (xp, state[0], weights["weight_hh"], weights["bias_hh"], lengths)
+        if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+            from torchrum.ops.gated_scan.scan_form import gated_scan_form
+
+            output = gated_scan_form(*given, gated)
+        else:
+            output = gated_scan(*given, options=gated, backend=backend)
+        return output, (output[-1],)
     R = state[1] if len(state) == 2 else None
     norm = weights["ln_weight"], weights["ln_bias"]
     inputs = ScanInputs(xp, state[0], R, weights["weight_hh"], *norm, lengths)

@@ -160,17 +160,16 @@ def field_help(cls: type) -> dict[str, str]:
 
 
 def option_help(layer: str) -> dict[str, str]:
-    """What the docstring of a layer says about each of its options; those of RUM are explained at its cell."""
-    from torchrum import RUMCell
+    """What the docstring of a layer says about each of its options."""
     from torchrum.layers.registry import LAYERS
 
     if layer not in LAYERS:
         return {}
-    described = inspect.getdoc(RUMCell if layer == "rum" else LAYERS[layer].load()) or ""
+    described = inspect.getdoc(LAYERS[layer].load()) or ""
     arguments = described.partition("Args:\n")[2].partition("\n\n")[0]
     lines: dict[str, str] = {}
     for names, text in re.findall(r"^ {4}(\w[\w, ]*): (.*?)(?=^ {4}\w|\Z)", arguments, re.DOTALL | re.MULTILINE):
-        words = re.sub(r"(?::\w+:)?`+(?:~?[\w.]*\.)?([^`]*)`+", r"\1", " ".join(text.split()))
+        words = re.sub(r"(?::\w+:)?`+(?:~?[A-Za-z_][\w.]*\.)?([^`]*)`+", r"\1", " ".join(text.split()))
         lines |= dict.fromkeys(names.split(", "), words[:1].upper() + words[1:])
     return lines
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import State
@@ -22,8 +23,8 @@ from torchrum.ops.rum_scan.reference import accumulate, rotation_vectors
 Part = tuple[Tensor, Tensor, Tensor]  # the projected input, the states before and the states after each step
 Seen = dict[tuple[nn.Module, int], list[Part]]
 
-BLOCKS = ("tau", "u")
-"""Row blocks of ``weight_hh``, in order: the target's, which generates tau, and the update gate's."""
+BLOCKS = {"paper": ("tau", "u"), "gated": ("r", "u", "tau")}
+"""Row blocks of ``weight_hh`` in each form, in order: the target's, which generates tau, and those of the gates."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,34 @@ class Observation:
     lam: float
     """Exponent of the accumulated rotation; NaN if it is learnable."""
     eps: Tensor
-    """Where each rotation starts, ``(T, B, H)``."""
+    """Where each rotation starts, ``(T, B, H)``; in the gated form each head rotates from its own part."""
     tau: Tensor
     """Where it ends: the target, ``(T, B, H)``."""
     state: Tensor
     """The state after each step, ``(T, B, H)``."""
     learnt_lam: Tensor | None = None
     """The parameter, where lam is learnable."""
+    head_size: int | None = None
+    """Units per head in the gated form; None in the paper's form, where all units rotate in one plane."""
+    rotated_units: int = 0
+    """Units that rotate in the gated form, the first ones."""
 
     @property
     def theta(self) -> Tensor:
-        """The angle of each rotation, ``(T, B)``, from 0 to pi."""
-        return rotation_angle(self.eps, self.tau)
+        """The angle of each rotation, from 0 to pi: ``(T, B)``, or ``(T, B, heads)`` in the gated form."""
+        return rotation_angle(self._by_head(self.eps), self._by_head(self.tau))
 
     def planes(self) -> Tensor:
-        """An orthonormal basis of each rotation's plane, ``(T, B, H, 2)``."""
-        return torch.linalg.qr(torch.stack((self.eps, self.tau), -1).double()).Q
+        """An orthonormal basis of each rotation's plane: ``(T, B, H, 2)``, or ``(T, B, heads, head_size, 2)``."""
+        pairs = torch.stack((self._by_head(self.eps), self._by_head(self.tau)), -1)
+        return torch.linalg.qr(pairs.double()).Q
+
+    def _by_head(self, vectors: Tensor) -> Tensor:
+        """``(T, B, H)`` as ``(T, B, heads, head_size)`` in the gated form, with zeros behind a shorter last head."""
+        if self.head_size is None:
+            return vectors
+        rotated = vectors[..., : self.rotated_units]
+        return F.pad(rotated, (0, -self.rotated_units % self.head_size)).unflatten(-1, (-1, self.head_size))
 
     def rotations(self) -> Iterator[Tensor]:
         """The accumulated rotation R ``(B, H, H)`` after each step, from the identity; nothing where lam is 0."""
@@ -83,7 +96,8 @@ def recurrent_blocks(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for name, _, _, weights, options in recurrences(model):
         weight = weights["weight_hh"]
         assert weight is not None
-        for block, matrix in zip(BLOCKS[: options.num_gates], weight.detach().chunk(options.num_gates), strict=True):
+        matrices = weight.detach().split(weight.shape[1])  # one less without update gate
+        for block, matrix in zip(BLOCKS[options.form or "paper"], matrices, strict=False):
             yield name, block, matrix
 
 
@@ -207,6 +221,11 @@ def _observation(name: str, weights: Weights, options: RumOptions, parts: list[P
     xp, before, after = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     weight = weights["weight_hh"]
     assert weight is not None
+    if options.form == "gated":
+        H, bias = weight.shape[1], weights["bias_hh"]
+        tau = F.linear(before.to(weight.dtype), weight[2 * H :], None if bias is None else bias[2 * H :])
+        units = options.rotated_units(H)
+        return Observation(name, 0.0, xp[..., 2 * H :], tau, after, None, options.head_size, units)
     before = before.to(working_dtype(xp.dtype))
     eps, tau, _ = rotation_vectors(xp, before, StepWeights(weight, weights["ln_weight"], weights["ln_bias"]), options)
     lam = weights["lam"] if math.isnan(options.lam) else None

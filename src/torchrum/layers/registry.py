@@ -129,7 +129,8 @@ class Entry:
 
 
 LAYERS: dict[str, Entry] = {
-    "rum": Entry("layers.rum:RUM", "the Rotational Unit of Memory"),
+    "rum": Entry("layers.rum:RUM", "the Rotational Unit of Memory, as in the paper", {"form": "paper"}),
+    "rum-gated": Entry("layers.rum:RUM", "the Rotational Unit of Memory with the weights of a GRU"),
     "lstm": Entry("layers.registry:torch_lstm", "torch.nn.LSTM, cuDNN on a GPU"),
     "gru": Entry("layers.registry:torch_gru", "torch.nn.GRU, cuDNN on a GPU"),
     "ln_lstm": Entry(

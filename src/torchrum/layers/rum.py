@@ -9,6 +9,7 @@ from torchrum.cells.rum import (
     check_dtype,
     init_parameters,
     misfit,
+    options_for_scan,
     parameter_shapes,
     rum_initial_state,
     run_rum,
@@ -16,9 +17,10 @@ from torchrum.cells.rum import (
 from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._checks import MismatchError
 from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.gated_scan import gated_scan_choice
 from torchrum.ops.kernels.machine import autocast_dtype
 from torchrum.ops.rum_scan import rum_scan_choice
-from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, LNOrder, RumOptions, documents_options
+from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, Form, LNOrder, RumOptions, documents_options
 
 
 @documents_options
@@ -30,12 +32,13 @@ class RUM(Recurrent):
     sequences of unequal length, and ``reset=`` ``(T, B)`` restarts rows at given steps. ``output`` holds the last
     layer's states, ``(T, B, num_directions * H)``, and ``hx`` and ``h_n`` are ``(num_layers * num_directions, B, H)``.
 
-    With any ``lam`` but 0 the state is the pair ``(h, R)``, given and returned as an LSTM's pair is; R is
-    ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the identity,
-    as does a zero R, row by row of the batch.
+    With its defaults it has the weights of a GRU, by the same names, and a ``state_dict`` of an ``nn.GRU`` of its sizes
+    loads into it. Half of its units are a GRU's, the others also take the rotated state; :class:`torchrum.RUMCell` has
+    the equations. ``form="paper"`` is the layer of the paper.
 
-    The defaults were chosen on everyday tasks; ``RUM(10, 20, **torchrum.cells.rum.PAPER_OPTIONS)`` is the paper's one.
-    :class:`torchrum.RUMCell` has the equations.
+    With any ``lam`` but 0 the form is the paper's and the state is the pair ``(h, R)``, given and returned as an LSTM's
+    pair is; R is ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the
+    identity, as does a zero R, row by row of the batch.
 
     Args:
         input_size: number of input features I.
@@ -49,10 +52,14 @@ class RUM(Recurrent):
         dtype: dtype of the parameters. Default: ``None``, torch's default dtype.
         {options}
 
-    Parameters, for layer k (and with the suffix ``_reverse`` for the other direction): ``weight_ih_l{k}`` ``(3H, I)``
-    in blocks tau, u, eps, with I the layer's own input, ``num_directions * H`` for k > 0; ``weight_hh_l{k}``
-    ``(2H, H)``, tau, u; ``bias_ih_l{k}`` ``(3H,)``; ``ln_weight_l{k}`` and ``ln_bias_l{k}`` ``(3H,)``, tau, u,
-    candidate, with layer norm; ``lam_l{k}`` if it is learnable. Without the update gate the blocks u are not there.
+    Parameters, for layer k (and with the suffix ``_reverse`` for the other direction), with I the layer's own input,
+    ``num_directions * H`` for k > 0:
+
+    - in the gated form ``weight_ih_l{k}`` ``(3H, I)``, ``weight_hh_l{k}`` ``(3H, H)``, ``bias_ih_l{k}`` and
+      ``bias_hh_l{k}`` ``(3H,)``, all in blocks r, u, n as in :class:`torch.nn.GRU`;
+    - in the paper's form ``weight_ih_l{k}`` ``(3H, I)`` in blocks tau, u, eps; ``weight_hh_l{k}`` ``(2H, H)``, tau, u;
+      ``bias_ih_l{k}`` ``(3H,)``; ``ln_weight_l{k}`` and ``ln_bias_l{k}`` ``(3H,)``, tau, u, candidate, with layer norm;
+      ``lam_l{k}`` if it is learnable. Without the update gate the blocks u are not there.
 
     Example:
         >>> import torch
@@ -81,6 +88,12 @@ class RUM(Recurrent):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
+        form: Form | None = DEFAULTS.form,
+        head_size: int = DEFAULTS.head_size,
+        rotated: float = DEFAULTS.rotated,
+        reset_bias_init: float = DEFAULTS.reset_bias_init,
+        update_bias_init: float | None = DEFAULTS.update_bias_init,
+        zoneout: float = DEFAULTS.zoneout,
         lam: float = DEFAULTS.lam,
         learn_lam: bool = DEFAULTS.learn_lam,
         eta: Eta = DEFAULTS.eta,
@@ -89,10 +102,8 @@ class RUM(Recurrent):
         update_gate: bool = DEFAULTS.update_gate,
         layer_norm: bool = DEFAULTS.layer_norm,
         ln_order: LNOrder = DEFAULTS.ln_order,
-        zoneout: float = DEFAULTS.zoneout,
         embed_bias: bool = DEFAULTS.embed_bias,
         target_bias_init: float = DEFAULTS.target_bias_init,
-        update_bias_init: float = DEFAULTS.update_bias_init,
         embed_bias_init: float = DEFAULTS.embed_bias_init,
         embed_scale: float | None = DEFAULTS.embed_scale,
         gate_scale: float = DEFAULTS.gate_scale,
@@ -101,7 +112,7 @@ class RUM(Recurrent):
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_dtype("RUM", dtype)
         self.settings = RumOptions.given("RUM", locals())
-        self.options = self.settings.for_scan(hidden_size)
+        self.options = options_for_scan(self.settings, hidden_size)
         self.backend: Backend = backend
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
         # names and shapes of the parameters of each recurrence, by what they are
@@ -189,6 +200,8 @@ class RUM(Recurrent):
         projected = input.new_empty(1, dtype=dtype).expand(
             *input.shape[:-1], self.options.num_inputs * self.hidden_size
         )
+        if self.options.gated is not None:
+            return gated_scan_choice(projected, self.options.gated[self.training], backend=self.backend)
         learnable = "lam_l0" in self._parameters
         return rum_scan_choice(projected, self.options, learnable_lam=learnable, backend=self.backend)
 

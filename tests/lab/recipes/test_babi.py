@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.recipes.babi import BATCH, EPOCH, JOINT, JOINT_BATCH, JOINT_EPOCH, MODELS, PAPER
@@ -25,7 +25,7 @@ def test_the_papers_columns_have_the_papers_means(model):
 def test_the_papers_setting(model, task):
     config = load_recipe(f"babi-{model}-qa{task}")
     assert config.task == Babi(task=task)
-    options = {"rum": PAPER_OPTIONS, "rum-tanh": TANH_OPTIONS}.get(model, {})
+    options = {"rum": RELU_OPTIONS, "rum-tanh": TANH_OPTIONS}.get(model, {})
     assert (config.model.hidden_size, config.model.embedding_size, config.model.options) == (256, 64, options)
     assert (config.optimizer.name, config.optimizer.lr, config.optimizer.clip) == ("adam", 1e-3, None)
     assert (config.batch_size, config.steps, config.eval_every) == (32, 20 * 282, 282)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS
 from torchrum.cli import main
 from torchrum.lab.recipes.recall import demo
 
@@ -19,7 +19,7 @@ def test_both_models_have_one_task_and_one_budget():
     assert rum.task == lstm.task
     assert (rum.steps, rum.batch_size, rum.optimizer) == (lstm.steps, lstm.batch_size, lstm.optimizer)
     assert rum.model.hidden_size == lstm.model.hidden_size
-    assert rum.model.options == {**PAPER_OPTIONS, "lam": 1}
+    assert rum.model.options == {**RELU_OPTIONS, "lam": 1}
 
 
 def test_the_demo_trains_both_and_compares_them(tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchrum import RUM, RUMCell
-from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
+from torchrum.cells.rum import PAPER_OPTIONS, RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import RECIPES, copying, load_recipe, paper_preset, recall
 from torchrum.lab.recipes.recall import demo
@@ -14,7 +14,6 @@ from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError
 from torchrum.layers.registry import build_layer
-from torchrum.ops.rum_scan.options import DEFAULTS
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -29,13 +28,12 @@ def test_every_recipe_is_a_config_of_its_name(name):
 def test_recipes_do_not_lean_on_the_defaults_of_rum(config):
     """The defaults are chosen for everyday data; the paper's models must not follow them."""
     if config.model.layer == "rum":
-        stated = {name: config.model.options[name] for name in PAPER_OPTIONS}  # each of them, by name
-        if "-tanh" in config.name or config.name in ("char-rum", "char-ptb-rum-awd"):  # the defaults, not the paper
+        stated = {name: config.model.options[name] for name in RELU_OPTIONS}  # each of them, by name
+        if "-tanh" in config.name or config.name in ("char-rum", "char-ptb-rum-awd"):  # bounded states, not the paper
             eta = 7.0 if config.name == "char-rum" else 12.0 if config.name.startswith("char") else "sqrt"
-            assert {name: getattr(DEFAULTS, name) for name in PAPER_OPTIONS} == TANH_OPTIONS
             assert stated == {**TANH_OPTIONS, "eta": eta}
             return
-        assert {**stated, "eta": None} == PAPER_OPTIONS  # some of the paper's models have an eta, none has "sqrt"
+        assert {**stated, "eta": None} == RELU_OPTIONS  # some of the paper's models have an eta, none has "sqrt"
         assert not isinstance(stated["eta"], str)
 
 
@@ -43,8 +41,11 @@ def test_the_papers_options_are_the_papers():
     """relu, gate biases of 1, an orthogonal embedding without bias: tables of the paper depend on it."""
     starts = {"target_bias_init": 1.0, "update_bias_init": 1.0, "embed_bias_init": 0.0}
     scales = {"eta": None, "embed_scale": None, "gate_scale": 1.0}
-    assert {"activation": "relu", **starts, **scales} == PAPER_OPTIONS
-    layer = build_layer("rum", 3, 8, **PAPER_OPTIONS)
+    assert {"activation": "relu", **starts, **scales} == RELU_OPTIONS
+    assert {"form": "paper", **RELU_OPTIONS} == PAPER_OPTIONS
+    layer = build_layer("rum", 3, 8, **RELU_OPTIONS)
+    plain = build_layer("rum", 3, 8)
+    assert layer.settings == plain.settings == RUM(3, 8, form="paper").settings == RUM(3, 8, **PAPER_OPTIONS).settings
     assert layer.options.activation == "relu"
     assert layer.bias_ih_l0.tolist() == [1.0] * 16 + [0.0] * 8
     slow = build_layer("fs", 3, 8, slow="rum").cells[0].slow
@@ -56,7 +57,7 @@ def test_a_recipe_with_tanh_differs_from_the_tuned_one_in_the_options_of_rum_alo
     tuned, changed = load_recipe(f"char-ptb-{model}-tuned"), load_recipe(f"char-ptb-{model}-tanh")
     assert replace(changed, name=tuned.name, about=tuned.about, model=tuned.model) == tuned
     assert replace(changed.model, options=tuned.model.options) == tuned.model
-    names = {"slow", "eta"} if model == "fs-rum-2" else set(PAPER_OPTIONS)
+    names = {"slow", "eta"} if model == "fs-rum-2" else set(RELU_OPTIONS)
     kept = [{n: v for n, v in config.model.options.items() if n not in names} for config in (tuned, changed)]
     assert kept[0] == kept[1]
     sizes = {"hidden_size": 8, "options": {**changed.model.options, **({"slow_size": 16} if "slow" in names else {})}}
@@ -92,10 +93,10 @@ def test_a_tuned_recipe_has_the_papers_beside_it():
 @pytest.mark.parametrize(
     "model, hidden_size, options",
     [
-        ("rum", 250, PAPER_OPTIONS),
-        ("rum-eta", 250, {**PAPER_OPTIONS, "eta": 1.0}),
-        ("rum-lam1", 100, {**PAPER_OPTIONS, "lam": 1}),
-        ("rum-lam1-eta", 100, {**PAPER_OPTIONS, "lam": 1, "eta": 1.0}),
+        ("rum", 250, RELU_OPTIONS),
+        ("rum-eta", 250, {**RELU_OPTIONS, "eta": 1.0}),
+        ("rum-lam1", 100, {**RELU_OPTIONS, "lam": 1}),
+        ("rum-lam1-eta", 100, {**RELU_OPTIONS, "lam": 1, "eta": 1.0}),
         ("lstm", 250, {}),
         ("gru", 250, {}),
     ],

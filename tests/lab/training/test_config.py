@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.training.tiny import First, tiny
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.recipes import RECIPES
 from torchrum.lab.training import ConfigError, ModelConfig, OptimizerConfig, Paper, TrainConfig, override
 from torchrum.lab.training.config import (
@@ -282,10 +282,10 @@ def test_a_config_of_an_older_format_means_the_papers_rum():
     """Before the defaults of RUM were its own, what a config left out was the paper's choice."""
     data = {name: value for name, value in to_json(tiny()).items() if name != "format"}
     data["model"] = {**data["model"], "layer": "rum", "options": {"lam": 1}}
-    assert from_json(data).model.options == {**PAPER_OPTIONS, "lam": 1}
+    assert from_json(data).model.options == {**RELU_OPTIONS, "lam": 1}
     data["format"] = 2
     data["model"]["options"] = {"lam": 1, "eta": 0.5}
-    assert from_json(data).model.options == {**PAPER_OPTIONS, "lam": 1, "eta": 0.5}
+    assert from_json(data).model.options == {**RELU_OPTIONS, "lam": 1, "eta": 0.5}
     assert from_json({**data, "format": FORMAT}).model.options == {"lam": 1, "eta": 0.5}
     assert upgraded(data) == to_json(from_json(data))
     data["model"] = {**data["model"], "layer": "gru", "options": {}}
@@ -296,17 +296,21 @@ def test_a_config_of_an_older_format_means_the_former_baselines():
     data = {**to_json(tiny()), "format": 4}
     for layer, options in (("fast_weights", {"rate": 0.25}), ("ntm", {})):
         data["model"] = {**data["model"], "layer": layer, "options": options}
-        _, former = FORMER_OPTIONS[layer]
+        (former,) = FORMER_OPTIONS[layer].values()
         assert from_json(data).model.options == {**former, **options}
         assert from_json({**data, "format": FORMAT}).model.options == options
         build_layer(layer, 3, 4, **former)
     data["model"] = {**data["model"], "layer": "rum", "options": {"lam": 1}}
-    assert from_json(data).model.options == {"lam": 1}  # its defaults changed before
+    for found in (4, 5):  # its defaults changed twice, before and after
+        assert from_json({**data, "format": found}).model.options == {**TANH_OPTIONS, "lam": 1}
+    assert from_json({**data, "format": FORMAT}).model.options == {"lam": 1}
+    data["model"]["layer"] = "rum-gated"
+    assert from_json(data).model.options == {"lam": 1}
 
 
 def test_a_config_of_a_newer_format_is_refused():
-    with pytest.raises(ConfigError, match="the format is 6, written by a newer torchrum; this one reads up to 5"):
-        from_json({**to_json(tiny()), "format": 6})
+    with pytest.raises(ConfigError, match="the format is 7, written by a newer torchrum; this one reads up to 6"):
+        from_json({**to_json(tiny()), "format": 7})
 
 
 def test_a_run_is_named_by_the_sizes_that_it_has():

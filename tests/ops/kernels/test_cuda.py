@@ -214,7 +214,7 @@ def test_mail_stays_empty_under_training(dtype: torch.dtype, monkeypatch: pytest
     from torchrum import RUM
 
     cuda._kept.clear()
-    layer = RUM(8, 100, device="cuda", dtype=dtype)
+    layer = RUM(8, 100, form="paper", device="cuda", dtype=dtype)
     for B in (4, 21, 4):
         x = torch.randn(5, B, 8, device="cuda", dtype=dtype)
 

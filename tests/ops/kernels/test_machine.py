@@ -88,7 +88,7 @@ def test_a_failing_matmul_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(machine.F, "linear", fails)
     with pytest.raises(RuntimeError, match=f"{AMX_SYMPTOM}: {AMX_ADVICE}"):
-        RUM(3, 4, dtype=torch.bfloat16)(torch.zeros(2, 1, 3, dtype=torch.bfloat16))
+        RUM(3, 4, form="paper", dtype=torch.bfloat16)(torch.zeros(2, 1, 3, dtype=torch.bfloat16))
 
 
 def test_other_errors_pass_as_they_are(monkeypatch):
@@ -97,4 +97,4 @@ def test_other_errors_pass_as_they_are(monkeypatch):
 
     monkeypatch.setattr(machine.F, "linear", fails)
     with pytest.raises(RuntimeError, match=r"^another one$"):
-        RUM(3, 4, backend="torch")(torch.zeros(2, 1, 3))
+        RUM(3, 4, form="paper", backend="torch")(torch.zeros(2, 1, 3))

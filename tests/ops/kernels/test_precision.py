@@ -80,7 +80,7 @@ def test_older_gpus_have_no_tf32(capability, rounded, monkeypatch):
     ("hidden", "options", "matmul"), [(8, {}, "exact"), (513, {}, "split"), (513, {"lam": 1}, "exact")]
 )
 def test_the_projection_has_the_digits_of_the_recurrence(hidden, options, matmul, monkeypatch):
-    layer = RUM(5, hidden, **options)
+    layer = RUM(5, hidden, form="paper", **options)
     exact = []
 
     class Exact:
@@ -153,7 +153,7 @@ def test_autocast_is_that_of_the_tensors_device(on, device):
 
 
 def test_a_bias_added_apart_is_the_same_sum(monkeypatch):
-    layer, x = RUM(5, 8, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
+    layer, x = RUM(5, 8, form="paper", dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
     together = project_rum(x, layer._weights(0), layer.options)
     monkeypatch.setattr(linear, "adds_apart", lambda x, weight: True)
     apart = project_rum(x, layer._weights(0), layer.options)
@@ -181,8 +181,8 @@ def test_the_units_of_exact_matmuls_are_those_of_the_persistent_kernels():
 )
 def test_gradients_with_tf32_products_and_relu(hidden, options):
     torch.manual_seed(0)
-    layer = RUM(hidden, hidden, **options, device="cuda")
-    exact = RUM(hidden, hidden, **options, device="cuda", dtype=torch.float64, backend="reference")
+    layer = RUM(hidden, hidden, form="paper", **options, device="cuda")
+    exact = RUM(hidden, hidden, form="paper", **options, device="cuda", dtype=torch.float64, backend="reference")
     exact.load_state_dict(layer.state_dict())
     x, grad = torch.randn(2, 20, 128, hidden, device="cuda").unbind(0)
 
@@ -237,8 +237,8 @@ def test_a_padded_projection_is_the_projection(zeros, monkeypatch):
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_stack_of_odd_width_has_the_gradients_of_float32(autocast):
     torch.manual_seed(0)
-    exact = RUM(154, 154, num_layers=2, eta=1.0, device="cuda")
-    half = RUM(154, 154, num_layers=2, eta=1.0, device="cuda", dtype=None if autocast else torch.bfloat16)
+    exact = RUM(154, 154, form="paper", num_layers=2, eta=1.0, device="cuda")
+    half = RUM(154, 154, form="paper", num_layers=2, eta=1.0, device="cuda", dtype=None if autocast else torch.bfloat16)
     half.load_state_dict(exact.state_dict())
     x, seen = torch.randn(2, 60, 128, 154, device="cuda")  # above WORTH_PADDING
     results = []

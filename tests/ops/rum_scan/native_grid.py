@@ -97,7 +97,7 @@ def layer_case(options: RumOptions, T: int, B: int, H: int) -> Run:
     words |= dict(num_layers=random.choice((1, 1, 2)), bidirectional=random.random() < 0.3)
     words |= dict(bias=random.random() < 0.8, embed_bias=random.random() < 0.5)
     I, seed = random.choice((1, 3, 16, 40)), random.randrange(2**31)
-    layer, x = RUM(I, H, dtype=torch.float64, **words).train(options.training), draw(T, B, I)
+    layer, x = RUM(I, H, form="paper", dtype=torch.float64, **words).train(options.training), draw(T, B, I)
     states, needs_x = layer.num_layers * layer.num_directions, random.random() < 0.7
     kind = random.choice(("none", "states", "no memory", "zero memory") if options.lam else ("none", "states"))
     h, R = draw(states, B, H), torch.linalg.qr(torch.randn(states, B, H, H, dtype=torch.float64)).Q

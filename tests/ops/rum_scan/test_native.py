@@ -254,7 +254,10 @@ def test_inference_keeps_nothing_and_gives_the_same(lam, dtype):
 )
 @pytest.mark.parametrize("T, B", [(1, 1), (1, 4), (3, 2), (9, 7)])  # single steps read the weights unpacked
 def test_inference_projects_its_input_itself(lam, words, T, B, monkeypatch):
-    rum, x = RUM(5, 18, lam=lam, dtype=torch.float64, **words).eval(), torch.randn(T, B, 5, dtype=torch.float64)
+    rum, x = (
+        RUM(5, 18, form="paper", lam=lam, dtype=torch.float64, **words).eval(),
+        torch.randn(T, B, 5, dtype=torch.float64),
+    )
     hx = rum(torch.randn(2, B, 5, dtype=torch.float64))[1]
     hx = tuple(part.detach() for part in hx) if lam else hx.detach()
     lengths = torch.randint(1, T + 1, (B,))
@@ -269,7 +272,7 @@ def test_inference_projects_its_input_itself(lam, words, T, B, monkeypatch):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
 def test_a_tracer_sees_the_operator():
     """Nothing passes torch's dispatcher by while somebody records what it does."""
-    rum, x = RUM(3, 6), torch.randn(4, 2, 3)
+    rum, x = RUM(3, 6, form="paper"), torch.randn(4, 2, 3)
     with torch.no_grad():
         traced = torch.jit.trace(rum, x)
         again = torch.randn(4, 2, 3)
@@ -459,7 +462,7 @@ def test_without_a_library_the_torch_backend_runs_and_says_why(cache, tmp_path, 
     if quoted:
         monkeypatch.setenv("CC", "cc 'open")
     monkeypatch.setattr(native, "load_library", lambda double: build_anew())
-    rum, x = RUM(4, 6), torch.randn(5, 3, 4)
+    rum, x = RUM(4, 6, form="paper"), torch.randn(5, 3, 4)
     backend, reason = rum.explain_backend(x)
     assert backend == "torch"
     assert reason.startswith("fused cannot run: the input is on cpu; native cannot run: ")
@@ -503,7 +506,7 @@ def train(rum, threads):
     output.backward(torch.empty_like(output))
     return len(os.listdir("/proc/self/task"))
 torch.set_num_threads(1)
-rums = [RUM(36, 64, lam=lam, backend="native") for lam in (0, 1)]  # the QR of their start takes threads
+rums = [RUM(36, 64, form="paper", lam=lam, backend="native") for lam in (0, 1)]  # the QR of their start takes threads
 print(train(rums[0], 1), train(rums[0], 3), train(rums[1], 3))
 """
     if not Path("/proc/self/task").is_dir():

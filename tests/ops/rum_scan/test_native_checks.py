@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(native.build_obstacle(False) is not None, reason
 
 
 def replaced_weight():
-    rum = RUM(3, 64)
+    rum = RUM(3, 64, form="paper")
     output = rum(torch.randn(4, 2, 3))[0]
     rum.weight_hh_l0.data = torch.ones(3)
     output.sum().backward()
@@ -18,51 +18,51 @@ def replaced_weight():
 
 def replaced_input():
     x = torch.randn(4, 2, 3, requires_grad=True)
-    output = RUM(3, 64)(x)[0]
+    output = RUM(3, 64, form="paper")(x)[0]
     x.data = torch.ones(1)
     output.sum().backward()
 
 
 def freed_weight():
-    rum = RUM(3, 64)
+    rum = RUM(3, 64, form="paper")
     rum.weight_hh_l0.untyped_storage().resize_(0)
     rum(torch.randn(4, 2, 3))
 
 
 def shrunk_weight():
-    rum = RUM(3, 64)
+    rum = RUM(3, 64, form="paper")
     rum.weight_hh_l0.untyped_storage().resize_(64)
     rum(torch.randn(4, 2, 3))
 
 
 def weight_freed_before_backward():
-    rum = RUM(3, 64)
+    rum = RUM(3, 64, form="paper")
     output = rum(torch.randn(4, 2, 3))[0]
     rum.weight_hh_l0.untyped_storage().resize_(0)
     output.sum().backward()
 
 
 def input_without_memory():
-    RUM(3, 64)(torch._efficientzerotensor((4, 2, 3)))
+    RUM(3, 64, form="paper")(torch._efficientzerotensor((4, 2, 3)))
 
 
 def functional_input():
-    RUM(3, 64)(torch._to_functional_tensor(torch.randn(4, 2, 3)))
+    RUM(3, 64, form="paper")(torch._to_functional_tensor(torch.randn(4, 2, 3)))
 
 
 def state_without_memory():
-    RUM(3, 64)(torch.randn(4, 2, 3), torch._efficientzerotensor((1, 2, 64)))
+    RUM(3, 64, form="paper")(torch.randn(4, 2, 3), torch._efficientzerotensor((1, 2, 64)))
 
 
 def weight_without_memory():
-    rum = RUM(3, 64)
+    rum = RUM(3, 64, form="paper")
     rum.weight_hh_l0.data = torch._efficientzerotensor((128, 64))
     rum(torch.randn(4, 2, 3))
 
 
 def unpacked_in_another_dtype():
     with torch.autograd.graph.saved_tensors_hooks(lambda part: part, lambda part: part.double()):
-        output = RUM(3, 64)(torch.randn(4, 2, 3))[0]
+        output = RUM(3, 64, form="paper")(torch.randn(4, 2, 3))[0]
     output.sum().backward()
 
 
@@ -126,7 +126,7 @@ def test_the_operator_checks_what_its_options_need(norm, layer_norm, zoneout, me
 @pytest.mark.parametrize("kept", [True, False], ids=["closed", "open"])
 def test_a_gate_at_its_end_is_exact(backend, kept):
     """With u = 1 the state stays as it is, bit for bit, whatever the candidate; with u = 0 the candidate is all."""
-    cell = RUMCell(1, 5, activation="relu", eta=None, backend=backend)
+    cell = RUMCell(1, 5, form="paper", activation="relu", eta=None, backend=backend)
     with torch.no_grad():
         for parameter in cell.parameters():
             parameter.zero_()

@@ -77,7 +77,7 @@ def gradients(rum: RUM, x: Tensor, hx: tuple[Tensor, ...] | None, lengths: Tenso
 @pytest.mark.parametrize("T, B, I, H", [(1, 1, 1, 1), (1, 3, 5, 18), (3, 19, 17, 50)])
 def test_gradients_match_the_reference(lam, words, T, B, I, H, calls):
     """Results and every gradient, with and without initial states and lengths."""
-    rum, x = RUM(I, H, lam=lam, dtype=torch.float64, **words), torch.randn(T, B, I, dtype=torch.float64)
+    rum, x = RUM(I, H, form="paper", lam=lam, dtype=torch.float64, **words), torch.randn(T, B, I, dtype=torch.float64)
     hx, lengths = drawn_state(rum, B), torch.randint(1, T + 1, (B,))
     for state, ends in ((None, None), (hx, lengths)):
         wanted = gradients(rum, x, state, ends, "reference")
@@ -94,7 +94,7 @@ def test_gradients_match_the_reference(lam, words, T, B, I, H, calls):
 @pytest.mark.parametrize("I, H", [(1, 1), (10, 100), (37, 5), (3, 340)])
 def test_weight_gradients_of_many_rows(T, B, I, H):
     """To the last bit the same for any number of threads."""
-    rum, x = RUM(I, H, dtype=torch.float64), torch.randn(T, B, I, dtype=torch.float64)
+    rum, x = RUM(I, H, form="paper", dtype=torch.float64), torch.randn(T, B, I, dtype=torch.float64)
     wanted, together = (gradients(rum, x, None, None, backend) for backend in ("torch", "native"))
     torch.set_num_threads(1)
     alone = gradients(rum, x, None, None, "native")
@@ -106,7 +106,7 @@ def test_weight_gradients_of_many_rows(T, B, I, H):
 @needs_compiler
 @pytest.mark.parametrize("lam", [0, 1])
 def test_no_rows(lam, calls):
-    rum, x = RUM(4, 5, lam=lam, layer_norm=True), torch.randn(3, 0, 4, requires_grad=True)
+    rum, x = RUM(4, 5, form="paper", lam=lam, layer_norm=True), torch.randn(3, 0, 4, requires_grad=True)
     rum(x)[0].sum().backward()
     assert calls
     assert x.grad is not None and x.grad.shape == x.shape
@@ -116,7 +116,7 @@ def test_no_rows(lam, calls):
 @needs_compiler
 @pytest.mark.parametrize("lam", [0, 1])
 def test_a_gradient_that_is_not_asked_for_is_left_out(lam, calls):
-    rum, x = RUM(6, 20, lam=lam), torch.randn(5, 4, 6)
+    rum, x = RUM(6, 20, form="paper", lam=lam), torch.randn(5, 4, 6)
     wanted = gradients(rum, x, None, None, "native")
     rum.bias_ih_l0.requires_grad_(False)
     rum.weight_hh_l0.requires_grad_(False)
@@ -145,7 +145,10 @@ def assert_same_by_both(rum: RUM, compute: Callable[[], Sequence[Tensor]], **tol
 @pytest.mark.parametrize("lam", [0, 1])
 def test_second_derivatives(lam, calls):
     """Where a weight depends on the input, too: the way through it is the caller's graph, not the scan's."""
-    rum, x = RUM(3, 7, lam=lam, dtype=torch.float64), torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    rum, x = (
+        RUM(3, 7, form="paper", lam=lam, dtype=torch.float64),
+        torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True),
+    )
     weight = rum.weight_ih_l0.detach().clone()
     del rum.weight_ih_l0
 
@@ -163,7 +166,10 @@ def test_second_derivatives(lam, calls):
 @pytest.mark.parametrize("lam", [0, 1])
 def test_gradients_in_a_batch(lam, calls):
     """``is_grads_batched`` maps over the backward."""
-    rum, x = RUM(3, 6, lam=lam, dtype=torch.float64), torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    rum, x = (
+        RUM(3, 6, form="paper", lam=lam, dtype=torch.float64),
+        torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True),
+    )
     leaves, grads = [x, *rum.parameters()], torch.randn(5, 4, 2, 6, dtype=torch.float64)
     batched = functools.partial(torch.autograd.grad, inputs=leaves, grad_outputs=grads, is_grads_batched=True)
     assert_same_by_both(rum, lambda: batched(rum(x)[0]), rtol=1e-9, atol=1e-10)
@@ -200,7 +206,7 @@ def test_checkpoints_and_second_backwards(calls):
 
 @needs_compiler
 def test_it_stands_back_from_whoever_watches_torch(calls):
-    rum, x = RUM(3, 4), torch.randn(5, 2, 3)
+    rum, x = RUM(3, 4, form="paper"), torch.randn(5, 2, 3)
     with FlopCounterMode(display=False) as counter:
         rum(x)
     assert counter.get_total_flops() > 0
@@ -208,7 +214,7 @@ def test_it_stands_back_from_whoever_watches_torch(calls):
     with torch.autocast("cpu", torch.bfloat16):
         rum(x)
     RUM(3, 4, learn_lam=True)(x)
-    RUM(3, 4, backend="torch")(x)
+    RUM(3, 4, form="paper", backend="torch")(x)
     assert not calls
     output, _ = rum(x)
     assert len(calls) == 1

@@ -13,7 +13,7 @@ both = pytest.mark.parametrize("lam", [0, 1])
 
 def make(lam: float, dtype: torch.dtype = torch.float64, **options) -> RUM:
     torch.manual_seed(0)
-    return RUM(3, 4, lam=lam, activation="tanh", dtype=dtype, **options)
+    return RUM(3, 4, form="paper", lam=lam, activation="tanh", dtype=dtype, **options)
 
 
 def loss(module, x: Tensor) -> Tensor:

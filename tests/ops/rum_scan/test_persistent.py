@@ -368,7 +368,11 @@ def test_a_plain_call_of_a_layer(
     emulate(4)
     monkeypatch.setattr(plain, "adds_apart", lambda *_: by_kernels != "nothing")
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: by_kernels == "projection")
-    layer, x, hx = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(1, 3, 40) if start == "given" else None
+    layer, x, hx = (
+        RUM(7, 40, form="paper", eta=None),
+        torch.randn(5, 3, 7),
+        torch.randn(1, 3, 40) if start == "given" else None,
+    )
     with plain_calls_by(persistent):
         output = layer(x, hx)[0]
         assert output.grad_fn is not None and "PlainScan" in output.grad_fn.name()
@@ -454,7 +458,7 @@ def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
 ) -> None:
     emulate(4)
     monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
-    layer, x, grads = RUM(7, 40, eta=None), torch.randn(5, 3, 7), torch.randn(2, 5, 3, 40)
+    layer, x, grads = RUM(7, 40, form="paper", eta=None), torch.randn(5, 3, 7), torch.randn(2, 5, 3, 40)
     weights = list(layer.parameters())
     with plain_calls_by(persistent):
         output = layer(x)[0]
@@ -476,8 +480,8 @@ def test_gradients_of_each_sample_through_the_persistent_kernels(
     """vmap folds unbatched samples into the batch: a batch of one, whose order in memory is not the kernels'."""
     emulate(4)
     monkeypatch.setattr(persistent, "obstacle", lambda *_: None)
-    layer = RUM(7, 40, eta=None, backend="fused")
-    reference = RUM(7, 40, eta=None, backend="reference")
+    layer = RUM(7, 40, form="paper", eta=None, backend="fused")
+    reference = RUM(7, 40, form="paper", eta=None, backend="reference")
     reference.load_state_dict(layer.state_dict())
     x = torch.randn(5, 3, 7)
 
@@ -621,14 +625,14 @@ def test_float32_near_opposite_vectors(eta: float | None) -> None:
 def test_a_small_input_is_projected_in_the_launch(T: int, B: int, features: int, half_turns: bool) -> None:
     """A half turn reads all of eps, also where another block has projected it."""
     torch.manual_seed(0)
-    layer = RUM(features, 50, activation="tanh", device="cuda")
+    layer = RUM(features, 50, form="paper", activation="tanh", device="cuda")
     if half_turns:
         with torch.no_grad():
             layer.weight_hh_l0[:50] = 0
             layer.weight_ih_l0[:50] = -2 * layer.weight_ih_l0[100:]
             layer.bias_ih_l0[:50] = -2 * layer.bias_ih_l0[100:]
     x = torch.randn(T, B, features, device="cuda")
-    exact = RUM(features, 50, activation="tanh", backend="reference", dtype=torch.float64)
+    exact = RUM(features, 50, form="paper", activation="tanh", backend="reference", dtype=torch.float64)
     exact.load_state_dict(layer.state_dict())
     wanted = exact(x.cpu().double())[0].detach()
     layer(x)

@@ -91,7 +91,7 @@ def agree(backend: str, a: list[Tensor], b: list[Tensor]) -> bool:
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
 def test_results_and_gradients_are_the_operators(lam, backend, words, by_operator):
     dtype = torch.float32 if backend == "torch" else torch.float64
-    rum = RUM(4, 6, lam=lam, backend=backend, dtype=dtype, **words)
+    rum = RUM(4, 6, form="paper", lam=lam, backend=backend, dtype=dtype, **words)
     x, hx = draw(rum, dtype)
     for lengths in (None, torch.tensor([5, 1, 3])):
         for of in ("all", "output", "state"):
@@ -103,7 +103,7 @@ def test_results_and_gradients_are_the_operators(lam, backend, words, by_operato
 @backends
 def test_wide_inputs_too(lam, backend, by_operator):
     """Sizes at which the native projection runs, float64, and an input that is not contiguous."""
-    rum = RUM(70, 64, lam=lam, backend=backend, dtype=torch.float64, batch_first=True)
+    rum = RUM(70, 64, form="paper", lam=lam, backend=backend, dtype=torch.float64, batch_first=True)
     x, hx = draw(rum, torch.float64, T=8, B=12)
     x = x.transpose(0, 1)
     assert agree(backend, results(rum, x, hx, None), by_operator(lambda: results(rum, x, hx, None)))
@@ -113,7 +113,7 @@ def test_wide_inputs_too(lam, backend, by_operator):
 @backends
 @pytest.mark.parametrize("T", [1, 5])
 def test_no_state_is_as_good_as_zeros(lam, backend, T):
-    rum = RUM(4, 6, lam=lam, backend=backend)
+    rum = RUM(4, 6, form="paper", lam=lam, backend=backend)
     x, (h, *_) = draw(rum, T=T)
     given = (torch.zeros_like(h), None) if lam else torch.zeros_like(h)
 
@@ -128,7 +128,7 @@ def test_no_state_is_as_good_as_zeros(lam, backend, T):
 @backends
 def test_a_sign_that_is_not_in_memory_is_read(lam, backend):
     """torch negates lazily where it takes the imaginary part of a conjugate; one number of it is contiguous."""
-    rum = RUM(1, 1, lam=lam, backend=backend, dtype=torch.float64)
+    rum = RUM(1, 1, form="paper", lam=lam, backend=backend, dtype=torch.float64)
     x, h, grad = (torch.randn(1, 1, 1, dtype=torch.complex128).conj().imag for _ in range(3))
     assert x.is_neg() and x.is_contiguous()
 
@@ -149,7 +149,7 @@ def node_of(output: Tensor) -> str:
 
 
 def test_who_looks_gets_the_operator():
-    rum, x = RUM(3, 5, backend="torch"), torch.randn(4, 2, 3)
+    rum, x = RUM(3, 5, form="paper", backend="torch"), torch.randn(4, 2, 3)
     assert node_of(rum(x)[0]) == NODE
     with FlopCounterMode(display=False) as counter:
         assert node_of(rum(x)[0]) != NODE
@@ -159,13 +159,13 @@ def test_who_looks_gets_the_operator():
     assert seen == [False]
     with torch.autocast("cpu", torch.bfloat16):
         assert node_of(rum(x)[0]) != NODE
-    assert node_of(RUM(3, 5, backend="reference")(x)[0]) != NODE
+    assert node_of(RUM(3, 5, form="paper", backend="reference")(x)[0]) != NODE
     assert node_of(RUM(3, 5, learn_lam=True)(x)[0]) != NODE
 
 
 @both
 def test_who_counts_operators_sees_the_scan(lam):
-    layer, x = RUM(3, 5, lam=lam, backend="torch"), torch.randn(2, 1, 3)
+    layer, x = RUM(3, 5, form="paper", lam=lam, backend="torch"), torch.randn(2, 1, 3)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         layer(x)
     assert any("rum_scan" in str(name) for name in counter.get_flop_counts()["Global"])
@@ -173,7 +173,7 @@ def test_who_counts_operators_sees_the_scan(lam):
 
 @both
 def test_nothing_is_recorded_where_nothing_asks_for_gradients(lam):
-    rum, x = RUM(3, 5, lam=lam, backend="torch"), torch.randn(4, 2, 3)
+    rum, x = RUM(3, 5, form="paper", lam=lam, backend="torch"), torch.randn(4, 2, 3)
     wanted = rum(x)[0].detach()
     for parameter in rum.parameters():
         parameter.requires_grad_(False)
@@ -191,7 +191,7 @@ def test_nothing_is_recorded_where_nothing_asks_for_gradients(lam):
 def test_second_derivatives_are_the_references(lam, backend, of):
     def second(backend: str) -> list[Tensor]:
         torch.manual_seed(0)
-        rum = RUM(2, 3, lam=lam, activation="tanh", backend=backend, dtype=torch.float64)
+        rum = RUM(2, 3, form="paper", lam=lam, activation="tanh", backend=backend, dtype=torch.float64)
         x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
         output, h_n = rum(x)
         assert (node_of(output) == NODE) == (backend != "reference")
@@ -206,7 +206,7 @@ def test_second_derivatives_are_the_references(lam, backend, of):
 @both
 def test_a_weight_that_is_written_to_before_the_backward_is_an_error(lam):
     for name in ("weight_ih_l0", "weight_hh_l0"):
-        rum = RUM(3, 5, lam=lam, backend="torch")
+        rum = RUM(3, 5, form="paper", lam=lam, backend="torch")
         output = rum(torch.randn(4, 2, 3))[0]
         with torch.no_grad():
             getattr(rum, name).add_(1)
@@ -218,7 +218,7 @@ def test_a_weight_that_is_written_to_before_the_backward_is_an_error(lam):
 @backends
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_results_may_be_written_to(lam, backend, num_layers):
-    rum, x = RUM(3, 5, num_layers, lam=lam, backend=backend), torch.randn(4, 2, 3)
+    rum, x = RUM(3, 5, num_layers, form="paper", lam=lam, backend=backend), torch.randn(4, 2, 3)
 
     def gradients(write: bool) -> list[Tensor]:
         output, h_n = rum(x)
@@ -242,7 +242,7 @@ def test_results_may_be_written_to(lam, backend, num_layers):
 
 @both
 def test_backward_twice_hooks_and_checkpoints(lam):
-    rum, x = RUM(3, 5, 2, lam=lam, backend="torch"), torch.randn(4, 2, 3, requires_grad=True)
+    rum, x = RUM(3, 5, 2, form="paper", lam=lam, backend="torch"), torch.randn(4, 2, 3, requires_grad=True)
     weights = list(rum.parameters())
     output = rum(x)[0]
     wanted = torch.autograd.grad(output.sum(), weights, retain_graph=True)
@@ -258,7 +258,7 @@ def test_backward_twice_hooks_and_checkpoints(lam):
 
 
 def test_a_backward_that_a_compiler_traces():
-    rum, x = RUM(3, 5, backend="torch"), torch.randn(4, 2, 3)
+    rum, x = RUM(3, 5, form="paper", backend="torch"), torch.randn(4, 2, 3)
     wanted = torch.autograd.grad(rum(x)[0].sin().sum(), list(rum.parameters()))
     loss = rum(x)[0].sin().sum()
     torch._dynamo.reset()
@@ -271,7 +271,7 @@ def test_a_backward_that_a_compiler_traces():
 @backends
 def test_a_cell_is_a_plain_call_too(lam, backend, by_operator):
     dtype = torch.float64
-    cell, x = RUMCell(3, 5, lam=lam, backend=backend, dtype=dtype), torch.randn(2, 3, dtype=dtype)
+    cell, x = RUMCell(3, 5, form="paper", lam=lam, backend=backend, dtype=dtype), torch.randn(2, 3, dtype=dtype)
     rotation = torch.linalg.qr(torch.randn(2, 5, 5, dtype=dtype)).Q
     hx = (torch.randn(2, 5, dtype=dtype), rotation)[: 1 + lam]
 
@@ -289,7 +289,7 @@ def test_a_cell_is_a_plain_call_too(lam, backend, by_operator):
 
 
 def test_the_backward_rounds_nothing_under_autocast():
-    rum, x = RUM(3, 5, backend="torch"), torch.randn(4, 2, 3)
+    rum, x = RUM(3, 5, form="paper", backend="torch"), torch.randn(4, 2, 3)
     wanted = torch.autograd.grad(rum(x)[0].sum(), list(rum.parameters()))
     output = rum(x)[0].sum()
     with torch.autocast("cpu", torch.bfloat16):
@@ -341,7 +341,7 @@ def test_a_call_on_a_gpu_makes_few_calls_of_torch(gpu_without_kernels, lam, trai
 
     torch launches the matmuls of W_hh, W_ih and x, and with lam 1 that of the projection and the sum for the bias.
     """
-    rum, x = RUM(64, 64, lam=lam).train(training), torch.randn(3, 2, 64, requires_grad=True)
+    rum, x = RUM(64, 64, form="paper", lam=lam).train(training), torch.randn(3, 2, 64, requires_grad=True)
     grad = torch.randn(3, 2, 64)
 
     def call() -> None:
@@ -370,7 +370,7 @@ def test_a_training_call_takes_little_memory(gpu_without_kernels, lam, most):
     input's gradient; with lam 0 the gates, 2, and mail, 2, until the backward kernel is queued. Of less mail up to 1 MB
     is kept for good."""
     T, B, H = 600, 8, 64
-    rum, x, grad = RUM(H, H, lam=lam), torch.randn(T, B, H, requires_grad=True), torch.randn(T, B, H)
+    rum, x, grad = RUM(H, H, form="paper", lam=lam), torch.randn(T, B, H, requires_grad=True), torch.randn(T, B, H)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         rum(x)[0].backward(grad)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -143,7 +143,7 @@ def test_trials_are_timed_by_the_timer_of_the_package(monkeypatch):
 def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():
     torch.manual_seed(0)
     shape = Shape(N=8, T=30, B=3)
-    rum = RUM(8, 8, eta=1.0, layer_norm=True, zoneout=0.2, backend="torch")
+    rum = RUM(8, 8, form="paper", eta=1.0, layer_norm=True, zoneout=0.2, backend="torch")
     assert relative_error(rum, shape) < 2e-5
     assert relative_error(rum.bfloat16(), Shape(N=8, T=30, B=3, dtype="bfloat16")) > 1e-4
 
@@ -170,24 +170,26 @@ def test_samples_near_the_relu_threshold_are_told_from_the_others():
 
 def test_an_error_that_is_not_a_number_is_not_lost(monkeypatch):
     monkeypatch.setattr(judging.errors, "_outputs", lambda rum, x, grad: [torch.ones(2), torch.full((2,), math.nan)])
-    assert math.isnan(relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3)))
+    assert math.isnan(relative_error(RUM(6, 6, form="paper", backend="torch"), Shape(N=6, T=4, B=3)))
     monkeypatch.setattr(judging.errors, "clear_of_threshold", lambda exact, x: torch.zeros(3, dtype=torch.bool))
     with pytest.raises(ValueError, match="every sample is near the ReLU threshold"):
-        relative_error(RUM(6, 6, backend="torch"), Shape(N=6, T=4, B=3), exclude_near_threshold=True)
+        relative_error(RUM(6, 6, form="paper", backend="torch"), Shape(N=6, T=4, B=3), exclude_near_threshold=True)
 
 
 def test_rows_left_out_have_no_gradient(monkeypatch):
     grads, outputs = [], judging.errors._outputs
     monkeypatch.setattr(judging.errors, "_outputs", lambda rum, x, grad: grads.append(grad) or outputs(rum, x, grad))
     monkeypatch.setattr(judging.errors, "clear_of_threshold", lambda exact, x: torch.tensor([True, False, True]))
-    rum = RUM(6, 6, backend="torch")
+    rum = RUM(6, 6, form="paper", backend="torch")
     assert relative_error(rum, Shape(N=6, T=4, B=3), exclude_near_threshold=True) < 2e-5
     assert relative_error(rum, Shape(N=6, T=4, B=3)) < 2e-5
     assert [grad.abs().sum((0, 2)).gt(0).tolist() for grad in grads] == 2 * [[True, False, True]] + 2 * [[True] * 3]
 
 
 def test_errors_are_entered_into_the_rows_of_the_fused_kernels(monkeypatch):
-    monkeypatch.setattr(judging.errors, "make_layer", lambda name, shape, **options: RUM(8, 8, backend="torch"))
+    monkeypatch.setattr(
+        judging.errors, "make_layer", lambda name, shape, **options: RUM(8, 8, form="paper", backend="torch")
+    )
     small = Shape(N=8, T=4, B=3)
     rows = [Row("eta-fp32-n8", name, "forward_backward", small, precision="high") for name in ("fused", "gru")]
     rows.append(Row("plain-n8", "fused", "forward_backward", small))

@@ -110,7 +110,7 @@ def test_a_damaged_file_is_named(tmp_path):
 
 def test_a_penn_treebank_sized_model_fits_in_100_kilobytes(tmp_path):
     torch.manual_seed(0)
-    rum = RUM(4, 1000)
+    rum = RUM(4, 1000, form="paper")
     arrays = {}
     for number, block in enumerate(rum.weight_hh_l0.detach().chunk(2)):
         arrays |= _block("tau" if number == 0 else "u", block)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchrum.cells.rum import PAPER_OPTIONS, TANH_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.tasks import Babi
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
@@ -26,7 +26,7 @@ EPOCH, JOINT_EPOCH = 282, 1407
 
 # name: layer, options of the layer, one line about it
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "rum": ("rum", PAPER_OPTIONS, "RUM, lam 0"),
+    "rum": ("rum", RELU_OPTIONS, "RUM, lam 0"),
     "rum-tanh": ("rum", TANH_OPTIONS, "RUM, lam 0, with tanh and states of a fixed norm"),
     "lstm": ("lstm", {}, "LSTM"),
     "gru": ("gru", {}, "GRU"),
@@ -39,7 +39,7 @@ def _reader(
 ) -> dict[str, Any]:
     """Arguments of ``ModelConfig`` for a reader of the joint vocabulary, with dropout wherever it has one."""
     if layer == "rum":
-        options = {**PAPER_OPTIONS, **options}
+        options = {**RELU_OPTIONS, **options}
     if dropout and num_layers > 1:
         options["dropout"] = dropout
     return {

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS
 from torchrum.lab.tasks import Copying
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
@@ -19,10 +19,10 @@ EXPRNN = {"orthogonal_map": "taylor", "input_init": "kaiming"}
 
 # name: layer, hidden size, options of the layer, the paper's result, one line about it
 MODELS: dict[str, tuple[str, int, dict[str, Any], dict[str, Any] | None, str]] = {
-    "rum": ("rum", 250, PAPER_OPTIONS, SOLVED, "RUM, lam 0, no time normalization"),
-    "rum-eta": ("rum", 250, {**PAPER_OPTIONS, "eta": 1.0}, SOLVED, "RUM, lam 0, eta 1: slower and steadier"),
-    "rum-lam1": ("rum", 100, {**PAPER_OPTIONS, "lam": 1}, SOLVED, "RUM with associative memory, lam 1"),
-    "rum-lam1-eta": ("rum", 100, {**PAPER_OPTIONS, "lam": 1, "eta": 1.0}, SOLVED, "RUM, lam 1, eta 1"),
+    "rum": ("rum", 250, RELU_OPTIONS, SOLVED, "RUM, lam 0, no time normalization"),
+    "rum-eta": ("rum", 250, {**RELU_OPTIONS, "eta": 1.0}, SOLVED, "RUM, lam 0, eta 1: slower and steadier"),
+    "rum-lam1": ("rum", 100, {**RELU_OPTIONS, "lam": 1}, SOLVED, "RUM with associative memory, lam 1"),
+    "rum-lam1-eta": ("rum", 100, {**RELU_OPTIONS, "lam": 1, "eta": 1.0}, SOLVED, "RUM, lam 1, eta 1"),
     "lstm": ("lstm", 250, {}, BASELINE, "LSTM"),
     "gru": ("gru", 250, {}, BASELINE, "GRU"),
     "eunn": ("eunn", 250, {}, None, "EUNN, a unitary recurrence of capacity 2"),

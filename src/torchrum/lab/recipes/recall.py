@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import ModelConfig, OptimizerConfig, Paper, TrainConfig
 
@@ -12,8 +12,8 @@ LENGTHS = (30, 50)
 
 # name: layer, options of the layer, the paper's validation accuracy in percent at each length, one line about it
 MODELS: dict[str, tuple[str, dict[str, Any], dict[int, float], str]] = {
-    "rum-lam1": ("rum", {**PAPER_OPTIONS, "lam": 1}, {30: 100, 50: 100}, "RUM with associative memory, lam 1"),
-    "rum": ("rum", PAPER_OPTIONS, {}, "RUM, lam 0"),
+    "rum-lam1": ("rum", {**RELU_OPTIONS, "lam": 1}, {30: 100, 50: 100}, "RUM with associative memory, lam 1"),
+    "rum": ("rum", RELU_OPTIONS, {}, "RUM, lam 0"),
     "lstm": ("lstm", {}, {30: 25.6, 50: 20.5}, "LSTM"),
     "gru": ("gru", {}, {}, "GRU"),
     "fast-weights": ("fast_weights", {"encoder": True}, {30: 100, 50: 20.8}, "fast weights with layer norm"),
@@ -115,7 +115,7 @@ def _paper(model: str, accuracy: float | None, length: int) -> Paper | None:
     return Paper(text=text, where=where)
 
 
-DEMO_MODELS: dict[str, dict[str, Any]] = {"rum": {**PAPER_OPTIONS, "lam": 1}, "lstm": {}}
+DEMO_MODELS: dict[str, dict[str, Any]] = {"rum": {**RELU_OPTIONS, "lam": 1}, "lstm": {}}
 """Layers of the demonstration and their options."""
 
 

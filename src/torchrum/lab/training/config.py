@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.typed_data import Reader, check_fields
@@ -275,15 +275,15 @@ class TrainConfig:
             raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")
 
 
-FORMAT = 5
+FORMAT = 6
 """Version of the layout; it rises with a change of the defaults of a layer, too."""
 
-FORMER_OPTIONS: dict[str, tuple[int, Mapping[str, Any]]] = {
-    "rum": (4, PAPER_OPTIONS),
-    "fast_weights": (5, {"decay": 0.95, "start_norm": False, "bias": True}),
-    "ntm": (5, {"style": "graves"}),
+FORMER_OPTIONS: dict[str, dict[int, Mapping[str, Any]]] = {
+    "rum": {4: RELU_OPTIONS, 6: TANH_OPTIONS},
+    "fast_weights": {5: {"decay": 0.95, "start_norm": False, "bias": True}},
+    "ntm": {5: {"style": "graves"}},
 }
-"""Layer to the format in which its defaults changed, and what they were before."""
+"""Layer to the formats in which its defaults changed, in order, and what they were before."""
 
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
 _PLACE = ("device", "devices", "nodes", "graph", "compile", "logger")
@@ -343,8 +343,9 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
         raise ConfigError(f"the format is {found!r:.60}, written by a newer torchrum; this one reads up to {FORMAT}.")
     if isinstance(model, Mapping) and isinstance(layer := model.get("layer"), str):
-        changed, former = FORMER_OPTIONS.get(layer, (1, {}))
-        if found < changed and isinstance(options := model.get("options"), Mapping):
+        changes = FORMER_OPTIONS.get(layer, {})
+        former = next((former for changed, former in changes.items() if found < changed), None)
+        if former is not None and isinstance(options := model.get("options"), Mapping):
             return {**data, "format": FORMAT, "model": {**model, "options": {**former, **options}}}
     return {**data, "format": FORMAT}
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchrum.cells.rum import PAPER_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS
 from torchrum.lab.training.checkpoint import Keeper, Loaded, collect_random_state, has_checkpoint, load_run, restore
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
@@ -76,8 +76,8 @@ def describe_model(model: ModelConfig) -> str:
     usual: dict[str, Any] = {}
     if entry is not None:
         usual = {name: parameter.default for name, parameter in inspect.signature(entry).parameters.items()}
-    if PAPER_OPTIONS.keys() <= model.options.keys():
-        usual |= PAPER_OPTIONS
+    if RELU_OPTIONS.keys() <= model.options.keys():
+        usual |= RELU_OPTIONS
         words.append("the paper's options")
     missing = object()
     changed = (f"{name} {value}" for name, value in model.options.items() if usual.get(name, missing) != value)

@@ -14,19 +14,20 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops._checks import check_choice, check_finite, check_flags
+from torchrum.ops._checks import check_choice, check_finite, check_flags, check_positive_int, check_probability
 from torchrum.ops._dispatch import BACKENDS, Backend
 from torchrum.ops.kernels.masks import zoneout_flags
 
 Activation = str | Callable[[Tensor], Tensor]
 Eta = float | Literal["sqrt"] | None
 LNOrder = Literal["before", "authors"]
+Form = Literal["gated", "paper"]
 Class = TypeVar("Class", bound=type)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,21 +38,52 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _option(default: Any, about: str, *, scan: bool = True) -> Any:
+def _option(default: Any, about: str, *, form: Form | None = "paper", scan: bool = True) -> Any:
     """Declare an argument of the constructors; ``about`` is its line in their documentation.
 
-    ``scan`` says whether a step reads it. The others matter only when a layer or cell is built.
+    ``form`` is the one form that has the option, or None for both. ``scan`` says whether a step of the paper's form
+    reads it. The others matter only when a layer or cell is built.
     """
-    return field(default=default, metadata={"about": about, "scan": scan})
+    return field(default=default, metadata={"about": about, "form": form, "scan": scan})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RumOptions:
-    """The options of a RUM; ``RumOptions()`` is the cell of the paper.
+    """The options of a RUM of either form.
 
-    A scan takes the result of :meth:`for_scan`, and a learnable ``lam`` beside it as a tensor.
+    ``rum_scan`` takes the result of :meth:`for_scan`, and a learnable ``lam`` beside it as a tensor; for it
+    ``RumOptions()`` is the cell of the paper.
     """
 
+    form: Form | None = _option(
+        None,
+        'the equations: "gated" has the weights of a GRU, and "paper" is the cell of the paper. None takes "paper" '
+        'with any ``lam`` but 0 or with ``learn_lam``, and "gated" otherwise.',
+        form=None,
+        scan=False,
+    )
+    head_size: int = _option(8, "units that rotate together, in one plane.", form="gated", scan=False)
+    rotated: float = _option(
+        0.5,
+        "share of the units that take the rotated state, rounded to whole heads; the other units are a GRU's. 0 makes "
+        "all of them so, and 1 none.",
+        form="gated",
+        scan=False,
+    )
+    reset_bias_init: float = _option(-0.5, "added to the initial b_ir.", form="gated", scan=False)
+    update_bias_init: float | None = _option(
+        None,
+        "initial value of b_u in the paper's form, where None means 1; added to the initial b_iu in the gated form, "
+        "where None means 0.",
+        form=None,
+        scan=False,
+    )
+    zoneout: float = _option(
+        0.0,
+        "probability that a unit keeps its old value, below 1. In evaluation the two values are mixed in that "
+        "proportion.",
+        form=None,
+    )
     lam: float = _option(
         0.0,
         "exponent of the accumulated rotation R. 0 keeps none; 1 accumulates the rotations; other integers and reals "
@@ -75,14 +107,8 @@ class RumOptions:
         "before",
         '"before" normalises u before its sigmoid, "authors" after it, as the original implementation does.',
     )
-    zoneout: float = _option(
-        0.0,
-        "probability that a unit keeps its old value, below 1. In evaluation the two values are mixed in that "
-        "proportion.",
-    )
     embed_bias: bool = _option(True, "False leaves out b_eps.", scan=False)
     target_bias_init: float = _option(1.0, "initial value of b_tau.", scan=False)
-    update_bias_init: float = _option(1.0, "initial value of b_u.", scan=False)
     embed_bias_init: float = _option(
         0.0, "standard deviation of the normal numbers that b_eps starts from; 0 starts it at zero.", scan=False
     )
@@ -101,12 +127,15 @@ class RumOptions:
         "auto",
         '"auto" takes the fastest backend that can run; "fused", "native", "torch" or "reference" insists on one, and '
         '"persistent", "stepwise" or "lam1" on one design of "fused".',
+        form=None,
         scan=False,
     )
     ln_eps: float = 1e-3
     """Added to the variance in layer norm."""
     training: bool = False
     """Zoneout draws masks when training and takes their expectation otherwise."""
+    gated: Any = None
+    """The options of ``gated_scan`` in evaluation and in training, in the gated form."""
 
     def __hash__(self) -> int:
         return hash((self.lam, self.eta, self.zoneout, self.training))  # few fields: every call looks plans up by it
@@ -117,6 +146,7 @@ class RumOptions:
         options = cls(**{name: arguments[name] for name in option_names()})
         options._check_numbers(where)
         options._check_words(where)
+        options = options._with_form(where)
         if abs(options.lam) > 1:
             warnings.warn(
                 f"{where}: lam={options.lam} multiplies the angles of R by {options.lam} per step, and training is "
@@ -126,8 +156,10 @@ class RumOptions:
         return options
 
     def _check_numbers(self, where: str) -> None:
-        starts = {name: getattr(self, name) for name in ("target_bias_init", "update_bias_init", "embed_bias_init")}
+        starts = {name: getattr(self, name) for name in ("reset_bias_init", "target_bias_init", "embed_bias_init")}
         check_finite(where, lam=self.lam, zoneout=self.zoneout, **starts)
+        check_positive_int(where, head_size=self.head_size)
+        check_probability(where, rotated=self.rotated)
         if self.embed_bias_init < 0:
             raise ValueError(
                 f"{where}: embed_bias_init={self.embed_bias_init!r} is a standard deviation; it must be 0 or more."
@@ -139,6 +171,8 @@ class RumOptions:
             )
         if isinstance(self.eta, str) and self.eta != "sqrt":
             raise ValueError(f"{where}: eta={self.eta!r} is not known; it must be a number above 0, 'sqrt' or None.")
+        if self.update_bias_init is not None:
+            check_finite(where, update_bias_init=self.update_bias_init)
         hints = {"eta": ", or None for no normalisation", "embed_scale": ", or None", "gate_scale": ""}
         for name, hint in hints.items():
             value = getattr(self, name)
@@ -168,12 +202,41 @@ class RumOptions:
             raise ValueError(
                 f"{where}: activation=None is not allowed; pass torch.nn.Identity() for a linear candidate."
             )
+        if self.form is not None:
+            check_choice(where, "form", self.form, FORMS)
         check_choice(where, "ln_order", self.ln_order, ("before", "authors"))
         check_choice(where, "backend", self.backend, BACKENDS)
         if self.ln_order != "before" and not (self.layer_norm and self.update_gate):
             raise ValueError(
                 f"{where}: ln_order={self.ln_order!r} has an effect only with layer_norm=True and update_gate=True."
             )
+
+    def _with_form(self, where: str) -> "RumOptions":
+        """Return the options with the form that they mean, after checking that it has all of them."""
+        needed = self._usual_form()
+        form = needed if self.form is None else self.form
+        for option in fields(self):
+            owner, value = option.metadata.get("form"), getattr(self, option.name)
+            if owner is None or owner == form or value == option.default:
+                continue
+            hint = f"; pass form={owner!r}, or leave {option.name} out."
+            if owner == "gated" and needed == "paper":
+                other = f"lam={self.lam!r}" if self.lam != 0 else "learn_lam=True"
+                hint = f", and {other} to form='paper'; leave one of them out."
+            raise ValueError(f"{where}: {option.name}={value!r} belongs to form={owner!r}{hint}")
+        start = UPDATE_BIAS_INIT[form] if self.update_bias_init is None else self.update_bias_init
+        return replace(self, form=form, update_bias_init=start)
+
+    def _usual_form(self) -> Form:
+        """Return the form that ``form=None`` means with these options."""
+        return "paper" if self.lam != 0 or self.learn_lam else "gated"
+
+    def rotated_units(self, hidden_size: int) -> int:
+        """Return the number of units of the gated form that take the rotated state: whole heads, or all units."""
+        if self.rotated in (0, 1):
+            return int(self.rotated) * hidden_size
+        heads = max(round(self.rotated * hidden_size / self.head_size), 1)
+        return min(heads * self.head_size, hidden_size)
 
     def for_scan(self, hidden_size: int) -> "RumOptions":
         """Return the options as a scan takes them: eta is a number or None, and a learnable lam is NaN."""
@@ -190,8 +253,9 @@ class RumOptions:
 
     def describe(self, lam: Tensor | None) -> str:
         """Return the options that differ from the defaults, for ``repr``; ``lam`` is the parameter, if it is one."""
+        usual = {"form": self._usual_form(), "update_bias_init": UPDATE_BIAS_INIT[self.form or "paper"]}
         shown = {name: getattr(self, name) for name in option_names() if name != "learn_lam"}
-        shown = {name: value for name, value in shown.items() if value != getattr(DEFAULTS, name)}
+        shown = {name: value for name, value in shown.items() if value != usual.get(name, getattr(DEFAULTS, name))}
         if lam is not None:
             shown["lam"] = f"{lam.item():.4g} (learnable)" if lam.device.type != "meta" else "learnable"
         return "".join(f", {name}={value}" for name, value in shown.items())
@@ -245,7 +309,10 @@ def option_names() -> list[str]:
 SCAN_OPTIONS = {option.name: option.default for option in fields(RumOptions) if option.metadata.get("scan", True)}
 """The options that a step reads, with the value that stands for the paper's cell."""
 
-PAPER_OPTIONS: dict[str, Any] = {
+FORMS: tuple[str, ...] = get_args(Form)
+UPDATE_BIAS_INIT: dict[str, float] = {"gated": 0.0, "paper": 1.0}
+
+RELU_OPTIONS: dict[str, Any] = {
     "activation": "relu",
     "eta": None,
     "target_bias_init": 1.0,
@@ -254,7 +321,7 @@ PAPER_OPTIONS: dict[str, Any] = {
     "embed_scale": None,
     "gate_scale": 1.0,
 }
-"""The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""
+"""The values of the paper's own models, stated for recipes: a recorded run keeps its meaning if the defaults change."""
 
 TANH_OPTIONS: dict[str, Any] = {
     "activation": "tanh",
@@ -265,9 +332,12 @@ TANH_OPTIONS: dict[str, Any] = {
     "embed_scale": 2.0,
     "gate_scale": 0.25,
 }
-"""The defaults as they are now, for recipes: a recorded run keeps its meaning if they change."""
+"""Values for the paper's form with bounded states, which were chosen on everyday tasks."""
 
-DEFAULTS = RumOptions(**TANH_OPTIONS)
+PAPER_OPTIONS: dict[str, Any] = {"form": "paper", **RELU_OPTIONS}
+"""The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""
+
+DEFAULTS = RumOptions()
 """The defaults of :class:`torchrum.RUM` and :class:`torchrum.RUMCell`."""
 
 
@@ -277,7 +347,9 @@ def documents_options(kind: Class) -> Class:
     for option in fields(RumOptions):
         if option.metadata:
             default = getattr(DEFAULTS, option.name)
-            text = f"{option.name}: {option.metadata['about']} Default: ``{default!r}``."
+            owner = option.metadata["form"]
+            only = "" if owner is None else f" Only in form {owner!r}."
+            text = f"{option.name}: {option.metadata['about']}{only} Default: ``{default!r}``."
             lines += textwrap.wrap(text, 110, initial_indent=" " * 4, subsequent_indent=" " * 8)
     document = inspect.cleandoc(kind.__doc__ or "")
     assert "    {options}" in document

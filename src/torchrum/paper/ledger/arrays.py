@@ -8,9 +8,9 @@ A file ``results/arrays/<entry>.npz`` holds, T being the steps of one validation
 
 and for each recurrence, below its name in the model, as ``layer.l0/theta``:
 
-    theta (T,)             angle of each rotation
+    theta (T,)             angle of each rotation, the mean over the heads of the gated form
     norm (T,)              norm of the state after each step
-    overlap (P, P)         how far two steps' planes agree, from 0 to 1: |P_s^T P_t|^2 / 2
+    overlap (P, P)         how far two steps' planes agree, from 0 to 1: |P_s^T P_t|^2 / 2, the same mean
     phases (P, H // 2)     angles of R_t's conjugate pairs of eigenvalues, rising; with lam other than 0
     tau, u (N, N)          the blocks of W_hh, whole up to 256 units, else the first 128 rows and columns
     tau_diagonal (H,)      the diagonal, the same for u
@@ -110,10 +110,12 @@ def _evenly(count: int) -> NDArray[np.int64]:
 
 def _traces(seen: Observation, at: NDArray[np.int64]) -> Arrays:
     at = at[at < len(seen.theta)]
-    planes = seen.planes()[at, 0]  # (P, H, 2)
-    shared = torch.einsum("shi,thj->stij", planes, planes).square().sum((-2, -1)) / 2
+    theta, planes = seen.theta[:, 0], seen.planes()[at, 0]  # (T,), (P, H, 2)
+    if seen.head_size is None:
+        theta, planes = theta.unsqueeze(1), planes.unsqueeze(1)
+    shared = torch.einsum("sghi,tghj->stgij", planes, planes).square().sum((-2, -1)).mean(-1) / 2
     arrays: Arrays = {
-        "theta": seen.theta[:, 0].numpy().astype(np.float16),
+        "theta": theta.mean(1).numpy().astype(np.float16),
         "norm": seen.state[:, 0].float().norm(dim=-1).numpy(),
     }
     arrays |= _quantised("overlap", shared, 127)

@@ -15,6 +15,7 @@ Row = list[Entry]
 """The runs of one setting, one per seed."""
 
 NAMES = {
+    "rum-gated": "gated RUM",
     "lstm": "LSTM",
     "gru": "GRU",
     "ln_lstm": "LN-LSTM",
