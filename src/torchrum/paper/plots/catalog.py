@@ -85,11 +85,11 @@ def plan(name: str, entries: Sequence[Entry], results: Path) -> list[Drawing]:
             draw = partial(figures[name], best_settings(rows)) if rows else None
         case "headline":
             panels = {"one symbol per step": "-fresh-t50", "with the previous symbol": "-window-t50"}
-            found = {
+            kinds = {
                 title: table_rows([entry for entry in entries if entry.recipe.endswith(ending)], "recall")
                 for title, ending in panels.items()
             }
-            draw = partial(headline_figure, found) if all(found.values()) else None
+            draw = partial(headline_figure, kinds) if all(kinds.values()) else None
         case "babi":
             draw = partial(babi_figure, entries) if best_columns(entries) else None
         case "diagonal":

@@ -1,7 +1,7 @@
 """Learning curves of the ledger, bAbI task by task, and gradients through time at initialisation."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ def recall_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def headline_figure(panels: dict[str, Sequence[Row]]) -> Figure:
+def headline_figure(panels: Mapping[str, Sequence[Row]]) -> Figure:
     """Accuracy of recall over the steps, a panel for each kind of input: for the top of a page."""
     figure = Figure(figsize=(7.2, 3.3), layout="constrained")
     for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
