@@ -70,6 +70,7 @@ def headline_figure(panels: Mapping[str, Sequence[Row]]) -> Figure:
         task = rows[0][0].config().task
         assert isinstance(task, Recall)
         baseline(axes, task.baseline_accuracy(), "bag of values")
+        pairs = task.pairs
         for row in rows:
             draw_row(axes, row, "curve", "accuracy", linewidth=2)
         axes.set(title=title, ylim=(0, 1.05), xscale="log")
@@ -77,7 +78,7 @@ def headline_figure(panels: Mapping[str, Sequence[Row]]) -> Figure:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.set_xlabel("training steps")
     figure.axes[0].set_ylabel("validation accuracy")
-    _finish(figure, f"Associative recall of {task.pairs} pairs")
+    _finish(figure, f"Associative recall of {pairs} pairs")
     return figure
 
 
