@@ -54,7 +54,7 @@ class Observation:
 
     @property
     def theta(self) -> Tensor:
-        """The angle of each rotation, from 0 to pi: ``(T, B)``, or ``(T, B, heads)`` in the gated form."""
+        """The angle of each rotation, ``(T, B)``, or ``(T, B, heads)`` in the gated form, from 0 to pi."""
         return rotation_angle(self._by_head(self.eps), self._by_head(self.tau))
 
     def planes(self) -> Tensor:
