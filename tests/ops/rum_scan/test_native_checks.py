@@ -9,8 +9,8 @@ from torchrum.ops.rum_scan import native
 pytestmark = pytest.mark.skipif(native.build_obstacle(False) is not None, reason="the native scan cannot run here")
 
 
-def replaced_weight():
-    rum = RUM(3, 64, form="paper")
+def replaced_weight(form="paper"):
+    rum = RUM(3, 64, form=form)
     output = rum(torch.randn(4, 2, 3))[0]
     rum.weight_hh_l0.data = torch.ones(3)
     output.sum().backward()
@@ -23,20 +23,20 @@ def replaced_input():
     output.sum().backward()
 
 
-def freed_weight():
-    rum = RUM(3, 64, form="paper")
+def freed_weight(form="paper"):
+    rum = RUM(3, 64, form=form)
     rum.weight_hh_l0.untyped_storage().resize_(0)
     rum(torch.randn(4, 2, 3))
 
 
-def shrunk_weight():
-    rum = RUM(3, 64, form="paper")
+def shrunk_weight(form="paper"):
+    rum = RUM(3, 64, form=form)
     rum.weight_hh_l0.untyped_storage().resize_(64)
     rum(torch.randn(4, 2, 3))
 
 
-def weight_freed_before_backward():
-    rum = RUM(3, 64, form="paper")
+def weight_freed_before_backward(form="paper"):
+    rum = RUM(3, 64, form=form)
     output = rum(torch.randn(4, 2, 3))[0]
     rum.weight_hh_l0.untyped_storage().resize_(0)
     output.sum().backward()
@@ -50,13 +50,13 @@ def functional_input():
     RUM(3, 64, form="paper")(torch._to_functional_tensor(torch.randn(4, 2, 3)))
 
 
-def state_without_memory():
-    RUM(3, 64, form="paper")(torch.randn(4, 2, 3), torch._efficientzerotensor((1, 2, 64)))
+def state_without_memory(form="paper"):
+    RUM(3, 64, form=form)(torch.randn(4, 2, 3), torch._efficientzerotensor((1, 2, 64)))
 
 
-def weight_without_memory():
-    rum = RUM(3, 64, form="paper")
-    rum.weight_hh_l0.data = torch._efficientzerotensor((128, 64))
+def weight_without_memory(form="paper"):
+    rum = RUM(3, 64, form=form)
+    rum.weight_hh_l0.data = torch._efficientzerotensor(rum.weight_hh_l0.shape)
     rum(torch.randn(4, 2, 3))
 
 
@@ -85,6 +85,30 @@ def unpacked_in_another_dtype():
 def test_a_tensor_that_c_cannot_read_is_an_error(misuse, message):
     with pytest.raises((ValueError, TypeError), match=message):
         misuse()
+
+
+def saved_in_half(form):
+    with torch.autograd.graph.saved_tensors_hooks(lambda part: part, lambda part: part.half()):
+        output = RUM(3, 64, form=form)(torch.randn(4, 2, 3))[0]
+    output.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "misuse, message",
+    [
+        (replaced_weight, "weight has shape"),
+        (freed_weight, "weight has no memory"),
+        (shrunk_weight, "weight has no memory"),
+        (weight_freed_before_backward, "weight has no memory"),
+        (state_without_memory, "h0 has no memory"),
+        (weight_without_memory, "weight has no memory"),
+        (saved_in_half, "float16, but they must be torch.float32"),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
+)
+def test_a_tensor_that_the_gated_scan_cannot_read_is_an_error(misuse, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        misuse(form="gated")
 
 
 SCAN = {"xp": (4, 2, 30), "h0": (2, 10), "R0": None, "weight_hh": (20, 10), "ln_weight": None, "ln_bias": None}

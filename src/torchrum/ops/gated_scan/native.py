@@ -90,6 +90,8 @@ def _run(inputs: GatedInputs, options: GatedOptions, read: dict[str, Tensor], fi
             raise ValueError(f"RUM's scan: {name} has no memory for its {part.numel()} values; its storage was freed.")
         setattr(scan, name, address)
     for name, result in filled.items():
+        if result.dtype is not dtype:  # a saved tensor came back in another dtype, and C would write past the result
+            raise TypeError(f"RUM's scan: saved tensors are {result.dtype}, but they must be {dtype}, as they were.")
         setattr(scan, name, result.data_ptr())
     library = native.load_library(dtype is torch.float64)
     assert isinstance(library, ctypes.CDLL)
