@@ -79,3 +79,13 @@ if len(sys.argv) > 1:
         cell.W.data, cell.U.data, cell.b.data = get("weight_ih").data, get("weight_hh").data, get("bias_ih").data
         x = torch.randn(T, B, I).double()
         print("library", lam, act, (ref(x)[0] - m(x)[0]).abs().max().item())
+    from variants import VARIANTS
+    for I_, H_ in ((10, 48), (3, 64)):  # the default form of the library is the variant that was judged
+        m, rum = RUMProto(I_, H_, **VARIANTS["half-r.5"]).double(), RUM(I_, H_).double()
+        cell = m.cells[0]
+        (u, r, eps), (tau_h, u_h, r_h), (tau_b, u_b, r_b, eps_b) = cell.W.data.split(H_), cell.U.data.split(H_), cell.b.data.split(H_)
+        zero = torch.zeros(2 * H_).double()
+        rum.weight_ih_l0.data, rum.weight_hh_l0.data = torch.cat((r, u, eps)), torch.cat((r_h, u_h, tau_h))
+        rum.bias_ih_l0.data, rum.bias_hh_l0.data = torch.cat((r_b, u_b, eps_b)), torch.cat((zero, tau_b))
+        x = torch.randn(T, B, I_).double()
+        print("library, default", (rum(x)[0] - m(x)[0]).abs().max().item())
