@@ -288,10 +288,12 @@ def run_rum(
     other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B.
     """
     steps = None if torch.is_grad_enabled() else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
-    if options.gated is None and (steps is None or native.projects(x, backend)):
+    if steps is None or (options.gated is None and native.projects(x, backend)):
         h0, R0 = (*state, None, None)[:2]
         bias, weight_hh, norm = weights["bias_ih"], weights["weight_hh"], (weights["ln_weight"], weights["ln_bias"])
-        inputs = LayerInputs(x, weights["weight_ih"], bias, h0, R0, weight_hh, *norm, lengths)
+        inputs = LayerInputs(
+            x, weights["weight_ih"], bias, h0, R0, weight_hh, *norm, lengths, bias_hh=weights["bias_hh"]
+        )
         plain = plain_scan(inputs, options, training, backend, returned)
         if plain is not None:
             output, h, R = plain

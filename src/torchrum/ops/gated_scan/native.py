@@ -11,7 +11,10 @@ from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOpti
 from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.rum_scan import native
+from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, LayerInputs, Residuals, Results
 
+PROJECTED_ROWS = 4
+"""Rows times steps of an input up to which the scan projects it, ``DIRECT_ROWS`` of scan.c."""
 MOST_ROWS = 16
 """Rows of the batch that share a read of the weight."""
 
@@ -20,11 +23,14 @@ class GatedScan(ctypes.Structure):
     """``GatedScan`` of gated.h, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("backward", "T", "B", "H", "head_size", "rotated", "block", "threads")),
+        *((name, ctypes.c_int64) for name in ("backward", "T", "B", "H", "features", "head_size")),
+        *((name, ctypes.c_int64) for name in ("rotated", "block", "threads")),
         *((name, ctypes.c_int64) for name in ("masked", "keep_below", "seed")),
         ("zoneout", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("xp", "h0", "weight", "bias", "lengths", "out", "gates", "grad_out")),
-        *((name, ctypes.c_void_p) for name in ("grad_xp", "grad_tau", "grad_h0", "grad_weight", "grad_bias")),
+        *((name, ctypes.c_void_p) for name in ("xp", "x", "weight_ih", "bias_ih", "h0", "weight", "bias", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("out", "out_copy", "last", "gates", "grad_out", "grad_last", "grad_xp")),
+        *((name, ctypes.c_void_p) for name in ("grad_tau", "grad_h0", "grad_weight", "grad_bias")),
+        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_weight_ih", "grad_bias_ih")),
     ]
 
 
@@ -40,28 +46,40 @@ def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
 
 @functools.lru_cache(1024)
 def _find_layout(
-    T: int, B: int, H: int, backward: bool, options: GatedOptions
-) -> tuple[bytes, dict[str, tuple[int, ...]]]:
-    """The scan for one thread without addresses and seed, and the shapes of the tensors that C reads."""
+    T: int, B: int, H: int, features: int, size: int, backward: bool, options: GatedOptions
+) -> tuple[bytes, dict[str, tuple[tuple[int, ...], int]]]:
+    """The scan for one thread without addresses and seed, and shape and bytes of each tensor that C reads."""
     scan = GatedScan(
-        int(backward), T, B, H, options.head_size, options.rotated_units, max(1, min(MOST_ROWS, B)), 1,
+        int(backward), T, B, H, features, options.head_size, options.rotated_units, max(1, min(MOST_ROWS, B)), 1,
         int(options.draws), keep_threshold(options.zoneout), 0, options.zoneout,
     )  # fmt: skip
-    shapes = {
-        **{"xp": (T, B, 3 * H), "h0": (B, H), "weight": (3 * H, H), "bias": (3 * H,), "lengths": (B,)},
-        **({"out": (T, B, H), "gates": (T, B, 3 * H), "grad_out": (T, B, H)} if backward else {}),
+    shapes: dict[str, tuple[int, ...]] = {
+        **{"xp": (T, B, 3 * H), "x": (T, B, features), "weight_ih": (3 * H, features), "bias_ih": (3 * H,)},
+        **{"h0": (B, H), "weight": (3 * H, H), "bias": (3 * H,), "lengths": (B,)},
     }
-    return bytes(scan), shapes
+    if backward:
+        gates = (T, B, (4 if features else 3) * H)
+        shapes.update({"out": (T, B, H), "gates": gates, "grad_out": (T, B, H), "grad_last": (B, H)})
+    sizes = {name: 8 if name == "lengths" else size for name in shapes}
+    return bytes(scan), {name: (shape, math.prod(shape) * sizes[name]) for name, shape in shapes.items()}
 
 
-def _run(inputs: GatedInputs, options: GatedOptions, read: dict[str, Tensor], filled: dict[str, Tensor]) -> None:
-    """Run the scan forward, or backward if there is a ``grad_out``, on tensors by C's names.
+def _run(
+    sizes: tuple[int, int, int, int],
+    seed: Tensor | None,
+    options: GatedOptions,
+    read: dict[str, Tensor | None],
+    filled: dict[str, Tensor | None],
+) -> None:
+    """Run the scan of T, B, H and features, forward, or backward if ``grad_weight`` is filled, on tensors by C's names.
 
-    ``filled`` tensors are new and contiguous; the others are copied where necessary.
+    ``filled`` tensors are contiguous and of one dtype; the others are copied where necessary.
     """
-    xp, h0, weight, bias, lengths, seed = inputs
-    (T, B, _), H, dtype = xp.shape, h0.shape[1], working_dtype(xp.dtype)
-    template, shapes = _find_layout(T, B, H, "grad_out" in read, options)
+    T, B, H, features = sizes
+    result = filled["grad_weight"] if "grad_weight" in filled else filled["out"]
+    assert result is not None
+    dtype = result.dtype
+    template, shapes = _find_layout(T, B, H, features, dtype.itemsize, "grad_weight" in filled, options)
     scan = GatedScan.from_buffer_copy(template)
     if T * B * H * H * 3 >= native.SMALL:
         scan.threads = threads = max(1, min(torch.get_num_threads(), B))
@@ -70,18 +88,17 @@ def _run(inputs: GatedInputs, options: GatedOptions, read: dict[str, Tensor], fi
         assert seed is not None
         scan.seed = int(seed)
     copies = []  # that live until the call has ended
-    for name, part in dict(xp=xp, h0=h0, weight=weight, bias=bias, lengths=lengths, **read).items():
+    for name, part in read.items():
         if part is None:
             continue
-        shape, wanted = shapes[name], torch.int64 if name == "lengths" else dtype
-        needs = (math.prod(shape) + part.storage_offset()) * wanted.itemsize
+        (shape, needs), wanted = shapes[name], torch.int64 if name == "lengths" else dtype
         # a tensor may have been replaced or freed since the forward, and C trusts its address
         if not (
             part.shape == shape
             and part.dtype is wanted
             and part.is_contiguous()
             and part.is_cpu
-            and part.untyped_storage().nbytes() >= needs
+            and part.untyped_storage().nbytes() >= needs + part.storage_offset() * wanted.itemsize
         ):
             part = native.readable(name, part, shape, wanted)
             copies.append(part)
@@ -89,10 +106,12 @@ def _run(inputs: GatedInputs, options: GatedOptions, read: dict[str, Tensor], fi
         if address == 0 and part.numel() > 0:
             raise ValueError(f"RUM's scan: {name} has no memory for its {part.numel()} values; its storage was freed.")
         setattr(scan, name, address)
-    for name, result in filled.items():
-        if result.dtype is not dtype:  # a saved tensor came back in another dtype, and C would write past the result
-            raise TypeError(f"RUM's scan: saved tensors are {result.dtype}, but they must be {dtype}, as they were.")
-        setattr(scan, name, result.data_ptr())
+    for name, part in filled.items():
+        if part is None:
+            continue
+        if part.dtype is not dtype:  # a saved tensor came back in another dtype, and C would write past the result
+            raise TypeError(f"RUM's scan: saved tensors are {part.dtype}, but they must be {dtype}, as they were.")
+        setattr(scan, name, part.data_ptr())
     library = native.load_library(dtype is torch.float64)
     assert isinstance(library, ctypes.CDLL)
     if library.torchrum_gated_scan(ctypes.byref(scan)) != 0:
@@ -103,7 +122,9 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tu
     """Run the scan; without ``save`` no memory but the states grows with T."""
     out, gates = inputs.empty_results(save)
     states = out if out.dtype is gates.dtype else out.to(gates.dtype)
-    _run(inputs, options, {}, {"out": states, "gates": gates} if save else {"out": states})
+    xp, h0, weight, bias, lengths, seed = inputs
+    read = {"xp": xp, "h0": h0, "weight": weight, "bias": bias, "lengths": lengths}
+    _run((*out.shape, 0), seed, options, read, {"out": states, "gates": gates if save else None})
     return states if states is out else states.to(out.dtype), gates
 
 
@@ -111,9 +132,66 @@ def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
     """Gradients of the inputs from that of the states."""
+    xp, h0, weight, bias, lengths, seed = inputs
     given = zip(("grad_xp", "grad_h0", "grad_weight", "grad_bias"), inputs[:4], strict=True)
     parts: dict[str, Tensor] = {name: part for name, part in given if part is not None}
-    grads = {name: gates.new_empty(part.shape) for name, part in parts.items()}
-    read = {"out": out, "gates": gates, "grad_out": grad_out}
-    _run(inputs, options, read, {**grads, "grad_tau": gates.new_empty(out.shape)})
-    return GatedGradients(*(grads[name].to(part.dtype) for name, part in parts.items()))
+    grads: dict[str, Tensor | None] = {name: gates.new_empty(part.shape) for name, part in parts.items()}
+    read = {"xp": xp, "h0": h0, "weight": weight, "lengths": lengths, "out": out, "gates": gates, "grad_out": grad_out}
+    _run((*out.shape, 0), seed, options, read, {**grads, "grad_tau": gates.new_empty(out.shape)})
+    return GatedGradients(*(grads[name].to(part.dtype) for name, part in parts.items()))  # type: ignore[union-attr]
+
+
+def projects(x: Tensor) -> bool:
+    """Whether the scan projects its input itself: few rows, whose weights are read but once."""
+    return x.shape[0] * x.shape[1] <= PROJECTED_ROWS
+
+
+def forward_layer(
+    inputs: LayerInputs, xp: Tensor | None, options: GatedOptions, save: bool, copies: Copies = NO_COPIES
+) -> Results:
+    """Run a plain call in float32 or float64 and fill ``copies``; without ``xp`` the scan projects its input."""
+    x, weight_ih, bias_ih, h0, _, weight_hh, _, _, lengths, seed, bias_hh = inputs
+    (T, B, I), H = x.shape, weight_hh.shape[1]
+    read = {"h0": h0, "weight": weight_hh, "bias": bias_hh, "lengths": lengths}
+    if xp is None:
+        read["x"], read["weight_ih"], read["bias_ih"] = x, weight_ih, bias_ih
+    else:
+        read["xp"], I = xp, 0
+    out, gates = x.new_empty(T, B, H), x.new_empty(T, B, (4 if I else 3) * H) if save else None
+    _run((T, B, H, I), seed, options, read, {"out": out, "gates": gates, "last": copies.last, "out_copy": copies.out})
+    return Results(out, None, Residuals(gates))
+
+
+def backward_layer(
+    grad_out: Tensor | None,
+    grad_last: Tensor | None,
+    inputs: LayerInputs,
+    xp: Tensor | None,
+    results: Results,
+    options: GatedOptions,
+    need_x: bool,
+    need_h0: bool,
+) -> Gradients:
+    """Compute the gradients of a plain call's tensors; those of x and its weights only where the scan projected x."""
+    x, weight_ih, bias_ih, h0, _, weight_hh, _, _, lengths, seed, bias_hh = inputs
+    out, _, (gates, _) = results
+    (T, B, H), I = out.shape, x.shape[2] if xp is None else 0
+    read = {"h0": h0, "weight": weight_hh, "lengths": lengths, "out": out, "gates": gates}
+    read["grad_out"], read["grad_last"] = grad_out, grad_last
+    grad_xp, grad_weight = x.new_empty(T, B, 3 * H), x.new_empty(weight_hh.shape)
+    grad_h0 = x.new_empty(B, H) if need_h0 else None
+    grad_bias = None if bias_hh is None else x.new_empty(3 * H)
+    filled = {"grad_xp": grad_xp, "grad_tau": x.new_empty(T, B, H), "grad_weight": grad_weight, "grad_h0": grad_h0}
+    filled["grad_bias"], grad_x, grad_weight_ih, grad_bias_ih = grad_bias, None, None, None
+    if xp is None:
+        read["x"], read["weight_ih"] = x, weight_ih
+        filled["grad_x"] = grad_x = x.new_empty(x.shape) if need_x else None
+        filled["grad_weight_ih"] = grad_weight_ih = x.new_empty(weight_ih.shape)
+        filled["grad_bias_ih"] = grad_bias_ih = None if bias_ih is None else x.new_empty(3 * H)
+    else:
+        read["xp"] = xp
+        read["h0"] = x.new_zeros(B, H) if h0 is None else h0  # the gradient of the weight reads it
+    _run((T, B, H, I), seed, options, read, filled)
+    return Gradients(
+        grad_xp, grad_h0, None, grad_weight, None, None, grad_bias_ih, grad_x, grad_weight_ih, bias_hh=grad_bias
+    )

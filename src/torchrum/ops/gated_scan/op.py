@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torchrum.ops._dispatch import REFERENCE, Design
 from torchrum.ops.gated_scan.designs import choose_design, run_backward, run_forward
 from torchrum.ops.gated_scan.reference import gated_scan_reference
-from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
+from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 from torchrum.ops.kernels.flops import counts_flops, register_flops
 from torchrum.ops.kernels.machine import is_unwatched
 
@@ -151,15 +151,23 @@ class _GatedScan(torch.autograd.Function):
         rest = (None,) * (NUM_INPUTS - NUM_WEIGHED)
         if grad_out is None:
             return *[None] * (2 + NUM_WEIGHED), *rest
-        if torch.is_grad_enabled():  # this backward is differentiated in turn
-            grads = _GatedScanBackward.apply(ctx.flags, grad_out, *tensors, out, gates)
-        elif ctx.design is not None and is_unwatched((grad_out,)):
-            grads = run_backward(ctx.design, grad_out, GatedInputs(*tensors), out, gates, _options(ctx.flags))
+        inputs = GatedInputs(*tensors)
+        if not torch.is_grad_enabled() and ctx.design is not None and is_unwatched((grad_out,)):
+            grads = run_backward(ctx.design, grad_out, inputs, out, gates, _options(ctx.flags))
         else:
-            grads = torch.ops.torchrum.gated_scan_backward(grad_out, *tensors, out, gates, *ctx.flags)
-        if tensors[3] is None:
-            grads = (*grads[:3], None)
+            grads = backward_by_operator(grad_out, inputs, out, gates, ctx.flags)
         return None, None, *grads, *rest
+
+
+def backward_by_operator(
+    grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, flags: Flags
+) -> GatedGradients:
+    """Gradients by the backward operator, with a graph of their own where gradients are recorded."""
+    if torch.is_grad_enabled():  # this backward is differentiated in turn
+        grads = _GatedScanBackward.apply(flags, grad_out, *inputs, out, gates)
+    else:
+        grads = torch.ops.torchrum.gated_scan_backward(grad_out, *inputs, out, gates, *flags)
+    return GatedGradients(*grads[:3], None if inputs.bias_hh is None else grads[3])
 
 
 # Function.apply without its inspect.signature, which costs as much as a small scan

@@ -14,6 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
+from torchrum.ops.gated_scan import native as gated_native
+from torchrum.ops.gated_scan.op import backward_by_operator as gated_backward_by_operator
+from torchrum.ops.gated_scan.op import make_flags as make_gated_flags
+from torchrum.ops.gated_scan.types import GatedInputs
 from torchrum.ops.kernels.linear import (
     ExactMatmuls,
     adds_apart,
@@ -55,7 +59,7 @@ def _find_call(
     options: RumOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None
 ) -> PlainCall | None:
     """The call, made once: a layer is called in the same way again and again. None where no design can run it."""
-    if operator_obstacle(options, learnable_lam=False) is not None:
+    if options.gated is None and operator_obstacle(options, learnable_lam=False) is not None:
         return None
     return PlainCall(options.with_training(training), backend, returned)
 
@@ -73,6 +77,8 @@ def plain_scan(
         return None
     given = [part for part in inputs if part is not None]
     if not is_unwatched(given) or autocasts(x):
+        return None
+    if options.gated is not None and not native.projects(x, backend):
         return None
     call = _find_call(options, training, backend, returned)
     if call is None:
@@ -97,8 +103,13 @@ def _run(
         The design; xp, or None where the native scan has projected; the bias that xp lacks, or None; the results; and
         copies of them, with ``save`` of all that goes to a user, else of the last state.
     """
-    design, scanned, more = _project(inputs, call)
     copies = _empty_copies(inputs, call, whole=save and call.returned is not None)
+    if (gated := call.options.gated) is not None:
+        x, weight, bias = inputs[:3]
+        xp = None if gated_native.projects(x) else linear(x, weight, bias)
+        results = gated_native.forward_layer(inputs, xp, gated[call.options.training], save, copies)
+        return NATIVE, xp, None, results, copies
+    design, scanned, more = _project(inputs, call)
     results = design.module.forward(scanned, call.options, save, copies, *more)
     return design, None if scanned is inputs else scanned[0], more[0] if more else None, results, copies
 
@@ -162,13 +173,50 @@ class _PlainScan(torch.autograd.Function):
         needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, arriving[2]
         if grad_R is not None and ctx.call.returned:
             arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
+        grad_bias_hh = None
         with without_autocast(inputs.x):
-            grad_x, grad_weight, grad_bias, grad_h0, *others = _gradients(
-                ctx, needs, arriving, inputs, projected, results
-            )
+            if ctx.call.options.gated is not None:
+                *grads, grad_bias_hh = _gated_gradients(ctx, needs, arriving, inputs, xp, results)
+            else:
+                grads = _gradients(ctx, needs, arriving, inputs, projected, results)
+        grad_x, grad_weight, grad_bias, grad_h0, *others = grads
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has none
-        return None, grad_x, grad_weight, grad_bias, grad_h0 if needs[3] else None, *others, None, None
+        return None, grad_x, grad_weight, grad_bias, grad_h0 if needs[3] else None, *others, None, None, grad_bias_hh
+
+
+def _gated_gradients(
+    ctx: Any,
+    needs: tuple[bool, ...],
+    arriving: Sequence[Tensor | None],
+    inputs: LayerInputs,
+    xp: Tensor | None,
+    results: Results,
+) -> list[Tensor | None]:
+    """``_gradients`` of the gated form, and that of ``bias_hh``."""
+    options, (grad_out, grad_last, _) = ctx.call.options, arriving
+    gated, out, gates = options.gated[options.training], results.out, results.residuals.gates
+    assert gates is not None
+    if not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None]):
+        grads = gated_native.backward_layer(grad_out, grad_last, inputs, xp, results, gated, needs[0], needs[3])
+        if xp is not None:
+            found = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
+        else:
+            found = grads.x, grads.weight_ih, grads.bias
+        return [*found, *grads[1:NUM_GRADIENTS], grads.bias_hh]
+    if grad_out is None or grad_last is not None:
+        grad_out = _joined(grad_out, grad_last, out, plain=False)
+    if xp is None:
+        gates = gates[..., : -out.shape[-1]].contiguous()  # without eps
+    whole = inputs.with_zeros()
+    assert whole.h0 is not None
+    if xp is None or torch.is_grad_enabled():
+        xp = linear(inputs.x, inputs.weight_ih, inputs.bias)
+    scanned = GatedInputs(xp, whole.h0, inputs.weight_hh, inputs.bias_hh, inputs.lengths, inputs.seed)
+    flags = make_gated_flags(gated, NATIVE.backend)
+    to_xp, to_h0, to_weight, to_bias = gated_backward_by_operator(grad_out, scanned, out, gates, flags)
+    projected = linear_backward(to_xp, inputs.x, inputs.weight_ih, None, (*needs[:2], inputs.bias is not None))
+    return [*projected, to_h0, None, to_weight, None, None, to_bias]
 
 
 def _gradients(

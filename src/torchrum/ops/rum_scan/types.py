@@ -71,7 +71,7 @@ def _shape_alone(B: int, H: int, dtype: torch.dtype) -> Tensor:
 
 
 class LayerInputs(NamedTuple):
-    """The tensors of one recurrence before its input is projected."""
+    """The tensors of one recurrence, of either form, before its input is projected."""
 
     x: Tensor
     """``(T, B, I)``"""
@@ -88,12 +88,14 @@ class LayerInputs(NamedTuple):
     lengths: Tensor | None = None
     seed: Tensor | None = None
     """As in ``ScanInputs``."""
+    bias_hh: Tensor | None = None
+    """``(3H,)``, of the gated form alone: blocks r, u, n, as the rows of its ``weight_ih`` and ``weight_hh``."""
 
     def projected(self, xp: Tensor, from_zero: bool = False) -> ScanInputs:
         """What the scan takes; without an h0 a tensor on the meta device tells its shape."""
         if self.h0 is None:
-            return ScanFromZero(xp, _shape_alone(xp.shape[1], self.weight_hh.shape[1], xp.dtype), *self[4:])
-        return (ScanFromZero if from_zero else ScanInputs)(xp, self.h0, *self[4:])
+            return ScanFromZero(xp, _shape_alone(xp.shape[1], self.weight_hh.shape[1], xp.dtype), *self[4:10])
+        return (ScanFromZero if from_zero else ScanInputs)(xp, self.h0, *self[4:10])
 
     def with_zeros(self) -> "LayerInputs":
         """With an h0 in any case."""
@@ -158,6 +160,8 @@ class Gradients(NamedTuple):
     x: Tensor | None = None
     weight_ih: Tensor | None = None
     """From a scan that projected its input."""
+    bias_hh: Tensor | None = None
+    """Of the gated form."""
 
 
 NUM_GRADIENTS = len(ScanInputs._fields) - 2

@@ -10,19 +10,28 @@
 typedef struct {
     int64_t backward; /* whether gradients are asked for */
     int64_t T, B, H;
+    int64_t features; /* of x; 0 where the projected input xp is given. At most DIRECT_ROWS rows and steps are projected */
     int64_t head_size, rotated;
     int64_t block, threads; /* rows of the batch that walk through time together, and threads to walk them */
     int64_t masked;         /* zoneout draws masks; otherwise it mixes */
     int64_t keep_below, seed;
     double zoneout;
-    const real *xp, *h0, *weight, *bias; /* (T, B, 3 H), (B, H), (3 H, H), (3 H) or NULL; blocks r, u, n */
+    const real *xp;                        /* (T, B, 3 H), blocks r, u, n; or instead of it: */
+    const real *x, *weight_ih, *bias_ih;   /* (T, B, features), (3 H, features), (3 H) or NULL */
+    const real *h0, *weight, *bias;        /* (B, H), (3 H, H), (3 H) or NULL; h0 may be NULL for zeros, but in a backward of many rows and steps */
     const int64_t *lengths;
     real *out;
-    real *gates; /* (T, B, 3 H): r, u, tau; NULL where there is no backward */
-    const real *grad_out;
-    real *grad_xp, *grad_tau; /* (T, B, 3 H), (T, B, H) */
-    real *grad_h0, *grad_weight, *grad_bias;
+    real *out_copy; /* out once more, for the caller to write to, or NULL */
+    real *last;     /* (B, H): the last states once more, or NULL */
+    real *gates;    /* (T, B, 3 H): r, u, tau, and with x (T, B, 4 H) with eps behind; NULL where there is no backward */
+    const real *grad_out, *grad_last; /* (T, B, H) and, of the last state once more, (B, H); each may be NULL */
+    real *grad_xp, *grad_tau;         /* (T, B, 3 H), (T, B, H) */
+    real *grad_h0, *grad_weight, *grad_bias;  /* grad_h0 may be NULL */
+    real *grad_x, *grad_weight_ih, *grad_bias_ih; /* with x only; grad_x may be NULL */
 } GatedScan;
+
+/* Numbers that a step keeps of each row for the backward. */
+static int64_t kept_of(const GatedScan *scan) { return (3 + (scan->features > 0)) * scan->H; }
 
 /* What all threads read. */
 typedef struct {
@@ -330,10 +339,17 @@ static void gated_forward(const GatedShared *shared, GatedWork *work, int64_t t,
 {
     const GatedScan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, at = t * scan->B + b;
-    const real *xp = scan->xp + at * 3 * H;
-    read_row(shared, work->r, xp);
-    read_row(shared, work->u, xp + H);
-    read_row(shared, work->eps, xp + 2 * H);
+    real *projected[] = {work->r, work->u, work->eps};
+    for (int64_t i = 0; i < 3; i++) {
+        if (scan->features == 0) {
+            read_row(shared, projected[i], scan->xp + (at * 3 + i) * H);
+            continue;
+        }
+        memset(projected[i], 0, padded * sizeof(real));
+        if (scan->bias_ih != NULL)
+            memcpy(projected[i], scan->bias_ih + i * H, H * sizeof(real));
+        add_dots(scan->weight_ih + i * H * scan->features, H, scan->features, scan->x + at * scan->features, projected[i]);
+    }
     work->tau = sums + 2 * padded;
     work->h = h;
     turn_row(shared, work);
@@ -356,9 +372,12 @@ static void gated_forward(const GatedShared *shared, GatedWork *work, int64_t t,
     for (int64_t j = H; j < padded; j++)
         h[j] = 0; /* behind the last unit: a NaN must not spread */
     if (scan->gates != NULL) {
-        write_row(shared, scan->gates + at * 3 * H, work->r);
-        write_row(shared, scan->gates + (at * 3 + 1) * H, work->u);
-        write_row(shared, scan->gates + (at * 3 + 2) * H, work->tau);
+        real *gates = scan->gates + at * kept_of(scan);
+        write_row(shared, gates, work->r);
+        write_row(shared, gates + H, work->u);
+        write_row(shared, gates + 2 * H, work->tau);
+        if (scan->features > 0)
+            write_row(shared, gates + 3 * H, work->eps);
     }
 }
 
@@ -368,11 +387,15 @@ static void gated_backward(const GatedShared *shared, GatedWork *work, int64_t t
 {
     const GatedScan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, at = t * scan->B + b;
-    read_row(shared, work->r, scan->gates + at * 3 * H);
-    read_row(shared, work->u, scan->gates + (at * 3 + 1) * H);
-    read_row(shared, work->tau, scan->gates + (at * 3 + 2) * H);
-    read_row(shared, work->eps, scan->xp + (at * 3 + 2) * H);
-    read_row(shared, work->h, t > 0 ? scan->out + (at - scan->B) * H : scan->h0 + b * H);
+    const real *gates = scan->gates + at * kept_of(scan);
+    read_row(shared, work->r, gates);
+    read_row(shared, work->u, gates + H);
+    read_row(shared, work->tau, gates + 2 * H);
+    read_row(shared, work->eps, scan->features > 0 ? gates + 3 * H : scan->xp + (at * 3 + 2) * H);
+    if (t > 0 || scan->h0 != NULL)
+        read_row(shared, work->h, t > 0 ? scan->out + (at - scan->B) * H : scan->h0 + b * H);
+    else
+        memset(work->h, 0, padded * sizeof(real));
     turn_row(shared, work);
     const int64_t key = scan->zoneout > 0 ? key_of(scan, t) : 0;
     for (int64_t j = 0; j < padded; j += LANES) {
@@ -417,28 +440,34 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
     const int64_t H = scan->H, padded = shared->padded;
     for (int64_t i = 0; i < rows; i++) {
         memset(work->states + i * padded, 0, padded * sizeof(real));
-        read_row(shared, work->states + i * padded, scan->h0 + (first + i) * H);
+        if (scan->h0 != NULL)
+            read_row(shared, work->states + i * padded, scan->h0 + (first + i) * H);
     }
     for (int64_t t = 0; t < scan->T; t++) {
         for (int64_t i = 0; i < rows; i++)
             memcpy(work->sums + i * 3 * padded, shared->bias, 3 * padded * sizeof(real));
         Ahead ahead = {.count = 0};
-        ask_for(scan, &ahead, scan->gates, t, first, rows, 3 * H);
+        ask_for(scan, &ahead, scan->gates, t, first, rows, kept_of(scan));
+        ask_for(scan, &ahead, scan->out_copy, t, first, rows, H);
         ask_for(scan, &ahead, scan->out, t, first, rows, H);
         ask_for(scan, &ahead, scan->xp, t + 1, first, rows, 3 * H);
         if (!shared->direct)
             matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &ahead);
-        for (int64_t i = 0; shared->direct && i < 3 * rows; i++)
+        for (int64_t i = 0; shared->direct && (t > 0 || scan->h0 != NULL) && i < 3 * rows; i++)
             add_dots(scan->weight + i % 3 * H * H, H, H, work->states + i / 3 * padded, work->sums + i * padded);
         for (int64_t i = 0; i < rows; i++) {
             const int64_t b = first + i, at = t * scan->B + b;
             if (!has_ended(scan, t, b))
                 gated_forward(shared, work, t, b, work->sums + i * 3 * padded, work->states + i * padded);
             else if (scan->gates != NULL)
-                memset(scan->gates + at * 3 * H, 0, 3 * H * sizeof(real));
+                memset(scan->gates + at * kept_of(scan), 0, kept_of(scan) * sizeof(real));
             write_row(shared, scan->out + at * H, work->states + i * padded);
+            if (scan->out_copy != NULL)
+                write_row(shared, scan->out_copy + at * H, work->states + i * padded);
         }
     }
+    for (int64_t i = 0; scan->last != NULL && i < rows; i++)
+        write_row(shared, scan->last + (first + i) * H, work->states + i * padded);
 }
 
 static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_t rows, GatedWork *work)
@@ -447,12 +476,15 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
     const int64_t H = scan->H, padded = shared->padded;
     memset(work->grad_h, 0, rows * padded * sizeof(real));
     memset(work->grad, 0, padded * sizeof(real));
+    for (int64_t i = 0; scan->grad_last != NULL && i < rows; i++)
+        read_row(shared, work->grad_h + i * padded, scan->grad_last + (first + i) * H);
     for (int64_t t = scan->T - 1; t >= 0; t--) {
         for (int64_t i = 0; i < rows; i++) {
             const int64_t b = first + i, at = t * scan->B + b;
             real *grad_h = work->grad_h + i * padded, *to_sums = work->to_sums + i * 3 * H;
-            read_row(shared, work->grad, scan->grad_out + at * H);
-            for (int64_t j = 0; j < padded; j += LANES)
+            if (scan->grad_out != NULL)
+                read_row(shared, work->grad, scan->grad_out + at * H);
+            for (int64_t j = 0; scan->grad_out != NULL && j < padded; j += LANES)
                 store(grad_h + j, load(grad_h + j) + load(work->grad + j));
             if (!has_ended(scan, t, b)) {
                 gated_backward(shared, work, t, b, grad_h, to_sums);
@@ -462,13 +494,19 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
             memset(scan->grad_xp + at * 3 * H, 0, 3 * H * sizeof(real));
             memset(scan->grad_tau + at * H, 0, H * sizeof(real));
         }
+        if (t == 0 && scan->grad_h0 == NULL)
+            return;
+        if (shared->direct) {
+            add_rows(scan->weight, 3 * H, H, work->to_sums, 3 * H, rows, work->grad_h, padded);
+            continue;
+        }
         Ahead ahead = {.count = 0};
         ask_for(scan, &ahead, scan->grad_tau, t - 1, first, rows, H);
         ask_for(scan, &ahead, scan->grad_xp, t - 1, first, rows, 3 * H);
         ask_for(scan, &ahead, scan->out, t - 2, first, rows, H);
         ask_for(scan, &ahead, scan->grad_out, t - 1, first, rows, H);
         ask_for(scan, &ahead, scan->xp, t - 1, first, rows, 3 * H);
-        ask_for(scan, &ahead, scan->gates, t - 1, first, rows, 3 * H);
+        ask_for(scan, &ahead, scan->gates, t - 1, first, rows, kept_of(scan));
         matmul(work->to_sums, 3 * H, &shared->weight, work->grad_h, padded, rows, &ahead);
     }
     for (int64_t i = 0; i < rows; i++)
@@ -502,7 +540,7 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
     real *bias = take_row(&arena, 3 * padded), *turns = take_row(&arena, shared->width), *rotated = take_row(&arena, padded);
     shared->bias = bias, shared->turns = turns, shared->rotated = rotated;
     shared->weight = scan->backward ? packed_shape(3 * H, padded) : packed_shape(H, 3 * padded);
-    shared->direct = !scan->backward && scan->T * scan->B <= DIRECT_ROWS;
+    shared->direct = scan->T * scan->B <= DIRECT_ROWS;
     shared->weight.data = shared->direct ? NULL : take_row(&arena, shared->weight.K * shared->weight.vectors * LANES);
     if (memory == NULL)
         return arena.used;
@@ -512,11 +550,44 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
         rotated[j] = 1;
     for (int64_t at = 0; at < (K + n - 1) / n * shared->size; at++)
         turns[at] = units_of(shared, at) > 1;
+    if (shared->direct)
+        return arena.used;
     if (scan->backward)
         pack_straight(&shared->weight, scan->weight, H);
-    else if (!shared->direct)
+    else
         pack_transposed(&shared->weight, scan->weight, H, padded);
     return arena.used;
+}
+
+/* Gradients of UNITS_AT_ONCE rows of the weights and biases from few rows and steps, straight to their places. */
+static void few_gradients(const void *context, int64_t block, real *work)
+{
+    const GatedShared *shared = context;
+    const GatedScan *scan = shared->scan;
+    const int64_t H = scan->H, I = scan->features, steps = scan->T * scan->B;
+    const real *x[DIRECT_ROWS], *h[DIRECT_ROWS];
+    (void)work;
+    for (int64_t k = 0; k < steps; k++) {
+        x[k] = scan->x + k * I;
+        h[k] = k >= scan->B ? scan->out + (k - scan->B) * H : scan->h0 == NULL ? NULL : scan->h0 + k * H;
+    }
+    const int64_t skipped = scan->h0 == NULL ? (scan->B < steps ? scan->B : steps) : 0;
+    for (int64_t unit = block * UNITS_AT_ONCE; unit < 3 * H && unit < (block + 1) * UNITS_AT_ONCE; unit++) {
+        real to_input[DIRECT_ROWS], to_state[DIRECT_ROWS], input_sum = 0, state_sum = 0;
+        for (int64_t k = 0; k < steps; k++) {
+            to_input[k] = scan->grad_xp[k * 3 * H + unit];
+            to_state[k] = unit < 2 * H ? to_input[k] : scan->grad_tau[k * H + unit - 2 * H];
+            input_sum += to_input[k];
+            state_sum += to_state[k];
+        }
+        if (I > 0)
+            write_outer(scan->grad_weight_ih + unit * I, I, to_input, x, steps);
+        write_outer(scan->grad_weight + unit * H, H, to_state + skipped, h + skipped, steps - skipped);
+        if (scan->grad_bias_ih != NULL)
+            scan->grad_bias_ih[unit] = input_sum;
+        if (scan->grad_bias != NULL)
+            scan->grad_bias[unit] = state_sum;
+    }
 }
 
 /* One gated scan, forward or backward; returns 0, or 1 where memory ran out. */
@@ -529,11 +600,22 @@ static int run_gated(const GatedScan *scan)
         return 1;
     prepare_gated(&shared, memory);
     expect_writes(scan->backward ? scan->grad_xp : scan->out, steps * (scan->backward ? 3 : 1) * H);
-    expect_writes(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? 1 : 3) * H);
+    expect_writes(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? H : kept_of(scan)));
+    expect_writes(scan->out_copy, steps * H);
     Job jobs[5] = {{gated_walk, &shared, lay_out_gated(&shared, NULL, &(GatedWork){0}), (scan->B + scan->block - 1) / scan->block, 0, 0}};
     if (!scan->backward) {
         int failed = run_threads(jobs, 1, scan->threads);
         free(memory);
+        return failed;
+    }
+    if (shared.direct) {
+        jobs[1] = (Job){few_gradients, &shared, LANES, (3 * H + UNITS_AT_ONCE - 1) / UNITS_AT_ONCE, 0, 0};
+        int failed = run_threads(jobs, 2, scan->threads);
+        free(memory);
+        if (scan->grad_x != NULL && !failed) {
+            memset(scan->grad_x, 0, steps * scan->features * sizeof(real));
+            add_rows(scan->weight_ih, 3 * H, scan->features, scan->grad_xp, 3 * H, steps, scan->grad_x, scan->features);
+        }
         return failed;
     }
     /* the weight's rows of r and u, and of tau, whose gradients xp has none of */

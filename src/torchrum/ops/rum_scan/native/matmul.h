@@ -170,6 +170,52 @@ static void add_dots(const real *w, int64_t rows, int64_t K, const real *v, real
     }
 }
 
+/* y (rows, columns) += a (rows, K) w, where w (K, columns) is read as it is: for few rows. */
+static void add_rows(const real *w, int64_t K, int64_t columns, const real *a, int64_t a_stride, int64_t rows, real *y,
+                     int64_t y_stride)
+{
+    enum { DEPTH = 8 };
+    const int64_t whole = columns - columns % LANES;
+    for (int64_t k = 0; k < K; k += DEPTH) {
+        const int64_t count = K - k < DEPTH ? K - k : DEPTH;
+        for (int64_t i = 0; i < rows; i++) {
+            const real *row[DEPTH];
+            real *target = y + i * y_stride, scale[DEPTH];
+            for (int64_t d = 0; d < DEPTH; d++) {
+                row[d] = w + (k + (d < count ? d : 0)) * columns;
+                scale[d] = d < count ? a[i * a_stride + k + d] : 0;
+            }
+            for (int64_t j = 0; j < whole; j += LANES) {
+                vec sum = load_loose(target + j);
+#pragma GCC unroll 8
+                for (int d = 0; d < DEPTH; d++)
+                    sum += load_loose(row[d] + j) * scale[d];
+                store_loose(target + j, sum);
+            }
+            for (int64_t j = whole; j < columns; j++)
+                for (int64_t d = 0; d < count; d++)
+                    target[j] += row[d][j] * scale[d];
+        }
+    }
+}
+
+/* y (columns) = sum_k scale[k] x[k], for few k. */
+INLINE void write_outer(real *y, int64_t columns, const real *scale, const real *const *x, int64_t count)
+{
+    const int64_t whole = columns - columns % LANES;
+    for (int64_t j = 0; j < whole; j += LANES) {
+        vec sum = {0};
+        for (int64_t k = 0; k < count; k++)
+            sum += load_loose(x[k] + j) * scale[k];
+        store_loose(y + j, sum);
+    }
+    for (int64_t j = whole; j < columns; j++) {
+        y[j] = 0;
+        for (int64_t k = 0; k < count; k++)
+            y[j] += x[k][j] * scale[k];
+    }
+}
+
 /* Pack weight (groups * units, K) so that rows (rows, K) times it give groups of `padded` columns, `units` of them used. */
 static void pack_transposed(Packed *w, const real *weight, int64_t units, int64_t padded)
 {

@@ -1,6 +1,7 @@
 /* The entry point for ctypes. */
 #define _DEFAULT_SOURCE
 #define DIRECT_ROWS 4 /* rows times steps up to which packing the weights costs more than it saves */
+#define UNITS_AT_ONCE 64 /* rows of the weights whose gradients a thread finds at a time, where there are so few */
 
 #include "gated.h"
 #include "gradient.h"
