@@ -84,7 +84,7 @@ def _run(
     if T * B * H * H * 3 >= native.SMALL:
         scan.threads = threads = max(1, min(torch.get_num_threads(), B))
         scan.block = max(1, min(MOST_ROWS, -(-B // threads)))
-    if options.draws:
+    if scan.masked:
         assert seed is not None
         scan.seed = int(seed)
     copies = []  # that live until the call has ended

@@ -17,7 +17,7 @@ from torchrum.ops._dispatch import Backend, Design
 from torchrum.ops.gated_scan import native as gated_native
 from torchrum.ops.gated_scan.op import backward_by_operator as gated_backward_by_operator
 from torchrum.ops.gated_scan.op import make_flags as make_gated_flags
-from torchrum.ops.gated_scan.types import GatedInputs
+from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
 from torchrum.ops.kernels.linear import (
     ExactMatmuls,
     adds_apart,
@@ -47,7 +47,11 @@ kernel takes longer."""
 class PlainCall(NamedTuple):
     """How to run a plain call."""
 
-    options: RumOptions
+    options: RumOptions | GatedOptions
+    """With the mode, training or not; ``GatedOptions`` mean the gated form."""
+    draws: bool
+    keeps_rotation: bool
+    """Both as in the options: a field costs a small call less than a property."""
     backend: Backend
     returned: tuple[int, ...] | None
     """What stands before B in the shapes of the last state and R where they go to a user, who may write to them and to
@@ -56,12 +60,15 @@ class PlainCall(NamedTuple):
 
 @functools.lru_cache(256)
 def _find_call(
-    options: RumOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None
+    options: RumOptions | GatedOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None
 ) -> PlainCall | None:
     """The call, made once: a layer is called in the same way again and again. None where no design can run it."""
-    if options.gated is None and operator_obstacle(options, learnable_lam=False) is not None:
+    if isinstance(options, GatedOptions):
+        return PlainCall(options, options.draws, False, backend, returned)
+    if operator_obstacle(options, learnable_lam=False) is not None:
         return None
-    return PlainCall(options.with_training(training), backend, returned)
+    options = options.with_training(training)
+    return PlainCall(options, options.draws, options.keeps_rotation, backend, returned)
 
 
 def plain_scan(
@@ -80,10 +87,11 @@ def plain_scan(
         return None
     if options.gated is not None and not native.projects(x, backend):
         return None
-    call = _find_call(options, training, backend, returned)
+    form = options if options.gated is None else options.gated[training]
+    call = _find_call(form, training, backend, returned)
     if call is None:
         return None
-    if call.options.draws:
+    if call.draws:
         inputs = inputs._replace(seed=draw_seed(x.device))
     if torch.is_grad_enabled():
         for part in given:  # a loop, as in is_unwatched
@@ -104,10 +112,10 @@ def _run(
         copies of them, with ``save`` of all that goes to a user, else of the last state.
     """
     copies = _empty_copies(inputs, call, whole=save and call.returned is not None)
-    if (gated := call.options.gated) is not None:
+    if isinstance(call.options, GatedOptions):
         x, weight, bias = inputs[:3]
-        xp = None if gated_native.projects(x) else linear(x, weight, bias)
-        results = gated_native.forward_layer(inputs, xp, gated[call.options.training], save, copies)
+        xp = None if gated_native.projects(x) else F.linear(x, weight, bias)
+        results = gated_native.forward_layer(inputs, xp, call.options, save, copies)
         return NATIVE, xp, None, results, copies
     design, scanned, more = _project(inputs, call)
     results = design.module.forward(scanned, call.options, save, copies, *more)
@@ -124,6 +132,7 @@ def _project(
         ``weight_ih`` where it projects them into ``xp``, which is not filled yet.
     """
     x, weight, bias = inputs[:3]
+    assert isinstance(call.options, RumOptions)
     if native.projects(x, call.backend):
         return NATIVE, inputs, ()
     if call.options.lam == 0 and kernel_projects(x):
@@ -153,7 +162,7 @@ def _empty_copies(inputs: LayerInputs, call: PlainCall, whole: bool) -> Copies:
     last = x.new_empty(*lead, B, H)
     if not whole:
         return Copies(last)
-    R = x.new_empty(*lead, B, H, H, dtype=working_dtype(x.dtype)) if call.options.keeps_rotation else None
+    R = x.new_empty(*lead, B, H, H, dtype=working_dtype(x.dtype)) if call.keeps_rotation else None
     return Copies(last, x.new_empty(T, B, H), R)
 
 
@@ -175,7 +184,7 @@ class _PlainScan(torch.autograd.Function):
             arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
         grad_bias_hh = None
         with without_autocast(inputs.x):
-            if ctx.call.options.gated is not None:
+            if isinstance(ctx.call.options, GatedOptions):
                 *grads, grad_bias_hh = _gated_gradients(ctx, needs, arriving, inputs, xp, results)
             else:
                 grads = _gradients(ctx, needs, arriving, inputs, projected, results)
@@ -195,10 +204,10 @@ def _gated_gradients(
 ) -> list[Tensor | None]:
     """``_gradients`` of the gated form, and that of ``bias_hh``."""
     options, (grad_out, grad_last, _) = ctx.call.options, arriving
-    gated, out, gates = options.gated[options.training], results.out, results.residuals.gates
+    out, gates = results.out, results.residuals.gates
     assert gates is not None
     if not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None]):
-        grads = gated_native.backward_layer(grad_out, grad_last, inputs, xp, results, gated, needs[0], needs[3])
+        grads = gated_native.backward_layer(grad_out, grad_last, inputs, xp, results, options, needs[0], needs[3])
         if xp is not None:
             found = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
         else:
@@ -211,9 +220,9 @@ def _gated_gradients(
     whole = inputs.with_zeros()
     assert whole.h0 is not None
     if xp is None or torch.is_grad_enabled():
-        xp = linear(inputs.x, inputs.weight_ih, inputs.bias)
+        xp = F.linear(inputs.x, inputs.weight_ih, inputs.bias)
     scanned = GatedInputs(xp, whole.h0, inputs.weight_hh, inputs.bias_hh, inputs.lengths, inputs.seed)
-    flags = make_gated_flags(gated, NATIVE.backend)
+    flags = make_gated_flags(options, NATIVE.backend)
     to_xp, to_h0, to_weight, to_bias = gated_backward_by_operator(grad_out, scanned, out, gates, flags)
     projected = linear_backward(to_xp, inputs.x, inputs.weight_ih, None, (*needs[:2], inputs.bias is not None))
     return [*projected, to_h0, None, to_weight, None, None, to_bias]
