@@ -205,6 +205,9 @@ def _read_state(cell: Cell, hx: Any, x: Tensor, unbatched: bool, shapes: tuple[t
 def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     """The parts of an initial state: a tensor makes one, several come as a tuple in which each may be None."""
     single = len(names) == 1
+    if single and isinstance(hx, Tensor):
+        check_dense(where, f"{names[0]} in hx", hx)
+        return (hx,)
     parts = (hx,) if single and isinstance(hx, Tensor) else hx
     if not isinstance(parts, tuple | list) or len(parts) != len(names) or single != isinstance(hx, Tensor):
         form = "a tensor" if single else f"a tuple ({', '.join(names)})"

@@ -171,7 +171,8 @@ class RUMCell(Cell):
         return run_rum(x, state, self._fitting(x), self.options, lengths, self.training, self.backend)
 
     def _weights(self) -> Weights:
-        return {name: getattr(self, name) for name in PARAMETERS}
+        own = self._parameters  # a module's own look-up costs a small step's time
+        return {name: own[name] if name in own else getattr(self, name) for name in PARAMETERS}
 
     def _fitting(self, x: Tensor) -> Weights:
         """Return the weights after checking that kernels can read them for an input on the device of ``x``."""

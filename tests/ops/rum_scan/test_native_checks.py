@@ -9,55 +9,55 @@ from torchrum.ops.rum_scan import native
 pytestmark = pytest.mark.skipif(native.build_obstacle(False) is not None, reason="the native scan cannot run here")
 
 
-def replaced_weight(form="paper"):
+def replaced_weight(form="paper", steps=4):
     rum = RUM(3, 64, form=form)
-    output = rum(torch.randn(4, 2, 3))[0]
+    output = rum(torch.randn(steps, 2, 3))[0]
     rum.weight_hh_l0.data = torch.ones(3)
     output.sum().backward()
 
 
-def replaced_input():
-    x = torch.randn(4, 2, 3, requires_grad=True)
-    output = RUM(3, 64, form="paper")(x)[0]
+def replaced_input(form="paper", steps=4):
+    x = torch.randn(steps, 2, 3, requires_grad=True)
+    output = RUM(3, 64, form=form)(x)[0]
     x.data = torch.ones(1)
     output.sum().backward()
 
 
-def freed_weight(form="paper"):
+def freed_weight(form="paper", steps=4):
     rum = RUM(3, 64, form=form)
     rum.weight_hh_l0.untyped_storage().resize_(0)
-    rum(torch.randn(4, 2, 3))
+    rum(torch.randn(steps, 2, 3))
 
 
-def shrunk_weight(form="paper"):
+def shrunk_weight(form="paper", steps=4):
     rum = RUM(3, 64, form=form)
     rum.weight_hh_l0.untyped_storage().resize_(64)
-    rum(torch.randn(4, 2, 3))
+    rum(torch.randn(steps, 2, 3))
 
 
-def weight_freed_before_backward(form="paper"):
+def weight_freed_before_backward(form="paper", steps=4):
     rum = RUM(3, 64, form=form)
-    output = rum(torch.randn(4, 2, 3))[0]
+    output = rum(torch.randn(steps, 2, 3))[0]
     rum.weight_hh_l0.untyped_storage().resize_(0)
     output.sum().backward()
 
 
-def input_without_memory():
-    RUM(3, 64, form="paper")(torch._efficientzerotensor((4, 2, 3)))
+def input_without_memory(form="paper", steps=4):
+    RUM(3, 64, form=form)(torch._efficientzerotensor((steps, 2, 3)))
 
 
-def functional_input():
-    RUM(3, 64, form="paper")(torch._to_functional_tensor(torch.randn(4, 2, 3)))
+def functional_input(form="paper", steps=4):
+    RUM(3, 64, form=form)(torch._to_functional_tensor(torch.randn(steps, 2, 3)))
 
 
-def state_without_memory(form="paper"):
-    RUM(3, 64, form=form)(torch.randn(4, 2, 3), torch._efficientzerotensor((1, 2, 64)))
+def state_without_memory(form="paper", steps=4):
+    RUM(3, 64, form=form)(torch.randn(steps, 2, 3), torch._efficientzerotensor((1, 2, 64)))
 
 
-def weight_without_memory(form="paper"):
+def weight_without_memory(form="paper", steps=4):
     rum = RUM(3, 64, form=form)
     rum.weight_hh_l0.data = torch._efficientzerotensor(rum.weight_hh_l0.shape)
-    rum(torch.randn(4, 2, 3))
+    rum(torch.randn(steps, 2, 3))
 
 
 def unpacked_in_another_dtype():
@@ -87,9 +87,9 @@ def test_a_tensor_that_c_cannot_read_is_an_error(misuse, message):
         misuse()
 
 
-def saved_in_half(form):
+def saved_in_half(form, steps):
     with torch.autograd.graph.saved_tensors_hooks(lambda part: part, lambda part: part.half()):
-        output = RUM(3, 64, form=form)(torch.randn(4, 2, 3))[0]
+        output = RUM(3, 64, form=form)(torch.randn(steps, 2, 3))[0]
     output.sum().backward()
 
 
@@ -106,9 +106,24 @@ def saved_in_half(form):
     ],
     ids=lambda part: getattr(part, "__name__", ""),
 )
-def test_a_tensor_that_the_gated_scan_cannot_read_is_an_error(misuse, message):
+@pytest.mark.parametrize("steps", [2, 4], ids=["projects", "is given the projected input"])
+def test_a_tensor_that_the_gated_scan_cannot_read_is_an_error(misuse, message, steps):
     with pytest.raises((ValueError, TypeError), match=message):
-        misuse(form="gated")
+        misuse("gated", steps)
+
+
+@pytest.mark.parametrize(
+    "misuse, message",
+    [
+        (replaced_input, "x has shape"),
+        (input_without_memory, "x has no memory"),
+        (functional_input, "x has no memory"),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
+)
+def test_an_input_that_the_gated_scan_cannot_project_is_an_error(misuse, message):
+    with pytest.raises(ValueError, match=message):
+        misuse("gated", steps=2)
 
 
 SCAN = {"xp": (4, 2, 30), "h0": (2, 10), "R0": None, "weight_hh": (20, 10), "ln_weight": None, "ln_bias": None}

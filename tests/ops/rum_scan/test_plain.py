@@ -99,6 +99,66 @@ def test_results_and_gradients_are_the_operators(lam, backend, words, by_operato
             assert agree(backend, results(rum, x, hx, lengths, of), wanted)
 
 
+@pytest.mark.parametrize("T, B", [(1, 1), (1, 3), (2, 2), (1, 8), (5, 3)])
+@pytest.mark.parametrize("words", [{}, {"zoneout": 0.3}, {"bias": False}, CASES["stacked"], {"rotated": 0.3}], ids=str)
+def test_native_gated_calls_match_the_reference(words, T, B):
+    """The scan projects few rows and steps itself, and torch more."""
+    rum = RUM(5, 20, backend="native", dtype=torch.float64, **words)
+    reference = RUM(5, 20, backend="reference", dtype=torch.float64, **words)
+    reference.load_state_dict(rum.state_dict())
+    x, hx = draw(rum, torch.float64, T=T, B=B)
+    for lengths in (None, torch.arange(B) % T + 1):
+        for of in ("all", "output", "state"):
+            found, wanted = (results(each, x, hx, lengths, of) for each in (rum, reference))
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    for training in (False, True):
+        found, wanted = [], []
+        for each, values in ((rum, found), (reference, wanted)):
+            each.train(training)
+            torch.manual_seed(1)
+            output, h_n = each(x)  # from zeros
+            assert NODE in str(output.grad_fn) or each is reference or rum.bidirectional
+            values += [output, h_n, *torch.autograd.grad(output.square().sum() + h_n.sum(), list(each.parameters()))]
+            with torch.no_grad():
+                torch.manual_seed(1)
+                values += [*each(x, *hx), *each(x)]
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("T, B", [(2, 1), (3, 2)])
+def test_native_gated_calls_have_second_and_batched_derivatives(T, B):
+    rum = RUM(2, 4, head_size=2, backend="native", dtype=torch.float64)
+    x, (h,) = draw(rum, torch.float64, T=T, B=B)
+    x, h, weights = x.requires_grad_(), h.requires_grad_(), list(rum.parameters())
+
+    def run(x: Tensor, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        return rum(x, h)
+
+    assert torch.autograd.gradcheck(run, (x, h, *weights), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(run, (x, h, *weights), check_batched_grad=True)
+
+
+@pytest.mark.parametrize("T, B", [(1, 2), (5, 3)])
+def test_native_gated_calls_meet_hooks_and_changed_weights(T, B):
+    rum = RUM(5, 12, backend="native")
+    x, hx = draw(rum, T=T, B=B)
+    wanted = results(rum, x, hx, None)
+    with save_on_cpu():
+        assert same(results(rum, x, hx, None), wanted)
+    output, _ = rum(x, *hx)
+    kept = output.detach().clone()
+    output.detach().zero_()  # the user's copy
+    grads = torch.autograd.grad(output.sum(), list(rum.parameters()))
+    again, _ = rum(x, *hx)
+    assert torch.equal(again, kept)
+    assert same(list(grads), list(torch.autograd.grad(again.sum(), list(rum.parameters()))))
+    output, _ = rum(x, *hx)
+    with torch.no_grad():
+        rum.weight_hh_l0.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
 @both
 @backends
 def test_wide_inputs_too(lam, backend, by_operator):

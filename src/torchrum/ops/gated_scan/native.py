@@ -79,6 +79,8 @@ def _run(
     result = filled["grad_weight"] if "grad_weight" in filled else filled["out"]
     assert result is not None
     dtype = result.dtype
+    if dtype is not torch.float32 and dtype is not torch.float64:  # a saved tensor came back in another dtype
+        raise TypeError(f"RUM's scan: saved tensors are {dtype}, but they must be torch.float32 or float64, as they were.")
     template, shapes = _find_layout(T, B, H, features, dtype.itemsize, "grad_weight" in filled, options)
     scan = GatedScan.from_buffer_copy(template)
     if T * B * H * H * 3 >= native.SMALL:
@@ -132,7 +134,7 @@ def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
     """Gradients of the inputs from that of the states."""
-    xp, h0, weight, bias, lengths, seed = inputs
+    xp, h0, weight, _, lengths, seed = inputs
     given = zip(("grad_xp", "grad_h0", "grad_weight", "grad_bias"), inputs[:4], strict=True)
     parts: dict[str, Tensor] = {name: part for name, part in given if part is not None}
     grads: dict[str, Tensor | None] = {name: gates.new_empty(part.shape) for name, part in parts.items()}
@@ -175,22 +177,22 @@ def backward_layer(
     """Compute the gradients of a plain call's tensors; those of x and its weights only where the scan projected x."""
     x, weight_ih, bias_ih, h0, _, weight_hh, _, _, lengths, seed, bias_hh = inputs
     out, _, (gates, _) = results
-    (T, B, H), I = out.shape, x.shape[2] if xp is None else 0
+    (T, B, H), I = out.shape, x.shape[-1] if xp is None else 0
     read = {"h0": h0, "weight": weight_hh, "lengths": lengths, "out": out, "gates": gates}
     read["grad_out"], read["grad_last"] = grad_out, grad_last
-    grad_xp, grad_weight = x.new_empty(T, B, 3 * H), x.new_empty(weight_hh.shape)
-    grad_h0 = x.new_empty(B, H) if need_h0 else None
-    grad_bias = None if bias_hh is None else x.new_empty(3 * H)
-    filled = {"grad_xp": grad_xp, "grad_tau": x.new_empty(T, B, H), "grad_weight": grad_weight, "grad_h0": grad_h0}
+    grad_xp, grad_weight = out.new_empty(T, B, 3 * H), out.new_empty(weight_hh.shape)
+    grad_h0 = out.new_empty(B, H) if need_h0 else None
+    grad_bias = None if bias_hh is None else out.new_empty(3 * H)
+    filled = {"grad_xp": grad_xp, "grad_tau": out.new_empty(T, B, H), "grad_weight": grad_weight, "grad_h0": grad_h0}
     filled["grad_bias"], grad_x, grad_weight_ih, grad_bias_ih = grad_bias, None, None, None
     if xp is None:
         read["x"], read["weight_ih"] = x, weight_ih
-        filled["grad_x"] = grad_x = x.new_empty(x.shape) if need_x else None
-        filled["grad_weight_ih"] = grad_weight_ih = x.new_empty(weight_ih.shape)
-        filled["grad_bias_ih"] = grad_bias_ih = None if bias_ih is None else x.new_empty(3 * H)
+        filled["grad_x"] = grad_x = out.new_empty(x.shape) if need_x else None
+        filled["grad_weight_ih"] = grad_weight_ih = out.new_empty(weight_ih.shape)
+        filled["grad_bias_ih"] = grad_bias_ih = None if bias_ih is None else out.new_empty(3 * H)
     else:
         read["xp"] = xp
-        read["h0"] = x.new_zeros(B, H) if h0 is None else h0  # the gradient of the weight reads it
+        read["h0"] = out.new_zeros(B, H) if h0 is None else h0  # the gradient of the weight reads it
     _run((T, B, H, I), seed, options, read, filled)
     return Gradients(
         grad_xp, grad_h0, None, grad_weight, None, None, grad_bias_ih, grad_x, grad_weight_ih, bias_hh=grad_bias

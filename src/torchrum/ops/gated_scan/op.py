@@ -164,10 +164,11 @@ def backward_by_operator(
 ) -> GatedGradients:
     """Gradients by the backward operator, with a graph of their own where gradients are recorded."""
     if torch.is_grad_enabled():  # this backward is differentiated in turn
-        grads = _GatedScanBackward.apply(flags, grad_out, *inputs, out, gates)
+        grads: tuple[Tensor, ...] = _GatedScanBackward.apply(flags, grad_out, *inputs, out, gates)
     else:
         grads = torch.ops.torchrum.gated_scan_backward(grad_out, *inputs, out, gates, *flags)
-    return GatedGradients(*grads[:3], None if inputs.bias_hh is None else grads[3])
+    to_xp, to_h0, to_weight, to_bias = grads
+    return GatedGradients(to_xp, to_h0, to_weight, None if inputs.bias_hh is None else to_bias)
 
 
 # Function.apply without its inspect.signature, which costs as much as a small scan

@@ -182,13 +182,12 @@ class _PlainScan(torch.autograd.Function):
         needs, bias, grad_R = ctx.needs_input_grad[1:], inputs.bias, arriving[2]
         if grad_R is not None and ctx.call.returned:
             arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
-        grad_bias_hh = None
         with without_autocast(inputs.x):
             if isinstance(ctx.call.options, GatedOptions):
-                *grads, grad_bias_hh = _gated_gradients(ctx, needs, arriving, inputs, xp, results)
+                grads = _gated_gradients(ctx, needs, arriving, inputs, xp, results)
             else:
-                grads = _gradients(ctx, needs, arriving, inputs, projected, results)
-        grad_x, grad_weight, grad_bias, grad_h0, *others = grads
+                grads = (*_gradients(ctx, needs, arriving, inputs, projected, results), None)
+        grad_x, grad_weight, grad_bias, grad_h0, *others, grad_bias_hh = grads
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
             grad_bias = grad_bias[: bias.shape[0]]  # eps has none
         return None, grad_x, grad_weight, grad_bias, grad_h0 if needs[3] else None, *others, None, None, grad_bias_hh
@@ -201,7 +200,7 @@ def _gated_gradients(
     inputs: LayerInputs,
     xp: Tensor | None,
     results: Results,
-) -> list[Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """``_gradients`` of the gated form, and that of ``bias_hh``."""
     options, (grad_out, grad_last, _) = ctx.call.options, arriving
     out, gates = results.out, results.residuals.gates
@@ -212,7 +211,7 @@ def _gated_gradients(
             found = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
         else:
             found = grads.x, grads.weight_ih, grads.bias
-        return [*found, *grads[1:NUM_GRADIENTS], grads.bias_hh]
+        return *found, *grads[1:NUM_GRADIENTS], grads.bias_hh
     if grad_out is None or grad_last is not None:
         grad_out = _joined(grad_out, grad_last, out, plain=False)
     if xp is None:
@@ -225,7 +224,7 @@ def _gated_gradients(
     flags = make_gated_flags(options, NATIVE.backend)
     to_xp, to_h0, to_weight, to_bias = gated_backward_by_operator(grad_out, scanned, out, gates, flags)
     projected = linear_backward(to_xp, inputs.x, inputs.weight_ih, None, (*needs[:2], inputs.bias is not None))
-    return [*projected, to_h0, None, to_weight, None, None, to_bias]
+    return *projected, to_h0, None, to_weight, None, None, to_bias
 
 
 def _gradients(

@@ -179,12 +179,14 @@ def _named(inputs: ScanInputs | LayerInputs, B: int, H: int) -> dict[str, Tensor
     tensors: dict[str, Tensor | None]
     if isinstance(inputs, ScanInputs):
         tensors = {"xp": inputs.xp}
-        h0, R0, weight, ln_weight, ln_bias, lengths, _ = inputs[1:]
+        scanned = inputs[1:-1]
     else:
-        x, weight_ih, bias, h0, R0, weight, ln_weight, ln_bias, lengths, _, _ = inputs
+        x, weight_ih, bias = inputs[:3]
+        scanned = inputs[3:-2]
         if bias is not None and bias.shape[0] != weight_ih.shape[0]:
             bias = padded_bias(weight_ih, bias)
         tensors = {"x": x, "weight_ih": weight_ih, "bias": bias}
+    h0, R0, weight, ln_weight, ln_bias, lengths = scanned
     h0 = inputs[0].new_zeros(B, H) if h0 is None else h0
     tensors.update(h0=h0, R0=R0, weight=weight, ln_weight=ln_weight, ln_bias=ln_bias, lengths=lengths)
     return tensors
