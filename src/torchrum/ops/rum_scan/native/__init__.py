@@ -179,16 +179,14 @@ def _named(inputs: ScanInputs | LayerInputs, B: int, H: int) -> dict[str, Tensor
     tensors: dict[str, Tensor | None]
     if isinstance(inputs, ScanInputs):
         tensors = {"xp": inputs.xp}
-        scanned = inputs[1:-1]
     else:
-        x, weight_ih, bias = inputs[:3]
-        scanned = inputs[3:-2]
+        x, weight_ih, bias, *_ = inputs
         if bias is not None and bias.shape[0] != weight_ih.shape[0]:
             bias = padded_bias(weight_ih, bias)
         tensors = {"x": x, "weight_ih": weight_ih, "bias": bias}
-    h0, R0, weight, ln_weight, ln_bias, lengths = scanned
-    h0 = inputs[0].new_zeros(B, H) if h0 is None else h0
-    tensors.update(h0=h0, R0=R0, weight=weight, ln_weight=ln_weight, ln_bias=ln_bias, lengths=lengths)
+    h0 = inputs[0].new_zeros(B, H) if inputs.h0 is None else inputs.h0
+    tensors.update(h0=h0, R0=inputs.R0, weight=inputs.weight_hh, lengths=inputs.lengths)
+    tensors.update(ln_weight=inputs.ln_weight, ln_bias=inputs.ln_bias)
     return tensors
 
 

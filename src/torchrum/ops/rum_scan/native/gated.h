@@ -18,6 +18,7 @@ typedef struct {
     double zoneout;
     const real *xp;                        /* (T, B, 3 H), blocks r, u, n; or instead of it: */
     const real *x, *weight_ih, *bias_ih;   /* (T, B, features), (3 H, features), (3 H) or NULL */
+    const real *sums;                      /* (B, 3 H) or NULL: what the state adds in the only step, found outside */
     const real *h0, *weight, *bias;        /* (B, H), (3 H, H), (3 H) or NULL; h0 may be NULL for zeros, but in a backward of many rows and steps */
     const int64_t *lengths;
     real *out;
@@ -28,6 +29,7 @@ typedef struct {
     real *grad_xp, *grad_tau;         /* (T, B, 3 H), (T, B, H) */
     real *grad_h0, *grad_weight, *grad_bias;  /* grad_h0 may be NULL */
     real *grad_x, *grad_weight_ih, *grad_bias_ih; /* with x only; grad_x may be NULL */
+    real *to_sums; /* (B, 3 H) or NULL: the gradients of sums in the only step; what follows from them is found outside */
 } GatedScan;
 
 /* Numbers that a step keeps of each row for the backward. */
@@ -39,6 +41,7 @@ typedef struct {
     int64_t padded;      /* H rounded up to whole vectors */
     int64_t size, width; /* a head in memory, a power of two, and all heads */
     int direct;          /* too few rows and steps to pack the weight */
+    int packs;           /* the weight is packed: there are more, and the matmul of the only step is not done outside */
     int in_place;        /* heads lie in memory as they are: nothing need be moved */
     const real *bias;    /* (3, padded) */
     const real *turns;   /* (width): 1 in heads of more than one unit */
@@ -419,7 +422,8 @@ static void gated_backward(const GatedShared *shared, GatedWork *work, int64_t t
     write_row(shared, scan->grad_xp + at * 3 * H, work->r);
     write_row(shared, scan->grad_xp + (at * 3 + 1) * H, work->u);
     write_row(shared, scan->grad_xp + (at * 3 + 2) * H, work->to_eps);
-    write_row(shared, scan->grad_tau + at * H, work->to_tau);
+    if (scan->grad_tau != NULL)
+        write_row(shared, scan->grad_tau + at * H, work->to_tau);
     write_row(shared, to_sums, work->r);
     write_row(shared, to_sums + H, work->u);
     write_row(shared, to_sums + 2 * H, work->to_tau);
@@ -446,12 +450,14 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
     for (int64_t t = 0; t < scan->T; t++) {
         for (int64_t i = 0; i < rows; i++)
             memcpy(work->sums + i * 3 * padded, shared->bias, 3 * padded * sizeof(real));
+        for (int64_t i = 0; scan->sums != NULL && i < 3 * rows; i++)
+            read_row(shared, work->sums + i * padded, scan->sums + (first * 3 + i) * H);
         Ahead ahead = {.count = 0};
         ask_for(scan, &ahead, scan->gates, t, first, rows, kept_of(scan));
         ask_for(scan, &ahead, scan->out_copy, t, first, rows, H);
         ask_for(scan, &ahead, scan->out, t, first, rows, H);
         ask_for(scan, &ahead, scan->xp, t + 1, first, rows, 3 * H);
-        if (!shared->direct)
+        if (shared->packs)
             matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &ahead);
         for (int64_t i = 0; shared->direct && (t > 0 || scan->h0 != NULL) && i < 3 * rows; i++)
             add_dots(scan->weight + i % 3 * H * H, H, H, work->states + i / 3 * padded, work->sums + i * padded);
@@ -481,7 +487,7 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
     for (int64_t t = scan->T - 1; t >= 0; t--) {
         for (int64_t i = 0; i < rows; i++) {
             const int64_t b = first + i, at = t * scan->B + b;
-            real *grad_h = work->grad_h + i * padded, *to_sums = work->to_sums + i * 3 * H;
+            real *grad_h = work->grad_h + i * padded, *to_sums = scan->to_sums != NULL ? scan->to_sums + b * 3 * H : work->to_sums + i * 3 * H;
             if (scan->grad_out != NULL)
                 read_row(shared, work->grad, scan->grad_out + at * H);
             for (int64_t j = 0; scan->grad_out != NULL && j < padded; j += LANES)
@@ -492,10 +498,13 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
             }
             memset(to_sums, 0, 3 * H * sizeof(real));
             memset(scan->grad_xp + at * 3 * H, 0, 3 * H * sizeof(real));
-            memset(scan->grad_tau + at * H, 0, H * sizeof(real));
+            if (scan->grad_tau != NULL)
+                memset(scan->grad_tau + at * H, 0, H * sizeof(real));
         }
         if (t == 0 && scan->grad_h0 == NULL)
             return;
+        if (scan->to_sums != NULL)
+            break;
         if (shared->direct) {
             add_rows(scan->weight, 3 * H, H, work->to_sums, 3 * H, rows, work->grad_h, padded);
             continue;
@@ -541,7 +550,8 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
     shared->bias = bias, shared->turns = turns, shared->rotated = rotated;
     shared->weight = scan->backward ? packed_shape(3 * H, padded) : packed_shape(H, 3 * padded);
     shared->direct = scan->T * scan->B <= DIRECT_ROWS;
-    shared->weight.data = shared->direct ? NULL : take_row(&arena, shared->weight.K * shared->weight.vectors * LANES);
+    shared->packs = !shared->direct && scan->sums == NULL && scan->to_sums == NULL;
+    shared->weight.data = !shared->packs ? NULL : take_row(&arena, shared->weight.K * shared->weight.vectors * LANES);
     if (memory == NULL)
         return arena.used;
     for (int64_t i = 0; scan->bias != NULL && i < 3; i++)
@@ -550,7 +560,7 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
         rotated[j] = 1;
     for (int64_t at = 0; at < (K + n - 1) / n * shared->size; at++)
         turns[at] = units_of(shared, at) > 1;
-    if (shared->direct)
+    if (!shared->packs)
         return arena.used;
     if (scan->backward)
         pack_straight(&shared->weight, scan->weight, H);
@@ -603,7 +613,7 @@ static int run_gated(const GatedScan *scan)
     expect_writes(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? H : kept_of(scan)));
     expect_writes(scan->out_copy, steps * H);
     Job jobs[5] = {{gated_walk, &shared, lay_out_gated(&shared, NULL, &(GatedWork){0}), (scan->B + scan->block - 1) / scan->block, 0, 0}};
-    if (!scan->backward) {
+    if (!scan->backward || scan->to_sums != NULL) {
         int failed = run_threads(jobs, 1, scan->threads);
         free(memory);
         return failed;
