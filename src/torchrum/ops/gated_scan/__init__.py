@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops.gated_scan import native
 from torchrum.ops.gated_scan.designs import choose_design
-from torchrum.ops.gated_scan.op import gated_scan_op
+from torchrum.ops.gated_scan.op import gated_scan_backward, gated_scan_op
 from torchrum.ops.gated_scan.reference import gated_scan_reference, gated_step_reference
 from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import draw_seed
@@ -13,9 +14,11 @@ __all__ = [
     "GatedInputs",
     "GatedOptions",
     "gated_scan",
+    "gated_scan_backward",
     "gated_scan_choice",
     "gated_scan_reference",
     "gated_step_reference",
+    "native",
 ]
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import keep_threshold
-from torchrum.ops.rum_scan import native
-from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, LayerInputs, Residuals, Results
+from torchrum.ops.rum_scan import Copies, Gradients, LayerInputs, Residuals, Results, native
 
 PROJECTED_ROWS = 4
 """Rows times steps of an input up to which the scan projects it, ``DIRECT_ROWS`` of scan.c."""
@@ -158,9 +157,7 @@ def steps_once(x: Tensor, h0: Tensor | None) -> bool:
     return x.shape[0] == 1 and (h0 is None or h0.dtype is x.dtype)
 
 
-def forward_layer(
-    inputs: LayerInputs, xp: Tensor | None, options: GatedOptions, save: bool, copies: Copies = NO_COPIES
-) -> Results:
+def forward_layer(inputs: LayerInputs, xp: Tensor | None, options: GatedOptions, save: bool, copies: Copies) -> Results:
     """Run a plain call in float32 or float64 and fill ``copies``; without ``xp`` the scan projects its input."""
     x, weight_ih, bias_ih, h0, _, weight_hh, _, _, lengths, seed, bias_hh = inputs
     (T, B, I), H = x.shape, weight_hh.shape[1]

@@ -155,11 +155,11 @@ class _GatedScan(torch.autograd.Function):
         if not torch.is_grad_enabled() and ctx.design is not None and is_unwatched((grad_out,)):
             grads = run_backward(ctx.design, grad_out, inputs, out, gates, _options(ctx.flags))
         else:
-            grads = backward_by_operator(grad_out, inputs, out, gates, ctx.flags)
+            grads = _backward_by_operator(grad_out, inputs, out, gates, ctx.flags)
         return None, None, *grads, *rest
 
 
-def backward_by_operator(
+def _backward_by_operator(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, flags: Flags
 ) -> GatedGradients:
     """Gradients by the backward operator, with a graph of their own where gradients are recorded."""
@@ -217,6 +217,13 @@ class _GatedScanBackward(torch.autograd.Function):
 
         seconds = torch.func.vjp(gradients, *given)[1](tuple(grads[: len(given) - 1]))
         return None, *seconds, *[None] * (4 + NUM_WEIGHED - len(given) + 1)
+
+
+def gated_scan_backward(
+    grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions, backend: str
+) -> GatedGradients:
+    """Gradients of the inputs from that of the states, differentiable, by a scan's ``out`` and ``gates``."""
+    return _backward_by_operator(grad_out, inputs, out, gates, make_flags(options, backend))
 
 
 def gated_scan_op(inputs: GatedInputs, options: GatedOptions, asked: str) -> Tensor:

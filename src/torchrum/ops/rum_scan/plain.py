@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Design
+from torchrum.ops.gated_scan import GatedInputs, GatedOptions, gated_scan_backward
 from torchrum.ops.gated_scan import native as gated_native
-from torchrum.ops.gated_scan.op import backward_by_operator as gated_backward_by_operator
-from torchrum.ops.gated_scan.op import make_flags as make_gated_flags
-from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
 from torchrum.ops.kernels.linear import (
     ExactMatmuls,
     adds_apart,
@@ -221,8 +219,7 @@ def _gated_gradients(
     if xp is None or torch.is_grad_enabled():
         xp = F.linear(inputs.x, inputs.weight_ih, inputs.bias)
     scanned = GatedInputs(xp, whole.h0, inputs.weight_hh, inputs.bias_hh, inputs.lengths, inputs.seed)
-    flags = make_gated_flags(options, NATIVE.backend)
-    to_xp, to_h0, to_weight, to_bias = gated_backward_by_operator(grad_out, scanned, out, gates, flags)
+    to_xp, to_h0, to_weight, to_bias = gated_scan_backward(grad_out, scanned, out, gates, options, NATIVE.backend)
     projected = linear_backward(to_xp, inputs.x, inputs.weight_ih, None, (*needs[:2], inputs.bias is not None))
     return *projected, to_h0, None, to_weight, None, None, to_bias
 
