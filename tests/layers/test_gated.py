@@ -249,6 +249,20 @@ def test_the_whole_layer_is_saved_and_copied():
         assert torch.equal(same(x)[0], expected)
 
 
+@pytest.mark.parametrize("module", [RUM(3, 16, 2), RUM(3, 4, lam=1, eta="sqrt"), RUMCell(3, 16)], ids=repr)
+def test_one_safe_global_loads_a_module_as_with_nn_gru(module):
+    x, buffer = torch.randn(4, 3), io.BytesIO()
+    torch.save(module.eval(), buffer)
+    buffer.seek(0)
+    assert len(torch.serialization.get_unsafe_globals_in_checkpoint(buffer)) == 1
+    buffer.seek(0)
+    with torch.serialization.safe_globals([type(module)]):
+        same = torch.load(buffer, weights_only=True)
+    assert same.settings == module.settings and repr(same) == repr(module)
+    assert same.options is not module.options and same.options == module.options
+    torch.testing.assert_close(same(x), module(x), rtol=0, atol=0)
+
+
 def test_explain_backend_speaks_of_its_own_scan():
     x = torch.randn(5, 4, 3)
     assert RUM(3, 16, backend="reference").explain_backend(x) == ("reference", "it was asked for")

@@ -182,8 +182,27 @@ class RUMCell(Cell):
                 raise misfit("RUMCell", name, part, shape, device)
         return weights
 
+    def __getstate__(self) -> dict[str, Any]:
+        return pickled(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(unpickled(state))
+
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}" + self.settings.describe(self._weights()["lam"])
+
+
+def pickled(module: nn.Module) -> dict[str, Any]:
+    """Return the state to pickle, of plain values: ``torch.load`` then needs one safe global, the module's class."""
+    state = {**module.__dict__, "settings": vars(module.settings).copy()}
+    del state["options"]
+    return state
+
+
+def unpickled(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a module from the state that ``pickled`` returned."""
+    settings = RumOptions(**state["settings"])
+    return {**state, "settings": settings, "options": options_for_scan(settings, state["hidden_size"])}
 
 
 def check_dtype(where: str, dtype: object) -> None:

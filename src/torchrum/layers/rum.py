@@ -1,5 +1,7 @@
 """RUM as a layer: nn.GRU's constructor, calls and parameter names."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,8 +13,10 @@ from torchrum.cells.rum import (
     misfit,
     options_for_scan,
     parameter_shapes,
+    pickled,
     rum_initial_state,
     run_rum,
+    unpickled,
 )
 from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._checks import MismatchError
@@ -204,6 +208,12 @@ class RUM(Recurrent):
             return gated_scan_choice(projected, self.options.gated[self.training], backend=self.backend)
         learnable = "lam_l0" in self._parameters
         return rum_scan_choice(projected, self.options, learnable_lam=learnable, backend=self.backend)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return pickled(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(unpickled(state))
 
     def extra_repr(self) -> str:
         return super().extra_repr() + self.settings.describe(self._weights(0)["lam"])
