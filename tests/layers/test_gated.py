@@ -263,6 +263,25 @@ def test_one_safe_global_loads_a_module_as_with_nn_gru(module):
     torch.testing.assert_close(same(x), module(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("given", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rotated", [0, 0.5])
+def test_dtypes_under_autocast_on_the_cpu_are_those_of_nn_gru(own, given, rotated):
+    x, hx = torch.randn(5, 4, 3).to(own), None if given is None else torch.randn(2, 4, 16).to(given)
+    gru, rum = nn.GRU(3, 16, 2), RUM(3, 16, 2, rotated=rotated)
+    cells = nn.GRUCell(3, 16), RUMCell(3, 16, rotated=rotated)
+    rum.load_state_dict(gru.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = rum(x, hx), gru(x, hx)
+        steps = [cell(x[0], None if hx is None else hx[0]) for cell in cells]
+    assert [part.dtype for part in found] == [part.dtype for part in wanted]
+    assert steps[0].dtype == steps[1].dtype
+    if rotated == 0:
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0.03)  # both round to bfloat16 inside
+    sum(part.float().sum() for part in found).backward()
+    assert all(part.grad.dtype == torch.float32 for part in rum.parameters())
+
+
 def test_explain_backend_speaks_of_its_own_scan():
     x = torch.randn(5, 4, 3)
     assert RUM(3, 16, backend="reference").explain_backend(x) == ("reference", "it was asked for")

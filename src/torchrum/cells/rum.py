@@ -157,7 +157,11 @@ class RUMCell(Cell):
     def _advance(self, x: Tensor, state: State) -> State:
         """Return the state after the one step of ``x`` ``(1, B, I)``; with gradients it shares no memory with them."""
         returned, training = () if torch.is_grad_enabled() else None, self.training
-        return run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned)[1]
+        end = run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned)[1]
+        usual = state[0].dtype if state else x.dtype
+        if end[0].dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRUCell keeps the state's dtype
+            return end[0].to(usual), *end[1:]
+        return end
 
     def project(self, x: Tensor) -> Tensor:
         return project_rum(x, self._fitting(x), self.options)

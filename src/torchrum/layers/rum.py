@@ -182,7 +182,12 @@ class RUM(Recurrent):
         weights, last = self._weights(index, x.device), not self.bidirectional and index == self.num_layers - 1
         if self._forms[index]["weight_hh"][1][1] != self.hidden_size:
             raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
-        return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
+        returned = lead if last else None
+        output, end = run_rum(x, state, weights, self.options, lengths, self.training, self.backend, returned)
+        usual = state[0].dtype if state else x.dtype
+        if output.dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRU keeps the state's dtype
+            output, end = output.to(usual), (end[0].to(usual), *end[1:])
+        return output, end
 
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
