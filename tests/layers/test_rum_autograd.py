@@ -1,6 +1,7 @@
 """What users of autograd do with a layer: in-place operations, forward mode, counting, tracing, meta tensors."""
 
 import copy
+import io
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchrum
 from grids import form_of
-from torchrum import RUM
+from torchrum import RUM, RUMCell
 from torchrum.layers.registry import build_layer
 
 both = pytest.mark.parametrize("lam", [None, 0, 1])
@@ -204,6 +205,30 @@ def test_symbolic_trace_with_lengths_and_as_root():
     torch.testing.assert_close(torch.fx.symbolic_trace(Padded())(x, lengths), rum(x, lengths=lengths)[0])
     with pytest.raises(torch.fx.proxy.TraceError, match=r"cannot be the root\. Trace a model that contains it"):
         torch.fx.symbolic_trace(rum)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("lam", [None, 0, 1])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_jit_trace_as_of_nn_gru(shape, lam):
+    """With its own check, which compares the graph with gradients to the one without."""
+    rum, x = make(lam, **shape), draw(5, 2, 3)
+    traced = torch.jit.trace(rum, x)
+    for other in (draw(5, 2, 3), draw(9, 4, 3)):
+        torch.testing.assert_close(traced(other), rum(other))
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.jit.load(buffer)(x)[0], rum(x)[0])
+    cell, row = RUMCell(3, 4, **form_of(lam), dtype=torch.float64), draw(2, 3)
+    torch.testing.assert_close(torch.jit.trace(cell, row)(row + 1), cell(row + 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("make", [RUM, RUMCell, lambda *sizes: Model(RUM(*sizes))], ids=["layer", "cell", "model"])
+def test_jit_script_says_what_to_use(make):
+    with pytest.raises(NotImplementedError, match=r"torch.jit.script cannot compile it; use torch.compile"):
+        torch.jit.script(make(3, 4))
 
 
 @pytest.mark.parametrize("lam", [None, 0, 1, 0.5])

@@ -19,6 +19,14 @@ State = tuple[Tensor, ...]
 Given = TypeVar("Given")
 
 
+def refuse_script(module: nn.Module) -> nn.Module:
+    """Refuse ``torch.jit.script``, which calls a module's ``__prepare_scriptable__`` before it reads any code."""
+    raise NotImplementedError(
+        f"{type(module).__name__}: torch.jit.script cannot compile it; use torch.compile, torch.export, ONNX or "
+        "torch.jit.trace."
+    )
+
+
 class Cell(nn.Module, ABC):
     """One time step ``(x, state) -> (output, state)``; ``state`` is always a tuple of ``(B, ...)`` tensors.
 
@@ -32,6 +40,7 @@ class Cell(nn.Module, ABC):
     """Whether ``input_size`` may be 0: its steps then read ``(B, 0)``."""
     shown: tuple[str, ...] = ()
     """Names of the attributes that ``repr`` shows beside the sizes."""
+    __prepare_scriptable__ = refuse_script
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()

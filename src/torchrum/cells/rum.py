@@ -150,6 +150,9 @@ class RUMCell(Cell):
         Returns:
             The new h, or ``(h, R)``, in the form of ``hx``.
         """
+        if torch.jit.is_tracing() and not torch.is_grad_enabled():
+            with torch.enable_grad():  # one graph in both modes: torch.jit.trace compares them
+                return RUMCell.forward(self, input, hx)
         H = self.hidden_size
         shapes = ((H,), (H, H))[: len(self.state_names)]
         return call_as_nn(self, input, hx, self.weight_ih, shapes, self._advance)

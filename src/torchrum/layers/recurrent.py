@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx.proxy import Proxy, TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from torchrum.cells.base import State, check_fits, check_state_fits, state_parts
+from torchrum.cells.base import State, check_fits, check_state_fits, refuse_script, state_parts
 from torchrum.ops._checks import (
     ArgumentTypeError,
     MismatchError,
@@ -67,6 +67,7 @@ class Recurrent(nn.Module, ABC):
     takes_lead: ClassVar[bool] = False
     """Whether ``scan`` takes ``lead``, which stands before B in the shape of its last state: with (1,) that of a single
     layer is h_n, and needs no view."""
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,
@@ -137,6 +138,9 @@ class Recurrent(nn.Module, ABC):
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
+        if torch.jit.is_tracing() and not torch.is_grad_enabled():
+            with torch.enable_grad():  # one graph in both modes: torch.jit.trace compares them
+                return Recurrent.forward(self, input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
             x, sizes = self._unpack(input, lengths, reset)
             out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
