@@ -282,6 +282,34 @@ def test_dtypes_under_autocast_on_the_cpu_are_those_of_nn_gru(own, given, rotate
     assert all(part.grad.dtype == torch.float32 for part in rum.parameters())
 
 
+@shapes
+def test_attributes_that_code_for_nn_gru_reads(shape):
+    rum, gru = RUM(3, 12, **shape), nn.GRU(3, 12, **shape)
+    for name in ("proj_size", "_all_weights", "_flat_weights_names", "input_size", "bias", "dropout"):
+        assert getattr(rum, name) == getattr(gru, name)
+    assert rum.mode == "RUM"
+    assert all(map(torch.equal, rum._flat_weights, rum.parameters()))
+    assert len(rum._flat_weights) == len(gru._flat_weights)
+    for names in rum._all_weights:  # raises the bias of the update gate
+        for name in (name for name in names if "bias" in name):
+            rum.get_parameter(name).data[12:24].fill_(1.0)
+    assert all((part[12:24] == 1).all() for name, part in rum.named_parameters() if "bias" in name)
+    with pytest.raises(AttributeError):
+        rum._flat_weights = []  # would change nothing
+
+
+def test_loops_over_the_three_blocks_reach_all_gates():
+    rum = RUM(3, 8)
+    with torch.no_grad():
+        for name, part in rum.named_parameters():
+            for block in part.chunk(3, 0):
+                assert block.shape[0] == 8
+                nn.init.orthogonal_(block) if name.startswith("weight_hh") else block.fill_(0.5)
+    for block in rum.weight_hh_l0.view(3, 8, 8):
+        torch.testing.assert_close(block @ block.T, torch.eye(8))
+    assert all((part == 0.5).all() for name, part in rum.named_parameters() if not name.startswith("weight_hh"))
+
+
 def test_explain_backend_speaks_of_its_own_scan():
     x = torch.randn(5, 4, 3)
     assert RUM(3, 16, backend="reference").explain_backend(x) == ("reference", "it was asked for")

@@ -78,6 +78,10 @@ class RUM(Recurrent):
     """
 
     takes_lead = True
+    mode = "RUM"
+    """The kind of layer, as nn.GRU has "GRU"."""
+    proj_size = 0
+    """As in nn.GRU: there is no projection."""
     weight_ih_l0: nn.Parameter
 
     def __init__(
@@ -150,12 +154,23 @@ class RUM(Recurrent):
         return weights
 
     @property
+    def _all_weights(self) -> list[list[str]]:
+        """The names of the parameters, one list per layer and direction; code written for nn.GRU reads them."""
+        return [[full for full, _ in form.values()] for form in self._forms]
+
+    @property
+    def _flat_weights_names(self) -> list[str]:
+        return [name for names in self._all_weights for name in names]
+
+    @property
     def all_weights(self) -> list[list[Tensor]]:
         """The parameters, one list per layer and direction."""
-        return [
-            [part for part in self._weights(index).values() if part is not None]
-            for index in range(len(self._suffixes()))
-        ]
+        parts = ([getattr(self, name) for name in names] for names in self._all_weights)
+        return [[part for part in own if part is not None] for own in parts]
+
+    @property
+    def _flat_weights(self) -> list[Tensor]:
+        return [part for parts in self.all_weights for part in parts]
 
     def reset_parameters(self) -> None:
         """Draw the weights and biases again, as the arguments of the constructor say."""
