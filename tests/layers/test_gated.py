@@ -310,6 +310,18 @@ def test_loops_over_the_three_blocks_reach_all_gates():
     assert all((part == 0.5).all() for name, part in rum.named_parameters() if not name.startswith("weight_hh"))
 
 
+@pytest.mark.filterwarnings("ignore:.*(torch.ao.quantization is deprecated|quantized tensor)")
+@pytest.mark.parametrize("rnn", [RUM(3, 16), RUMCell(3, 16)], ids=["layer", "cell"])
+def test_dynamic_quantization_is_not_silent_about_it(rnn):
+    model = nn.ModuleList([nn.Linear(4, 3), rnn])
+    with pytest.warns(UserWarning, match=r"RUM.*: torch.ao.quantization has no int8 version of it"):
+        small = torch.ao.quantization.quantize_dynamic(model)
+    assert not isinstance(small[0], nn.Linear)  # the other layers are quantized
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(small[1](x), rnn(x))
+    assert not hasattr(rnn, "qconfig")
+
+
 def test_explain_backend_speaks_of_its_own_scan():
     x = torch.randn(5, 4, 3)
     assert RUM(3, 16, backend="reference").explain_backend(x) == ("reference", "it was asked for")

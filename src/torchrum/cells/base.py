@@ -1,5 +1,6 @@
 """What a cell is: one step with a state, and the loop over time, also with weight gradients after the last step."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,15 @@ def refuse_script(module: nn.Module) -> nn.Module:
     raise NotImplementedError(
         f"{type(module).__name__}: torch.jit.script cannot compile it; use torch.compile, torch.export, ONNX or "
         "torch.jit.trace."
+    )
+
+
+def warn_unquantized(module: nn.Module, qconfig: object) -> None:
+    """Warn when torch.ao.quantization sets ``qconfig`` on a module; it converts only kinds that it knows."""
+    warnings.warn(
+        f"{type(module).__name__}: torch.ao.quantization has no int8 version of it, so its weights stay in floating "
+        "point; to(torch.bfloat16) halves them.",
+        stacklevel=3,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State, call_as_nn
+from torchrum.cells.base import Cell, State, call_as_nn, warn_unquantized
 from torchrum.cells.init import orthogonal
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags
 from torchrum.ops._dispatch import Backend
@@ -85,6 +85,7 @@ class RUMCell(Cell):
         torch.Size([3, 20, 20])
     """
 
+    qconfig = property(fset=warn_unquantized)
     weight_ih: nn.Parameter
 
     def __init__(

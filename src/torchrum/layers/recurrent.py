@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx.proxy import Proxy, TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from torchrum.cells.base import State, check_fits, check_state_fits, refuse_script, state_parts
+from torchrum.cells.base import State, check_fits, check_state_fits, refuse_script, state_parts, warn_unquantized
 from torchrum.ops._checks import (
     ArgumentTypeError,
     MismatchError,
@@ -68,6 +68,7 @@ class Recurrent(nn.Module, ABC):
     """Whether ``scan`` takes ``lead``, which stands before B in the shape of its last state: with (1,) that of a single
     layer is h_n, and needs no view."""
     __prepare_scriptable__ = refuse_script
+    qconfig = property(fset=warn_unquantized)
 
     def __init__(
         self,
