@@ -2,6 +2,7 @@
 
 import copy
 import io
+from abc import ABC, abstractmethod
 
 import pytest
 import torch
@@ -296,6 +297,33 @@ def test_attributes_that_code_for_nn_gru_reads(shape):
     assert all((part[12:24] == 1).all() for name, part in rum.named_parameters() if "bias" in name)
     with pytest.raises(AttributeError):
         rum._flat_weights = []  # would change nothing
+
+
+class RNN(ABC, nn.RNNBase):
+    """The base of recurrent layers in pytorch-forecasting, in short."""
+
+    @abstractmethod
+    def init_hidden(self, x: Tensor) -> Tensor: ...
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x, self.init_hidden(x))
+
+
+class Encoder(RNN, RUM):
+    def init_hidden(self, x: Tensor) -> Tensor:
+        return x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
+
+
+def test_it_is_an_rnnbase_for_code_that_asks_by_type():
+    rum, x = Encoder(3, 8, num_layers=2), torch.randn(5, 4, 3)
+    for layer in (rum, copy.deepcopy(rum), RUM(3, 8), RUM(3, 8, lam=1)):
+        assert isinstance(layer, nn.RNNBase)
+        assert not isinstance(layer, nn.GRU)  # torch.compile and quantization treat that one as a kernel of its own
+    torch.testing.assert_close(rum.encode(x), rum(x))
+    torch.testing.assert_close(copy.deepcopy(rum).double().encode(x.double())[0].float(), rum(x)[0])
+    rum.weight_hh_l0 = nn.Parameter(torch.zeros(24, 8))
+    assert not rum._flat_weights[1].any()
+    assert not rum.all_weights[0][1].any()
 
 
 def test_loops_over_the_three_blocks_reach_all_gates():

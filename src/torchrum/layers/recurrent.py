@@ -4,7 +4,7 @@ The checks of a call are below the layer, and at the end the scan of rows that a
 """
 
 import warnings
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,7 +56,7 @@ class Segments(NamedTuple):
         return Segments(*(part[which] for part in self))
 
 
-class Recurrent(nn.Module, ABC):
+class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2, which changes the class of a module
     """Base of every layer: ``forward(input, hx=None) -> (output, h_n)`` as in :class:`torch.nn.GRU`.
 
     A subclass says how one layer in one direction starts (``initial_state``) and runs (``scan``), and what the parts of
@@ -80,7 +80,7 @@ class Recurrent(nn.Module, ABC):
         dropout: float = 0.0,
         bidirectional: bool = False,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # a class that is an nn.RNNBase too has no parameters of that one
         name = self._get_name()
         check_positive_int(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         check_flags(name, bias=bias, batch_first=batch_first, bidirectional=bidirectional)

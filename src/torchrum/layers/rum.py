@@ -28,7 +28,7 @@ from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, Form, LNOrd
 
 
 @documents_options
-class RUM(Recurrent):
+class RUM(Recurrent, nn.RNNBase):
     """A multi-layer Rotational Unit of Memory that stands in for :class:`torch.nn.GRU`.
 
     It is called as a GRU: ``output, h_n = rum(input, hx=None)``. ``input`` is ``(T, B, I)``, ``(B, T, I)`` with
@@ -77,6 +77,9 @@ class RUM(Recurrent):
         torch.Size([1, 3, 20, 20])
     """
 
+    # an nn.RNNBase for code that asks by type, but without the list of weights that RNNBase keeps beside the parameters
+    _apply = nn.Module._apply
+    _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel
     takes_lead = True
     mode = "RUM"
     """The kind of layer, as nn.GRU has "GRU"."""
@@ -132,6 +135,8 @@ class RUM(Recurrent):
             for name, shape in shapes.items():
                 parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                 self.register_parameter(name + suffix, parameter)
+        self._all_weights = [[full for full, _ in form.values()] for form in self._forms]
+        self._flat_weights_names = [name for names in self._all_weights for name in names]
         self.reset_parameters()
 
     def _suffixes(self) -> list[str]:
@@ -154,23 +159,11 @@ class RUM(Recurrent):
         return weights
 
     @property
-    def _all_weights(self) -> list[list[str]]:
-        """The names of the parameters, one list per layer and direction; code written for nn.GRU reads them."""
-        return [[full for full, _ in form.values()] for form in self._forms]
+    def _flat_weights(self) -> list[nn.Parameter | None]:  # type: ignore[override]  # assigning it would change nothing
+        return [getattr(self, name) for name in self._flat_weights_names]
 
-    @property
-    def _flat_weights_names(self) -> list[str]:
-        return [name for names in self._all_weights for name in names]
-
-    @property
-    def all_weights(self) -> list[list[Tensor]]:
-        """The parameters, one list per layer and direction."""
-        parts = ([getattr(self, name) for name in names] for names in self._all_weights)
-        return [[part for part in own if part is not None] for own in parts]
-
-    @property
-    def _flat_weights(self) -> list[Tensor]:
-        return [part for parts in self.all_weights for part in parts]
+    def __setattr__(self, attr: str, value: Any) -> None:
+        nn.Module.__setattr__(self, attr, value)
 
     def reset_parameters(self) -> None:
         """Draw the weights and biases again, as the arguments of the constructor say."""
@@ -233,7 +226,7 @@ class RUM(Recurrent):
         return pickled(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(unpickled(state))
+        nn.Module.__setstate__(self, unpickled(state))
 
     def extra_repr(self) -> str:
         return super().extra_repr() + self.settings.describe(self._weights(0)["lam"])
