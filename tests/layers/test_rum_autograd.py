@@ -231,6 +231,37 @@ def test_jit_script_says_what_to_use(make):
         torch.jit.script(make(3, 4))
 
 
+@both
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_a_batched_output_is_no_view_as_with_nn_gru(with_gradients, shape, lam):
+    """FSDP2 warns of views: an in-place operation on one would drop its hooks."""
+    x = draw(5, 2, 3)
+    with torch.set_grad_enabled(with_gradients):
+        output, _ = make(lam, **shape)(x)
+        theirs, _ = nn.GRU(3, 4, dtype=torch.float64, **shape)(x)
+    assert not output._is_view() and not theirs._is_view()
+    assert output.stride() == theirs.stride()
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("error:FSDP2")
+@pytest.mark.parametrize("kind", [nn.GRU, RUM])
+def test_fsdp2_shards_it_without_a_warning(kind, process_group):
+    mesh, layer, x = torch.distributed.init_device_mesh("cpu", (1,)), kind(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    expected = torch.autograd.grad(layer(x)[0].sin().sum(), list(layer.parameters()))
+    torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
+    layer(x)[0].sin().sum().backward()
+    for part, grad in zip(layer.parameters(), expected, strict=True):
+        torch.testing.assert_close(part.grad.full_tensor(), grad)
+
+
 @pytest.mark.parametrize("lam", [None, 0, 1, 0.5])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_meta_tensors_run_forward_and_backward(lam, backend):

@@ -66,7 +66,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
     state_names: tuple[str, ...] = ("h",)
     takes_lead: ClassVar[bool] = False
     """Whether ``scan`` takes ``lead``, which stands before B in the shape of its last state: with (1,) that of a single
-    layer is h_n, and needs no view."""
+    layer is h_n, and needs no view. The results of such a scan are the caller's to change in place."""
     __prepare_scriptable__ = refuse_script
     qconfig = property(fset=warn_unquantized)
 
@@ -164,7 +164,9 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         out, state = self._run(x, self._read_state(hx, x), lengths, reset)
         if going is not None:
             out = torch.where(going, out, 0.0)
-        return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
+        if self.batch_first:  # nn.GRU transposes in place too; FSDP2 warns of outputs that are views
+            out = out.transpose_(0, 1) if self.takes_lead and reset is None else out.transpose(0, 1)
+        return out, self._write_state(state)
 
     def _batch(self, input: Tensor, lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """An unbatched input and its resets as a batch of one row."""
