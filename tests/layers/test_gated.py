@@ -2,6 +2,7 @@
 
 import copy
 import io
+from abc import ABC, abstractmethod
 
 import pytest
 import torch
@@ -247,6 +248,106 @@ def test_the_whole_layer_is_saved_and_copied():
     buffer.seek(0)
     for same in (copy.deepcopy(rum), torch.load(buffer, weights_only=False)):
         assert torch.equal(same(x)[0], expected)
+
+
+@pytest.mark.parametrize("module", [RUM(3, 16, 2), RUM(3, 4, lam=1, eta="sqrt"), RUMCell(3, 16)], ids=repr)
+def test_one_safe_global_loads_a_module_as_with_nn_gru(module):
+    x, buffer = torch.randn(4, 3), io.BytesIO()
+    torch.save(module.eval(), buffer)
+    buffer.seek(0)
+    assert len(torch.serialization.get_unsafe_globals_in_checkpoint(buffer)) == 1
+    buffer.seek(0)
+    with torch.serialization.safe_globals([type(module)]):
+        same = torch.load(buffer, weights_only=True)
+    assert same.settings == module.settings and repr(same) == repr(module)
+    assert same.options is not module.options and same.options == module.options
+    torch.testing.assert_close(same(x), module(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("given", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rotated", [0, 0.5])
+def test_dtypes_under_autocast_on_the_cpu_are_those_of_nn_gru(own, given, rotated):
+    x, hx = torch.randn(5, 4, 3).to(own), None if given is None else torch.randn(2, 4, 16).to(given)
+    gru, rum = nn.GRU(3, 16, 2), RUM(3, 16, 2, rotated=rotated)
+    cells = nn.GRUCell(3, 16), RUMCell(3, 16, rotated=rotated)
+    rum.load_state_dict(gru.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = rum(x, hx), gru(x, hx)
+        steps = [cell(x[0], None if hx is None else hx[0]) for cell in cells]
+    assert [part.dtype for part in found] == [part.dtype for part in wanted]
+    assert steps[0].dtype == steps[1].dtype
+    if rotated == 0:
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0.03)  # both round to bfloat16 inside
+    sum(part.float().sum() for part in found).backward()
+    assert all(part.grad.dtype == torch.float32 for part in rum.parameters())
+
+
+@shapes
+def test_attributes_that_code_for_nn_gru_reads(shape):
+    rum, gru = RUM(3, 12, **shape), nn.GRU(3, 12, **shape)
+    for name in ("proj_size", "_all_weights", "_flat_weights_names", "input_size", "bias", "dropout"):
+        assert getattr(rum, name) == getattr(gru, name)
+    assert rum.mode == "RUM"
+    assert all(map(torch.equal, rum._flat_weights, rum.parameters()))
+    assert len(rum._flat_weights) == len(gru._flat_weights)
+    for names in rum._all_weights:  # raises the bias of the update gate
+        for name in (name for name in names if "bias" in name):
+            rum.get_parameter(name).data[12:24].fill_(1.0)
+    assert all((part[12:24] == 1).all() for name, part in rum.named_parameters() if "bias" in name)
+    with pytest.raises(AttributeError):
+        rum._flat_weights = []  # would change nothing
+
+
+class RNN(ABC, nn.RNNBase):
+    """The base of recurrent layers in pytorch-forecasting, in short."""
+
+    @abstractmethod
+    def init_hidden(self, x: Tensor) -> Tensor: ...
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x, self.init_hidden(x))
+
+
+class Encoder(RNN, RUM):
+    def init_hidden(self, x: Tensor) -> Tensor:
+        return x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
+
+
+def test_it_is_an_rnnbase_for_code_that_asks_by_type():
+    rum, x = Encoder(3, 8, num_layers=2), torch.randn(5, 4, 3)
+    for layer in (rum, copy.deepcopy(rum), RUM(3, 8), RUM(3, 8, lam=1)):
+        assert isinstance(layer, nn.RNNBase)
+        assert not isinstance(layer, nn.GRU)  # torch.compile and quantization treat that one as a kernel of its own
+    torch.testing.assert_close(rum.encode(x), rum(x))
+    torch.testing.assert_close(copy.deepcopy(rum).double().encode(x.double())[0].float(), rum(x)[0])
+    rum.weight_hh_l0 = nn.Parameter(torch.zeros(24, 8))
+    assert not rum._flat_weights[1].any()
+    assert not rum.all_weights[0][1].any()
+
+
+def test_loops_over_the_three_blocks_reach_all_gates():
+    rum = RUM(3, 8)
+    with torch.no_grad():
+        for name, part in rum.named_parameters():
+            for block in part.chunk(3, 0):
+                assert block.shape[0] == 8
+                nn.init.orthogonal_(block) if name.startswith("weight_hh") else block.fill_(0.5)
+    for block in rum.weight_hh_l0.view(3, 8, 8):
+        torch.testing.assert_close(block @ block.T, torch.eye(8))
+    assert all((part == 0.5).all() for name, part in rum.named_parameters() if not name.startswith("weight_hh"))
+
+
+@pytest.mark.filterwarnings("ignore:.*(torch.ao.quantization is deprecated|quantized tensor)")
+@pytest.mark.parametrize("rnn", [RUM(3, 16), RUMCell(3, 16)], ids=["layer", "cell"])
+def test_dynamic_quantization_is_not_silent_about_it(rnn):
+    model = nn.ModuleList([nn.Linear(4, 3), rnn])
+    with pytest.warns(UserWarning, match=r"RUM.*: torch.ao.quantization has no int8 version of it"):
+        small = torch.ao.quantization.quantize_dynamic(model)
+    assert not isinstance(small[0], nn.Linear)  # the other layers are quantized
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(small[1](x), rnn(x))
+    assert not hasattr(rnn, "qconfig")
 
 
 def test_explain_backend_speaks_of_its_own_scan():

@@ -1,6 +1,7 @@
 """What users of autograd do with a layer: in-place operations, forward mode, counting, tracing, meta tensors."""
 
 import copy
+import io
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchrum
 from grids import form_of
-from torchrum import RUM
+from torchrum import RUM, RUMCell
 from torchrum.layers.registry import build_layer
 
 both = pytest.mark.parametrize("lam", [None, 0, 1])
@@ -204,6 +205,61 @@ def test_symbolic_trace_with_lengths_and_as_root():
     torch.testing.assert_close(torch.fx.symbolic_trace(Padded())(x, lengths), rum(x, lengths=lengths)[0])
     with pytest.raises(torch.fx.proxy.TraceError, match=r"cannot be the root\. Trace a model that contains it"):
         torch.fx.symbolic_trace(rum)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("lam", [None, 0, 1])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_jit_trace_as_of_nn_gru(shape, lam):
+    """With its own check, which compares the graph with gradients to the one without."""
+    rum, x = make(lam, **shape), draw(5, 2, 3)
+    traced = torch.jit.trace(rum, x)
+    for other in (draw(5, 2, 3), draw(9, 4, 3)):
+        torch.testing.assert_close(traced(other), rum(other))
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.jit.load(buffer)(x)[0], rum(x)[0])
+    cell, row = RUMCell(3, 4, **form_of(lam), dtype=torch.float64), draw(2, 3)
+    torch.testing.assert_close(torch.jit.trace(cell, row)(row + 1), cell(row + 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("make", [RUM, RUMCell, lambda *sizes: Model(RUM(*sizes))], ids=["layer", "cell", "model"])
+def test_jit_script_says_what_to_use(make):
+    with pytest.raises(NotImplementedError, match=r"torch.jit.script cannot compile it; use torch.compile"):
+        torch.jit.script(make(3, 4))
+
+
+@both
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_a_batched_output_is_no_view_as_with_nn_gru(with_gradients, shape, lam):
+    """FSDP2 warns of views: an in-place operation on one would drop its hooks."""
+    x = draw(5, 2, 3)
+    with torch.set_grad_enabled(with_gradients):
+        output, _ = make(lam, **shape)(x)
+        theirs, _ = nn.GRU(3, 4, dtype=torch.float64, **shape)(x)
+    assert not output._is_view() and not theirs._is_view()
+    assert output.stride() == theirs.stride()
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("error:FSDP2")
+@pytest.mark.parametrize("kind", [nn.GRU, RUM])
+def test_fsdp2_shards_it_without_a_warning(kind, process_group):
+    mesh, layer, x = torch.distributed.init_device_mesh("cpu", (1,)), kind(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    expected = torch.autograd.grad(layer(x)[0].sin().sum(), list(layer.parameters()))
+    torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
+    layer(x)[0].sin().sum().backward()
+    for part, grad in zip(layer.parameters(), expected, strict=True):
+        torch.testing.assert_close(part.grad.full_tensor(), grad)
 
 
 @pytest.mark.parametrize("lam", [None, 0, 1, 0.5])

@@ -1,5 +1,6 @@
 """What a cell is: one step with a state, and the loop over time, also with weight gradients after the last step."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,23 @@ State = tuple[Tensor, ...]
 Given = TypeVar("Given")
 
 
+def refuse_script(module: nn.Module) -> nn.Module:
+    """Refuse ``torch.jit.script``, which calls a module's ``__prepare_scriptable__`` before it reads any code."""
+    raise NotImplementedError(
+        f"{type(module).__name__}: torch.jit.script cannot compile it; use torch.compile, torch.export, ONNX or "
+        "torch.jit.trace."
+    )
+
+
+def warn_unquantized(module: nn.Module, qconfig: object) -> None:
+    """Warn when torch.ao.quantization sets ``qconfig`` on a module; it converts only kinds that it knows."""
+    warnings.warn(
+        f"{type(module).__name__}: torch.ao.quantization has no int8 version of it, so its weights stay in floating "
+        "point; to(torch.bfloat16) halves them.",
+        stacklevel=3,
+    )
+
+
 class Cell(nn.Module, ABC):
     """One time step ``(x, state) -> (output, state)``; ``state`` is always a tuple of ``(B, ...)`` tensors.
 
@@ -32,6 +50,7 @@ class Cell(nn.Module, ABC):
     """Whether ``input_size`` may be 0: its steps then read ``(B, 0)``."""
     shown: tuple[str, ...] = ()
     """Names of the attributes that ``repr`` shows beside the sizes."""
+    __prepare_scriptable__ = refuse_script
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()

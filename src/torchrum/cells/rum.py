@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State, call_as_nn
+from torchrum.cells.base import Cell, State, call_as_nn, warn_unquantized
 from torchrum.cells.init import orthogonal
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_flags
 from torchrum.ops._dispatch import Backend
@@ -85,6 +85,7 @@ class RUMCell(Cell):
         torch.Size([3, 20, 20])
     """
 
+    qconfig = property(fset=warn_unquantized)
     weight_ih: nn.Parameter
 
     def __init__(
@@ -150,6 +151,9 @@ class RUMCell(Cell):
         Returns:
             The new h, or ``(h, R)``, in the form of ``hx``.
         """
+        if torch.jit.is_tracing() and not torch.is_grad_enabled():
+            with torch.enable_grad():  # one graph in both modes: torch.jit.trace compares them
+                return RUMCell.forward(self, input, hx)
         H = self.hidden_size
         shapes = ((H,), (H, H))[: len(self.state_names)]
         return call_as_nn(self, input, hx, self.weight_ih, shapes, self._advance)
@@ -157,7 +161,11 @@ class RUMCell(Cell):
     def _advance(self, x: Tensor, state: State) -> State:
         """Return the state after the one step of ``x`` ``(1, B, I)``; with gradients it shares no memory with them."""
         returned, training = () if torch.is_grad_enabled() else None, self.training
-        return run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned)[1]
+        end = run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned)[1]
+        usual = state[0].dtype if state else x.dtype
+        if end[0].dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRUCell keeps the state's dtype
+            return end[0].to(usual), *end[1:]
+        return end
 
     def project(self, x: Tensor) -> Tensor:
         return project_rum(x, self._fitting(x), self.options)
@@ -183,8 +191,27 @@ class RUMCell(Cell):
                 raise misfit("RUMCell", name, part, shape, device)
         return weights
 
+    def __getstate__(self) -> dict[str, Any]:
+        return pickled(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(unpickled(state))
+
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}" + self.settings.describe(self._weights()["lam"])
+
+
+def pickled(module: nn.Module) -> dict[str, Any]:
+    """Return the state to pickle, of plain values: ``torch.load`` then needs one safe global, the module's class."""
+    state = {**module.__dict__, "settings": vars(module.settings).copy()}
+    del state["options"]
+    return state
+
+
+def unpickled(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a module from the state that ``pickled`` returned."""
+    settings = RumOptions(**state["settings"])
+    return {**state, "settings": settings, "options": options_for_scan(settings, state["hidden_size"])}
 
 
 def check_dtype(where: str, dtype: object) -> None:

@@ -4,7 +4,7 @@ The checks of a call are below the layer, and at the end the scan of rows that a
 """
 
 import warnings
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx.proxy import Proxy, TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from torchrum.cells.base import State, check_fits, check_state_fits, state_parts
+from torchrum.cells.base import State, check_fits, check_state_fits, refuse_script, state_parts, warn_unquantized
 from torchrum.ops._checks import (
     ArgumentTypeError,
     MismatchError,
@@ -56,7 +56,7 @@ class Segments(NamedTuple):
         return Segments(*(part[which] for part in self))
 
 
-class Recurrent(nn.Module, ABC):
+class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2, which changes the class of a module
     """Base of every layer: ``forward(input, hx=None) -> (output, h_n)`` as in :class:`torch.nn.GRU`.
 
     A subclass says how one layer in one direction starts (``initial_state``) and runs (``scan``), and what the parts of
@@ -66,7 +66,9 @@ class Recurrent(nn.Module, ABC):
     state_names: tuple[str, ...] = ("h",)
     takes_lead: ClassVar[bool] = False
     """Whether ``scan`` takes ``lead``, which stands before B in the shape of its last state: with (1,) that of a single
-    layer is h_n, and needs no view."""
+    layer is h_n, and needs no view. The results of such a scan are the caller's to change in place."""
+    __prepare_scriptable__ = refuse_script
+    qconfig = property(fset=warn_unquantized)
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Recurrent(nn.Module, ABC):
         dropout: float = 0.0,
         bidirectional: bool = False,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # a class that is an nn.RNNBase too has no parameters of that one
         name = self._get_name()
         check_positive_int(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         check_flags(name, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
@@ -137,6 +139,9 @@ class Recurrent(nn.Module, ABC):
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
+        if torch.jit.is_tracing() and not torch.is_grad_enabled():
+            with torch.enable_grad():  # one graph in both modes: torch.jit.trace compares them
+                return Recurrent.forward(self, input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
             x, sizes = self._unpack(input, lengths, reset)
             out, state = self._run(x, self._read_state(hx, x), sizes.to(x.device))
@@ -159,7 +164,9 @@ class Recurrent(nn.Module, ABC):
         out, state = self._run(x, self._read_state(hx, x), lengths, reset)
         if going is not None:
             out = torch.where(going, out, 0.0)
-        return out.transpose(0, 1) if self.batch_first else out, self._write_state(state)
+        if self.batch_first:  # nn.GRU transposes in place too; FSDP2 warns of outputs that are views
+            out = out.transpose_(0, 1) if self.takes_lead and reset is None else out.transpose(0, 1)
+        return out, self._write_state(state)
 
     def _batch(self, input: Tensor, lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """An unbatched input and its resets as a batch of one row."""

@@ -1,5 +1,7 @@
 """RUM as a layer: nn.GRU's constructor, calls and parameter names."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,8 +13,10 @@ from torchrum.cells.rum import (
     misfit,
     options_for_scan,
     parameter_shapes,
+    pickled,
     rum_initial_state,
     run_rum,
+    unpickled,
 )
 from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._checks import MismatchError
@@ -24,7 +28,7 @@ from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, Form, LNOrd
 
 
 @documents_options
-class RUM(Recurrent):
+class RUM(Recurrent, nn.RNNBase):
     """A multi-layer Rotational Unit of Memory that stands in for :class:`torch.nn.GRU`.
 
     It is called as a GRU: ``output, h_n = rum(input, hx=None)``. ``input`` is ``(T, B, I)``, ``(B, T, I)`` with
@@ -73,7 +77,14 @@ class RUM(Recurrent):
         torch.Size([1, 3, 20, 20])
     """
 
+    # an nn.RNNBase for code that asks by type, but without the list of weights that RNNBase keeps beside the parameters
+    _apply = nn.Module._apply
+    _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel
     takes_lead = True
+    mode = "RUM"
+    """The kind of layer, as nn.GRU has "GRU"."""
+    proj_size = 0
+    """As in nn.GRU: there is no projection."""
     weight_ih_l0: nn.Parameter
 
     def __init__(
@@ -124,6 +135,8 @@ class RUM(Recurrent):
             for name, shape in shapes.items():
                 parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                 self.register_parameter(name + suffix, parameter)
+        self._all_weights = [[full for full, _ in form.values()] for form in self._forms]
+        self._flat_weights_names = [name for names in self._all_weights for name in names]
         self.reset_parameters()
 
     def _suffixes(self) -> list[str]:
@@ -146,12 +159,11 @@ class RUM(Recurrent):
         return weights
 
     @property
-    def all_weights(self) -> list[list[Tensor]]:
-        """The parameters, one list per layer and direction."""
-        return [
-            [part for part in self._weights(index).values() if part is not None]
-            for index in range(len(self._suffixes()))
-        ]
+    def _flat_weights(self) -> list[nn.Parameter | None]:  # type: ignore[override]  # assigning it would change nothing
+        return [getattr(self, name) for name in self._flat_weights_names]
+
+    def __setattr__(self, attr: str, value: Any) -> None:
+        nn.Module.__setattr__(self, attr, value)
 
     def reset_parameters(self) -> None:
         """Draw the weights and biases again, as the arguments of the constructor say."""
@@ -178,7 +190,12 @@ class RUM(Recurrent):
         weights, last = self._weights(index, x.device), not self.bidirectional and index == self.num_layers - 1
         if self._forms[index]["weight_hh"][1][1] != self.hidden_size:
             raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
-        return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, lead if last else None)
+        returned = lead if last else None
+        output, end = run_rum(x, state, weights, self.options, lengths, self.training, self.backend, returned)
+        usual = state[0].dtype if state else x.dtype
+        if output.dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRU keeps the state's dtype
+            output, end = output.to(usual), (end[0].to(usual), *end[1:])
+        return output, end
 
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
@@ -204,6 +221,12 @@ class RUM(Recurrent):
             return gated_scan_choice(projected, self.options.gated[self.training], backend=self.backend)
         learnable = "lam_l0" in self._parameters
         return rum_scan_choice(projected, self.options, learnable_lam=learnable, backend=self.backend)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return pickled(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        nn.Module.__setstate__(self, unpickled(state))
 
     def extra_repr(self) -> str:
         return super().extra_repr() + self.settings.describe(self._weights(0)["lam"])
