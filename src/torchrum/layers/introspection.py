@@ -168,7 +168,8 @@ def _watched_layer(module: RUM, seen: Seen) -> dict[str, Callable[..., Any]]:
     def scan(index: int, x: Tensor, state: State, *rest: Any, **named: Any) -> Any:
         output, last = original(index, x, state, *rest, **named)
         xp = project_rum(x, module._weights(index), module.options)
-        seen[module, index].append((xp, _states_before(state, output), output))
+        kept = output.clone()  # the layer may transpose its output in place
+        seen[module, index].append((xp, _states_before(state, kept), kept))
         return output, last
 
     return {"scan": scan}
