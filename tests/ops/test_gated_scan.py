@@ -233,8 +233,8 @@ def test_derivatives_of_every_order_and_direction(backend):
         return gated_scan(*inputs, options=options, backend=backend)
 
     assert gradcheck(scan, leaves((xp, *fixed)))
-    assert gradgradcheck(scan, leaves((xp, *fixed)))
-    assert gradgradcheck(scan, leaves((xp, *fixed))[:3])
+    assert gradgradcheck(scan, leaves((xp, *fixed)), fast_mode=True)
+    assert gradgradcheck(scan, leaves((xp, *fixed))[:3], fast_mode=True)
 
     def loss(name):
         return lambda xp: gated_scan(xp, *fixed, options=options, backend=name).sin().sum()
