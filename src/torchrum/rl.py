@@ -24,7 +24,7 @@ class RUMModule(TensorDictModuleBase):
 
     Outside of recurrent mode it takes one step per call, with the state in the tensordict; inside, under
     :class:`torchrl.modules.set_recurrent_mode`, it runs whole trajectories whose last batch dimension is time. Where
-    ``is_init`` holds a row starts anew, in the middle of a trajectory too: ``reset=`` of the layer.
+    ``is_init`` holds a row starts again, in the middle of a trajectory too: ``reset=`` of the layer.
 
     Args:
         rum: with ``batch_first=True``, in one direction. It stays ``module.rum``.
@@ -97,17 +97,17 @@ class RUMModule(TensorDictModuleBase):
             value = tensordict.get(key, None)
             return None if value is None else value.reshape(rows, steps, *value.shape[len(shape) :])
 
-        x, anew = rowwise(self.in_keys[0]), rowwise("is_init")
-        if x is None or anew is None:
+        x, again = rowwise(self.in_keys[0]), rowwise("is_init")
+        if x is None or again is None:
             missing = self.in_keys[0] if x is None else "is_init"
             raise KeyError(
                 f"RUMModule: the tensordict has no entry {missing!r}; InitTracker adds is_init to an environment."
             )
-        anew = anew.reshape(rows, steps)
+        again = again.reshape(rows, steps)
         states = [self._first(rowwise(key)) for key in self.state_keys]
-        reset = anew if in_time else None
+        reset = again if in_time else None
         if not in_time:  # the one step's own reset, without looking at its value
-            states = [self._or_initial(place, part, anew[:, 0], x) for place, part in enumerate(states)]
+            states = [self._or_initial(place, part, again[:, 0], x) for place, part in enumerate(states)]
         hx = None if states[0] is None else states[0] if len(states) == 1 else tuple(states)
         output, hidden = self.rum(x, hx, reset=reset)
         tensordict.set(self.out_keys[0], output.reshape(*shape, -1))
@@ -122,8 +122,8 @@ class RUMModule(TensorDictModuleBase):
         """The state before the first step, ``(layers, rows, ...)``."""
         return None if part is None else part[:, 0].transpose(0, 1).contiguous()
 
-    def _or_initial(self, place: int, part: Tensor | None, anew: Tensor, like: Tensor) -> Tensor | None:
+    def _or_initial(self, place: int, part: Tensor | None, again: Tensor, like: Tensor) -> Tensor | None:
         if part is None:
             return None
-        fresh = self.rum.initial_state(0, len(anew), like)[place]
-        return torch.where(anew.view(1, -1, *[1] * (part.dim() - 2)), fresh, part)
+        fresh = self.rum.initial_state(0, len(again), like)[place]
+        return torch.where(again.view(1, -1, *[1] * (part.dim() - 2)), fresh, part)

@@ -87,7 +87,7 @@ def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tm
     table = capsys.readouterr().out
     assert "| test bits per character |" in table and f"| {entry.test['bpc']:.4f} |" in table
     (run / "test.json").unlink()
-    assert main(["record", str(run), "--results", str(tmp_path / "anew"), "--commit", "abc1234"]) == 1
+    assert main(["record", str(run), "--results", str(tmp_path / "again"), "--commit", "abc1234"]) == 1
     assert f"run torchrum eval {run} first" in capsys.readouterr().err
     assert not read_looks(run)  # recording evaluates nothing
 

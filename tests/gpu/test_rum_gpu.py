@@ -465,7 +465,7 @@ def test_new_lengths_and_batches_compile_nothing(kind, monkeypatch, compiled):
 
 
 def test_a_persistent_kernel_is_compiled_once_for_all_batches_of_its_height(monkeypatch, compiled):
-    """Forward and backward, with lengths and without; a batch too large for tiles of eight rows compiles them anew."""
+    """Forward and backward, with lengths and without; a batch too large for tiles of eight rows compiles them again."""
     monkeypatch.setitem(globals(), "H", 45)
     fused, _ = build("lam0", zoneout=0.1)
     for time, batch in ((16, 16), (3, 1), (1, 16), (33, 200), (2, 5), (5, 130)):

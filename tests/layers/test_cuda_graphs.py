@@ -1,6 +1,6 @@
 """Layers under CUDA graphs: the same numbers as the layer, at every order of calls that a recording could get wrong.
 
-The bookkeeping runs on the CPU too, on a stand-in for CUDA whose graphs run their work anew and write into the results
+The bookkeeping runs on the CPU too, on a stand-in for CUDA whose graphs run their work again and write into the results
 of the recording, so that a result or a saved value that should have been kept is overwritten as on the device.
 """
 

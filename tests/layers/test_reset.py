@@ -1,4 +1,4 @@
-"""Rows that start anew at given steps: the same as running each stretch between two resets by itself."""
+"""Rows that start again at given steps: the same as running each stretch between two resets by itself."""
 
 import itertools
 

@@ -120,7 +120,7 @@ class FastSlowCell(Cell):
         return fast_slow_scan_choice(xp, self.slow.hidden_size, self.scan_options(), backend=self.backend)
 
     def _obstacle(self, lengths: Tensor | None) -> str | None:
-        """Why the kernels cannot run these cells, in words, or None."""
+        """The reason why the kernels cannot run these cells, or None."""
         if not all(isinstance(cell, LSTMCell) for cell in self.fast):
             return "the fast cells are not all LSTMs, and the kernels know only them"
         if not isinstance(self.slow, LSTMCell | RUMCell):

@@ -95,7 +95,7 @@ class LSTMCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew; biases start at 0, gains at 1."""
+        """Draw the weights again; biases start at 0, gains at 1."""
         if self.init == "glorot":
             glorot_(self.weight_ih, self.weight_hh)
         else:
@@ -209,7 +209,7 @@ class GRUCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew; gate biases start at ``gate_bias``, the others at 0."""
+        """Draw the weights again; gate biases start at ``gate_bias``, the others at 0."""
         H = self.hidden_size
         start = orthogonal_ if self.init == "orthogonal" else glorot_
         start(self.weight_ih[: 2 * H], self.weight_hh)  # two kernels, each over [x; h]

@@ -104,7 +104,7 @@ class HyperLSTMCell(GatherableCell):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights anew: W and U orthogonal in each gate, the small LSTM's orthogonal, E and D as published."""
+        """Draw the weights again: W and U orthogonal in each gate, the small LSTM's too, E and D as published."""
         self.hyper.reset_parameters()
         orthogonal_(self.hyper_weight_ih, self.hyper.weight_ih)  # one matrix on [x; h]
         for weight in (self.weight_ih, self.weight_hh):
@@ -264,7 +264,7 @@ class HMLSTMCell(GatherableCell):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights anew, every matrix orthogonal; biases start at 0, gains at 1."""
+        """Draw the weights again, every matrix orthogonal; biases start at 0, gains at 1."""
         orthogonal_(self.weight_ih)
         n = self.level_size
         for weight in self.weight_hh:
@@ -390,7 +390,7 @@ class NASCell(GatherableCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, Glorot-uniform each; the bias starts at 0."""
+        """Draw the weights again, Glorot-uniform each; the bias starts at 0."""
         glorot_(self.weight_ih)
         glorot_(self.weight_hh)
         if self.bias is not None:

@@ -64,7 +64,7 @@ class RHNCell(GatherableCell):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights and the biases of g anew; the biases of t start at ``transform_bias``."""
+        """Draw the weights and the biases of g again; the biases of t start at ``transform_bias``."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -self.init_range, self.init_range)
         for bias in self.bias:

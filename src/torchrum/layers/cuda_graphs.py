@@ -337,7 +337,7 @@ class Recordings:
         entry.copies.clear()
 
     def clear(self) -> None:
-        """Free every recording; later calls record anew."""
+        """Free every recording; later calls record again."""
         with _lock:
             while self.entries:
                 self._free(self.entries.popitem()[1])
@@ -378,7 +378,7 @@ def graphed(layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> "
 
     What a recording bakes in: Python values and tensors that are neither parameters nor buffers. Call ``clear()`` after
     changing one of them, such as a dropout rate. Weights and buffers are read at each replay; update them in place.
-    Random numbers of the CUDA generator are drawn anew at each replay. The gradient cannot be differentiated again.
+    Random numbers of the CUDA generator are drawn again at each replay. The gradient cannot be differentiated again.
     While a call records, the layer's weights are swapped for aliases: call it from one thread at a time.
 
     Args:
@@ -463,7 +463,7 @@ class Graphed(nn.Module):
         return self._choice
 
     def clear(self) -> None:
-        """Free all recordings; later calls record anew."""
+        """Free all recordings; later calls record again."""
         self._recordings.clear()
 
     def _call_layer(self, input: Any, hx: Any, lengths: Tensor | None, reset: Tensor | None) -> Any:

@@ -46,7 +46,7 @@ class Segments(NamedTuple):
     row: Tensor
     start: Tensor
     length: Tensor
-    anew: Tensor
+    again: Tensor
     """True where it starts from the initial state, False where from the state that was given."""
     first: Tensor
     last: Tensor
@@ -129,7 +129,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
             input: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
             hx: initial state, ``(num_layers * num_directions, B, ...)`` for each part; zeros (identity for R) if None.
             lengths: ``(B,)`` int64 steps of each padded sequence, instead of packing; outputs past them are zero.
-            reset: bool, shaped as ``input`` without its features: True where a row starts anew before that step, from
+            reset: bool, shaped as ``input`` without its features: True where a row starts again before that step, from
                 the initial state (zeros, the identity for R) and as if nothing had come before, in both directions.
                 Rows are cut there and run side by side, so resets save time; reading them waits for a GPU once, and
                 breaks a graph of ``torch.compile``.
@@ -455,12 +455,12 @@ def scan_segments(
     rows_at_once = max(B, MOST_NUMBERS // max(sum(part[0].numel() for part in state if B > 0), 1))
     outputs, places, ends, rows = [], [], [], []
     for cut in classes(segments, rows_at_once):
-        row, start, length, anew, first, last = (part.to(x.device, non_blocking=True) for part in cut)
+        row, start, length, again, first, last = (part.to(x.device, non_blocking=True) for part in cut)
         offset = torch.arange(int(cut.length.max()), device=x.device).unsqueeze(1)  # (L, 1)
         inside = offset < length  # (L, S)
         time = start + torch.where(inside, length - 1 - offset if backwards else offset, 0)
         begun = last if backwards else first  # the segment that the given state leads into
-        given = begun if backwards else begun & ~anew
+        given = begun if backwards else begun & ~again
         start_state = tuple(
             torch.where(given.view(-1, *[1] * (part.dim() - 1)), part[row], fresh)
             for part, fresh in zip(state, initial(len(row)), strict=True)

@@ -479,7 +479,7 @@ def restore(folder: Path, trained: Trained, loaded: Loaded) -> list[str]:
     known = mine if mine is not None else processes[0]  # the data come from the same state in every process
     if not restore_random_state(known["random"], step.generator):
         step.generator.manual_seed(config.seed + done)
-        notes.append("the run was on another kind of device: its random numbers start anew, results may differ")
+        notes.append("the run was on another kind of device: its random numbers start again, results may differ")
     if mine is None:
         seed_process(config.seed + done, engine.rank)
     return notes

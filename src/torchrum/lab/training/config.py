@@ -394,7 +394,7 @@ def first_of(changed: list[str]) -> str:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Where two plain trees differ, in words."""
+    """Describe where two plain trees differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(key for key in new if key not in old and new[key])]  # what an older version lacked is off
         gone = [f"{prefix}.{key} is missing".strip(".") for key in old if key not in new]  # None, too, was said

@@ -177,7 +177,7 @@ def check_metrics(folder: Path, mark: Mark, ended: bool = False) -> None:
 
 
 class MetricsFile:
-    """``metrics.jsonl`` open for appending; what was written after the checkpoint is dropped first, to be written anew.
+    """``metrics.jsonl`` open for appending; lines after the checkpoint are dropped first, and written again.
 
     Args:
         folder: the run folder.

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, tiny_of
 
 NARROW = 0.02
-"""s.s under which 2 + 2 e.w has lost too many digits, and the sum is taken anew from the vectors."""
+"""s.s under which 2 + 2 e.w has lost too many digits, and the sum is taken again from the vectors."""
 
 
 class Angle(NamedTuple):

@@ -91,7 +91,7 @@ class Report:
     """What the test suite ran and found on the same machine, see ``benchmarks/judge.py``."""
 
     def add(self, *rows: Row) -> None:
-        """Keep rows, and write the file anew: a run that is cut short leaves what it had."""
+        """Keep rows, and write the file again: a run that is cut short leaves what it had."""
         self.rows += rows
         self.write()
 

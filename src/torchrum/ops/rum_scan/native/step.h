@@ -190,7 +190,7 @@ static void keep_new(const Scan *scan, int64_t t, int64_t row, real *keep)
         keep[j] = hash32(key ^ (row * scan->H + j)) < (uint64_t)scan->keep_below;
 }
 
-/* |x| of a padded row whose squares sum to ``square``; anew where those overflow. */
+/* |x| of a padded row whose squares sum to ``square``; again where those overflow. */
 static real length_of(const real *x, real square, int64_t padded)
 {
     if (square < LARGE_SQUARE)

@@ -1,6 +1,6 @@
 // Gradients of lam1_forward for one batch row, last step first.
 //
-// R is turned back step by step, R_{t-1} = R_t H_e H_m, and taken anew from a checkpoint every EVERY steps. It is kept
+// R is turned back step by step, R_{t-1} = R_t H_e H_m, and taken again from a checkpoint every EVERY steps. It is kept
 // twice, also as its transpose, because both R x and R^T x are needed and a sum along a thread's rows is cheap.
 // Of A = R^T dL/dR only the antisymmetric part K = A - A^T acts on the rotations:
 //   k = R^T g;  K += k h^T - h k^T;  a = K e;  de = -2 a;  b = H_e K H_e m;  dm = -2 b;  K <- H_m H_e K H_e H_m.

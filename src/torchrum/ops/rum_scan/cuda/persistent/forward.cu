@@ -275,7 +275,7 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
             Bisector bisector = bisector_of(ee, s[0], s[1], s[2], s[3]);
             if (any_lane(bisector.square < NARROW)) {  // of the same rows in every block, since all add up in one order
                 const float inv_eps = inverse_root(ee), inv_tau = inverse_root(s[0]);
-                float v[4] = {0.f, 0.f, 0.f, 0.f}, anew[4];
+                float v[4] = {0.f, 0.f, 0.f, 0.f}, again[4];
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
                     const float x = eps[k] * inv_eps + tau[k] * inv_tau;
@@ -286,8 +286,8 @@ KERNEL rum_persistent_forward(const ForwardArgs a) {
                 peek_sums(packets, board(a.narrow, t), thread);
                 add_sums(packets, sums + 128, board(a.narrow, t), thread);
                 warpgroup_sync(g);
-                read_sums(anew, sums + 128, i);
-                if (bisector.square < NARROW) bisector = {anew[0], anew[1]};
+                read_sums(again, sums + 128, i);
+                if (bisector.square < NARROW) bisector = {again[0], again[1]};
             }
             s[1] = bisector.square, s[2] = bisector.along;
 #endif
