@@ -79,7 +79,25 @@ def test_without_a_set_every_step_is_fresh():
     task = Recall(length=4, train_size=None)
     generator, data = seeded(0), task.setup(torch.device("cpu"), seed=3)
     first, second = (task.train_batch(8, generator, torch.tensor(0), data) for _ in range(2))
-    assert data is None and not torch.equal(first.x, second.x)
+    assert not torch.equal(first.x, second.x)
+
+
+def test_lengths_in_training_take_turns():
+    """Shorter sequences show a part of all keys; the validation set keeps the full length."""
+    task = Recall(length=20, train_size=None, train_lengths=3)
+    data, generator, seen = task.setup(torch.device("cpu"), seed=3), seeded(0), set()
+    for step, pairs in enumerate([10, 5, 2, 10, 5, 2]):
+        assert task.plan(64, step, data) == pairs
+        x = task.train_batch(64, generator, torch.tensor(step), data).x
+        keys = x[:, 0:-3:2]
+        assert x.shape == (64, 2 * pairs + 3) and (keys.sort(-1).values.diff(dim=-1) > 0).all()
+        assert (x[:, -1:] == keys).sum(-1).eq(1).all() and (x[:, 1:-3:2] > task.pairs).all()
+        seen |= set(keys.flatten().tolist())
+    assert seen == set(range(1, 11)) and next(task.validation(0)).x.shape[1] == 23
+    with pytest.raises(ValueError, match="train_lengths=2 needs fresh examples; set train_size to none"):
+        Recall(length=20, train_lengths=2)
+    with pytest.raises(ValueError, match="train_lengths=5; it must be a whole number of at least 1, at most 4"):
+        Recall(length=20, train_size=None, train_lengths=5)
 
 
 def test_the_three_sets_are_apart_and_of_the_published_size():

@@ -39,6 +39,8 @@ class Recall(Task):
     """Examples of the validation set."""
     test_size: int = 20_000
     """Examples of the test set."""
+    train_lengths: int = 1
+    """Number of lengths in training: ``length``, a half of it, a quarter and so on, one per step in turn."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "validation_size", "test_size")
@@ -51,6 +53,11 @@ class Recall(Task):
             )
         if self.train_size is not None:
             check_sizes(self, "train_size")
+        check_sizes(self, "train_lengths", most=self.pairs.bit_length())
+        if self.train_lengths > 1 and self.train_size is not None:
+            raise ValueError(
+                f"Recall: train_lengths={self.train_lengths} needs fresh examples; set train_size to none."
+            )
 
     @property
     def pairs(self) -> int:
@@ -67,26 +74,36 @@ class Recall(Task):
         """The values."""
         return self.values
 
-    def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Draw ``x`` ``(B, length + 3)`` and ``y`` ``(B,)``, int64, on the generator's device."""
-        device = generator.device
-        keys = 1 + torch.rand(size, self.pairs, generator=generator, device=device).argsort(-1)
-        values = torch.randint(self.values, (size, self.pairs), generator=generator, device=device)
-        asked = torch.randint(self.pairs, (size, 1), generator=generator, device=device)
-        pairs = torch.stack((keys, values + self.pairs + 1), -1).flatten(1)  # (B, length)
+    def batch(self, size: int, generator: torch.Generator, shown: int | None = None) -> Batch:
+        """Draw ``x`` ``(B, length + 3)`` and ``y`` ``(B,)``, int64, on the generator's device.
+
+        With ``shown`` the sequences have that many pairs, whose keys are a random part of all keys.
+        """
+        device, shown = generator.device, shown or self.pairs
+        keys = 1 + torch.rand(size, self.pairs, generator=generator, device=device).argsort(-1)[:, :shown]
+        values = torch.randint(self.values, (size, shown), generator=generator, device=device)
+        asked = torch.randint(shown, (size, 1), generator=generator, device=device)
+        pairs = torch.stack((keys, values + self.pairs + 1), -1).flatten(1)  # (B, 2 * shown)
         marks = torch.zeros(size, 2, dtype=torch.long, device=device)
         x = torch.cat((pairs, marks, keys.gather(1, asked)), 1)
         return Batch(x, values.gather(1, asked).squeeze(1))
 
-    def setup(self, device: torch.device, seed: int) -> Batch | None:
-        """Make the training set, if it is a fixed one, on ``device``."""
+    def setup(self, device: torch.device, seed: int) -> Batch | dict[str, int]:
+        """Make the training set on ``device``; for fresh examples, a place for the number of pairs of each step."""
         if self.train_size is None:
-            return None
+            return {"pairs": self.pairs}
         return fixed_set(self, self.train_size, f"recall train {seed}", device)
 
-    def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Batch | None) -> Batch:
+    def plan(self, size: int, step: int, data: Batch | dict[str, int]) -> int:
+        """Choose the number of pairs of the next step."""
+        shown = self.pairs >> (step % self.train_lengths)
+        if isinstance(data, dict):
+            data["pairs"] = shown
+        return shown
+
+    def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Batch | dict[str, int]) -> Batch:
         """The next ``size`` examples of the training set, or fresh ones where there is none."""
-        return self.batch(size, generator) if data is None else take(data, size, step)
+        return self.batch(size, generator, data["pairs"]) if isinstance(data, dict) else take(data, size, step)
 
     def validation(self, seed: int) -> Iterator[Batch]:
         """Yield the examples that judge a run, on the CPU."""
