@@ -160,6 +160,25 @@ def test_models_of_the_recall_comparison_differ_in_layer_window_and_rate_only(mo
     assert replace(fresh, name=lstm.name, about=lstm.about) == lstm
 
 
+@pytest.mark.parametrize("length", recall.CURRICULUM)
+def test_models_of_the_recall_curriculum_differ_in_layer_and_rate_only(length):
+    configs = [load_recipe(f"recall-{model}-curriculum-t{length}") for model in recall.CURRICULUM_MODELS]
+    assert len({config.model.layer for config in configs}) == len(configs)
+    budgets = {(c.task, c.model.hidden_size, c.model.window, c.steps, c.batch_size) for c in configs}
+    assert len(budgets) == 1 and configs[0].task.train_lengths > 1
+
+
+def test_fast_slow_models_at_a_constant_rate_differ_in_cells_only():
+    names = ("char-ptb-fs-lstm-2-constant", "char-ptb-fs-rum-2-constant", "char-ptb-fs-rum-2-slim")
+    configs = [load_recipe(name) for name in names]
+    assert all(
+        replace(c, name="", about="", model=configs[0].model) == replace(configs[0], name="", about="") for c in configs
+    )
+    shared = ("cell_dropout", "zoneout", "zoneout_cell")
+    assert len({tuple(c.model.options[key] for key in shared) for c in configs}) == 1
+    assert [c.model.options["slow_size"] for c in configs] == [400, 1000, 448]
+
+
 def test_a_name_without_its_size_takes_the_smallest():
     assert load_recipe("copying-rum").name == "copying-rum-t200"
     assert load_recipe("copying-rum-lam1").name == "copying-rum-lam1-t200"

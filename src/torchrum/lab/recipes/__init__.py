@@ -57,12 +57,21 @@ RECIPES: dict[str, Recipe] = {
         for kind, window in (("fresh", 1), ("window", 2))
         for length in recall.COMPARED_LENGTHS
     },
+    **{
+        f"recall-{model}-curriculum-t{length}": functools.partial(recall.recall_curriculum, model, length)
+        for model in recall.CURRICULUM_MODELS
+        for length in recall.CURRICULUM
+    },
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb, model) for model in char_ptb.MODELS},
     **{f"char-ptb-{model}": functools.partial(char_ptb.char_ptb_other, model) for model in char_ptb.OTHERS},
     "char-ptb-fs-rum-2-cosine": char_ptb.char_ptb_cosine,
     **{f"char-ptb-{model}-tuned": functools.partial(char_ptb.char_ptb_tuned, model) for model in char_ptb.TUNED},
     **{f"char-ptb-{model}-tanh": functools.partial(char_ptb.char_ptb_tanh, model) for model in char_ptb.TANH},
     "char-ptb-fs-rum-2-slim": char_ptb.char_ptb_slim,
+    **{
+        f"char-ptb-{model}-constant": functools.partial(char_ptb.char_ptb_constant, model)
+        for model in char_ptb.CONSTANT
+    },
     "char-ptb-rum-awd": char_ptb.char_ptb_awd,
     "char-rum": char_ptb.char_rum,
     **{f"babi-{model}-qa{task}": functools.partial(babi.babi, model, task) for model in babi.MODELS for task in TASKS},

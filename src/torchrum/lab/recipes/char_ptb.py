@@ -92,6 +92,8 @@ TANH = {
     "fs-rum-2": "Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000",
 }
 """Those that have a third one, ``char_ptb_tanh``, and what it is."""
+CONSTANT = ("fs-lstm-2", "fs-rum-2")
+"""Those that have a recipe with a constant rate, ``char_ptb_constant``, beside ``char_ptb_slim``."""
 HOW = "cosine schedule, weight decay, averaged weights, fitted temperature"
 """How the tuned ones are trained."""
 
@@ -210,18 +212,31 @@ def char_ptb_slim() -> TrainConfig:
     average over the last ninth of the steps takes the place of its fall. The sizes are multiples of 64, so that nothing
     is padded.
     """
-    config = char_ptb_tanh("fs-rum-2")
-    own = {"slow_size": 448, "eta": 3.0, "cell_dropout": 0.15, "slow_dropout": 0.0, "slow_zoneout": 0.0}
+    config = char_ptb_constant("fs-rum-2")
+    options = {**config.model.options, "slow_size": 448, "eta": 3.0}
     return replace(
         config,
         name="char-ptb-fs-rum-2-slim",
-        model=replace(config.model, hidden_size=704, options={**config.model.options, **own}),
+        model=replace(config.model, hidden_size=704, options=options),
+        about="Fast-Slow RUM with tanh: two fast LSTMs of 704, slow RUM of 448 without dropout and zoneout; "
+        "constant rate, averaged weights, fitted temperature",
+    )
+
+
+def char_ptb_constant(model: str) -> TrainConfig:
+    """A Fast-Slow model in the recipe of ``char_ptb_slim``, so that all of them compare at equal settings."""
+    rum = model == "fs-rum-2"
+    config = char_ptb_tanh(model) if rum else char_ptb_tuned(model)
+    quiet = {"slow_dropout": 0.0, "slow_zoneout": 0.0} if rum else {}
+    return replace(
+        config,
+        name=f"char-ptb-{model}-constant",
+        model=replace(config.model, options={**config.model.options, "cell_dropout": 0.15, **quiet}),
         optimizer=replace(config.optimizer, lr=4e-3, schedule="constant"),
         steps=230 * EPOCH,
         average=0.9998,
         paper=None,
-        about="Fast-Slow RUM with tanh: two fast LSTMs of 704, slow RUM of 448 without dropout and zoneout; "
-        "constant rate, averaged weights, fitted temperature",
+        about=f"{MODELS[model][-1]}, in the recipe of char-ptb-fs-rum-2-slim",
     )
 
 
