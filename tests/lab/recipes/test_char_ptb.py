@@ -6,7 +6,7 @@ import pytest
 from torchrum.cells.lstm_variants import HMLSTMCell
 from torchrum.lab.models import build_model
 from torchrum.lab.recipes import RECIPES, load_recipe
-from torchrum.lab.recipes.char_ptb import EPOCH, HM_EPOCH, MODELS, OTHERS, TANH, TUNED
+from torchrum.lab.recipes.char_ptb import CONSTANT, EPOCH, HM_EPOCH, MODELS, OTHERS, TANH, TUNED
 from torchrum.lab.tasks import CharLM
 
 COUNTS = {
@@ -90,7 +90,8 @@ def test_rows_of_the_table_share_text_and_batch(name):
 
 
 def test_every_recipe_has_its_count():
-    alike = {f"{name}-tuned" for name in TUNED} | {f"{name}-tanh" for name in TANH}  # whose sizes are the same
+    kinds = {"tuned": TUNED, "tanh": TANH, "constant": CONSTANT}  # of the same sizes as the plain ones
+    alike = {f"{name}-{kind}" for kind, names in kinds.items() for name in names}
     assert {f"char-ptb-{name}" for name in {*COUNTS, *alike}} == {
         name for name in RECIPES if name.startswith("char-ptb")
     }
