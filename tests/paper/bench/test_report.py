@@ -152,7 +152,7 @@ def test_full_gpu_report_to_readme_and_plot(tmp_path, capsys):
     assert "Tests on this machine: 2 passed, 1 failed (`pytest -m gpu tests`)." in text
     assert text.count("\n| ") == 2 + len(target_cases()) + 3  # the head, its rule, the targets, the originals
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert len(panels_by_size(made.rows)) == 4
+    assert len(panels_by_size(made.rows)) == 6
 
 
 def test_resumed_run_keeps_rows_and_says_so(tmp_path):

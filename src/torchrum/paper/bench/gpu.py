@@ -44,6 +44,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "norms": {"lam": 0, "eta": 1.0, "layer_norm": True, "zoneout": 0.1},
     "lam1": {"lam": 1},
     "plain": {"lam": 0},
+    "gated": {"form": "gated"},
 }
 
 
@@ -104,9 +105,15 @@ def plain_cases() -> list[Case]:
     ]
 
 
+def gated_cases() -> list[Case]:
+    """The library's default form, plain and captured."""
+    sizes = (("float32", 128), ("float32", 256), ("bfloat16", 256), ("bfloat16", 1000))
+    return [layer_case("gated", N, dtype, ("fused", "fused graphed", "gru", "gru graphed")) for dtype, N in sizes]
+
+
 def gpu_cases() -> list[Case]:
-    """The cases with a target, plain calls, their baseline models, then the rest of the grid."""
-    cases = [*target_cases(), *plain_cases()]
+    """The cases with a target, plain calls, the default form, their baseline models, then the rest of the grid."""
+    cases = [*target_cases(), *plain_cases(), *gated_cases()]
     # bound by launches, so a step costs the same at any T; T is short because autograd keeps 11 MB per step with lam 1
     authors = ("authors", "authors graphed", "torch", "fused graphed", "gru graphed")
     slow: dict[str, Any] = {"T": 30, "suffix": "-authors", "samples": 10}
@@ -269,7 +276,7 @@ def _design(case: Case) -> str:
     """Which of its designs the fused backend takes in a case."""
     if case.options.get("lam") == 1:
         return "one launch"
-    if case.kind != "layer":
+    if case.kind != "layer" or case.options.get("form") == "gated":
         return "stepwise"
     shape = case.shape
     layer = RUM(1, shape.N, **{**PAPER_OPTIONS, **case.options}, device="meta")

@@ -95,7 +95,8 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     if name == "authors":
         return AuthorsRUM(RUM(inputs, N, **{**PAPER_OPTIONS, **options}, **where))
     if name in ("reference", "torch", "native", "fused"):
-        return RUM(inputs, N, backend=name, **{**PAPER_OPTIONS, **options}, **where)  # type: ignore[arg-type]
+        defaults = {} if options.get("form") == "gated" else PAPER_OPTIONS
+        return RUM(inputs, N, backend=name, **{**defaults, **options}, **where)  # type: ignore[arg-type]
     if name in ("ln_lstm", "ln_lstm_fused"):
         backend: Backend = "fused" if name == "ln_lstm_fused" else "reference"
         return CellLayer(lambda size: LSTMCell(size, N, layer_norm=True, backend=backend, **where), inputs, N)

@@ -188,7 +188,7 @@ def panels_by_size(rows: list[Row]) -> dict[str, list[Row]]:
             here = [row for row in rows if row.case.startswith(f"{features}-{name}-") and row.shape.T == STEPS]
             if len({row.shape.N for row in here if row.implementation.startswith("fused")}) > 1:
                 options = max((row.options for row in here), key=len)
-                words = [f"λ={options.get('lam', 0):g}"]
+                words = ["default form" if options.get("form") == "gated" else f"λ={options.get('lam', 0):g}"]
                 words += [f"η={options['eta']:g}"] if options.get("eta") is not None else []
                 words += [name.replace("_", " ") for name in ("layer_norm", "zoneout") if options.get(name)]
                 panels[f"RUM {', '.join(words)}, {dtype}"] = here
