@@ -23,6 +23,10 @@ class Model(nn.Module):
         shape = dict(num_layers=task.layers, dropout=task.drop if task.layers > 1 else 0.0, bidirectional=task.bi)
         if variant in ("gru", "lstm"):
             self.layer = {"gru": nn.GRU, "lstm": nn.LSTM}[variant](I, task.H, **shape)
+        elif variant == "rum":  # the library's default
+            from torchrum import RUM
+
+            self.layer = RUM(I, task.H, **shape)
         else:
             self.layer = build(I, task.H, **shape, **VARIANTS[variant])
         self.readout = nn.Linear(self.layer.hidden_size * (1 + task.bi), out)
