@@ -1,6 +1,6 @@
 """Character-level Penn Treebank: the paper's table, the baseline models it names, and further models."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
@@ -12,90 +12,89 @@ EPOCH = 265  # ``CharLM().segments``, the steps of 128 lanes in segments of 150
 
 RUM: dict[str, Any] = {**RELU_OPTIONS, "layer_norm": True, "ln_order": "authors", "zoneout": 0.1}
 """Options of every RUM of the table: the published models normalise the update gate after its sigmoid."""
-FAST_SLOW: dict[str, Any] = {"cell_dropout": 0.35, "zoneout": 0.1, "zoneout_cell": 0.5}
-FS_LSTM: dict[str, Any] = {"layer": "fs", "embedding_size": 128}
-FS_RUM: dict[str, Any] = {
-    "layer": "fs",
-    "hidden_size": 700,
-    "embedding_size": 128,
-    "options": {**FAST_SLOW, "slow": "rum", "slow_size": 1000, "eta": 1.0, "ln_order": "authors"},
-}
-
-
 RUM_2000: dict[str, Any] = {"layer": "rum", "hidden_size": 2000, "embedding_size": 128, "options": {**RUM, "eta": 1.0}}
+LSTM: dict[str, Any] = {"layer": "ln_lstm", "hidden_size": 1000}
+FAST_SLOW: dict[str, Any] = {"cell_dropout": 0.35, "zoneout": 0.1, "zoneout_cell": 0.5}
+DROPOUT = {"input_dropout": 0.35, "output_dropout": 0.35}
 
-# name: arguments of ModelConfig, epochs, factors of the learning rate from an epoch on, the paper's bits per character,
-# one line about it
-MODELS: dict[str, tuple[dict[str, Any], int, dict[int, float], float | None, str]] = {
-    "zoneout-lstm": (
-        {
-            "layer": "ln_lstm",
-            "hidden_size": 1000,
-            "options": {"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5, "init": "block_orthogonal"},
-        },
-        100,
-        {},
-        1.27,
-        "LSTM of 1000 units with zoneout, one-hot input",
+
+def _fast_slow(hidden_size: int, **options: Any) -> dict[str, Any]:
+    """Arguments of ``ModelConfig`` for a Fast-Slow model."""
+    return {"layer": "fs", "hidden_size": hidden_size, "embedding_size": 128, "options": {**FAST_SLOW, **options}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A row of the table: its model and how it is trained."""
+
+    about: str
+    """One line about it."""
+    model: dict[str, Any]
+    """Arguments of ``ModelConfig``."""
+    bpc: float | None = None
+    """The paper's bits per character."""
+    epochs: int = 100
+    drops: dict[int, float] = field(default_factory=dict)
+    """Factors of the learning rate by the epoch from which they hold."""
+
+
+MODELS: dict[str, Published] = {
+    "zoneout-lstm": Published(
+        about="LSTM of 1000 units with zoneout, one-hot input",
+        model=LSTM
+        | {"options": {"layer_norm": False, "zoneout": 0.05, "zoneout_cell": 0.5, "init": "block_orthogonal"}},
+        bpc=1.27,
     ),
-    "ln-lstm": (
-        {
-            "layer": "ln_lstm",
-            "hidden_size": 1000,
-            "embedding_size": 128,
-            "input_dropout": 0.35,
-            "output_dropout": 0.35,
-            "options": {"zoneout": 0.1, "zoneout_cell": 0.5},
-        },
-        100,
-        {},
-        None,
-        "LSTM of 1000 units with layer norm, zoneout and dropout",
+    "ln-lstm": Published(
+        about="LSTM of 1000 units with layer norm, zoneout and dropout",
+        model={**LSTM, **DROPOUT, "embedding_size": 128, "options": {"zoneout": 0.1, "zoneout_cell": 0.5}},
     ),
-    "rum-2000": (RUM_2000, 100, {}, 1.28, "RUM of 2000 units, eta 1, without dropout as its authors ran it"),
-    "rum-2000-dropout": (
-        {**RUM_2000, "input_dropout": 0.35, "output_dropout": 0.35},
-        100,
-        {},
-        1.28,
-        "the same with the dropout of 0.35 that the paper prints",
+    "rum-2000": Published(
+        about="RUM of 2000 units, eta 1, without dropout as its authors ran it", model=RUM_2000, bpc=1.28
     ),
-    "rum-2x1500": (
-        {"layer": "rum", "hidden_size": 1500, "num_layers": 2, "embedding_size": 128, "options": {**RUM, "eta": 0.3}},
-        100,
-        {},
-        1.26,
-        "two layers of RUM, 1500 units each, eta 0.3",
+    "rum-2000-dropout": Published(
+        about="the same with the dropout of 0.35 that the paper prints", model={**RUM_2000, **DROPOUT}, bpc=1.28
     ),
-    "fs-lstm-2": (
-        {**FS_LSTM, "hidden_size": 700, "options": {**FAST_SLOW, "slow_size": 400, "num_fast": 2}},
-        200,
-        {180: 0.1},
-        1.190,
-        "Fast-Slow LSTM, two fast cells of 700 units, slow 400",
+    "rum-2x1500": Published(
+        about="two layers of RUM, 1500 units each, eta 0.3",
+        model={**RUM_2000, "hidden_size": 1500, "num_layers": 2, "options": {**RUM, "eta": 0.3}},
+        bpc=1.26,
     ),
-    "fs-lstm-4": (
-        {**FS_LSTM, "hidden_size": 500, "options": {**FAST_SLOW, "slow_size": 400, "num_fast": 4}},
-        200,
-        {180: 0.1},
-        1.193,
-        "Fast-Slow LSTM, four fast cells of 500 units, slow 400",
+    "fs-lstm-2": Published(
+        about="Fast-Slow LSTM, two fast cells of 700 units, slow 400",
+        model=_fast_slow(700, slow_size=400, num_fast=2),
+        bpc=1.190,
+        epochs=200,
+        drops={180: 0.1},
     ),
-    "fs-rum-2": (FS_RUM, 360, {180: 0.05, 240: 0.005}, 1.189, "Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000"),
+    "fs-lstm-4": Published(
+        about="Fast-Slow LSTM, four fast cells of 500 units, slow 400",
+        model=_fast_slow(500, slow_size=400, num_fast=4),
+        bpc=1.193,
+        epochs=200,
+        drops={180: 0.1},
+    ),
+    "fs-rum-2": Published(
+        about="Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000",
+        model=_fast_slow(700, slow="rum", slow_size=1000, eta=1.0, ln_order="authors"),
+        bpc=1.189,
+        epochs=360,
+        drops={180: 0.05, 240: 0.005},
+    ),
 }
 """The rows of the table that have one setting in print."""
 TUNED = ("zoneout-lstm", "ln-lstm", "rum-2000", "rum-2x1500", "fs-lstm-2", "fs-lstm-4", "fs-rum-2")
-"""Those that have a second recipe, ``char_ptb_tuned``."""
+"""Models that also have a recipe of ``char_ptb_tuned``."""
 TANH = {
     "rum-2000": "RUM of 2000 units",
     "rum-2x1500": "two layers of RUM, 1500 units each",
     "fs-rum-2": "Fast-Slow RUM: two fast LSTMs of 700, slow RUM of 1000",
 }
-"""Those that have a third one, ``char_ptb_tanh``, and what it is."""
+"""Models that also have a recipe of ``char_ptb_tanh``, with a description."""
 CONSTANT = ("fs-lstm-2", "fs-rum-2")
-"""Those that have a recipe with a constant rate, ``char_ptb_constant``, beside ``char_ptb_slim``."""
+"""Models that also have a recipe of ``char_ptb_constant``."""
 HOW = "cosine schedule, weight decay, averaged weights, fitted temperature"
-"""How the tuned ones are trained."""
+"""Training of the tuned models."""
 
 
 def char_ptb(model: str) -> TrainConfig:
@@ -104,21 +103,21 @@ def char_ptb(model: str) -> TrainConfig:
     The authors limit the gradient of the loss summed over a segment to a norm of 1: of the mean, to 1/150. The
     checkpoint with the best validation is what counts.
     """
-    choice, epochs, drops, bpc, about = MODELS[model]
-    schedule = ",".join(f"{epoch * EPOCH}:{factor:g}" for epoch, factor in drops.items()) or "constant"
+    row = MODELS[model]
+    schedule = ",".join(f"{epoch * EPOCH}:{factor:g}" for epoch, factor in row.drops.items()) or "constant"
     return TrainConfig(
         name=f"char-ptb-{model}",
         task=CharLM(),
-        model=ModelConfig(**choice),
+        model=ModelConfig(**row.model),
         optimizer=OptimizerConfig(name="adam", lr=2e-3, clip=1 / 150, schedule=schedule),
         batch_size=128,
-        steps=epochs * EPOCH,
+        steps=row.epochs * EPOCH,
         precision="bf16-mixed",
         log_every=EPOCH,
-        eval_every=(5 if epochs > 100 else 2) * EPOCH,  # each that improves writes a checkpoint of over 100 MB
+        eval_every=(5 if row.epochs > 100 else 2) * EPOCH,  # each that improves writes a checkpoint of over 100 MB
         checkpoint_every=10 * EPOCH,
-        paper=None if bpc is None else Paper(text=f"{bpc:g} BPC", where=TABLE, value=bpc),
-        about=about,
+        paper=_paper(row.bpc),
+        about=row.about,
     )
 
 
@@ -236,7 +235,7 @@ def char_ptb_constant(model: str) -> TrainConfig:
         steps=230 * EPOCH,
         average=0.9998,
         paper=None,
-        about=f"{MODELS[model][-1]}, in the recipe of char-ptb-fs-rum-2-slim",
+        about=f"{MODELS[model].about}, in the recipe of char-ptb-fs-rum-2-slim",
     )
 
 
@@ -266,11 +265,22 @@ def char_rum() -> TrainConfig:
 
 HM_EPOCH = 797  # the same of 64 lanes in segments of 100
 
-# name: arguments of ModelConfig, segment, lanes, learning rate, its schedule, clip, the published bits per character,
-# one line about it
-OTHERS: dict[str, tuple[dict[str, Any], int, int, float, str, float, float | None, str]] = {
-    "hyper-lstm": (
-        {
+
+@dataclass(frozen=True, kw_only=True)
+class Approximate(Published):
+    """A row whose published training cannot be repeated in full: model and rates as far as they are known."""
+
+    lanes: int = 128
+    segment: int = 100
+    lr: float = 1e-3
+    schedule: str = "constant"
+    clip: float = 1.0
+
+
+OTHERS: dict[str, Approximate] = {
+    "hyper-lstm": Approximate(
+        about="two layers of HyperLSTM, 1000 units each",
+        model={
             "layer": "hyper_lstm",
             "hidden_size": 1000,
             "num_layers": 2,
@@ -278,16 +288,11 @@ OTHERS: dict[str, tuple[dict[str, Any], int, int, float, str, float, float | Non
             "output_dropout": 0.2,
             "options": {"embedding_size": 16, "recurrent_dropout": 0.2, "dropout": 0.2},
         },
-        100,
-        128,
-        1e-3,
-        "constant",
-        1.0,
-        1.219,
-        "two layers of HyperLSTM, 1000 units each",
+        bpc=1.219,
     ),
-    "nas": (
-        {
+    "nas": Approximate(
+        about="two layers of NASCell, 800 units each",
+        model={
             "layer": "nas",
             "hidden_size": 800,
             "num_layers": 2,
@@ -297,47 +302,34 @@ OTHERS: dict[str, tuple[dict[str, Any], int, int, float, str, float, float | Non
             "locked_dropout": True,
             "options": {"state_dropout": 0.2, "dropout": 0.5},
         },
-        100,
-        128,
-        1e-3,
-        "constant",
-        1.0,
-        1.214,
-        "two layers of NASCell, 800 units each",
+        bpc=1.214,
     ),
-    "hm-lstm": (
-        {
+    "hm-lstm": Approximate(
+        about="hierarchical multiscale LSTM of three levels, 512 units each, slope annealing",
+        model={
             "layer": "hm_lstm",
             "hidden_size": 512,
             "embedding_size": 128,
             "options": {"slope_per_step": 0.04 / HM_EPOCH},
         },
-        100,
-        64,
-        2e-3,
-        "plateau/0.02/1",
-        1.0,
-        1.24,
-        "hierarchical multiscale LSTM of three levels, 512 units each, slope annealing",
+        bpc=1.24,
+        lanes=64,
+        lr=2e-3,
+        schedule="plateau/0.02/1",
     ),
-    "rhn": (
-        {
+    "rhn": Approximate(
+        about="Recurrent Highway Network of depth 10, 830 units",
+        model={
             "layer": "rhn",
             "hidden_size": 830,
             "output_dropout": 0.4,
             "locked_dropout": True,
             "options": {"input_dropout": 0.4, "state_dropout": 0.1},
         },
-        150,
-        128,
-        1e-3,
-        "constant",
-        1 / 150,
-        None,
-        "Recurrent Highway Network of depth 10, 830 units",
+        segment=150,
+        clip=1 / 150,
     ),
 }
-"""Rows of the table whose published training cannot be repeated in full: models and rates as far as they are known."""
 
 SHORT = 20
 """Epochs of a run of ``OTHERS``: enough to see that the model learns, too few for its published number."""
@@ -348,18 +340,22 @@ def char_ptb_other(model: str) -> TrainConfig:
 
     HM-LSTM's rate falls when validation stops improving, as its authors' does: at a constant one it diverged.
     """
-    choice, segment, lanes, lr, schedule, clip, bpc, about = OTHERS[model]
-    task = CharLM(lanes=lanes, segment=segment)
+    row = OTHERS[model]
+    task = CharLM(lanes=row.lanes, segment=row.segment)
     return TrainConfig(
         name=f"char-ptb-{model}",
         task=task,
-        model=ModelConfig(**choice),
-        optimizer=OptimizerConfig(name="adam", lr=lr, schedule=schedule, clip=clip),
-        batch_size=lanes,
+        model=ModelConfig(**row.model),
+        optimizer=OptimizerConfig(name="adam", lr=row.lr, schedule=row.schedule, clip=row.clip),
+        batch_size=row.lanes,
         steps=SHORT * task.segments,
         log_every=task.segments,
         eval_every=2 * task.segments,
         checkpoint_every=10 * task.segments,
-        paper=None if bpc is None else Paper(text=f"{bpc:g} BPC", where=TABLE, value=bpc),
-        about=f"{about}; {SHORT} epochs",
+        paper=_paper(row.bpc),
+        about=f"{row.about}; {SHORT} epochs",
     )
+
+
+def _paper(bpc: float | None) -> Paper | None:
+    return None if bpc is None else Paper(text=f"{bpc:g} BPC", where=TABLE, value=bpc)

@@ -1,5 +1,6 @@
 """Associative recall: the table and the figure of the paper, its baseline models, and a small demonstration."""
 
+from dataclasses import replace
 from typing import Any
 
 from torchrum.cells.rum import RELU_OPTIONS
@@ -118,19 +119,15 @@ def recall_curriculum(model: str, length: int) -> TrainConfig:
 
     At the full length alone a model stays at the plateau for long, since nothing tells it which of many values to keep.
     """
-    layer, options, _, about = COMPARED[model]
     hidden_size, lengths = CURRICULUM[length]
-    return TrainConfig(
+    config = recall_compared(model, length, window=2)
+    return replace(
+        config,
         name=f"recall-{model}-curriculum-t{length}",
         task=Recall(length=length, train_size=None, train_lengths=lengths),
-        model=ModelConfig(layer=layer, hidden_size=hidden_size, options=options, window=2),
-        optimizer=OptimizerConfig(name="adam", lr=CURRICULUM_RATES.get((model, length), 3e-3), clip=1.0),
-        batch_size=128,
-        steps=20_000,
-        eval_every=250,
-        checkpoint_every=1000,
-        stop_at=0.9995,
-        about=f"{about}, with the previous input, {lengths} lengths in training",
+        model=replace(config.model, hidden_size=hidden_size),
+        optimizer=replace(config.optimizer, lr=CURRICULUM_RATES.get((model, length), 3e-3)),
+        about=f"{config.about}, {lengths} lengths in training",
     )
 
 
