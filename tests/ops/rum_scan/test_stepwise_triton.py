@@ -18,7 +18,7 @@ from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.kernels.rum_step_backward import STATS
 from torchrum.ops.kernels.triton_launch import LARGEST_CHUNK, chunk_lengths, clear_graphs, padded
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, rum_scan, stepwise
-from torchrum.ops.rum_scan.stepwise_triton import BackwardSteps, Buffers, ForwardSteps, stepwise_forward_kernel
+from torchrum.ops.rum_scan.stepwise_triton import BackwardSteps, ForwardSteps, stepwise_forward_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
@@ -230,7 +230,6 @@ def test_steps_through_the_table_match_direct_ones():
     wanted = exact_scan(case, options, grad_out)
     out, gates = torch.empty(T, B, H, device=DEVICE), torch.empty(T, B, 2 * H, device=DEVICE)
     dxp, stats = torch.empty_like(case.xp), torch.empty(T, B, STATS.value, device=DEVICE)
-    loaded = (case.h0, *case.weights, lengths, seed)
 
     def take_steps(steps: ForwardSteps | BackwardSteps) -> None:
         for chunk in (4, 1):
@@ -239,31 +238,29 @@ def test_steps_through_the_table_match_direct_ones():
                     launch()
             steps.table[:1].add_(steps.stride * chunk)
 
-    forward = ForwardSteps(case.xp, B, H, options, True, graphed=True)
-    forward.begin(case.xp, out, gates, *loaded)
+    forward = ForwardSteps(case, options, graphed=True)
+    forward.begin(case, out, gates)
     take_steps(forward)
-    backward = BackwardSteps(case.xp, B, H, options, True, graphed=True)
-    backward.begin(case.xp, out, gates, stats, grad_out, dxp, *loaded)
+    backward = BackwardSteps(case, options, graphed=True)
+    backward.begin(case, out, gates, stats, grad_out, dxp)
     take_steps(backward)
     dh0, ln_grads = backward.finish()
     found = {"out": out, "dxp": dxp, "dh0": dh0, "dln_weight": ln_grads[0], "dln_bias": ln_grads[1]}
     assert_close(found, {name: wanted[name] for name in found}, NORM_ERROR[torch.float32])
 
 
-def take(monkeypatch: pytest.MonkeyPatch, kind: str, half: bool = False, block: int = 0, warps: int = 4) -> None:
+def take(monkeypatch: pytest.MonkeyPatch, kind: str, block: int = 0, warps: int = 4) -> None:
     """Have both directions' matmuls made by ``kind``: cublas, split or first (the weight before the state)."""
-    for name, value in (("SPLIT_K", kind == "split"), ("WEIGHT_FIRST", kind == "first"), ("ROUND_PARTS", half)):
+    tuning = {"SPLIT_K": kind == "split", "WEIGHT_FIRST": kind == "first", "BLOCK": block, "WARPS": warps}
+    for name, value in tuning.items():
         monkeypatch.setattr(matmul, name, dict.fromkeys(("forward", "backward"), value))
-    monkeypatch.setattr(matmul, "BLOCK", dict.fromkeys(("forward", "backward"), block))
-    monkeypatch.setattr(matmul, "WARPS", dict.fromkeys(("forward", "backward"), warps))
     clear_graphs()
 
 
-@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("B, H", thinned([(3, 40), (2, 130)], 2))
-def test_split_k_matches_reference(monkeypatch, B, H, dtype, half):
-    take(monkeypatch, "split", half)
+def test_split_k_matches_reference(monkeypatch, B, H, dtype):
+    take(monkeypatch, "split")
     check(3, B, H, RumOptions(eta=1.0), dtype)
 
 
@@ -290,26 +287,26 @@ def test_tf32_goes_forward_as_bf16x3_matmuls(monkeypatch, kind, B, H, options):
     wanted = exact_scan(case, options, grad_out)
     assert_close({"out": found["out"]}, {"out": wanted["out"]}, 5e-5)
     assert_close(found, wanted, 2e-3 if DEVICE == "cuda" else 1e-4)  # backwards a GPU rounds to TF32
-    steps = ForwardSteps(case.xp, B, H, options, False, graphed=False)
+    steps = ForwardSteps(case, options, graphed=False)
     assert steps.pieces == 3
     assert steps.matmul.out.dtype == torch.float32
     assert steps.matmul.split_k == (kind == "split" or (kind == "first" and matmul.has_weight_first(steps.low)))
     clear_graphs()  # of other matmuls than usual
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("summed, error", [(None, 4e-3), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(
     "B, K, N, block", thinned([(2, 64, 128, 0), (5, 704, 384, 0), (20, 448, 64, 64), (1, 128, 2880, 32)], 2)
 )
-def test_split_k_adds_up(monkeypatch, B, K, N, block, half):
-    take(monkeypatch, "split", half, block)
+def test_split_k_adds_up(monkeypatch, B, K, N, block, summed, error):
+    take(monkeypatch, "split", block)
     monkeypatch.setattr(matmul, "multiprocessors", lambda x: 24)  # few tiles: the interpreter is slow
     left, right = (torch.randn(size, device=DEVICE).to(torch.bfloat16) for size in ((B, K), (N, K)))
-    multiply = matmul.StepMatmul(left, right.t(), pdl=False, direction="forward")
+    multiply = matmul.StepMatmul(left, right.t(), pdl=False, direction="forward", summed=summed)
     multiply.prepare()()
     wanted = left.double() @ right.double().t()
-    assert multiply.out.dtype == (torch.bfloat16 if half else torch.float32)
-    assert (multiply.out.double().sum(0) - wanted).norm() <= (4e-3 if half else 1e-5) * wanted.norm()
+    assert multiply.out.dtype == (summed or torch.bfloat16)
+    assert (multiply.out.double().sum(0) - wanted).norm() <= error * wanted.norm()
 
 
 @pytest.mark.parametrize("K, N", [(64, 64), (704, 1408), (1408, 704), (1024, 2048), (2048, 4096), (8192, 16384)])
@@ -394,16 +391,16 @@ def test_gpu_shapes(T, B, H, dtype):
 
 
 @gpu
-@pytest.mark.parametrize("kind, half", [("cublas", False), ("split", False), ("first", False), ("first", True)])
+@pytest.mark.parametrize("kind", ["cublas", "split", "first"])
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("T, B, H", [(40, 128, 256), (21, 128, 704), (9, 100, 1000), (5, 128, 2000), (12, 3, 50)])
-def test_gpu_tunings(monkeypatch, T, B, H, pdl, kind, half):
+def test_gpu_tunings(monkeypatch, T, B, H, pdl, kind):
     if (pdl or kind == "first") and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs compute capability 9")
-    take(monkeypatch, kind, half)
+    take(monkeypatch, kind)
     monkeypatch.setattr(triton_launch, "PDL", pdl)
     # without the kernels for a capture around the scan, half of what there is to compile
-    monkeypatch.setattr(Buffers, "warm_up", lambda steps: [launch() for launch in steps.launches(0)])
+    monkeypatch.setattr(matmul.ScanSteps, "warm_up", lambda steps: [launch() for launch in steps.launches(0)])
     clear_graphs()
     check(T, B, H, RumOptions(eta=1.0, layer_norm=H == 50), torch.bfloat16)
     clear_graphs()
@@ -421,7 +418,8 @@ def test_gpu_weight_first_product(monkeypatch, B, K, N, block, warps, inner_last
         pytest.skip("needs compute capability 9")
     take(monkeypatch, "first", block=block, warps=warps)
     left, right = torch.randn(B, K, device=DEVICE).to(dtype), torch.randn(K, N, device=DEVICE).to(dtype)
-    multiply = matmul.StepMatmul(left, right.t().contiguous().t() if inner_last else right, False, "forward")
+    right_given = right.t().contiguous().t() if inner_last else right
+    multiply = matmul.StepMatmul(left, right_given, False, "forward", torch.float32)
     assert multiply.weight_first
     multiply.out.fill_(float("nan"))
     multiply.prepare()()

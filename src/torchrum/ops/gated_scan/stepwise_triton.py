@@ -15,15 +15,12 @@ from torch import Tensor
 from torchrum.ops.gated_scan.torch_backend import weight_gradients
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import zoneout_flags
-from torchrum.ops.kernels.matmul import StepMatmul, load_parts, scan_key
+from torchrum.ops.kernels.matmul import ScanSteps, StepMatmul, load_parts, scan_key
 from torchrum.ops.kernels.rows import sigmoid, tanh, zoneout_keep_new
 from torchrum.ops.kernels.triton_launch import (
-    TABLE_SLOTS,
     Launch,
     Pass,
     aligned,
-    fill_table,
-    padded,
     plain_mode,
     prepare,
     run_pass,
@@ -214,25 +211,12 @@ def gated_backward_kernel(
     tl.store(low + 2 * HP, dtau.to(dtype), mask=mask)
 
 
-class Buffers:
-    """The buffers at fixed addresses that both directions have."""
-
-    direction: str
-    stride: int
-    matmul: StepMatmul
+class Steps(ScanSteps):
+    """What both directions share: the bias, and how rows are cut into programs."""
 
     def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
-        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=xp.device)
-
-        xp, (self.B, self.H) = inputs.xp, inputs.h0.shape
-        self.HP = padded(self.H)
-        self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
-        self.weight = xp.new_zeros(3 * self.HP, self.HP)  # padding stays zero
-        self.h0, self.bias = empty(self.B, self.H), empty(3 * self.H)
-        self.lengths = None if inputs.lengths is None else empty(self.B, dtype=torch.int64)
-        self.seed = empty(1, dtype=torch.int64) if options.draws else None
-        self.given: tuple[Any, ...] = ()
+        super().__init__(inputs, 3, options.draws, graphed)
+        self.bias = torch.empty(3 * self.H, device=self.h0.device)
         head = options.head_size if options.rotated_units > 0 else min(UNITS, triton.next_power_of_2(self.H))
         size = triton.next_power_of_2(head)
         heads = triton.next_power_of_2(min(max(1, UNITS // size), -(-self.H // head)))
@@ -243,34 +227,8 @@ class Buffers:
             **{"ZONEOUT": zoneout, "KEEP_BELOW": keep_below, "num_warps": max(1, min(4, heads * size // 128))},
         }
 
-    def load(self, inputs: GatedInputs, T: int, first: int, *given: Tensor | None) -> None:
-        """Load a call's data; ``given`` are the tensors over all steps, from step ``first`` on."""
-        self.weight.view(3, self.HP, self.HP)[:, : self.H, : self.H].copy_(inputs.weight_hh.view(3, self.H, self.H))
-        self.h0.copy_(inputs.h0)
-        self.bias.zero_() if inputs.bias_hh is None else self.bias.copy_(inputs.bias_hh)
-        for mine, theirs in ((self.lengths, inputs.lengths), (self.seed, inputs.seed)):
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
-        self.T, self.given = T, given
-        if self.table is not None:
-            fill_table(self.table, first, T, *given)
 
-    def row(self, table: Tensor | None, t: int) -> Launch:
-        """The row kernel's launch, on the table's tensors or on those given."""
-        raise NotImplementedError
-
-    def launches(self, t: int) -> tuple[Launch, ...]:
-        return (self.matmul.prepare(), self.row(self.table, t))[:: self.stride]  # backward the row kernel comes first
-
-    def warm_up(self) -> None:
-        for enqueue in (*self.launches(0), self.row(None, 0)):  # a capture around the scan records the addresses
-            enqueue()
-
-    def forget(self) -> None:
-        self.given = ()
-
-
-class ForwardSteps(Buffers):
+class ForwardSteps(Steps):
     """One matmul and one row kernel per step. ``h0`` is the running state in float32, ``low`` what the matmul reads."""
 
     direction = "forward"
@@ -283,18 +241,18 @@ class ForwardSteps(Buffers):
         self.matmul = StepMatmul(self.low, self.weight.t(), False, self.direction)
 
     def begin(self, inputs: GatedInputs, out: Tensor, gates: Tensor) -> None:
-        self.load(inputs, len(out), 0, inputs.xp, out, gates)
+        self.load(inputs, inputs.xp, out, gates)
+        self.bias.zero_() if inputs.bias_hh is None else self.bias.copy_(inputs.bias_hh)
         self.low[:, : self.H].copy_(inputs.h0)
 
     def row(self, table: Tensor | None, t: int) -> Launch:
-        given = self.given if table is None else [None] * len(self.given)
         return prepare(
-            gated_forward_kernel, self.grid, table, *given, self.matmul.out, self.h0, self.low, self.bias,
+            gated_forward_kernel, self.grid, *self.tensors(table), self.matmul.out, self.h0, self.low, self.bias,
             self.lengths, self.seed, t, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
 
-class BackwardSteps(Buffers):
+class BackwardSteps(Steps):
     """One row kernel and one matmul per step; h's gradient gets ``dstate`` and the matmul's output from later steps."""
 
     direction = "backward"
@@ -307,12 +265,11 @@ class BackwardSteps(Buffers):
         self.matmul = StepMatmul(self.low, self.weight, False, self.direction)
 
     def begin(self, inputs: GatedInputs, *given: Tensor) -> None:
-        self.load(inputs, len(inputs.xp), len(inputs.xp) - 1, inputs.xp, *given)
+        self.load(inputs, inputs.xp, *given)
 
     def row(self, table: Tensor | None, t: int) -> Launch:
-        given = self.given if table is None else [None] * len(self.given)
         return prepare(
-            gated_backward_kernel, self.grid, table, *given, self.matmul.out, self.dstate, self.low, self.h0,
+            gated_backward_kernel, self.grid, *self.tensors(table), self.matmul.out, self.dstate, self.low, self.h0,
             self.lengths, self.seed, t, self.T, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 

@@ -123,11 +123,10 @@ class Stage:
 
         self.plan, self.B, self.state, self.seeds, self.lengths = plan, B, state, seeds, lengths
         rows = plan.blocks * padded(plan.hidden)
-        # four gates in registers: a long row needs more threads
-        most_warps = 16 if plan.hidden > 2048 else 8
+        most_warps = 16 if plan.hidden > 2048 else 8  # four gates in registers: a long row needs more threads
         drop = plan.dropout
         self.flags = {
-            **row_flags(plan.hidden, self.direction, pdl_runs(like), most_warps),
+            **row_flags(plan.hidden, pdl_runs(like), most_warps),
             "DROP": None if drop == 0 else 0.0 if drop == 1 else 1 / (1 - drop),
             "DROP_BELOW": keep_threshold(drop) if drop > 0 else 0,
             "STREAM": CELL_STREAMS * plan.number,

@@ -1,4 +1,4 @@
-"""The matmul of a step: cuBLAS, or a kernel whose partial sums are added by the row kernel that reads them.
+"""The matmul of a step: cuBLAS, or a kernel whose partial sums are added by the row kernel; a scan's buffers around it.
 
 A step's matmul is small (128 rows) and its time goes into loading the weight and summing the parts. Splitting the
 inner axis until every multiprocessor has one tile loads fastest, and the row kernel adds the parts while it loads them.
@@ -15,18 +15,24 @@ import triton.language as tl
 from torch import Tensor
 
 from torchrum.ops.kernels import triton_launch
-from torchrum.ops.kernels.linear import has_tf32, matmul_16bit, tf32_allowed
+from torchrum.ops.kernels.linear import BF16, has_tf32, matmul_16bit, split_right, tf32_allowed
 from torchrum.ops.kernels.rows import INTERPRET
-from torchrum.ops.kernels.triton_launch import Launch, prepare
+from torchrum.ops.kernels.triton_launch import (
+    TABLE_SLOTS,
+    Launch,
+    fill_table,
+    padded,
+    prefer_shared,
+    prepare,
+    rehearsing,
+)
 
 # Tuning, read when a matmul is made. SPLIT_K takes the portable kernel, WEIGHT_FIRST the one for Hopper.
 SPLIT_K = {"forward": False, "backward": True}  # for 16-bit dtypes; the inner axis of the backward is longer
 WEIGHT_FIRST = {"forward": True, "backward": True}  # where it can run
-ROUND_PARTS = {"forward": True, "backward": True}  # round parts to the type of the factors, as cuBLAS does their sum
 BLOCK = {"forward": 0, "backward": 0}  # columns of a tile; 0 chooses
 WARPS = {"forward": 8, "backward": 8}  # of the kernel for Hopper; the portable one takes 8 for 128 columns
 STAGES = 5  # blocks of the left factor in flight
-ONE_TILE = True  # a multiprocessor holds no second tile of the kernel for Hopper, not even while one ends
 ROWS = 128  # of a tile: larger batches go to cuBLAS, which fills the device with them
 MOST_PARTS = 12
 PART_WEIGHT = 4  # of a part's bytes against others: the row kernel waits for them (measured at 704 and 1024 units)
@@ -135,18 +141,17 @@ class StepMatmul:
     ) -> None:
         self.left, self.right, self.pdl = left, right, pdl
         (B, K), N = self.sizes = left.shape, right.shape[1]
-        self.parts, dtype = 1, summed or left.dtype
+        self.parts, summed = 1, summed or left.dtype  # parts are rounded as cuBLAS rounds their sum
         self.split_k = self.weight_first = False
         if splits(direction, B, left.dtype):
-            summed = summed or (left.dtype if ROUND_PARTS[direction] else torch.float32)
             self.tiling = tiling(B, K, N, multiprocessors(left), summed.itemsize, BLOCK[direction])
             self.warps = WARPS[direction]
             self.weight_first = self._prepare_weight_first(direction)
             self.split_k = self.weight_first or SPLIT_K[direction]
             if self.split_k:
-                self.parts, dtype = self.tiling.parts, summed
-        self.out = torch.empty((self.parts, B, N), dtype=dtype, device=left.device)
-        multiply = torch.mm if dtype == left.dtype else matmul_16bit
+                self.parts = self.tiling.parts
+        self.out = torch.empty((self.parts, B, N), dtype=summed, device=left.device)
+        multiply = torch.mm if summed == left.dtype else matmul_16bit
         self.by_cublas = None if self.split_k else functools.partial(multiply, left, right, out=self.out[0])
 
     def _prepare_weight_first(self, direction: str) -> bool:
@@ -156,9 +161,9 @@ class StepMatmul:
         self.stages = self.places = self.tiling.stages(shared - ROW_SHARED)
         if self.stages < min(2, self.tiling.chunks):
             return False
-        if ONE_TILE:
-            more_than_half = shared // 2 + 4096 - self.tiling.chunks * self.tiling.block * INNER * 2
-            self.places = max(self.places, triton.cdiv(more_than_half, ROWS * INNER * 2))
+        # with more than half of the memory a multiprocessor holds no second tile, not even while one ends
+        more_than_half = shared // 2 + 4096 - self.tiling.chunks * self.tiling.block * INNER * 2
+        self.places = max(self.places, triton.cdiv(more_than_half, ROWS * INNER * 2))
         from torchrum.ops.kernels.matmul_hopper import descriptor
 
         inner_last = self.right.stride(0) == 1
@@ -218,5 +223,72 @@ def rounded(x: Tensor) -> bool:
 def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
     """Key of everything that a scan's graphs depend on: input ``x`` ``(T, B, ...)``, tuning, and ``more``."""
     B = x.shape[1]
-    tuning = (triton_launch.PDL, triton_launch.LANES_PER_WARP[direction], splits(direction, B, x.dtype))
-    return kind, direction, x.device, x.dtype, B, rounded(x), tuning, *more
+    return kind, direction, x.device, x.dtype, B, rounded(x), triton_launch.PDL, splits(direction, B, x.dtype), *more
+
+
+class ScanSteps:
+    """One direction of a scan by one matmul and one row kernel per step, with buffers at fixed addresses.
+
+    Args:
+        inputs: the tensors of a call: its ``ScanInputs`` or ``GatedInputs``.
+        num_gates: row blocks of the weight.
+        draws: whether there is a seed.
+        graphed: whether graphs will capture the steps, which then read addresses from a table.
+        bf16x3: hold float32 operands as three of bfloat16.
+    """
+
+    direction: str
+    stride: int
+    """+1 forward, where the row kernel reads the matmul's result; -1 backward, where it comes first."""
+    flags: dict[str, Any]
+    matmul: StepMatmul
+
+    def __init__(self, inputs: Any, num_gates: int, draws: bool, graphed: bool, bf16x3: bool = False) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=inputs.xp.device)
+
+        (self.B, self.H), self.G = inputs.h0.shape, num_gates
+        self.bf16x3, self.pieces = bf16x3, 3 if bf16x3 else 1
+        self.HP = padded(self.H)
+        self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
+        self.weight = empty(self.G * self.HP, self.pieces * self.HP, dtype=BF16 if bf16x3 else inputs.xp.dtype)
+        self.weight.zero_()  # padding stays zero
+        self.h0 = empty(self.B, self.H)
+        self.lengths = None if inputs.lengths is None else empty(self.B, dtype=torch.int64)
+        self.seed = empty(1, dtype=torch.int64) if draws else None
+        self.T = 0
+        self.given: tuple[Tensor | None, ...] = ()
+
+    def load(self, inputs: Any, *given: Tensor | None) -> None:
+        """Load a call's data; ``given`` are the row kernel's tensors over all steps."""
+        G, H, pieces = self.G, self.H, self.pieces
+        weight = split_right(inputs.weight_hh) if self.bf16x3 else inputs.weight_hh
+        self.weight.view(G, -1, pieces, self.HP)[:, :H, :, :H].copy_(weight.view(G, H, pieces, H))
+        self.h0.copy_(inputs.h0)
+        for mine, theirs in ((self.lengths, inputs.lengths), (self.seed, inputs.seed)):
+            if mine is not None:
+                mine.copy_(theirs)
+        self.T, self.given = len(inputs.xp), given
+        if self.table is not None:
+            fill_table(self.table, 0 if self.stride == 1 else self.T - 1, self.T, *given)
+
+    def tensors(self, table: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The row kernel's first arguments: a table, or no table and the tensors themselves."""
+        return (table, *(self.given if table is None else [None] * len(self.given)))
+
+    def row(self, table: Tensor | None, t: int) -> Launch:
+        """Prepare the row kernel's launch on the table's tensors, or without a table on those given."""
+        raise NotImplementedError
+
+    def launches(self, t: int) -> tuple[Launch, ...]:
+        return (self.matmul.prepare(), self.row(self.table, t))[:: self.stride]
+
+    def warm_up(self) -> None:
+        _, row = [enqueue() for enqueue in self.launches(0)][:: self.stride]
+        direct = self.row(None, 0)()  # a capture around the scan records the addresses instead
+        if self.flags.get("PDL") and not rehearsing():
+            prefer_shared(row)
+            prefer_shared(direct)
+
+    def forget(self) -> None:
+        self.given = ()

@@ -88,11 +88,10 @@ def compile_together(rehearse: Callable[[], object]) -> None:
 
 
 # Tuning, read when a scan's buffers are made (clear_graphs() frees them).
-LANES_PER_WARP = {"forward": 256, "backward": 256}  # of a row
+LANES_PER_WARP = 256  # of a row
 MOST_WARPS = 8
 ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a matmul's tile must fit beside a row
 PDL = True  # programmatic dependent launch: start each kernel while the previous one drains
-CARVEOUT = True  # with PDL: divide cache and shared memory in row kernels as in matmuls
 
 
 def padded(H: int) -> int:
@@ -113,10 +112,10 @@ def takes_pdl(operand: Tensor) -> bool:
     return operand.dtype != torch.float32 and pdl_runs(operand)
 
 
-def row_flags(H: int, direction: str, pdl: bool, most_warps: int | None = None) -> dict[str, Any]:
+def row_flags(H: int, pdl: bool, most_warps: int = MOST_WARPS) -> dict[str, Any]:
     """Compile-time arguments that every row kernel takes."""
     block = max(32, triton.next_power_of_2(H))
-    warps = min(most_warps or MOST_WARPS, max(1, block // LANES_PER_WARP[direction]))
+    warps = min(most_warps, max(1, block // LANES_PER_WARP))
     flags = {"H": H, "HP": padded(H), "BLOCK": block, "PDL": pdl, "num_warps": warps}
     if pdl:
         flags["launch_pdl"] = True

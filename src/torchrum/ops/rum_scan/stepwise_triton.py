@@ -6,16 +6,14 @@ one row kernel, which rebuilds its step pointwise and waits only for the sums of
 """
 
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.kernels import triton_launch
-from torchrum.ops.kernels.linear import BF16, recurrent_weight_gradient, split_left, split_right
-from torchrum.ops.kernels.matmul import StepMatmul, add_parts, fetch_parts, load_parts, rounded, scan_key
+from torchrum.ops.kernels.linear import recurrent_weight_gradient, split_left
+from torchrum.ops.kernels.matmul import ScanSteps, StepMatmul, add_parts, fetch_parts, load_parts, rounded, scan_key
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, sums_of_inputs, with_norm
 from torchrum.ops.kernels.rum_step_backward import (
@@ -28,17 +26,12 @@ from torchrum.ops.kernels.rum_step_backward import (
     undo_step,
 )
 from torchrum.ops.kernels.triton_launch import (
-    TABLE_SLOTS,
     Launch,
     Pass,
     aligned,
-    fill_table,
     launch,
-    padded,
     plain_mode,
-    prefer_shared,
     prepare,
-    rehearsing,
     row_flags,
     row_registers,
     run_pass,
@@ -117,143 +110,84 @@ def stepwise_forward_kernel(
     tl.store(out + row * H + j, new.to(dtype), mask=mask)
 
 
-def launch_flags(like: Tensor, H: int, options: RumOptions, direction: str, pdl: bool | None = None) -> dict[str, Any]:
-    """Compile-time arguments of the row kernels: everything but T, B and the step."""
-    pdl = takes_pdl(like) if pdl is None else pdl
-    flags = row_flags(H, direction, pdl) | options.kernel_flags()
-    if pdl:
-        flags["maxnreg"] = row_registers(flags["num_warps"])
-    return flags
+class Steps(ScanSteps):
+    """What both directions share: layer norm's parameters, and the options in the row kernels' flags."""
+
+    def __init__(self, inputs: ScanInputs, options: RumOptions, graphed: bool, bf16x3: bool = False) -> None:
+        super().__init__(inputs, options.num_gates, options.draws, graphed, bf16x3)
+
+        def norm() -> Tensor | None:
+            return torch.empty(options.num_inputs * self.H, device=self.h0.device) if options.layer_norm else None
+
+        self.ln_weight, self.ln_bias = norm(), norm()
+
+    def set_flags(self, options: RumOptions, pdl: bool) -> None:
+        """Set the compile-time arguments of the row kernel: everything but T, B and the step."""
+        self.flags = row_flags(self.H, pdl) | options.kernel_flags()
+        if pdl:
+            self.flags["maxnreg"] = row_registers(self.flags["num_warps"])
+
+    def load(self, inputs: ScanInputs, *given: Tensor | None) -> None:
+        super().load(inputs, *given)
+        for mine, theirs in ((self.ln_weight, inputs.ln_weight), (self.ln_bias, inputs.ln_bias)):
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
 
 
-class Buffers:
-    """The buffers at fixed addresses that both directions have."""
-
-    direction: str
-    stride: int
-    flags: dict[str, Any]
-    matmul: StepMatmul
-
-    def __init__(
-        self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool, bf16x3: bool = False
-    ) -> None:
-        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=like.device)
-
-        self.B, self.H, self.G = B, H, options.num_gates
-        self.bf16x3, self.pieces = bf16x3, 3 if bf16x3 else 1
-        HP, dtype = padded(H), BF16 if bf16x3 else like.dtype
-        self.table = empty(TABLE_SLOTS, dtype=torch.int64) if graphed else None
-        self.weight = empty(self.G * HP, self.pieces * HP, dtype=dtype)
-        if HP != H:
-            self.weight.zero_()  # padding stays zero
-        self.ln_weight = empty((self.G + 1) * H) if options.layer_norm else None
-        self.ln_bias = empty((self.G + 1) * H) if options.layer_norm else None
-        self.lengths = empty(B, dtype=torch.int64) if has_lengths else None
-        self.seed = empty(1, dtype=torch.int64) if options.zoneout > 0 and options.training else None
-        self.h0 = empty(B, H)
-        self.given: tuple[Tensor, ...] = ()
-
-    def row(self, table: Tensor | None, t: int) -> Launch:
-        """The row kernel's launch, on the table's tensors or on those given."""
-        raise NotImplementedError
-
-    def launches(self, t: int) -> tuple[Launch, ...]:
-        return (self.matmul.prepare(), self.row(self.table, t))[:: self.stride]  # backward the row kernel comes first
-
-    def warm_up(self) -> None:
-        _, row = [enqueue() for enqueue in self.launches(0)][:: self.stride]
-        direct = self.row(None, 0)()  # a capture around the scan records the addresses instead
-        if triton_launch.CARVEOUT and self.flags["PDL"] and not rehearsing():
-            prefer_shared(row)
-            prefer_shared(direct)
-
-    def forget(self) -> None:
-        self.given = ()
-
-    def load(
-        self,
-        h0: Tensor,
-        weight_hh: Tensor,
-        ln_weight: Tensor | None,
-        ln_bias: Tensor | None,
-        lengths: Tensor | None,
-        seed: Tensor | None,
-    ) -> None:
-        G, H, pieces = self.G, self.H, self.pieces
-        if self.bf16x3:
-            weight_hh = split_right(weight_hh)
-        self.weight.view(G, -1, pieces, padded(H))[:, :H, :, :H].copy_(weight_hh.view(G, H, pieces, H))
-        self.h0.copy_(h0)
-        for mine, given in (
-            (self.ln_weight, ln_weight),
-            (self.ln_bias, ln_bias),
-            (self.lengths, lengths),
-            (self.seed, seed if seed is None else seed.view(1)),
-        ):
-            if mine is not None:
-                assert given is not None
-                mine.copy_(given)
-
-
-class ForwardSteps(Buffers):
+class ForwardSteps(Steps):
     """One matmul and one row kernel per step. ``h0`` is the running state in float32, ``low`` what the matmul reads."""
 
     direction = "forward"
     stride = 1
 
-    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
-        super().__init__(like, B, H, options, has_lengths, graphed, rounded(like))
-        HP = padded(H)
-        self.low = self.weight.new_zeros(B, self.pieces * HP)  # padding stays zero
-        summed = like.dtype if self.bf16x3 else None
+    def __init__(self, inputs: ScanInputs, options: RumOptions, graphed: bool) -> None:
+        super().__init__(inputs, options, graphed, rounded(inputs.xp))
+        self.low = self.weight.new_zeros(self.B, self.pieces * self.HP)  # padding stays zero
+        summed = inputs.xp.dtype if self.bf16x3 else None
         self.matmul = StepMatmul(self.low, self.weight.t(), takes_pdl(self.low), self.direction, summed)
         if self.bf16x3 and not self.matmul.weight_first:
             self.matmul.pdl = False  # 2 % slower with cuBLAS
-        self.flags = launch_flags(like, H, options, "forward", self.matmul.pdl) | {"BF16X3": self.bf16x3}
+        self.set_flags(options, self.matmul.pdl)
+        self.flags["BF16X3"] = self.bf16x3
 
-    def begin(self, xp: Tensor, out: Tensor, gates: Tensor, *loaded: Any) -> None:
-        self.load(*loaded)
+    def begin(self, inputs: ScanInputs, out: Tensor, gates: Tensor) -> None:
+        self.load(inputs, inputs.xp, out, gates)
         first = split_left(self.h0) if self.bf16x3 else self.h0
         self.low.view(self.B, self.pieces, -1)[..., : self.H].copy_(first.view(self.B, self.pieces, self.H))
-        self.given = (xp, out, gates)
-        if self.table is not None:
-            fill_table(self.table, 0, len(xp), *self.given)
 
     def row(self, table: Tensor | None, t: int) -> Launch:
-        given = self.given if table is None else [None] * len(self.given)
         return prepare(
             stepwise_forward_kernel, (self.B,),
-            table, *given, self.matmul.out, self.h0, self.low, self.ln_weight, self.ln_bias, self.lengths, self.seed,
-            t, len(self.given[0]), self.B, PARTS=self.matmul.parts, **self.flags,
+            *self.tensors(table), self.matmul.out, self.h0, self.low, self.ln_weight, self.ln_bias,
+            self.lengths, self.seed, t, self.T, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
+
+
+def _key(direction: str, inputs: ScanInputs, options: RumOptions) -> Hashable:
+    flags = options.kernel_flags().values()
+    return scan_key("rum", direction, inputs.xp, inputs.h0.shape[1], inputs.lengths is not None, *flags)
 
 
 def forward(inputs: ScanInputs, options: RumOptions) -> Results:
     """The forward pass, see ``stepwise.forward``."""
-    xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     out, _, (gates, _) = results = empty_results(inputs, options)
     assert gates is not None
-    (T, B, _), H = xp.shape, weight_hh.shape[1]
-    if xp.numel() == 0:
+    if out.numel() == 0:
         return results
-    with plain_mode(xp):
-        xp, weight_hh = aligned(xp), weight_hh.contiguous()
-
-        def key() -> Hashable:
-            return scan_key("rum", "forward", xp, H, lengths is not None, *options.kernel_flags().values())
-
-        def build(graphed: bool) -> ForwardSteps:
-            return ForwardSteps(xp, B, H, options, lengths is not None, graphed)
-
-        def begin(steps: ForwardSteps) -> None:
-            steps.begin(xp, out, gates, h0, weight_hh, ln_weight, ln_bias, lengths, seed)
+    with plain_mode(inputs.xp):
+        inputs = inputs._replace(xp=aligned(inputs.xp), weight_hh=inputs.weight_hh.contiguous())
 
         def following() -> None:
             backward(out, inputs, results, options)
 
-        then = following if options.training else None
-        run_pass(Pass(key, build, begin, lambda steps: None, then), xp, T)
+        scan_pass: Pass[ForwardSteps, None] = Pass(
+            key=lambda: _key("forward", inputs, options),
+            build=lambda graphed: ForwardSteps(inputs, options, graphed),
+            begin=lambda steps: steps.begin(inputs, out, gates),
+            finish=lambda steps: None,
+            following=following if options.training else None,
+        )
+        run_pass(scan_pass, inputs.xp, len(out))
     return results
 
 
@@ -335,96 +269,81 @@ def stepwise_backward_kernel(
     tl.store(dxp + G * H + j, deps.to(dtype), mask=mask)
 
 
-class BackwardSteps(Buffers):
+class BackwardSteps(Steps):
     """One row kernel and one matmul per step; h's gradient gets ``dstate`` and the matmul's output from later steps."""
 
     direction = "backward"
     stride = -1
 
-    def __init__(self, like: Tensor, B: int, H: int, options: RumOptions, has_lengths: bool, graphed: bool) -> None:
-        super().__init__(like, B, H, options, has_lengths, graphed)
-        HP = padded(H)
-        self.low = torch.zeros((B, self.G * HP), dtype=like.dtype, device=like.device)  # padding stays zero
-        self.dstate = torch.empty((B, H), dtype=torch.float32, device=like.device)
-        self.dseen = like.new_empty(0) if options.layer_norm else None  # allocated in each call
-        self.flags = launch_flags(like, H, options, "backward")
+    def __init__(self, inputs: ScanInputs, options: RumOptions, graphed: bool) -> None:
+        super().__init__(inputs, options, graphed)
+        self.low = self.weight.new_zeros(self.B, self.G * self.HP)  # padding stays zero
+        self.dstate = torch.empty_like(self.h0)
+        self.set_flags(options, takes_pdl(self.low))
         self.matmul = StepMatmul(self.low, self.weight, self.flags["PDL"], self.direction)
 
     def begin(
-        self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor, grad_out: Tensor, dxp: Tensor, *loaded: Any
+        self, inputs: ScanInputs, out: Tensor, gates: Tensor, stats: Tensor, grad_out: Tensor, dxp: Tensor
     ) -> None:
-        self.load(*loaded)
-        self.sums(xp, out, gates, stats)
+        dseen = None if self.ln_weight is None else torch.empty_like(out)
+        self.load(inputs, inputs.xp, out, gates, stats, grad_out, dxp, dseen)
+        self.sums(inputs.xp, out, gates, stats)
         # Under dependent launch the first row kernel reads ahead of the kernel before it, so that must write nothing
         # which is read ahead: neither the weight nor the scalars above.
         self.dstate.zero_()
-        self.given = (xp, out, gates, stats, grad_out, dxp)
-        if self.dseen is not None:
-            self.dseen = out.new_empty(out.shape)
-        if self.table is not None:
-            fill_table(self.table, len(out) - 1, len(out), *self.given, self.dseen)
 
     def sums(self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor) -> None:
         """Enqueue the parallel pass over all steps."""
         names = ("H", "BLOCK", "GATE", "LN", "LN_EPS", "ACTIVATION", "ETA")
         launch(
-            stepwise_stats_kernel, (out.shape[0] * self.B,),
+            stepwise_stats_kernel, (self.T * self.B,),
             xp, out, gates, self.h0, stats, self.ln_weight, self.ln_bias, self.B,
             **{name: self.flags[name] for name in names}, num_warps=min(self.flags["num_warps"], 8),
         )  # fmt: skip
 
     def row(self, table: Tensor | None, t: int) -> Launch:
-        given = (*self.given, self.dseen) if table is None else [None] * (len(self.given) + 1)
         return prepare(
             stepwise_backward_kernel, (self.B,),
-            table, *given, self.matmul.out, self.dstate, self.low, self.h0,
-            self.ln_weight, self.ln_bias, self.lengths, self.seed, t, len(self.given[0]), self.B,
+            *self.tensors(table), self.matmul.out, self.dstate, self.low, self.h0,
+            self.ln_weight, self.ln_bias, self.lengths, self.seed, t, self.T, self.B,
             PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
     def finish(self) -> tuple[Tensor, Tensor | None]:
         """Gradient of the first state and of layer norm's (weight, bias), both in float32."""
         dh0 = self.dstate + self.matmul.out[:, :, : self.H].float().sum(0)
-        if self.dseen is None or self.ln_weight is None or self.ln_bias is None:
+        if self.ln_weight is None or self.ln_bias is None:
             return dh0, None
-        xp, out, gates, stats, _, _ = self.given
+        xp, out, gates, stats, _, _, dseen = self.given
+        assert xp is not None and out is not None and gates is not None and stats is not None and dseen is not None
         eps, norm = xp[..., self.G * self.H :], (self.ln_weight, self.ln_bias)
-        return dh0, norm_grads(gates, eps, out, self.h0, stats, self.dseen, *norm, self.flags)
-
-    def forget(self) -> None:
-        super().forget()
-        self.dseen = None if self.dseen is None else self.dseen.new_empty(0)
+        return dh0, norm_grads(gates, eps, out, self.h0, stats, dseen, *norm, self.flags)
 
 
 def backward(grad_out: Tensor, inputs: ScanInputs, results: Results, options: RumOptions) -> Gradients:
     """The backward pass, see ``stepwise.backward``."""
-    xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     out, _, (gates, _) = results
     assert gates is not None
-    (T, B, _), H = xp.shape, weight_hh.shape[1]
-    with plain_mode(xp):
-        dxp = xp.new_empty(xp.shape)
+    with plain_mode(inputs.xp):
+        xp, weight_hh, h0 = aligned(inputs.xp), inputs.weight_hh.contiguous(), inputs.h0
+        inputs = inputs._replace(xp=xp, weight_hh=weight_hh)
+        dxp = torch.empty_like(xp)
         if xp.numel() == 0:
             dh0, dweight, *dln = (None if x is None else torch.zeros_like(x) for x in (h0, *inputs.weights))
             return Gradients(dxp, dh0, None, dweight, *dln)  # type: ignore[arg-type]
-        xp, out, gates, grad_out = aligned(xp), aligned(out), aligned(gates), aligned(grad_out.to(xp.dtype))
-        weight_hh, stats = weight_hh.contiguous(), xp.new_empty((T, B, STATS.value), dtype=torch.float32)
-
-        def key() -> Hashable:
-            return scan_key("rum", "backward", xp, H, lengths is not None, *options.kernel_flags().values())
-
-        def build(graphed: bool) -> BackwardSteps:
-            return BackwardSteps(xp, B, H, options, lengths is not None, graphed)
-
-        def begin(steps: BackwardSteps) -> None:
-            loaded = (h0, weight_hh, ln_weight, ln_bias, lengths, seed)
-            steps.begin(xp, out, gates, stats, grad_out, dxp, *loaded)
-
-        dh0, ln_grads = run_pass(Pass(key, build, begin, BackwardSteps.finish), xp, T)
-        dweight = recurrent_weight_gradient(dxp, weight_hh.shape[0], None if inputs.from_zero else h0, out).to(
-            weight_hh.dtype
+        stats = xp.new_empty((*out.shape[:2], STATS.value), dtype=torch.float32)
+        given = (aligned(out), aligned(gates), stats, aligned(grad_out.to(xp.dtype)), dxp)
+        scan_pass: Pass[BackwardSteps, tuple[Tensor, Tensor | None]] = Pass(
+            key=lambda: _key("backward", inputs, options),
+            build=lambda graphed: BackwardSteps(inputs, options, graphed),
+            begin=lambda steps: steps.begin(inputs, *given),
+            finish=BackwardSteps.finish,
         )
-        grads = Gradients(dxp, dh0.to(h0.dtype), None, dweight)
-        if ln_grads is None or ln_weight is None or ln_bias is None:
+        dh0, ln_grads = run_pass(scan_pass, xp, len(out))
+        dweight = recurrent_weight_gradient(dxp, weight_hh.shape[0], None if inputs.from_zero else h0, given[0])
+        grads = Gradients(dxp, dh0.to(h0.dtype), None, dweight.to(weight_hh.dtype))
+        if ln_grads is None or inputs.ln_weight is None or inputs.ln_bias is None:
             return grads
-        return grads._replace(ln_weight=ln_grads[0].to(ln_weight.dtype), ln_bias=ln_grads[1].to(ln_bias.dtype))
+        return grads._replace(
+            ln_weight=ln_grads[0].to(inputs.ln_weight.dtype), ln_bias=ln_grads[1].to(inputs.ln_bias.dtype)
+        )
