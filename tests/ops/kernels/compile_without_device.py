@@ -98,6 +98,21 @@ def stepwise_tf32(T: int) -> tuple[Pass, Pass]:
     return stepwise(T, torch.float32)
 
 
+def gated(T: int) -> tuple[Pass, Pass]:
+    from torchrum.ops.gated_scan import GatedInputs, GatedOptions, stepwise
+
+    B, H = 3, 40
+    options = GatedOptions(rotated_units=24, zoneout=0.1, training=True)
+    xp, h0, weight, bias = (torch.ones(shape) for shape in ((T, B, 3 * H), (B, H), (3 * H, H), (3 * H,)))
+    inputs = GatedInputs(xp, h0, weight, bias, seed=torch.tensor(1))
+    results: list[Any] = []
+
+    def forward() -> None:
+        results[:] = stepwise.forward(inputs, options)
+
+    return forward, lambda: stepwise.backward(torch.ones(T, B, H), inputs, *results, options)
+
+
 def fast_slow(T: int) -> tuple[Pass, Pass]:
     from torchrum.cells.fast_slow import fast_slow as make_cell
     from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
@@ -117,7 +132,7 @@ def fast_slow(T: int) -> tuple[Pass, Pass]:
 
 def main(name: str) -> None:
     stand_in()
-    make = {"stepwise": stepwise, "stepwise_tf32": stepwise_tf32, "fast_slow": fast_slow}[name]
+    make = {"stepwise": stepwise, "stepwise_tf32": stepwise_tf32, "gated": gated, "fast_slow": fast_slow}[name]
     counts = []
     for T, capturing in ((4, False), (4, True), (5, False)):
         torch.cuda.is_current_stream_capturing = lambda capturing=capturing: capturing  # type: ignore[assignment,misc]

@@ -287,11 +287,16 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Ten
     with plain_mode(inputs.xp):
         out, gates = inputs.empty_results(save)
         inputs = inputs._replace(xp=aligned(inputs.xp), weight_hh=inputs.weight_hh.contiguous())
+
+        def following() -> None:
+            backward(out, inputs, out, gates, options)
+
         scan_pass: Pass[ForwardSteps, None] = Pass(
             key=lambda: _key("forward", inputs, options, save),
             build=lambda graphed: ForwardSteps(inputs, options, graphed, save),
             begin=lambda steps: steps.begin(inputs, out, gates),
             finish=lambda steps: None,
+            following=following if save and options.training else None,
         )
         run_pass(scan_pass, inputs.xp, len(out))
     return out, gates
