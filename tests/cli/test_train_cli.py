@@ -129,6 +129,14 @@ def test_seeds_and_grids(tmp_path):
     assert main(["sweep", TINY, "--trials", "2", *out]) == 2
 
 
+def test_a_search_in_a_storage(tmp_path):
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    asked = ["--trials", "1", "--search", "optimizer.lr=1e-3:1e-2", "--storage", f"journal://{tmp_path}/study"]
+    for trials, name in (("1", "tiny"), ("2", "tiny-2")):  # a second worker gets a folder of its own
+        assert main(["sweep", TINY, *asked, "--trials", trials, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
+        assert len(list((tmp_path / name).glob("trial-*/result.json"))) == 1
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -156,6 +164,7 @@ def test_seeds_and_grids(tmp_path):
         (["sweep", TINY, "--trials", "-2", "--search", "optimizer.lr=1:2"], "--trials is -2"),
         (["sweep", TINY, "--trials", "2", "--search", "optimizer.lr=1:2:3"], "is not a search range; write"),
         (["sweep", TINY, "--trials", "2", "--grid", "steps=1,2"], "and no --grid or --seeds"),
+        (["sweep", TINY, "--storage", "sqlite:///x", "--seeds", "2"], "a search needs --trials N and --search"),
         (["figure", "unknown"], "'unknown' is neither a figure (copying, recall, "),
         (["table", "nonsense"], "no task 'nonsense'; there are: "),
         (

@@ -155,6 +155,7 @@ def sweep(arguments: list[str]) -> int:
         add("--grid", action="append", default=[], metavar="FIELD=A,B,...", help=grid_help),
         add("--trials", type=int, metavar="N", help="search with Optuna, training N times"),
         add("--search", action="append", default=[], metavar="FIELD=LOW:HIGH[:log]", help=search_help),
+        add("--storage", metavar="URL", help="study that several machines share: a database, journal:// or grpc://"),
     ]
     fields, rest = split_fields(arguments, own)
     options = parser.parse_args(rest)
@@ -172,7 +173,7 @@ def sweep(arguments: list[str]) -> int:
         )
     config = configured(load_recipe(options.recipe), options)
     folder, new = chosen_folder(options, config.label), options.resume is None
-    if options.trials is None and not options.search:
+    if options.trials is None and not options.search and options.storage is None:
         if not (options.seeds or options.grid):
             raise ConfigError(
                 "a sweep needs --seeds N, --grid FIELD=A,B or --trials N with --search; to train once: "
@@ -182,8 +183,12 @@ def sweep(arguments: list[str]) -> int:
     if options.grid or options.seeds or not (options.trials and options.search):
         raise ConfigError("a search needs --trials N and --search FIELD=LOW:HIGH, and no --grid or --seeds.")
     if options.jobs > 1:
-        raise ConfigError("a search learns from each training before it begins the next; leave --jobs out.")
-    return run(search, config, options.search, options.trials, folder, options.quiet, draw, rename=new)
+        raise ConfigError(
+            "a search learns from each training before it begins the next; leave --jobs out. To search in several "
+            "processes, start the command once for each, with one --storage."
+        )
+    trials, storage = options.trials, options.storage
+    return run(search, config, options.search, trials, folder, options.quiet, draw, rename=new, storage=storage)
 
 
 def run(train: Callable[..., int], *arguments: Any, **options: Any) -> int:

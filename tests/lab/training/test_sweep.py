@@ -3,7 +3,9 @@ import math
 import os
 import re
 import signal
+import socket
 import statistics
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -15,6 +17,7 @@ from lab.training import processes
 from lab.training.tiny import tiny
 from torchrum.lab.data import DataUnavailableError
 from torchrum.lab.training import ConfigError, RunError, distributed, read_metrics, run_sweep
+from torchrum.lab.training.run_folder import read_result
 from torchrum.lab.training.sweep import _summarise, grid, read_range, search
 
 SHORT = replace(tiny(), steps=4, log_every=2, eval_every=2)
@@ -153,8 +156,118 @@ def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, capsys):
     with pytest.raises(RunError, match=r"none of the 2 trials in .* has a score; search in another range"):
         search(longer, ["optimizer.lr=9e37:1e38"], 2, tmp_path, quiet=True)
     assert len(re.findall(r"trial-000\d: the loss is (nan|inf) at step", capsys.readouterr().err)) == 2
-    assert search(longer, ["optimizer.lr=1e-3:1e-2"], 3, tmp_path, quiet=True) == 0
-    assert json.loads((tmp_path / "summary.json").read_text())["best"]["trial"] == 2
+    assert search(longer, ["optimizer.lr=1e-2:1e-2"], 1, tmp_path / "x", quiet=True) == 0
+    assert json.loads((tmp_path / "x" / "summary.json").read_text())["best"]["trial"] == 0
+
+
+RATES = ["optimizer.lr=1e-3:1e-1:log"]
+
+
+def die(run):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work(folder, storage, trials, on_end=None, steps=4):
+    """Be one process of a study."""
+    sys.exit(search(replace(SHORT, steps=steps), RATES, trials, folder, True, on_end, storage=storage))
+
+
+def serve(port, database):
+    import optuna
+
+    optuna.storages.run_grpc_proxy_server(optuna.storages.RDBStorage(database), host="127.0.0.1", port=port)
+
+
+@pytest.fixture
+def storage(request, tmp_path):
+    """The address of a storage of each kind."""
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    database = f"sqlite:///{tmp_path}/study.db"
+    if request.param != "grpc":
+        yield database if request.param == "sqlite" else f"journal://{tmp_path}/study.log"
+        return
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    proxy = processes.start(serve, port, database)
+    yield f"grpc://127.0.0.1:{port}"
+    proxy.kill()
+    proxy.join()
+
+
+@pytest.mark.parametrize(
+    "storage", ["journal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sqlite", "grpc"))], indirect=True
+)
+def test_processes_share_a_study_and_one_may_die(tmp_path, storage, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    workers = [processes.start(work, first, storage, 4, die), processes.start(work, second, storage, 4)]
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL, 0]
+    (lost,) = first.glob("trial-*")
+    summary = json.loads((second / "summary.json").read_text())
+    assert summary["trials"] == 4 == len(list(second.glob("trial-*")))
+    best = second / f"trial-{summary['best']['trial']:04d}"
+    assert read_result(best).best == summary["best"]["value"]
+    trained = (lost / "result.json").stat().st_mtime_ns
+    assert search(SHORT, RATES, 5, first, storage=storage) == 0  # the lost trial, and no other
+    assert list(first.glob("trial-*")) == [lost]
+    assert (lost / "result.json").stat().st_mtime_ns == trained
+    summary = json.loads((first / "summary.json").read_text())
+    assert summary["trials"] == 5
+    (best,) = tmp_path.glob(f"*/trial-{summary['best']['trial']:04d}")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(rf"best of 5 trials: accuracy [\d.]+ with optimizer.lr=[\d.e-]+, in [^ /]+:{best}", line)
+    configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/trial-*/config.json")]
+    assert len({config["optimizer"]["lr"] for config in configs}) == 5
+
+
+@pytest.mark.parametrize("storage", ["journal"], indirect=True)
+def test_a_trial_that_a_signal_stopped_goes_on(tmp_path, storage):
+    worker = processes.start(work, tmp_path / "runs", storage, 1, None, 1000)
+    metrics, deadline = tmp_path / "runs" / "trial-0000" / "metrics.jsonl", time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size > 200):
+        assert worker.is_alive() and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(worker.pid, signal.SIGTERM)
+    worker.join(60)
+    assert worker.exitcode == 128 + signal.SIGTERM
+    assert not (metrics.parent / "result.json").exists()
+    assert search(replace(SHORT, steps=1000), RATES, 1, tmp_path / "runs", quiet=True, storage=storage) == 0
+    assert [path.name for path in (tmp_path / "runs").glob("trial-*")] == ["trial-0000"]
+    assert read_result(metrics.parent).step == 1000
+
+
+@pytest.mark.parametrize(
+    "address, message",
+    [
+        ("study.db", "the storage is 'study.db', but it must be a URL: postgresql://"),
+        ("grpc://head", "a proxy is grpc://HOST:PORT"),
+        ("nonsense://x", "the storage nonsense://x failed: Can't load plugin"),
+        ("sqlite:////missing/study.db", "the storage sqlite:////missing/study.db failed: .*unable to open database"),
+        ("journal:///missing/study.log", "the storage journal:///missing/study.log failed: .*No such file"),
+        ("mysql+x://me:secret@host/name", r"the storage mysql\+x://me:\*\*\*@host/name failed"),
+        pytest.param("grpc://127.0.0.1:1", "grpc://127.0.0.1:1 failed: GRPC connection", marks=pytest.mark.slow),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_line(tmp_path, address, message):
+    pytest.importorskip("optuna", reason="Optuna is an extra")
+    with pytest.raises((ConfigError, RunError), match=message) as caught:
+        search(SHORT, RATES, 1, tmp_path / "runs", quiet=True, storage=address)
+    assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("storage", ["journal"], indirect=True)
+def test_a_study_of_another_search_is_refused(tmp_path, storage):
+    assert search(SHORT, RATES, 1, tmp_path / "a", quiet=True, storage=storage) == 0
+    other = replace(SHORT, device="auto", about="on another machine")
+    assert search(other, RATES, 2, tmp_path / "b", quiet=True, storage=storage) == 0
+    for config, space, message in (
+        (replace(SHORT, steps=8), RATES, "steps 4 -> 8"),
+        (SHORT, ["optimizer.lr=1e-3:1:log"], "optimizer.lr '1e-3:1e-1:log' -> '1e-3:1:log'"),
+    ):
+        with pytest.raises(ConfigError, match=f"has a study 'tiny' of another search: {message}"):
+            search(config, space, 3, tmp_path / "c", quiet=True, storage=storage)
 
 
 def test_side_by_side_is_the_same_as_one_after_another(tmp_path, capsys):

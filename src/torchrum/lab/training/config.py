@@ -289,6 +289,8 @@ _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "s
 _PLACE = ("device", "devices", "nodes", "graph", "compile", "logger")
 CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
 """Fields that a resumed run may change; any other one would make it a different run."""
+STUDY_CHANGEABLE = frozenset((*_PLACE, "paper", "about"))
+"""Fields in which the processes of one search may differ."""
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
@@ -381,10 +383,18 @@ def run_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     return differences(identity(old), identity(new))
 
 
-def saved_differences(saved: Mapping[str, Any], config: TrainConfig, whole: bool = False) -> list[str]:
-    """Where a config differs from the plain one of a checkpoint: in ``identity`` or, with ``whole``, in all it has."""
+def saved_differences(
+    saved: Mapping[str, Any], config: TrainConfig, left_out: Collection[str] | None = CHANGEABLE
+) -> list[str]:
+    """Describe where a config differs from the plain one of a checkpoint or a study.
+
+    Args:
+        saved: the plain config.
+        config: the other one.
+        left_out: fields that may differ; None: those that ``saved`` lacks.
+    """
     before, now = upgraded(saved), to_json(config)
-    left_out = now.keys() - before.keys() if whole else {*CHANGEABLE, *({"name"} - before.keys())}
+    left_out = now.keys() - before.keys() if left_out is None else {*left_out, *({"name"} - before.keys())}
     return differences(_without(left_out, before, config.task), _without(left_out, now, config.task))
 
 

@@ -2,16 +2,28 @@
 
 import itertools
 import math
+import re
+import socket
 import statistics
+import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
-from torchrum.lab.training.config import TrainConfig, run_differences
+from torchrum.lab.training.config import (
+    STUDY_CHANGEABLE,
+    TrainConfig,
+    differences,
+    first_of,
+    run_differences,
+    saved_differences,
+    to_json,
+)
 from torchrum.lab.training.distributed import Engine, Outcome, train_side_by_side
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
 from torchrum.lab.training.files import write_json
@@ -26,6 +38,11 @@ from torchrum.lab.training.run_folder import (
     read_result,
 )
 from torchrum.lab.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
 SUMMARY = "summary.json"
 OnEnd = Callable[[Path], object] | None
@@ -259,20 +276,30 @@ def search(
     quiet: bool = False,
     on_end: OnEnd = None,
     rename: bool = False,
+    storage: str | None = None,
 ) -> int:
     """Let Optuna choose fields (``"field=low:high:log"`` or ``"field=a,b"``) for the best value of the task's metric.
 
-    The study is kept in ``folder/optuna.log``, so a search that was stopped resumes where it was. ``rename`` is that of
-    ``run_sweep``.
+    With ``storage`` any number of processes, on any machines, work on one study: each makes this call with a folder of
+    its own. They may join, leave and die at any time. A process that starts again in its folder first completes the
+    trial that it left there.
+
+    Args:
+        config: the recipe; the study has its name.
+        space: the fields to choose.
+        trials: the study ends when so many trials have a score or have diverged. A trial whose process died does not
+            count. Processes that are free while the last trials run begin further ones.
+        folder: where the runs of this process go.
+        quiet, on_end: as for ``Trainer``.
+        rename: as for ``run_sweep``.
+        storage: where the study is kept: a database (``postgresql://...``, ``sqlite:///FILE``), a file on a shared disk
+            (``journal:///PATH``) or Optuna's proxy (``grpc://HOST:PORT``); None: ``folder/optuna.log``.
 
     Returns:
         0, or the exit code of a run that a signal ended.
     """
     try:
         import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-        from optuna.trial import TrialState
     except ModuleNotFoundError as error:
         raise RunError('a search needs Optuna: pip install "torchrum[sweep]"') from error
 
@@ -284,32 +311,146 @@ def search(
     if engine.world_size > 1:
         raise ConfigError("a search trains in one process; start it with devices 1, or sweep over a grid.")
     with (lock_free_folder if rename else lock_folder)(folder) as lock:
-        study = optuna.create_study(
-            study_name=config.name,
-            direction="maximize" if config.task.goal == "max" else "minimize",
-            sampler=optuna.samplers.TPESampler(seed=config.seed),
-            storage=JournalStorage(JournalFileBackend(str(lock.folder / "optuna.log"))),
-            load_if_exists=True,
-        )
-        for _ in range(sum(trial.state.is_finished() for trial in study.trials), trials):
-            trial = study.ask()
-            chosen = override(config, [f"{item.name}={item.choose(trial)}" for item in ranges])
-            place = lock.folder / f"trial-{trial.number:04d}"
+        storage = storage or f"journal://{(lock.folder / 'optuna.log').absolute()}"
+        with reaching(storage):
+            study = open_study(storage, config, space)
+        while True:
+            with reaching(storage):
+                if len(ended_trials(study)) >= trials:
+                    break
+                trial = next_trial(study, config, ranges, lock.folder)
+                chosen = override(config, [f"{item.name}={trial.params[item.name]}" for item in ranges])
+            place = lock.folder / trial_folder(trial)
             try:
                 result = train_or_keep(chosen, place, quiet, engine, on_end)
             except DivergedError as error:
-                study.tell(trial, state=TrialState.FAIL)
                 print(f"{place.name}: {error}", file=cast(TextIO, Lenient()))
-                continue
-            if result.exit_code or result.best is None:
-                study.tell(trial, state=TrialState.FAIL)
-                if result.exit_code:
-                    return result.exit_code
+                score = None
             else:
-                study.tell(trial, result.best)
-        if not any(trial.state is TrialState.COMPLETE for trial in study.trials):
-            raise RunError(f"none of the {len(study.trials)} trials in {folder} has a score; search in another range.")
-        best = {"trial": study.best_trial.number, "value": study.best_value, "fields": study.best_params}
-        summary = {"metric": config.task.metric, "trials": len(study.trials), "best": best}
-        write_json(lock.folder / SUMMARY, summary)
+                if result.exit_code:
+                    note = f"to resume the search, run the same command with --resume {lock.folder}"
+                    print(note, file=cast(TextIO, Lenient()))
+                    return result.exit_code
+                score = result.best
+            with reaching(storage):
+                study.tell(trial.number, score, state=optuna.trial.TrialState.FAIL if score is None else None)
+        with reaching(storage):
+            ended = ended_trials(study)
+            if all(trial.value is None for trial in ended):
+                raise RunError(f"none of the {len(ended)} trials in {folder} has a score; search in another range.")
+            best = study.best_trial
+        found = {"trial": best.number, "value": best.value, "fields": best.params}
+        write_json(lock.folder / SUMMARY, {"metric": config.task.metric, "trials": len(ended), "best": found})
+        if not quiet:
+            fields = " ".join(f"{name}={value}" for name, value in best.params.items())
+            place = best.user_attrs.get("run", trial_folder(best))
+            line = f"best of {len(ended)} trials: {config.task.metric} {best.value:.4f} with {fields}, in {place}"
+            print(line, file=cast(TextIO, Lenient()))
     return 0
+
+
+@contextmanager
+def reaching(storage: str) -> Iterator[None]:
+    """Report a failure of the storage as one line."""
+    try:
+        yield
+    except (ConfigError, RunError):
+        raise
+    except Exception as error:  # each driver has its own kinds
+        details = error.details() if hasattr(error, "details") else str(error)  # grpc, others
+        reason = (str(details).splitlines() or [type(error).__name__])[0]
+        place = re.sub(r"//([^/@]*):[^/@]*@", r"//\1:***@", storage)
+        raise RunError(
+            f"the storage {place} failed: {reason.rstrip('.')}. Check the address; runs and trials are kept, and the "
+            "same command with --resume FOLDER continues."
+        ) from error
+
+
+CONNECT = 10.0
+"""Seconds to wait for a storage that does not answer."""
+
+
+def open_study(storage: str, config: TrainConfig, space: Sequence[str]) -> "Study":
+    """Open or create the study of a config; one of another config or space is refused."""
+    import optuna
+
+    study = optuna.create_study(
+        study_name=config.name,
+        direction="maximize" if config.task.goal == "max" else "minimize",
+        storage=open_storage(storage),
+        load_if_exists=True,
+    )
+    searched = dict(sorted(item.split("=", 1) for item in space))
+    if "config" not in study.user_attrs:
+        study.set_user_attr("space", searched)
+        study.set_user_attr("config", to_json(config))
+    known = study.user_attrs  # read again: another process may have come first
+    changed = saved_differences(known["config"], config, STUDY_CHANGEABLE)
+    changed += differences(known["space"], searched)
+    if changed:
+        raise ConfigError(
+            f"the storage has a study {config.name!r} of another search: {first_of(changed)}. Repeat its command, or "
+            "start a new one: another --name, without --resume."
+        )
+    return study
+
+
+def open_storage(url: str) -> "BaseStorage":
+    """Open a storage of Optuna."""
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+    from sqlalchemy.exc import DBAPIError, IntegrityError
+
+    kind, _, place = url.partition("://")
+    if kind == "journal":
+        return JournalStorage(JournalFileBackend(place))
+    if kind == "grpc":
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"the storage is {url}, but a proxy is grpc://HOST:PORT, such as grpc://head:13000.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            proxy = GrpcStorageProxy(host=host, port=int(port))
+        proxy.wait_server_ready(CONNECT)
+        return proxy
+    if not place:
+        raise ConfigError(
+            f"the storage is {url!r}, but it must be a URL: postgresql://USER@HOST/NAME, sqlite:///FILE, "
+            "journal:///PATH or grpc://HOST:PORT."
+        )
+    for wait in (0.2, 0.5, 1.0, 2.0):
+        try:
+            return RDBStorage(url)
+        except DBAPIError as error:  # processes that start together create the same tables
+            if not isinstance(error, IntegrityError) and "already exists" not in str(error):
+                raise
+            time.sleep(wait)
+    return RDBStorage(url)
+
+
+def ended_trials(study: "Study") -> list["FrozenTrial"]:
+    """Return the trials that count: those with a score, and those that diverged."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+
+def trial_folder(trial: "Trial | FrozenTrial") -> str:
+    """Name the folder of a trial."""
+    return f"trial-{trial.number:04d}"
+
+
+def next_trial(study: "Study", config: TrainConfig, ranges: Sequence[Range], folder: Path) -> "Trial | FrozenTrial":
+    """Return the trial whose unfinished run is in ``folder``, or a new one."""
+    from optuna.samplers import TPESampler
+    from optuna.trial import TrialState
+
+    for begun in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if (folder / trial_folder(begun)).exists():
+            return begun
+    trial = study.ask()
+    # by its number: processes with one seed, and one that was resumed, would draw the same values again
+    study.sampler = TPESampler(seed=config.seed + trial.number)
+    for item in ranges:
+        item.choose(trial)
+    trial.set_user_attr("run", f"{socket.gethostname()}:{(folder / trial_folder(trial)).absolute()}")
+    return trial
