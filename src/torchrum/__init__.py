@@ -4,6 +4,7 @@
 from torchrum.cells.rum import RUMCell
 from torchrum.layers.cuda_graphs import graphed
 from torchrum.layers.rum import RUM
+from torchrum.layers.stream import Stream
 from torchrum.layers.window import InputWindow
 from torchrum.ops.orthogonal_power import orthogonal_power
 from torchrum.ops.rotation import rotate, rotation_angle, rotation_matrix
@@ -14,6 +15,7 @@ __all__ = [
     "RUM",
     "InputWindow",
     "RUMCell",
+    "Stream",
     "graphed",
     "orthogonal_power",
     "rotate",

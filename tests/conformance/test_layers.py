@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from tolerances import DEEP, TOL
+from torchrum import Stream
 from torchrum.layers.registry import LAYERS, SHARED, build_layer
 
 I, H, T, B = 3, 4, 5, 3
@@ -93,6 +94,14 @@ def test_batch_first_only_swaps_axes(name, options):
     swapped, same = build(name, options, batch_first=True)(x.transpose(0, 1))
     assert_same(swapped.transpose(0, 1), output)
     assert_same(same, hidden)
+
+
+@every
+def test_a_stream_of_steps_is_the_whole(name, options):
+    layer, x = build(name, options, num_layers=2).eval(), draw(T, B, I)
+    stream = Stream(layer, batch_size=B)
+    found = torch.stack([stream(step) for step in x])
+    torch.testing.assert_close(found, layer(x)[0].detach(), **DEEP[torch.float64])
 
 
 @every

@@ -45,7 +45,7 @@ def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
 
 
 @functools.lru_cache(1024)
-def _find_layout(
+def find_layout(
     T: int, B: int, H: int, features: int, size: int, backward: bool, options: GatedOptions
 ) -> tuple[bytes, dict[str, tuple[tuple[int, ...], int]]]:
     """The scan for one thread without addresses and seed, and shape and bytes of each tensor that C reads."""
@@ -85,7 +85,7 @@ def _run(
         raise TypeError(
             f"RUM's scan: saved tensors are {dtype}, but they must be torch.float32 or float64, as they were."
         )
-    template, shapes = _find_layout(T, B, H, features, dtype.itemsize, backward, options)
+    template, shapes = find_layout(T, B, H, features, dtype.itemsize, backward, options)
     scan = GatedScan.from_buffer_copy(template)
     if T * B * H * H * 3 >= native.SMALL:
         scan.threads = threads = max(1, min(torch.get_num_threads(), B))
