@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from timing import microseconds, milliseconds
 from torchrum.cells.fast_slow import FastSlowCell, fast_slow
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops.fast_slow_scan import FastSlowInputs
@@ -33,23 +32,20 @@ from torchrum.ops.kernels.chain import BackwardChain, Chain, ChainInputs, Forwar
 from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.masks import CELL_STREAMS, stream_seeds
 from torchrum.ops.kernels.triton_launch import clear_graphs
+from torchrum.paper.bench.measure import Captured, time_cuda
 
 VOCABULARY, EMBEDDING = 50, 128
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """``run`` inside one CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+def milliseconds(run: Callable[[], object]) -> float:
+    """Measure the median time of one call on the GPU."""
+    return time_cuda({"run": run}, samples=15, warmups=3)["run"].median
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    """Measure the same in microseconds."""
+    return 1e3 * milliseconds(run)
 
 
 def make_cell(slow: str, backend: str = "auto") -> FastSlowCell:
@@ -99,8 +95,8 @@ class Update:
 
 
 def report(words: str, update: Update, T: int, capture: bool) -> None:
-    wrap = captured if capture else lambda run: run
-    forward, both, whole = (milliseconds(wrap(run))[0] for run in (update.no_grad, update.both, update.whole))
+    wrap = Captured if capture else lambda run: run
+    forward, both, whole = (milliseconds(wrap(run)) for run in (update.no_grad, update.both, update.whole))
     numbers = (forward, both - forward, whole, forward * 1e3 / T, (both - forward) * 1e3 / T, whole * 1e3 / T)
     print(f"{words:12}" + "".join(f"{number:10.2f}" for number in numbers), flush=True)
 
@@ -185,7 +181,7 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
                 for t in range(length):
                     stage.row(None, None, t, T)()
 
-            one, other = (microseconds(captured(run))[0] / length for run in (matmuls, rows))
+            one, other = (microseconds(Captured(run)) / length for run in (matmuls, rows))
             shapes = f"{tuple(stage.matmul.left.shape)} x {tuple(stage.matmul.right.shape)}"
             words = f"{direction:8} {name:3} matmul {shapes} in {stage.matmul.parts} parts"
             print(f"{words} {one:6.2f}   row {other:6.2f} us", flush=True)
@@ -195,14 +191,14 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
                 for launch in scan.launches(t):
                     launch()
 
-        print(f"{direction:8} whole step {microseconds(captured(steps))[0] / length:6.2f} us", flush=True)
+        print(f"{direction:8} whole step {microseconds(Captured(steps)) / length:6.2f} us", flush=True)
 
     def weight_grads() -> None:
         for weight, plan, dgate, kept in zip(weights, plans, dgates, saved, strict=True):
             cell_grads(weight, plan, dgate, kept.inputs[:T], None)
 
-    print(f"weight gradients after the loop {milliseconds(weight_grads)[0]:6.3f} ms")
-    norms = milliseconds(lambda: [stage.norm_grads() for stage in backward.stages])[0]
+    print(f"weight gradients after the loop {milliseconds(weight_grads):6.3f} ms")
+    norms = milliseconds(lambda: [stage.norm_grads() for stage in backward.stages])
     print(f"gradients of layer norm after the loop {norms:6.3f} ms")
 
 
@@ -225,7 +221,7 @@ def lstm(N: int, T: int, B: int, dtype: torch.dtype) -> None:
 
     runs = {"LN-LSTM fused": both(ours, lambda: ours.scan(x, state)[0]), "cuDNN LSTM": both(cudnn, lambda: cudnn(x)[0])}
     for name, run in runs.items():
-        print(f"{name:14} {microseconds(captured(run))[0] / T:8.2f} us per step", flush=True)
+        print(f"{name:14} {microseconds(Captured(run)) / T:8.2f} us per step", flush=True)
 
 
 def sweep(slow: str, T: int, B: int, dtype: torch.dtype) -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrum.cli.parsing import Parser
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
     import torch
 
-    from torchrum.paper.bench.cpu import run_cpu
+    from torchrum.paper.bench.cpu import CASES, QUICK, run_cpu
     from torchrum.paper.bench.measure import conditions
     from torchrum.paper.bench.records import Report, read_report, text_table
 
@@ -50,16 +50,18 @@ def main(arguments: list[str]) -> int:
     def log(text: str) -> None:
         print(f"{time.perf_counter() - begin:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    shared = {"quick": options.quick, "cases": options.cases, "log": log}
+    shared: dict[str, Any] = {"cases": options.cases, "log": log}
     if options.suite == "cpu":
-        run_cpu(report, memory=options.memory, samples=options.samples or 21, **shared)
+        memory = options.memory and not options.quick
+        run_cpu(report, QUICK if options.quick else CASES, memory=memory, samples=options.samples or 21, **shared)
     elif not torch.cuda.is_available():
         parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
     else:
-        from torchrum.paper.bench.gpu import run_gpu
+        from torchrum.paper.bench.gpu import gpu_cases, quick_cases, run_gpu
 
         seconds = 150.0 if options.seconds is None else options.seconds
-        if not run_gpu(report, samples=options.samples or 30, seconds=seconds, **shared) and options.json:
+        shared |= {"samples": options.samples or 30, "seconds": seconds}
+        if not run_gpu(report, quick_cases() if options.quick else gpu_cases(), **shared) and options.json:
             # the device is lost to this process, and the row of the case that did it is on file
             sys.stdout.flush()
             os.execv(sys.executable, restart_command(arguments, seconds - (time.perf_counter() - begin)))

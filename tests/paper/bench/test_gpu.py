@@ -10,7 +10,7 @@ import torch
 
 from torchrum.ops.rum_scan import persistent
 from torchrum.paper.bench import gpu
-from torchrum.paper.bench.gpu import Case, run_gpu
+from torchrum.paper.bench.gpu import measure_case, quick_cases, run_gpu
 from torchrum.paper.bench.layers import Shape, penn_treebank_step, recall_step
 from torchrum.paper.bench.measure import Captured, ImplementationError, time_cpu
 from torchrum.paper.bench.records import Report, read_report
@@ -18,35 +18,55 @@ from torchrum.paper.bench.records import Report, read_report
 
 @pytest.mark.gpu
 def test_quick_suite(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # which the suite sets, and later tests are to find as it was
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # the suite sets it; later tests need it as it was
     report = Report("gpu", {}, path=tmp_path / "gpu.json")
-    run_gpu(report, quick=True, samples=3)
+    run_gpu(report, quick_cases(), samples=3)
     assert [row.failed for row in report.rows if row.failed] == []
     assert all(row.times.samples == 3 and row.first_call_seconds > 0 for row in report.rows)
     assert {row.case for row in read_report(report.path).rows} == {"quick-eta", "quick-lam1", "quick-recall"}
 
 
-@pytest.fixture
-def on_cpu(monkeypatch):
-    """The suite with its tiny cases on the CPU: everything but the device events, the graphs and the fused kernels."""
-    cases = [replace(case, shape=replace(case.shape, device="cpu")) for case in gpu.quick_cases()]
-    monkeypatch.setattr(gpu, "quick_cases", lambda: cases)
-    monkeypatch.setattr(gpu, "time_cuda", lambda runs, samples, warmups: time_cpu(runs, samples))
-    monkeypatch.setattr(gpu, "Captured", lambda run: run)
-    monkeypatch.setattr(gpu, "device_works", lambda: True)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # which the suite sets
-    monkeypatch.setattr(gpu, "_free", lambda: None)
-    monkeypatch.setattr(gpu, "_start_cuda", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "Stream", object)
-    monkeypatch.setattr(gpu, "peak_cuda_bytes", lambda run, before: before + 1)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 6)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+class Host:
+    """The CPU in the place of the device: everything but device events, graphs and fused kernels."""
+
+    def __init__(self, broken: str = "", alive: bool = True) -> None:
+        self.broken, self.alive = broken, alive
+
+    def session(self):
+        return contextlib.nullcontext()
+
+    def works(self) -> bool:
+        return self.alive
+
+    def allocated(self) -> int:
+        return 6
+
+    def first_call_seconds(self, run) -> float:
+        run()
+        return 0.1
+
+    def peak_bytes(self, run, before: int) -> int:
+        return before + 1
+
+    def capture(self, run):
+        return run
+
+    def time(self, runs, samples):
+        if self.broken in runs:
+            raise ImplementationError(self.broken) from ValueError("odd")
+        return time_cpu(runs, samples)
 
 
-def test_failures_stay_with_their_implementation(on_cpu, tmp_path):
+def quick(device: Host, report: Report, **options) -> tuple[bool, list[str]]:
+    """Run the tiny cases on the host; also return the log."""
+    said: list[str] = []
+    suite = [replace(case, shape=replace(case.shape, device="cpu")) for case in quick_cases()]
+    return run_gpu(report, suite, samples=2, log=said.append, device=device, **options), said
+
+
+def test_failures_stay_with_their_implementation(tmp_path):
     report = Report("gpu", {}, path=tmp_path / "gpu.json")
-    run_gpu(report, quick=True, samples=2, log=lambda text: None)
+    quick(Host(), report)
     failed = {(row.case, row.implementation): row.failed for row in report.rows}
     assert failed["quick-eta", "fused"] == (
         "ValueError: backend='fused' cannot run: the input is on cpu. Pass backend='auto' to fall back."
@@ -58,61 +78,43 @@ def test_failures_stay_with_their_implementation(on_cpu, tmp_path):
     assert all(row.backend is None for row in timed)  # neither the original implementation nor nn.GRU has one
     assert all(row.times.samples == 2 and row.peak_bytes == 7 and row.first_call_seconds > 0 for row in timed)
     assert {row.case: row.precision for row in timed} == {"quick-eta": "high", "quick-lam1": "highest"}
+    assert {row.case: row.options for row in timed if "gru" in row.implementation} == {"quick-eta": {}}
     assert read_report(report.path).rows == report.rows
 
 
-def test_time_runs_out(on_cpu):
-    report, said = Report("gpu", {}), []
-    run_gpu(report, quick=True, samples=2, seconds=-1, log=said.append)
+def test_time_runs_out():
+    report = Report("gpu", {})
+    _, said = quick(Host(), report, seconds=-1)
     assert report.rows == []
     assert len(said) == 5  # one for each mode of each case
     assert "left out" in said[0]
 
 
-def test_a_case_without_a_device_leaves_its_reason(monkeypatch):
-    def nothing_works(*unused):
-        raise RuntimeError("no device\nmore")
-
-    monkeypatch.setattr(gpu, "_prepare", nothing_works)
-    monkeypatch.setattr(gpu, "_free", lambda: None)
-    monkeypatch.setattr(gpu, "device_works", lambda: True)
-    case = Case("a", Shape(N=4, T=2), {"lam": 0}, ("fused", "gru"))
-    rows = gpu.measure_case(case, "forward_backward", 3, lambda text: None)
-    assert [row.failed for row in rows] == ["RuntimeError: no device"] * 2
-    assert [row.options for row in rows] == [{"lam": 0}, {}]
-
-
-def test_one_that_fails_while_timed_leaves_the_others(on_cpu, monkeypatch):
-    def time_them(runs, samples, warmups):
-        if "gru" in runs:
-            raise ImplementationError("gru") from ValueError("odd")
-        return time_cpu(runs, samples)
-
-    monkeypatch.setattr(gpu, "time_cuda", time_them)
-    case = replace(gpu.quick_cases()[0], implementations=("torch", "gru", "lstm"))
-    rows = gpu.measure_case(case, "forward", 2, lambda text: None)
+def test_one_that_fails_while_timed_leaves_the_others():
+    case = replace(quick_cases()[0], implementations=("torch", "gru", "lstm"))
+    case = replace(case, shape=replace(case.shape, device="cpu"))
+    rows = measure_case(case, "forward", 2, lambda text: None, Host(broken="gru"))
     assert [row.failed for row in rows] == [None, "ValueError: odd", None]
     assert [row.times is None for row in rows] == [False, True, False]
 
 
-def test_a_lost_device_ends_the_run_and_a_second_one_goes_on(on_cpu, monkeypatch, tmp_path):
-    """The fused implementation fails here; were the device gone with it, a fresh process would take the rest."""
-    monkeypatch.setattr(gpu, "device_works", lambda: False)
-    report, said = Report("gpu", {}, path=tmp_path / "gpu.json"), []
-    assert not run_gpu(report, quick=True, samples=2, cases="quick-eta", log=said.append)
+def test_a_lost_device_ends_the_run_and_a_second_one_goes_on(tmp_path):
+    """The fused implementation fails here; if the device were lost with it, a new process would take the rest."""
+    report = Report("gpu", {}, path=tmp_path / "gpu.json")
+    works, said = quick(Host(alive=False), report, cases="quick-eta")
+    assert not works
     assert [(row.implementation, row.mode) for row in report.rows] == [("fused", "forward")]
     assert "the device is lost" in said[-1]
     again = read_report(tmp_path / "gpu.json")
-    monkeypatch.setattr(gpu, "device_works", lambda: True)
-    assert run_gpu(again, quick=True, samples=2, cases="quick-eta", log=said.append)
+    assert quick(Host(), again, cases="quick-eta")[0]
     found = [(row.implementation, row.mode) for row in again.rows]
     assert len(found) == len(set(found)) == 2 * 4
-    assert run_gpu(again, quick=True, samples=2, cases="quick-eta", log=said.append)
+    assert quick(Host(), again, cases="quick-eta")[0]
     assert len(again.rows) == 2 * 4  # nothing is measured twice
 
 
-def test_design_is_told(monkeypatch):
-    eta, lam1, recall = gpu.quick_cases()
+def test_the_design_of_a_case(monkeypatch):
+    eta, lam1, recall = quick_cases()
     asked = []
     monkeypatch.setattr(persistent, "obstacle", lambda inputs, options: asked.append((inputs, options)))
     assert gpu._design(replace(eta, shape=replace(eta.shape, device="cpu"))) == "persistent"

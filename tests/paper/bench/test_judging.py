@@ -27,7 +27,6 @@ from judge import main  # noqa: E402
 from judging.errors import clear_of_threshold, relative_error  # noqa: E402
 from judging.pytest_log import summarise_tests  # noqa: E402
 from judging.targets import cpu_targets, gpu_targets  # noqa: E402
-from timing import microseconds, milliseconds  # noqa: E402
 
 
 def test_targets_take_the_better_of_our_two_ways():
@@ -128,16 +127,6 @@ def test_a_report_that_is_not_there_is_one_line(capsys, arguments):
     with pytest.raises(SystemExit):
         main(arguments)
     assert capsys.readouterr().err.endswith(f"error: {arguments[-1]} is not a file\n")
-
-
-def test_trials_are_timed_by_the_timer_of_the_package(monkeypatch):
-    def time_cuda(runs, samples, warmups):
-        assert (samples, warmups) == (7, 3)
-        return {name: Times(run(), 0, 0, samples) for name, run in reversed(runs.items())}
-
-    monkeypatch.setattr("timing.time_cuda", time_cuda)
-    assert milliseconds(lambda: 2.0, lambda: 3.0, samples=7) == [2.0, 3.0]
-    assert microseconds(lambda: 2.0, samples=7) == [2000.0]
 
 
 def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():

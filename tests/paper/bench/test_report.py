@@ -171,7 +171,7 @@ def test_resumed_run_keeps_rows_and_says_so(tmp_path):
 
 
 def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cpu, "peak_memory", lambda name, shape, lam: 1000 * len(name))
+    monkeypatch.setattr(cpu, "peak_memory", lambda name, shape, options: 1000 * len(name))
     path = tmp_path / "cpu.json"
     assert main(["bench", "--quick", "--samples", "2", "--json", str(path), "--cases", "lam0-*"]) == 0
     back = read_report(path)
@@ -188,12 +188,10 @@ def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
 def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
     seen = []
     monkeypatch.setattr(cpu, "_rows", lambda *args: [seen.append(torch.get_num_threads()), []][1])
-    monkeypatch.setattr(
-        cpu, "QUICK", {"one": replace(cpu.QUICK["lam0-quick"], threads=1), "own": cpu.QUICK["lam0-quick"]}
-    )
+    suite = [replace(cpu.QUICK[0], threads=1), cpu.QUICK[0]]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    cpu.run_cpu(Report("cpu", {}), quick=True, log=lambda text: None)
+    cpu.run_cpu(Report("cpu", {}), suite, log=lambda text: None)
     torch.set_num_threads(before)
     assert seen == [1, 2]
     made = Report("cpu", PLACE, [Row("lam0", "gru", "forward_backward", GPU, {}, Times(1, 1, 1, 1), threads=1)])

@@ -1,15 +1,12 @@
 """The GPU suite: RUM beside cuDNN's GRU and LSTM and the original implementation, eager and in CUDA graphs.
 
-The cases with a target come first: a run that is cut short has them. tests/ops must be green with ``-m gpu`` before: a
+The cases with a target come first, so that a run that is cut short has them. Run tests/ops with ``-m gpu`` before: a
 wrong kernel can be fast.
 """
 
-import gc
-import os
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any
 
@@ -19,17 +16,8 @@ from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.layers.rum import RUM
 from torchrum.ops.rum_scan import ScanInputs
 from torchrum.ops.rum_scan.designs import choose_design
-from torchrum.paper.bench.layers import DTYPES, Shape, Work, make_layer, penn_treebank_step, recall_step
-from torchrum.paper.bench.measure import (
-    Captured,
-    ImplementationError,
-    Run,
-    clocks,
-    device_works,
-    first_call_seconds,
-    peak_cuda_bytes,
-    time_cuda,
-)
+from torchrum.paper.bench.layers import DTYPES, Case, Shape, Work, make_layer, penn_treebank_step, recall_step
+from torchrum.paper.bench.measure import Cuda, ImplementationError, Run, clocks
 from torchrum.paper.bench.records import Report, Row
 
 BATCH, STEPS = 128, 150
@@ -48,37 +36,18 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """Implementations at one shape, timed in turns."""
-
-    name: str
-    shape: Shape
-    options: dict[str, Any]
-    """Of the RUM."""
-    implementations: tuple[str, ...]
-    """Names of ``make_layer``; of ``fused graphed`` the whole pass is one CUDA graph."""
-    modes: tuple[str, ...] = ("forward_backward",)
-    kind: str = "layer"
-    """layer, recall or penn_treebank."""
-    samples: int | None = None
-    """Fewer than usual for what is slow, more for calls so short that the host's noise shows."""
-    precision: str = "high"
-    """Of float32 matmuls: ``high`` is TF32, as cuDNN's layers do by default, ``highest`` FP32 (TF32 off)."""
-
-
 def layer_case(
     features: str, N: int, dtype: str, implementations: tuple[str, ...], T: int = STEPS, suffix: str = "", **more: Any
 ) -> Case:
-    """A case with its usual name, as ``eta-bf16-n1000``."""
+    """Build a case with its usual name, such as ``eta-bf16-n1000``."""
     name = f"{features}-{SHORT[dtype]}-n{N}" + (f"-t{T}" if T != STEPS else "") + suffix
     return Case(name, Shape(N, T, BATCH, dtype, "cuda"), FEATURES[features], implementations, **more)
 
 
 def target_cases() -> list[Case]:
-    """The cases that have a target, the surest and the most telling first."""
+    """List the cases that have a target, the surest and the most telling first."""
     cases = [layer_case("eta", N, "bfloat16", TARGETED) for N in TARGET_SIZES]
-    # matmuls in FP32: a memory that is turned a thousand times has no digits to give away
+    # matmuls in FP32: a memory that is turned a thousand times needs every digit
     exact: dict[str, Any] = {"precision": "highest"}
     cases.append(layer_case("lam1", 100, "float32", ("fused", "fused graphed"), T=1020, **exact))
     recall, ours = Shape(N=50, T=53, B=BATCH, dtype="float32", device="cuda"), ("fused graphed", "fused")
@@ -91,7 +60,7 @@ def target_cases() -> list[Case]:
 
 
 def plain_cases() -> list[Case]:
-    """Plain calls, whose kernels take a fraction of the time: the rest is Python and launches."""
+    """List plain calls, which spend most of their time in Python and in launches."""
 
     def case(name: str, features: str, N: int, T: int, B: int, mode: str = "forward_backward") -> Case:
         shape = Shape(N, T, B, "float32", "cuda")
@@ -135,7 +104,7 @@ def gpu_cases() -> list[Case]:
 
 
 def quick_cases() -> list[Case]:
-    """The same kinds of case at tiny sizes."""
+    """List the same kinds of case at tiny sizes."""
     small = Shape(N=16, T=7, B=4, dtype="float32", device="cuda")
     tiny: dict[str, Any] = {"shape": small, "modes": ("forward", "forward_backward")}
     lam1: dict[str, Any] = {"options": FEATURES["lam1"], "precision": "highest"}
@@ -146,14 +115,11 @@ def quick_cases() -> list[Case]:
     ]
 
 
-RUMS = ("authors", "reference", "torch", "fused")
-WARMUPS = 10
-
 Log = Callable[[str], None]
 
 
 class DeviceLostError(RuntimeError):
-    """An implementation left the device or its random numbers unusable for this process; its row has the reason."""
+    """An implementation left the device unusable for this process; its row has the reason."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(f"{row.case} {row.implementation}: {row.failed}")
@@ -162,35 +128,32 @@ class DeviceLostError(RuntimeError):
 
 def run_gpu(
     report: Report,
+    suite: Sequence[Case],
     *,
-    quick: bool = False,
     samples: int = 30,
     cases: str = "*",
     seconds: float = 150,
     log: Log = print,
+    device: Cuda | None = None,
 ) -> bool:
     """Measure the suite into ``report``; an implementation that fails leaves its reason in its row.
 
     Args:
         report: takes the rows; what it has already is not measured again.
-        quick: tiny sizes, to see that everything runs.
+        suite: ``gpu_cases`` or ``quick_cases``.
         samples: timed calls of each implementation; slow ones take fewer.
         cases: pattern that a case's name must match.
         seconds: no case begins after this.
-        log: told what is being measured.
+        log: prints the case that is being measured.
+        device: a substitute for the current CUDA device, in tests.
 
     Returns:
-        Whether the device lived to the end. If not, call again in a fresh process with the same report.
+        Whether the device works at the end. If not, call again in a new process with the same report.
     """
-    begin = time.perf_counter()
-    # a first call compiles: not to be found done by an earlier run
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchrum-bench-")
-    torch.backends.cudnn.allow_tf32 = True
+    begin, device = time.perf_counter(), device or Cuda()
     report.environment |= {"cudnn_allow_tf32": True, "float32_matmul_precision": "as each row says"}
-    # what autograd has touched on the default stream cannot be captured afterwards, so nothing runs there
-    with torch.cuda.stream(torch.cuda.Stream()):
-        _start_cuda()
-        for case in quick_cases() if quick else gpu_cases():
+    with device.session():
+        for case in suite:
             for mode in case.modes if fnmatch(case.name, cases) else ():
                 missing = tuple(name for name in case.implementations if not report.has(case.name, name, mode))
                 if missing and time.perf_counter() - begin > seconds:
@@ -198,7 +161,7 @@ def run_gpu(
                 elif missing:
                     try:
                         asked = replace(case, implementations=missing)
-                        report.add(*measure_case(asked, mode, case.samples or samples, log))
+                        report.add(*measure_case(asked, mode, case.samples or samples, log, device))
                     except DeviceLostError as lost:
                         report.add(lost.row)
                         log(f"{lost}; the device is lost to this process")
@@ -208,8 +171,8 @@ def run_gpu(
     return True
 
 
-def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[Row]:
-    """Build every implementation, then time those that could be built in turns.
+def measure_case(case: Case, mode: str, samples: int, log: Log, device: Cuda) -> list[Row]:
+    """Build every implementation, then time in turns the ones that could be built.
 
     Raises:
         DeviceLostError: the device does not work any more.
@@ -218,62 +181,60 @@ def measure_case(case: Case, mode: str, samples: int, log: Log = print) -> list[
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     rows = {
-        name: Row(case.name, name, mode, case.shape, _options(case, name), precision=case.precision)
+        name: Row(case.name, name, mode, case.shape, case.options_of(name), precision=case.precision)
         for name in case.implementations
     }
     runs: dict[str, Run] = {}
     try:
         for name, row in rows.items():
             try:
-                runs[name] = _prepare(case, name, mode, row)
+                runs[name] = _prepare(case, name, mode, row, device)
             except Exception as error:  # one that cannot run must not take the others with it
-                _note_failure(row, error)
+                _note_failure(row, error, device)
         while runs:
             try:
-                for name, times in time_cuda(runs, samples, WARMUPS).items():
+                for name, times in device.time(runs, samples).items():
                     rows[name].times = times
                 break
             except ImplementationError as error:
-                _note_failure(rows[error.name], error.__cause__ or error)
+                _note_failure(rows[error.name], error.__cause__ or error, device)
                 del runs[error.name]
     finally:
         runs.clear()
         torch.set_float32_matmul_precision(before)
-    _free()
     return list(rows.values())
 
 
-def _note_failure(row: Row, error: BaseException) -> None:
+def _note_failure(row: Row, error: BaseException, device: Cuda) -> None:
     text = str(error).strip()
     row.failed = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
-    if not device_works():
+    if not device.works():
         raise DeviceLostError(row) from error
 
 
-def _prepare(case: Case, name: str, mode: str, row: Row) -> Run:
+def _prepare(case: Case, name: str, mode: str, row: Row, device: Cuda) -> Run:
     """Build the function to time, and measure its first call and its memory."""
-    _free()
-    before = torch.cuda.memory_allocated()
+    before = device.allocated()
     kind, *graphed = name.split()
     run: Run
     if case.kind == "layer":
-        work = Work(lambda: make_layer(kind, case.shape, **_options(case, name)), case.shape)
+        work = Work(lambda: make_layer(kind, case.shape, **row.options), case.shape)
         row.num_parameters = work.num_parameters
         ours: Any = work.layer if isinstance(work.layer, RUM) else next(iter(getattr(work.layer, "cells", [])), None)
         row.backend = None if ours is None else ours.explain_backend(work.x).backend
-        run = work.run("forward" if mode == "forward" else "forward_backward")
+        run = work.run(mode)
     else:
         run = step = (recall_step if case.kind == "recall" else penn_treebank_step)(case.shape, kind)
         row.backend = step.backend
     if row.backend == "fused":
         row.design = _design(case)
-    row.first_call_seconds = first_call_seconds(run)
-    row.peak_bytes = peak_cuda_bytes(run, before)
-    return Captured(run) if graphed else run
+    row.first_call_seconds = device.first_call_seconds(run)
+    row.peak_bytes = device.peak_bytes(run, before)
+    return device.capture(run) if graphed else run
 
 
 def _design(case: Case) -> str:
-    """Which of its designs the fused backend takes in a case."""
+    """Name the design that the fused backend takes in a case."""
     if case.options.get("lam") == 1:
         return "one launch"
     if case.kind != "layer" or case.options.get("form") == "gated":
@@ -284,20 +245,3 @@ def _design(case: Case) -> str:
     options = layer.options.with_training(True)
     inputs = ScanInputs.shaped_like(xp.expand(shape.T, shape.B, options.num_inputs * shape.N), options)
     return choose_design(inputs, options, "auto")[0].name
-
-
-def _options(case: Case, name: str) -> dict[str, Any]:
-    return dict(case.options) if name.split()[0] in RUMS else {}
-
-
-def _start_cuda() -> None:
-    """Load CUDA and its libraries: their start is no part of a layer's first call."""
-    layer = torch.nn.GRU(8, 8, device="cuda")
-    layer(torch.ones(2, 2, 8, device="cuda"))[0].sum().backward()
-    torch.nn.Linear(8, 8, device="cuda")(torch.ones(2, 8, device="cuda")).sum().backward()
-
-
-def _free() -> None:
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()

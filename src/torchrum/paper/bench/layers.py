@@ -1,9 +1,9 @@
-"""What is timed: layers and whole training steps, RUM as its authors wrote it among them."""
+"""The cases of the benchmark, and the layers and training steps that they time; the original RUM is one of them."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,12 @@ from torchrum.layers.registry import CellLayer, build_layer
 from torchrum.layers.rum import RUM
 from torchrum.ops._dispatch import Backend
 
-Mode = Literal["forward", "forward_backward"]
-MODES: tuple[Mode, ...] = ("forward", "forward_backward")
+MODES = ("forward", "forward_backward")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+RUMS = ("authors", "reference", "torch", "native", "fused")
+"""Implementations of RUM."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,41 @@ class Shape:
         return self.N if self.I is None else self.I
 
 
+@dataclass(frozen=True)
+class Case:
+    """Implementations at one shape, timed in turns."""
+
+    name: str
+    shape: Shape
+    options: dict[str, Any]
+    """Options of the RUM."""
+    implementations: tuple[str, ...]
+    """Names for ``make_layer``; of ``fused graphed`` the whole pass is one CUDA graph."""
+    modes: tuple[str, ...] = ("forward_backward",)
+    kind: str = "layer"
+    """layer, recall or penn_treebank."""
+    samples: int | None = None
+    """Fewer than usual for slow cases, more for calls so short that the host's noise shows."""
+    calls: int = 1
+    """Calls in one sample on a CPU; their mean is taken."""
+    precision: str = "high"
+    """Float32 matmuls on a GPU: ``high`` is TF32, as cuDNN's layers do by default, ``highest`` FP32 (TF32 off)."""
+    threads: int | None = None
+    """Threads on a CPU; torch's own number if None."""
+    peak: bool = False
+    """Whether to measure the peak memory on a CPU too, each in a process of its own."""
+
+    def options_of(self, implementation: str) -> dict[str, Any]:
+        """Options of the RUM; none for a baseline."""
+        return dict(self.options) if implementation.split()[0] in RUMS else {}
+
+
 class Work:
     """A layer with data, run forward without gradients or forward and backward with fresh gradients.
 
     Args:
         make: builds the layer on its device, in its dtype.
-        shape: of the input ``(T, B, N)``.
+        shape: sizes of the input ``(T, B, N)``.
     """
 
     def __init__(self, make: Callable[[], nn.Module], shape: Shape) -> None:
@@ -68,12 +100,12 @@ class Work:
         self.layer.zero_grad(set_to_none=True)
         self.layer(self.x)[0].backward(self.grad)
 
-    def run(self, mode: Mode) -> Callable[[], object]:
+    def run(self, mode: str) -> Callable[[], object]:
         return self.forward if mode == "forward" else self.forward_backward
 
 
 def equal_parameters(N: int, gates: int) -> int:
-    """Units of an LSTM (4 gates) or GRU (3) that reads N numbers and has about the weights of a RUM of N units.
+    """Find the units of an LSTM (4 gates) or GRU (3) that reads N numbers and has about the weights of a RUM of N.
 
     gates (n N + n^2) = 3 N N + 2 N^2, rounded to a multiple of 8: an odd size would slow the baseline down.
     """
@@ -82,13 +114,13 @@ def equal_parameters(N: int, gates: int) -> int:
 
 
 def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
-    """The layer of an implementation.
+    """Build the layer of an implementation.
 
     Args:
         name: ``authors``, ``reference``, ``torch``, ``native``, ``fused``; ``gru``, ``lstm``, and ``gru=``, ``lstm=``
             for as many parameters as the RUM has; ``ln_lstm``, in plain PyTorch, and ``ln_lstm_fused``, by our kernels.
         shape: sizes, dtype and device.
-        options: of the RUM.
+        options: options of the RUM.
     """
     N, inputs = shape.N, shape.input_size
     where: dict[str, Any] = {"device": shape.device, "dtype": DTYPES[shape.dtype]}
@@ -148,7 +180,7 @@ class AuthorsRUM(nn.Module):
 
 
 def plane(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Orthonormal u, v ``(B, H)`` of the plane of a and b, and the rotation inside it ``(B, 2, 2)``."""
+    """Return orthonormal u, v ``(B, H)`` of the plane of a and b, and the rotation inside it ``(B, 2, 2)``."""
     u = F.normalize(a, dim=-1)
     cos = (u * F.normalize(b, dim=-1)).sum(-1)
     sin = torch.sqrt(1 - cos**2)
@@ -158,7 +190,7 @@ def plane(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rotate_in_plane(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """h - u u^T h - v v^T h + [u v] turn [u v]^T h, each factor a batched matmul as theirs are."""
+    """Compute h - u u^T h - v v^T h + [u v] turn [u v]^T h; each factor is a batched matmul, as in the original."""
     u, v, turn = plane(a, b)
     basis = torch.stack([u, v], -1)  # (B, H, 2)
     u, v, column = u.unsqueeze(-1), v.unsqueeze(-1), h.unsqueeze(-1)  # (B, H, 1)
@@ -168,7 +200,7 @@ def rotate_in_plane(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
 
 
 def dense_rotation(a: Tensor, b: Tensor) -> Tensor:
-    """I - u u^T - v v^T + [u v] turn [u v]^T, ``(B, H, H)``."""
+    """Compute I - u u^T - v v^T + [u v] turn [u v]^T, ``(B, H, H)``."""
     u, v, turn = plane(a, b)
     basis = torch.stack([u, v], -1)  # (B, H, 2)
     eye = torch.eye(a.shape[-1], device=a.device, dtype=a.dtype)
@@ -178,11 +210,11 @@ def dense_rotation(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A call is one update of ``model``: forward, backward, clipping and Adam, on data that lie on the device."""
+    """One update of ``model`` per call: forward, backward, clipping and Adam, on data that are on the device."""
 
     model: nn.Module
     backend: str
-    """That its recurrent layer takes."""
+    """Backend that its recurrent layer takes."""
     loss: Callable[[], Tensor]
     optimizer: torch.optim.Optimizer
     clip: float = math.inf
@@ -196,7 +228,7 @@ class TrainingStep:
 
 
 def recall_step(shape: Shape, backend: str) -> TrainingStep:
-    """Associative recall with lam = 1."""
+    """Build a training step of associative recall with lam = 1."""
     task = Recall(length=shape.T - 3, train_size=None)
     layer = build_layer("rum", task.input_size, shape.N, batch_first=True, **PAPER_OPTIONS, lam=1, backend=backend)
     assert isinstance(layer, RUM)
@@ -208,7 +240,7 @@ def recall_step(shape: Shape, backend: str) -> TrainingStep:
 
 
 def penn_treebank_step(shape: Shape, backend: str) -> TrainingStep:
-    """A Fast-Slow RUM-2 on characters: 700 fast units, ``shape.N`` slow ones, bfloat16 matmuls."""
+    """Build a training step of a Fast-Slow RUM-2 on characters: 700 fast units, ``shape.N`` slow ones, bfloat16."""
     characters, embedded, fast, device = 50, 128, 700, shape.device
     embedding, readout = nn.Embedding(characters, embedded, device=device), nn.Linear(fast, characters, device=device)
     slow: dict[str, Any] = {"slow": "rum", "slow_size": shape.N, "eta": 1.0, "layer_norm": True, "backend": backend}
@@ -225,7 +257,7 @@ def penn_treebank_step(shape: Shape, backend: str) -> TrainingStep:
 
     cell = layer.cells[0]
     assert isinstance(cell, FastSlowCell)
-    with torch.autocast(device, torch.bfloat16):  # which the choice depends on
+    with torch.autocast(device, torch.bfloat16):  # the choice depends on it
         taken = cell.explain_backend(torch.empty(shape.T, shape.B, embedded, device=device)).backend
     adam = torch.optim.Adam(model.parameters(), lr=2e-3, capturable=device == "cuda")
     return TrainingStep(model, taken, loss, adam, clip=1.0)

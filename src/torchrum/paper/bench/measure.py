@@ -11,6 +11,7 @@ import os
 import shlex
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ from torchrum.ops.kernels.cuda import recording
 T = TypeVar("T")
 Run = Callable[[], object]
 
-CUDA_BLOCK = 5  # timed calls in a row, after one that is not timed; a sixth of all of them where that is more
+CUDA_BLOCK = 5  # fewest timed calls in a row, after an untimed one; a sixth of all of them where that is more
 CPU_BLOCK = 3  # samples in a row, likewise
 FEWEST = 3  # samples of an implementation that is too slow for more
-SHORT_MS = 200  # a call up to which threads that another implementation left spinning would show
+SHORT_MS = 200  # a longer call hides the threads that another implementation left spinning
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class Times:
     """Third quartile."""
     samples: int
     cpu: float | None = None
-    """Median of the CPU time of the whole process, all threads; it hardly feels other programs."""
+    """Median CPU time of the whole process, all threads; other programs hardly affect it."""
 
 
 def summarise(samples: list[float], cpu: list[float] | None = None) -> Times:
-    """Median and quartiles of times in milliseconds."""
+    """Take median and quartiles of times in milliseconds."""
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
     return Times(median, low, high, len(samples), statistics.median(cpu) if cpu else None)
 
@@ -62,12 +63,12 @@ def time_cpu(
 
     Args:
         runs: the implementations.
-        samples: of each; a sample is the mean of ``calls`` calls.
-        warmups: calls of each before.
-        calls: in a sample.
+        samples: number of samples of each; a sample is the mean of ``calls`` calls.
+        warmups: untimed calls of each at the start.
+        calls: calls in a sample.
         seconds: a slow implementation gets no more samples once it has three and has taken this long.
-        settle: take a few samples in a row, after a call that is not timed: the threads of torch's matmuls spin for
-            some milliseconds after the last one, on the cores of whoever comes next.
+        settle: take a few samples in a row after an untimed call, because the threads of torch's matmuls spin for some
+            milliseconds and would slow down the next implementation.
     """
 
     def sample(name: str, count: int) -> list[tuple[float, float]]:
@@ -94,7 +95,7 @@ def time_cpu(
 
 
 class ImplementationError(RuntimeError):
-    """A call of one implementation failed; ``__cause__`` is how."""
+    """A call of one implementation failed; ``__cause__`` is the error."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -110,11 +111,11 @@ def time_cuda(runs: Mapping[str, Run], samples: int = 30, warmups: int = 10, sec
     Args:
         runs: the implementations.
         samples: timed calls of each.
-        warmups: calls of each before.
+        warmups: untimed calls of each at the start.
         seconds: a slow implementation warms up for at most half of this, and gets no more samples once it has five.
 
     Raises:
-        ImplementationError: a call failed; the others are not to blame.
+        ImplementationError: a call failed; it names the implementation.
     """
     Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
@@ -158,7 +159,7 @@ def _in_turns(
     """Take a block of samples of each implementation in turn until each has all of them, or enough."""
     taken: dict[str, list[T]] = {name: [] for name in runs}
     gc.collect()
-    gc.disable()  # its time would fall on whoever runs just then
+    gc.disable()  # a collection would be charged to one of them
     try:
         waiting = list(taken)
         while waiting:
@@ -179,16 +180,16 @@ def _blaming(name: str) -> Iterator[None]:
 
 
 class Captured:
-    """``run`` recorded as one CUDA graph; a call replays it.
+    """``run`` as one CUDA graph; a call replays it.
 
-    Replays read the weights and the data at the addresses they had: ``run``, which owns them, must live as long.
+    Replays use the addresses of the weights and the data at capture, so ``run``, which owns them, is kept.
     """
 
     def __init__(self, run: Run, warmups: int = 3) -> None:
         self.run = run
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels compile and autograd makes its buffers before the recording
+        with torch.cuda.stream(side):  # kernels compile and autograd makes its buffers before the capture
             for _ in range(warmups):
                 run()
         torch.cuda.current_stream().wait_stream(side)
@@ -202,38 +203,69 @@ class Captured:
         self.graph.replay()
 
 
-def device_works() -> bool:
-    """Whether the device still computes and draws random numbers: a failed assert or a failed recording ends either."""
-    try:
+class Cuda:
+    """The current CUDA device, as the GPU suite uses it."""
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """Load the libraries, which no first call should include, and run what follows on a side stream.
+
+        Work that autograd has done on the default stream cannot be captured afterwards. Compiled kernels go to a new
+        folder, since a first call must not find them.
+        """
+        os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchrum-bench-")
+        torch.backends.cudnn.allow_tf32 = True
+        with torch.cuda.stream(torch.cuda.Stream()):
+            layer = torch.nn.GRU(8, 8, device="cuda")
+            layer(torch.ones(2, 2, 8, device="cuda"))[0].sum().backward()
+            torch.nn.Linear(8, 8, device="cuda")(torch.ones(2, 8, device="cuda")).sum().backward()
+            yield
+
+    def works(self) -> bool:
+        """Check that the device still computes and draws random numbers; a failed assert or capture breaks either."""
+        try:
+            torch.cuda.synchronize()
+            return bool(torch.rand(8, device="cuda").sum().item() >= 0)
+        except Exception:  # whatever it is, the process is of no more use
+            return False
+
+    def allocated(self) -> int:
+        """Release unused memory, and return the bytes that are in use."""
+        gc.collect()
         torch.cuda.synchronize()
-        return bool(torch.rand(8, device="cuda").sum().item() >= 0)
-    except Exception:  # whatever it is, the process is of no more use
-        return False
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated()
 
+    def first_call_seconds(self, run: Run) -> float:
+        """Measure the wall time of a first call, which compiles and captures."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
 
-def first_call_seconds(run: Run) -> float:
-    """Wall time of a call that has to compile and capture first."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    def peak_bytes(self, run: Run, before: int) -> int:
+        """Measure the peak of allocated memory during ``run``, above ``before`` bytes."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
 
+    def capture(self, run: Run) -> Run:
+        """Capture ``run`` as a CUDA graph."""
+        return Captured(run)
 
-def peak_cuda_bytes(run: Run, before: int) -> int:
-    """Most device memory that tensors took during ``run``, above ``before``."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    def time(self, runs: Mapping[str, Run], samples: int) -> dict[str, Times]:
+        """Time every implementation; see :func:`time_cuda`."""
+        return time_cuda(runs, samples)
 
 
 def conditions(commit: str | None = None) -> dict[str, Any]:
-    """The environment of this process with what timings need besides: date, cores, driver and clocks.
+    """Describe this machine for a report: the environment of a run, with date, cores, driver and clocks.
 
     Args:
-        commit: of the code, where there is no checkout to ask.
+        commit: commit of the code, if it does not run from a checkout.
     """
     place = environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"), processes=1)
     own = None if place.commit is None else place.commit + (" with changes" if place.uncommitted_changes else "")
@@ -256,12 +288,12 @@ def conditions(commit: str | None = None) -> dict[str, Any]:
 
 
 def clocks() -> dict[str, str]:
-    """Clocks now and at most, power and temperature of the current GPU."""
+    """Read present and maximal clocks, power limit and temperature of the current GPU."""
     return query_gpu("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
 
 
 def query_gpu(*fields: str) -> dict[str, str]:
-    """What nvidia-smi reports about the current GPU, by field; empty where it cannot be asked."""
+    """Ask nvidia-smi about the current GPU, and return its answers by field; empty where it fails."""
     if not torch.cuda.is_available():
         return {}
     options = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={torch.cuda.current_device()}"]
