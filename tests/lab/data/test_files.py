@@ -60,7 +60,7 @@ def server(tmp_path):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+        thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield folder, f"http://127.0.0.1:{httpd.server_port}"
         httpd.shutdown()
