@@ -31,6 +31,7 @@ pages: $(READY)
 	$(PY) -m torchrum figure all --write docs/figures.md
 	$(PY) benchmarks/judge.py results/bench/gpu.json results/bench/cpu.json
 	for suite in gpu cpu; do $(PY) -m torchrum bench --report results/bench/$$suite.json --write docs/benchmarks.md || exit 1; done
+	$(PY) -m torchrum bench --report results/bench/gpu.json --plot docs/figures/bench_gpu.svg
 	$(PY) -m torchrum report --write README.md
 
 # torch comes first and exactly pinned, so that nothing that follows can bring another build

@@ -106,10 +106,10 @@ def char_figure(rows: Sequence[Row]) -> Figure:
 
 
 def over_seeds(row: Row, curve: str, score: str) -> tuple[Points, Points, Points, Points]:
-    """Steps, and median, least and greatest of a score over the seeds at each.
+    """Return steps, and the median, lowest and highest score over the seeds at each of them.
 
-    Between its points a curve is read off a straight line. A run that stopped at its goal keeps its last value; one
-    that was cut short counts as far as it went.
+    Curves are interpolated linearly. A run that stopped at its goal keeps its last value; a run that was cut short
+    counts as far as it went.
     """
     steps = np.unique(np.concatenate([np.asarray(getattr(entry, curve)["step"], float) for entry in row]))
     values = np.full((len(row), len(steps)), np.nan)

@@ -152,8 +152,9 @@ def save(figure: Figure, path: Path) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], metadata=metadata)
     content = buffer.getvalue()
-    if path.suffix == ".svg":  # a hundredth of a point is enough, and halves the file
-        content = LINE.sub(lambda found: LONG.sub(r"\1", found[0]), content.decode()).encode()
+    if path.suffix == ".svg":  # a hundredth of a point is enough, and halves the file; a path takes one line
+        text = LINE.sub(lambda found: LONG.sub(r"\1", " ".join(found[0].split())), content.decode())
+        content = text.encode()
     write_atomic(path, content)
     return path
 
