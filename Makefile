@@ -1,5 +1,5 @@
-# make test    set up .venv and run the tests
-# make demo    set up .venv and watch RUM learn associative recall on the CPU
+# make demo    set up .venv with torch and a few small packages, and watch RUM learn associative recall on the CPU
+# make test    install the rest into .venv and run the tests
 # make lint    format check, lint and types
 # make docs    the documentation, in docs/_build/html, and results/tables.md with every run
 # make pages   the generated tables and figures of README, docs and results, after new runs or timings
@@ -7,15 +7,17 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV := .venv
 PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --quiet --no-compile --constraint $(VENV)/constraints.txt
+TRAIN := $(VENV)/.train
 READY := $(VENV)/.ready
 
-.PHONY: test demo lint docs pages clean
+.PHONY: demo test lint docs pages clean
+
+demo: $(TRAIN)
+	@$(PY) -m torchrum demo
 
 test: $(READY)
 	$(PY) -m pytest -q -n 2
-
-demo: $(READY)
-	$(PY) -m torchrum demo
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -34,13 +36,17 @@ pages: $(READY)
 	$(PY) -m torchrum bench --report results/bench/gpu.json --plot docs/figures/bench_gpu.svg
 	$(PY) -m torchrum report --write README.md
 
-# torch comes first and exactly pinned, so that nothing that follows can bring another build
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet pip==26.3
-	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
-	$(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt torch
-	$(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable ".[train,export,sweep,tensorboard]" --group test --group lint --group docs
+# what the command line needs, and no more; the pinned torch keeps later packages from bringing another one
+$(TRAIN): pyproject.toml constraints.txt
+	@echo "Installing torch and a few small packages into $(VENV), once; about half a minute after the download."
+	@$(PYTHON) -m venv $(VENV)
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	@$(INSTALL) --editable ".[train]"
+	@touch $(TRAIN)
+
+$(READY): $(TRAIN)
+	$(INSTALL) pip==26.3
+	$(INSTALL) --editable ".[train,export,sweep,tensorboard]" --group test --group lint --group docs
 	touch $(READY)
 
 clean:

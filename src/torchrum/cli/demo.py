@@ -1,5 +1,8 @@
 """``torchrum demo``: RUM and an LSTM side by side on associative recall."""
 
+import os
+import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,10 +17,10 @@ if TYPE_CHECKING:
 
 LEAD = "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."
 NEXT = """Where to go next
-  torchrum list                      every recipe, with the paper's number beside ours
-  torchrum train recall-rum-lam1     the paper's own size, 15 pairs (a GPU helps)
-  torchrum train copying-rum-lam1    remember ten symbols for 200 steps
-  torchrum.RUM(10, 20, lam=1)        the layer itself, called as nn.LSTM is"""
+  {torchrum} compare mydata.csv --target COLUMN --minutes 10    GRU, LSTM and RUM on your own data
+  {torchrum} sample                                             text from a small model that comes with the package
+  {torchrum} list                                               what else to train, how long it takes, on what
+  torchrum.RUM(10, 20)                                          the layer, in place of nn.GRU(10, 20)"""
 
 
 def main(arguments: list[str]) -> int:
@@ -150,4 +153,12 @@ def compare(console: "Console", runs: dict[str, Path], folder: Path) -> None:
     console.print()
     console.print(table)
     console.print(f"\nThe picture: {picture}\nThe page, with what RUM learnt: {page}\n")
-    console.print(NEXT)
+    console.print(NEXT.replace("{torchrum}", command_name()))
+
+
+def command_name() -> str:
+    """Return ``torchrum`` as the reader can type it: with its folder where that is not on the path."""
+    here = Path(sys.executable).parent
+    if shutil.which("torchrum") or not (here / "torchrum").exists():
+        return "torchrum"
+    return os.path.relpath(here / "torchrum")
