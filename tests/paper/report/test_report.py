@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -23,7 +24,7 @@ from torchrum.paper.ledger.schema import Entry
 from torchrum.paper.ledger.tables import condensed, runs_table, verdicts
 from torchrum.paper.plots.catalog import FIGURES, plan
 from torchrum.paper.report import Page, Section, ledger_page, render, runs_page, write_page
-from torchrum.paper.report.headline import headline_table, headlines, write_headlines
+from torchrum.paper.report.headline import Headline, Side, compared, headline_table, headlines, write_headlines
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
@@ -116,30 +117,62 @@ def test_an_empty_ledger_is_refused(tmp_path):
 
 def test_headlines_come_from_the_ledger(entries):
     rows = {row.what: row for row in headlines(entries, RESULTS)}
-    recall = [row for what, row in rows.items() if "recall" in what]
-    assert len(recall) == 2
-    for row in recall:  # equal settings: three seeds of every model, and the one that is ahead of us is named
-        assert re.fullmatch(r"[\d.]+% \(RUM λ=1.*, test, .* steps, 3 seeds\)", row.ours)
-        assert "LSTM" in row.others and "GRU" in row.others and row.others.count(" 3 seeds)") == 3
-    assert recall[1].others.startswith("100.00% (DeltaNet")
-    copying = next(row for what, row in rows.items() if "copying" in what)
-    assert "LSTM" in copying.others
-    assert "EUNN" in copying.others  # the baseline model that is ahead of us is named
-    babi = next(row for what, row in rows.items() if "bAbI" in what)
-    assert re.fullmatch(
-        r"\d\d\.\d% \(.*RUM.*, one model for all tasks, [\d,]+ steps, \d seeds\); \d\d\.\d% \(RUM .*\)", babi.ours
+    recall, window = (row for row in rows.values() if row.anchor == "associative-recall")
+    lstm, rum = (
+        [entry.test["accuracy"] for entry in entries if entry.recipe == f"recall-{name}-fresh-t50"]
+        for name in ("lstm", "rum-lam1")
     )
-    assert "73.2% (the paper's RUM" in babi.others
-    assert "task 3's training text partly regenerated" in babi.what
-    speeds = [row for what, row in rows.items() if what.startswith("time per step")]
-    assert len(speeds) == 2 and "slowest case" in speeds[1].what  # where RUM is behind the GRU, it is shown
-    times = [float(text.partition(" ")[0]) for text in (speeds[1].ours, speeds[1].others)]
+    assert (recall.ours, recall.other) == (f"{fmean(rum):.1%} (lam=1)", f"{fmean(lstm):.1%} (LSTM)")
+    assert (recall.equal, recall.verdict) == ("20,000 steps, 3 seeds each", "**ahead**")
+    assert min(rum) > max(lstm)
+    assert "DeltaNet" in window.other and window.verdict == "**behind**"  # the model that is ahead of us is named
+    babi = next(row for what, row in rows.items() if "bAbI" in what)
+    assert "(GRU)" in babi.other and babi.verdict == "**ahead**"
+    speeds = [row for what, row in rows.items() if what.startswith("train, ")]
+    assert [row.verdict for row in speeds] == ["**faster**", "**slower**"]
+    assert "slowest case" in speeds[1].what  # where RUM is behind the GRU, it is shown
+    times = [float(text.partition(" ")[0]) for text in (speeds[1].ours, speeds[1].other)]
     assert times[0] > times[1]
     treebank = next(row for what, row in rows.items() if "Penn Treebank" in what)
-    assert "FS-LSTM-2" in treebank.others and treebank.others.endswith("1.189 (the paper's FS-RUM-2)")
+    assert "FS-RUM-2" in treebank.ours and "FS-LSTM-2" in treebank.other
     for row in rows.values():
         assert (ROOT / "docs" / f"{row.page}.md").exists()
     assert headlines([], RESULTS / "nowhere") == []
+
+
+def test_penn_treebank_is_compared_in_one_recipe_where_that_is_recorded(entries):
+    (ours,) = [entry for entry in entries if entry.recipe == "char-ptb-fs-rum-2-slim"][:1]
+    (other,) = [entry for entry in entries if entry.recipe == "char-ptb-fs-lstm-2-tuned"][:1]
+    rest = [entry for entry in entries if not entry.recipe.startswith("char-ptb-fs")]
+
+    def row(seeds: int, recipe: str, bpc: float) -> Headline:
+        same = [
+            *(replace(ours, seed=seed) for seed in range(seeds)),
+            *(
+                replace(other, seed=s, recipe=recipe, overrides=[], steps=ours.steps, test={"bpc": bpc})
+                for s in range(seeds)
+            ),
+        ]
+        return next(row for row in headlines([*rest, *same], RESULTS) if "Penn Treebank" in row.what)
+
+    behind = row(3, "char-ptb-fs-lstm-2-constant", 1.15)
+    assert (behind.other, behind.verdict) == ("1.150 (FS-LSTM-2)", "**behind**")
+    assert behind.equal == "60,950 steps, 3 seeds each"
+    assert row(3, "char-ptb-fs-lstm-2-constant", 1.2).verdict == "**ahead**"
+    assert row(2, "char-ptb-fs-lstm-2-constant", 1.15).verdict == "open: too few seeds"
+    assert row(3, "char-ptb-fs-lstm-2-tuned", 1.15).verdict == "open: other recipe"
+
+
+def test_a_verdict_needs_equal_steps_three_seeds_and_ranges_apart():
+    ours = Side("RUM", [0.8, 0.9, 0.85], [100, 100, 100])
+    low, near = Side("GRU", [0.6, 0.7, 0.65], [100] * 3), Side("GRU", [0.6, 0.82, 0.65], [100] * 3)
+    assert compared(ours, low) == ("100 steps, 3 seeds each", "**ahead**")
+    assert compared(low, ours)[1] == compared(ours, low, least=True)[1] == "**behind**"
+    assert compared(ours, near)[1] == "**level**"
+    unequal = compared(ours, Side("GRU", [0.6, 0.7, 0.65], [50, 100, 100]))
+    assert unequal == ("100 and 50 to 100 steps, 3 seeds each", "open: unequal steps")
+    few = compared(ours, Side("GRU", [0.6, 0.7], [100, 100]))
+    assert few == ("100 steps, 3 seeds and 2 seeds", "open: too few seeds")
 
 
 def test_headlines_are_written_between_their_markers(tmp_path, entries):

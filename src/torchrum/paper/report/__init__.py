@@ -40,7 +40,7 @@ from torchrum.paper.ledger.tables import (
 from torchrum.paper.plots.catalog import FIGURES, plan, plan_run
 from torchrum.paper.plots.run import comparison_figure
 from torchrum.paper.plots.style import Figure, save_themes
-from torchrum.paper.report.headline import headlines
+from torchrum.paper.report.headline import HEADER, headlines
 from torchrum.paper.table import Table, code, html_flags, html_text
 
 
@@ -253,8 +253,7 @@ def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -
     order: tuple[Word, ...] = ("reproduced", "better", "not reproduced", "not comparable", "not run")
     numbers = ", ".join(f"**{counts[word]}** {word}" for word in order if counts[word])
     yield f"Of {len(found)} printed numbers with a recipe: {numbers}."
-    rows = [(row.what, row.ours, row.others) for row in headlines(entries, results)]
-    yield Table(("what", "RUM", "for comparison"), rows)
+    yield Table(HEADER, [row.cells() for row in headlines(entries, results)])
     yield from pictures("headline", entries, results)
     yield f"**The rule.** {RULE}"
 

@@ -1,53 +1,63 @@
-"""The few numbers of the first screen: each from recorded runs, with a link to the page with more."""
+"""The few numbers of the first screen: one of RUM against one of another model, from recorded runs."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from torchrum.lab.recipes import registered_recipe
-from torchrum.lab.recipes.babi import PAPER
-from torchrum.paper.bench.cpu import LONG
 from torchrum.paper.bench.records import Report, read_report
-from torchrum.paper.ledger.babi import REGENERATED, best_columns
-from torchrum.paper.ledger.runs import Row, final_loss, model_label, reached_goal, table_rows
+from torchrum.paper.ledger.babi import Column, best_columns
+from torchrum.paper.ledger.runs import Row, model_label, reached_goal
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.table import Link, Table, span, spread, write_marked
+from torchrum.paper.table import Link, Table, span, write_marked
 
-AUGMENTED = re.compile(r"-aug\d+$")
-"""Recipes that train on changed data: they are reported apart."""
-CHANGED = " (task 3's training text partly regenerated)"
+HEADER = ("what", "RUM", "the other", "equal for both", "RUM is")
+LEAST_SEEDS = 3
+"""Seeds of each model below which a comparison is open."""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One row: what was measured, ours, and the others'."""
+    """One row: what was measured, the two numbers, what both models were given, and the verdict."""
 
     what: str
     ours: str
-    others: str
+    other: str
+    equal: str
+    verdict: str
     page: str
     """Page of the documentation, without ending."""
     anchor: str = ""
 
+    def cells(self) -> tuple[str, ...]:
+        """The cells of a table, in the order of ``HEADER``."""
+        return self.what, self.ours, self.other, self.equal, self.verdict
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one model: its name, its score with each seed, and their steps."""
+
+    name: str
+    values: Sequence[float]
+    steps: Sequence[int]
+
+    def shown(self, form: str) -> str:
+        return f"{form.format(fmean(self.values))} ({self.name})"
+
 
 def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
     """The rows that the ledger and the benchmark have numbers for."""
-    rows = [*_recall(entries), *_copying(entries), *_babi(entries), *_treebank(entries)]
-    for suite, found in (("gpu", _speed), ("cpu", _memory)):
-        if (path := results / "bench" / f"{suite}.json").exists():
-            rows += found(read_report(path))
+    rows = [*_recall(entries), *_babi(entries), *_treebank(entries)]
+    if (path := results / "bench" / "gpu.json").exists():
+        rows += _speed(read_report(path))
     return rows
 
 
 def headline_table(rows: Iterable[Headline], docs: str = "docs") -> Table:
     """Make a table in which each row links to its page."""
-    cells = []
-    for row in rows:
-        target = f"{docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''}"
-        cells.append((Link(row.what, target), row.ours, row.others))
-    return Table(("", "RUM", "for comparison"), cells)
+    targets = ((row, f"{docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''}") for row in rows)
+    return Table(HEADER, [(Link(row.what, target), *row.cells()[1:]) for row, target in targets])
 
 
 def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool:
@@ -56,98 +66,111 @@ def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool
     return write_marked(path, "headline", "", lambda _: table)
 
 
-def _best(rows: Iterable[Row], chosen: Callable[[str], bool]) -> Row | None:
-    """The row with the lowest final loss of the models whose labels are ``chosen``."""
-    return min((row for row in rows if chosen(_label(row))), key=final_loss, default=None)
+def compared(ours: Side, other: Side, *, least: bool = False, budget: str = "", doubt: str = "") -> tuple[str, str]:
+    """Describe what both models were given, and judge: ahead or behind only where the ranges do not overlap.
+
+    Args:
+        ours, other: the two models.
+        least: whether the lower score is the better one.
+        budget: describes the steps where they are what is compared.
+        doubt: why this is not a comparison at equal settings; the verdict is then open.
+    """
+    steps, seeds = ([form(ours), form(other)] for form in (_steps, _seeds))
+    equal = " and ".join(dict.fromkeys([budget] if budget else steps))
+    equal += " steps" * (not budget) + (f", {seeds[0]} each" if seeds[0] == seeds[1] else f", {' and '.join(seeds)}")
+    doubts = [doubt] if doubt else []
+    if steps[0] != steps[1] and not budget:
+        doubts.append("unequal steps")
+    if min(len(side.values) for side in (ours, other)) < LEAST_SEEDS:
+        doubts.append("too few seeds")
+    mine, theirs = ([-value if least else value for value in side.values] for side in (ours, other))
+    apart = "ahead" if min(mine) > max(theirs) else "behind" if max(mine) < min(theirs) else "level"
+    return equal, f"open: {', '.join(doubts)}" if doubts else f"**{apart}**"
 
 
-def _label(row: Row) -> str:
-    return model_label(row[0].config().model)
+def _steps(side: Side) -> str:
+    return span(side.steps, "{:,}")
 
 
-def _is_rum(label: str) -> bool:
-    return "RUM" in label
+def _seeds(side: Side) -> str:
+    return f"{len(side.values)} seed{'s' * (len(side.values) > 1)}"
 
 
-def _own(entries: Sequence[Entry], task: str, ending: str = "") -> list[Row]:
-    """Settings of the recipes' own problems, one run per seed."""
-    return table_rows([entry for entry in entries if entry.recipe.endswith(ending) and entry.own_problem], task)
+def _rows(entries: Sequence[Entry], recipe: str) -> list[Row]:
+    """Runs of a recipe on its own problem, grouped by setting."""
+    settings: dict[tuple[str, ...], Row] = {}
+    for entry in entries:
+        if entry.recipe == recipe and entry.own_problem and entry.test:
+            settings.setdefault(tuple(entry.overrides), []).append(entry)
+    return list(settings.values())
 
 
-def _budget(steps: Sequence[int], seeds: int) -> str:
-    """Format steps and seeds: a reader must see where two numbers rest on different ones."""
-    return f"{span(steps, '{:,}')} steps, {seeds} seed{'s' * (seeds > 1)}"
-
-
-def _score(row: Row, key: str, how: str = "") -> str:
-    tested = all(key in entry.test for entry in row)
-    mean = fmean((entry.test if tested else entry.final)[key] for entry in row)
-    budget = _budget([entry.steps for entry in row], len(row))
-    return f"{spread([mean], key)} ({_label(row)}{how}, {'test' if tested else 'validation'}, {budget})"
+def _side(entries: Sequence[Entry], recipe: str, score: Callable[[Entry], float], name: str = "") -> Side | None:
+    """The setting of a recipe with most seeds."""
+    row = max(_rows(entries, recipe), key=len, default=None)
+    if row is None:
+        return None
+    return Side(name or model_label(row[0].config().model), [*map(score, row)], [entry.steps for entry in row])
 
 
 def _recall(entries: Sequence[Entry]) -> Iterator[Headline]:
-    """Recall at equal settings: the best RUM beside every model without a rotation."""
-    for ending, how in (("-fresh-t50", ""), ("-window-t50", ", each input joined with the previous one")):
-        rows = _own(entries, "recall", ending)
-        others = [row for row in rows if not _is_rum(_label(row))]
-        if (ours := _best(rows, _is_rum)) and others:
-            beside = "; ".join(_score(row, "accuracy") for row in sorted(others, key=final_loss))
-            what = f"associative recall, 25 pairs{how}: accuracy"
-            yield Headline(what, _score(ours, "accuracy"), beside, "results", "associative-recall")
+    """Recall at equal settings: accuracy beside an LSTM, and the steps to solve it beside a DeltaNet."""
+    where = "results", "associative-recall"
+    pair = [_side(entries, f"recall-{name}-fresh-t50", _accuracy) for name in ("rum-lam1", "lstm")]
+    if pair[0] and pair[1]:
+        ours, other = replace(pair[0], name="lam=1"), pair[1]
+        what = "recall one of 25 pairs: accuracy"
+        yield Headline(what, ours.shown("{:.1%}"), other.shown("{:.1%}"), *compared(ours, other), *where)
+    solved = [entry for entry in entries if reached_goal(entry)]
+    pair = [_side(solved, f"recall-{name}-window-t50", _last_step) for name in ("rum-lam1", "delta-net")]
+    if pair[0] and pair[1]:
+        ours, other = replace(pair[0], name="lam=1"), replace(pair[1], name="DeltaNet")
+        judged = compared(ours, other, least=True, budget="until 99.95% are right")
+        what = "the same, each symbol with the one before it: steps to solve it"
+        yield Headline(what, ours.shown("{:,.0f}"), other.shown("{:,.0f}"), *judged, *where)
 
 
-def _copying(entries: Sequence[Entry]) -> Iterator[Headline]:
-    rows = _own(entries, "copying", "-t500")
-    others = [_best(rows, lambda label: not _is_rum(label)), _best(rows, "LSTM".__eq__)]
-    if (ours := _best(rows, _is_rum)) and all(others):
-        what = "copying memory over 500 steps: share of the memoryless loss"
-        beside = "; ".join(dict.fromkeys(_solved(row) for row in others if row))
-        yield Headline(what, _solved(ours), beside, "results", "copying-memory")
+def _accuracy(entry: Entry) -> float:
+    return entry.test["accuracy"]
 
 
-def _solved(row: Row) -> str:
-    done = "solved in" if all(reached_goal(entry) for entry in row) else "after"
-    budget = _budget([entry.steps for entry in row], len(row))
-    return f"{fmean(entry.final['ratio'] for entry in row):.2%} ({_label(row)}, {done} {budget})"
+def _last_step(entry: Entry) -> float:
+    return entry.steps
 
 
 def _babi(entries: Sequence[Entry]) -> Iterator[Headline]:
-    """Mean over the twenty tasks: the best RUM, per task and for all tasks in one, beside the best of other models.
-
-    Memory networks attend to the story, which no recurrent reader does: they stand beside those, not instead of them.
-    """
-    whole = [column for column in best_columns(entries) if column.whole() and not AUGMENTED.search(column.name)]
-    kinds: dict[str, list[str]] = {"RUM": [], "": [], "MemN2N": []}
-    for kind, found in kinds.items():
-        for joint, mode in ((True, "one model for all tasks"), (False, "one model per task")):
-            same = [column for column in whole if column.joint is joint]
-            group = [column for column in same if kind == _kind(column.label)]
-            if group:
-                best = max(group, key=lambda column: fmean(column.whole()))
-                budget = _budget([entry.steps for entry in best.entries], len(best.whole()))
-                found.append(f"{fmean(best.whole()):.1%} ({best.label}, {mode}, {budget})")
-    if kinds["RUM"]:
-        paper = f"{fmean(PAPER['rum']) / 100:.1%} (the paper's RUM, one model per task)"
-        changed = any(REGENERATED in entry.note for entry in entries if entry.task == "babi")
-        what = f"bAbI, 20 tasks{CHANGED * changed}: mean test accuracy"
-        others = "; ".join([*kinds[""], *kinds["MemN2N"], paper])
-        yield Headline(what, "; ".join(kinds["RUM"]), others, "results", "babi-question-answering")
+    """All twenty tasks in one model: the RUM that is best on validation beside the GRU."""
+    joint = {column.name: column for column in best_columns(entries) if column.joint and column.whole()}
+    gru = joint.get("babi-joint-gru-deep")
+    rums = [column for name, column in joint.items() if name.startswith("babi-joint-rum-deep")]
+    rums = [column for column in rums if gru and _column_side(column).steps == _column_side(gru).steps]
+    if gru and rums:
+        ours, other = _column_side(max(rums, key=lambda column: column.validation)), _column_side(gru)
+        what = "answer the 20 bAbI tasks with one model: accuracy"
+        where = "results", "babi-question-answering"
+        yield Headline(what, ours.shown("{:.1%}"), other.shown("{:.1%}"), *compared(ours, other), *where)
 
 
-def _kind(label: str) -> str:
-    return next((kind for kind in ("RUM", "MemN2N") if kind in label), "")
+def _column_side(column: Column) -> Side:
+    name = "RUM" if "RUM" in column.label else column.label.rpartition(" ")[2]
+    return Side(name, column.whole(), sorted(entry.steps for entry in column.entries))
 
 
 def _treebank(entries: Sequence[Entry]) -> Iterator[Headline]:
-    rows = [row for row in _own(entries, "char") if row[0].recipe.startswith("char-ptb")]
-    ours, other = _best(rows, _is_rum), _best(rows, lambda label: not _is_rum(label))
-    paper = registered_recipe("char-ptb-fs-rum-2")
-    if ours and paper.paper:
-        shown = [_score(row, "bpc", ", calibrated" * row[0].config().model.calibrated) for row in (ours, other) if row]
-        shown.append(f"{paper.paper.value:g} (the paper's {model_label(paper.model)})")
-        what = "character-level Penn Treebank: bits per character"
-        yield Headline(what, shown[0], "; ".join(shown[1:]), "results", "character-level-penn-treebank")
+    """Our best model beside FS-LSTM-2 in the same recipe, or in another one while that is not recorded."""
+    ours = _side(entries, "char-ptb-fs-rum-2-slim", _bpc, "FS-RUM-2")
+    other, doubt = _side(entries, "char-ptb-fs-lstm-2-constant", _bpc), ""
+    if other is None:
+        other, doubt = _side(entries, "char-ptb-fs-lstm-2-tuned", _bpc), "other recipe"
+    if ours and other:
+        what = "predict characters of Penn Treebank: bits per character, less is better"
+        where = "results", "character-level-penn-treebank"
+        judged = compared(ours, other, least=True, doubt=doubt)
+        yield Headline(what, ours.shown("{:.3f}"), other.shown("{:.3f}"), *judged, *where)
+
+
+def _bpc(entry: Entry) -> float:
+    return entry.test["bpc"]
 
 
 def _speed(report: Report, case: str = "eta-bf16-n1000") -> Iterator[Headline]:
@@ -164,21 +187,9 @@ def _speed(report: Report, case: str = "eta-bf16-n1000") -> Iterator[Headline]:
     slowest = max(ratios, key=ratios.__getitem__, default=case)
     for name in dict.fromkeys([case, *([slowest] if ratios.get(slowest, 0) > 1 else [])]):
         if name in both:
-            found, shape = both[name], shapes[name]
-            ours, gru = (
-                f"{found[f'{who} graphed']:.1f} µs" + (f", plain calls {found[who]:.1f} µs" if who in found else "")
-                for who in ("fused", "gru")
-            )
-            size = f"{shape.N} units, {shape.T} steps, {shape.dtype}"
-            what = f"time per step in a CUDA graph, forward and backward, {size}, {report.environment.get('gpu')}"
-            what += ": the slowest case beside the GRU" * (name == slowest)
-            yield Headline(what, ours, f"{gru} (cuDNN's GRU)", "benchmarks", "on-a-gpu")
-
-
-def _memory(report: Report) -> Iterator[Headline]:
-    peaks = {row.implementation: row.peak_bytes for row in report.rows if row.case == LONG[0]}
-    ours, theirs = peaks.get("torch"), peaks.get("authors")
-    if ours and theirs:
-        what = "peak memory of a training pass, λ = 1, 100 units, 1000 steps, CPU"
-        share, whole = f"{ours / theirs:.1%}", "100% (the original implementation)"
-        yield Headline(what, share, whole, "benchmarks", "on-a-cpu")
+            shape, found = shapes[name], both[name]
+            what = f"train, {shape.N} units: time per step" + ", the slowest case" * (name == slowest)
+            equal = f"{shape.T} steps, batch of {shape.B}, {shape.dtype}, CUDA graph, {report.environment.get('gpu')}"
+            ours, gru = (f"{found[f'{who} graphed']:.1f} µs" for who in ("fused", "gru"))
+            verdict = "**faster**" if ratios[name] < 1 else "**slower**"
+            yield Headline(what, ours, f"{gru} (cuDNN's GRU)", equal, verdict, "benchmarks", "on-a-gpu")
