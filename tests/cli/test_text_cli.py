@@ -63,7 +63,7 @@ def test_every_character_of_the_test_part_is_scored(run, capsys):
     assert scores["symbols"] == task.facts.sizes[2] == 201
     assert scores["bits"] == pytest.approx(scores["bpc"] * 201)
     assert main(["eval", str(run), "--split", "validation", "--device", "cpu"]) == 0
-    assert "word_perplexity" in capsys.readouterr().out
+    assert "word_perplexity" not in capsys.readouterr().out  # it is comparable on Penn Treebank alone
 
 
 def test_every_look_at_the_test_set_is_written_down_and_recorded(run, capsys, tmp_path):

@@ -38,6 +38,8 @@ def sample(arguments: list[str]) -> int:
     parser.add_checkpoint()
     parser.add_device("cpu")
     options = parser.parse_args(arguments)
+    if options.length < 1:
+        parser.error(f"--length is {options.length}, but it must be at least 1")
 
     import torch
 

@@ -120,17 +120,8 @@ def test_both_conventions_come_from_the_total_of_bits():
 
 def test_a_text_of_ones_own_has_one_convention(task):
     totals = task.summary("test", {"bpc": 2.0})
-    assert set(totals) == {"bits", "symbols", "word_perplexity"}
+    assert set(totals) == {"bits", "symbols"}
     assert totals["bits"] == 2 * task.facts.sizes[2]
-
-
-def test_a_part_without_words_has_no_perplexity_per_word(tmp_path):
-    """Nor has one of a single word that is a whole book long: 2 to the power of its bits is no number."""
-    for end in (b"\n" * 400, b"x" * 4000):
-        (tmp_path / "book.txt").write_bytes(small_text(2000) + end)
-        totals = CharLM(lanes=2, segment=10, heldout=0.07).reading(tmp_path / "book.txt").summary("test", {"bpc": 6.0})
-        assert set(totals) == {"bits", "symbols"}
-        assert totals["bits"] == 6 * totals["symbols"] > 0
 
 
 def test_a_prompt_is_bytes_that_the_text_has(tmp_path):

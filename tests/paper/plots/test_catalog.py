@@ -54,7 +54,7 @@ def test_copying_shows_the_training_loss_at_each_delay():
         assert curves(axes) == [[2 / step for step in (100, 200, 300, 400)]] * 2  # two models, seeds in one line
         assert len(axes.collections) == 2  # and a band each
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["RUM λ=0", "LSTM"]
+    assert [text.get_text() for text in legend.get_texts()] == ["RUM λ=0", "LSTM", "memoryless baseline"]
 
 
 def test_recall_shows_loss_accuracy_and_the_plateau():

@@ -278,18 +278,19 @@ class CharLM(Task):
         return [symbols.index(byte) for byte in start]
 
     def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
-        """Totals of a part, and bits per character in both conventions where the text has two.
+        """Totals of a part; for Penn Treebank also bits per character of both its versions, and perplexity per word.
 
-        The same bits count for both: the two spaces of each line that ``ptb.char`` lacks cost it nothing. A part
-        without words, or with words so long that the number would overflow, has no perplexity per word.
+        The same bits count for both: the two spaces of each line that ``ptb.char`` lacks cost it nothing. A model so
+        bad that the perplexity would overflow has none.
         """
         place = SPLITS.index(split)
         bits = scores["bpc"] * self.facts.sizes[place]
         totals = {"bits": bits, "symbols": float(self.facts.sizes[place])}
-        if not self.sha256:
-            totals |= {f"bpc_{name}": bits / facts.sizes[place] for name, facts in KNOWN.items()}
+        if self.sha256:
+            return totals
+        totals |= {f"bpc_{name}": bits / facts.sizes[place] for name, facts in KNOWN.items()}
         words = self.facts.words[place]
-        if words and bits / words < sys.float_info.max_exp:
+        if bits / words < sys.float_info.max_exp:
             totals["word_perplexity"] = 2 ** (bits / words)
         return totals
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchrum.cells.rum import RELU_OPTIONS
+from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.training.checkpoint import Keeper, Loaded, collect_random_state, has_checkpoint, load_run, restore
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
@@ -76,9 +76,11 @@ def describe_model(model: ModelConfig) -> str:
     usual: dict[str, Any] = {}
     if entry is not None:
         usual = {name: parameter.default for name, parameter in inspect.signature(entry).parameters.items()}
-    if RELU_OPTIONS.keys() <= model.options.keys():
-        usual |= RELU_OPTIONS
-        words.append("the paper's options")
+    named = {"the paper's options": RELU_OPTIONS, "the tanh options": TANH_OPTIONS}
+    if RELU_OPTIONS.keys() <= model.options.keys():  # name the set that the layer is closest to
+        name = min(named, key=lambda name: sum(model.options.get(key) != value for key, value in named[name].items()))
+        usual |= named[name]
+        words.append(name)
     missing = object()
     changed = (f"{name} {value}" for name, value in model.options.items() if usual.get(name, missing) != value)
     return ", ".join([*words, *changed])

@@ -85,9 +85,12 @@ def headline_figure(panels: Mapping[str, Sequence[Row]]) -> Figure:
 def char_figure(rows: Sequence[Row]) -> Figure:
     """Bits per character of the validation part over the epochs, a panel for each text.
 
-    Models of the paper's table stand alone where there are any: a small one is not to be measured against them.
+    Models of the paper's table stand alone where there are any: a small one is not to be measured against them. Runs
+    of less than a quarter of the longest one's epochs are left out.
     """
     rows = [row for row in rows if row[0].recipe.startswith("char-ptb")] or rows
+    epochs = [max(entry.steps for entry in row) / _lm(row).segments for row in rows]
+    rows = [row for row, length in zip(rows, epochs, strict=True) if length >= max(epochs) / 4]
     texts: dict[tuple[str, str], list[CharLM]] = {}  # by name and hash; its tasks differ in how they cut it
     for task in _tasks(rows, CharLM):
         texts.setdefault((task.corpus, task.sha256), []).append(task)
@@ -148,6 +151,12 @@ def draw_row(axes: Axes, row: Row, curve: str, score: str, linewidth: float = 1.
         axes.fill_between(steps, low, high, color=look(label)["color"], alpha=0.2, linewidth=0, zorder=front - 1)
 
 
+def _lm(row: Row) -> CharLM:
+    task = row[0].config().task
+    assert isinstance(task, CharLM)
+    return task
+
+
 def _tasks(rows: Sequence[Row], kind: type[T]) -> list[T]:
     return list(dict.fromkeys(task for row in rows if isinstance(task := row[0].config().task, kind)))
 
@@ -183,7 +192,7 @@ def babi_figure(entries: Sequence[Entry]) -> Figure:
     found = best_columns(entries)
     groups = ([column for column in found if column.joint is joint] for joint in (False, True))
     panels = [[column for column in group if column.whole()] or group for group in groups if group]
-    figure = Figure(figsize=(7.6, 6.8), layout="constrained")
+    figure = Figure(figsize=(7.6, 10), layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, group in zip(grid, panels, strict=True):
         if not group[0].joint:
@@ -191,12 +200,12 @@ def babi_figure(entries: Sequence[Entry]) -> Figure:
             mean = f"RUM in the paper (mean {fmean(PAPER['rum']):.1f}%)"
             axes.plot(paper, list(PLACES.values()), "D", markerfacecolor="none", color=ink(), markersize=6, label=mean)
         for number, column in enumerate(group):
-            shift = 0.7 * ((number + 0.5) / len(group) - 0.5)
+            shift = 0.85 * ((number + 0.5) / len(group) - 0.5)
             _marks(axes, column, PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)], -shift)
         axes.axvline(0.95, color=ink(), linewidth=0.7, linestyle=":")
         axes.set(xlabel="test accuracy", xlim=(-0.03, 1.04))
         axes.set_title("one model for all tasks" if group[0].joint else "one model per task")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=1)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=1)
     names = [f"{task}. {name.replace('-', ' ')}" for task, name in enumerate(NAMES, 1)]
     grid[0].set_yticks(list(PLACES.values()), names)
     return figure

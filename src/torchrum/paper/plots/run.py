@@ -57,7 +57,7 @@ def draw_curve(run: Path | str, out: Path | str | None = None) -> Path:
                 axes.plot([line["step"] for line in lines], [line[score] for line in lines], color=colour, label=label)
             if score == "loss" and min(line["loss"] for line in training + validation) < config.task.baseline() / 10:
                 axes.set_yscale("log")
-        panels[-1].legend(loc="best")
+        panels[0].legend(loc="best")
         figure.suptitle(f"{config.name}, seed {config.seed}", fontsize=10)
         return save(figure, Path(run) / "curve.png" if out is None else Path(out))
 
@@ -180,7 +180,7 @@ def diagonal_figure(runs: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Fi
                 steps = arrays["steps"]
                 label = f"{label} ({steps[-1]:,.0f} steps)"
                 axes.plot(steps / steps[-1], values, color=PALETTE[number % len(PALETTE)], label=label)
-        baseline(axes, 1, "no structure", below=True)
+        baseline(axes, 1, "no structure")
         axes.set(title=title, yscale="log", xlabel="share of training", xlim=(0, 1.02), xticks=(0, 0.25, 0.5, 0.75, 1))
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.yaxis.set_major_locator(FixedLocator(TICKS))

@@ -13,7 +13,6 @@ matplotlib.use("Agg")  # files only: no window system is needed or looked for
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter
 
 from torchrum.lab.training.errors import ConfigError
@@ -108,21 +107,9 @@ def is_dark() -> bool:
     return matplotlib.rcParams["axes.facecolor"] == DARK["axes.facecolor"]
 
 
-def baseline(axes: Axes, value: float, text: str, below: bool = False) -> None:
-    """A dashed line at the score to beat, with its name above or below it."""
-    axes.axhline(value, color=ink(), linestyle="--", linewidth=1)
-    note = axes.annotate(
-        text,
-        (1, value),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, -3 if below else 3),
-        textcoords="offset points",
-        ha="right",
-        va="top" if below else "bottom",
-        fontsize=7,
-        color=ink(),
-    )
-    note.set_path_effects([withStroke(linewidth=2, foreground=matplotlib.rcParams["axes.facecolor"])])
+def baseline(axes: Axes, value: float, text: str) -> None:
+    """A dashed line at the score to beat; its name is in the legend, since beside the line it would hide curves."""
+    axes.axhline(value, color=ink(), linestyle="--", linewidth=1, label=text)
 
 
 def grid_of_panels(count: int, width: float, height: float, extra: float, **shared: Any) -> tuple[Figure, list[Axes]]:

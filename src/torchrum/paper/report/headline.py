@@ -173,7 +173,7 @@ def _bpc(entry: Entry) -> float:
     return entry.test["bpc"]
 
 
-def _speed(report: Report, case: str = "eta-bf16-n1000") -> Iterator[Headline]:
+def _speed(report: Report, case: str = "eta-bf16-n1024") -> Iterator[Headline]:
     """Compare RUM with the GRU in one case and, where RUM is slower anywhere, in the case where it is slowest."""
     times: dict[str, dict[str, float]] = {}
     shapes = {}
