@@ -1,10 +1,12 @@
 """Sphinx: ``make docs`` builds docs/_build/html; the tests build it with warnings as errors."""
 
+import base64
 import shutil
 from pathlib import Path
 from typing import Any
 
 from torchrum import __version__
+from torchrum.lab.trained import RECALL
 
 project = "torchrum"
 author = "The torchrum developers"
@@ -45,6 +47,15 @@ def copy_figures(app: Any, error: Exception | None) -> None:
         shutil.copytree(Path(app.srcdir) / "figures", Path(app.outdir) / "figures", dirs_exist_ok=True)
 
 
+def write_weights(app: Any) -> None:
+    """Give the recall demonstration its weights: a page that is opened as a file may read scripts alone."""
+    (weights,) = RECALL.glob("checkpoints/step-*/model.safetensors")
+    content = base64.b64encode(weights.read_bytes()).decode()
+    folder = Path(app.outdir) / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recall_weights.js").write_text(f'const RUM_RECALL = "{content}";\n')
+
+
 def keep_sentences(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Put an empty comment before the sentence about an attribute: napoleon takes words before a colon for its type."""
     if what == "attribute":
@@ -53,4 +64,5 @@ def keep_sentences(app: Any, what: str, name: str, obj: Any, options: Any, lines
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", keep_sentences, priority=100)  # before napoleon
+    app.connect("builder-inited", write_weights)
     app.connect("build-finished", copy_figures)

@@ -193,6 +193,34 @@ def test_the_theme_button_chooses_the_figures_too(site: Path, browser: Browser) 
         assert browser.evaluate(shown).endswith(ending), theme
 
 
+def test_the_recall_model_binds_and_finds_in_the_browser(site: Path, browser: Browser) -> None:
+    def typed(name: str, text: str) -> None:
+        browser.evaluate(
+            f"(() => {{ const field = document.querySelector('.rr-{name}'); field.value = '{text}';"
+            " field.dispatchEvent(new Event('input')); })()"
+        )
+
+    answer = "document.querySelector('.rr-answer').textContent"
+    for width in (390, 1440):
+        browser.open(site / "rotation.html", width)
+        assert browser.evaluate(answer).startswith("d → 7 (")
+        typed("pairs", "h1 b5 c9 a2 f4")
+        assert not browser.evaluate("document.querySelector('.rr-message').hidden")  # d is no longer there
+        typed("key", "c")
+        assert browser.evaluate(answer).startswith("c → 9 (") and browser.evaluate(answer).endswith("right")
+        told = browser.evaluate("Array.from(document.querySelectorAll('.rr-true')).map(cell => cell.textContent)")
+        assert told == list("15924")
+        wrong = 0
+        browser.evaluate("document.querySelector('[data-erase]').click()")
+        for key in "hbcaf":
+            typed("key", key)
+            wrong += "wrong" in browser.evaluate(answer)
+        assert wrong >= 3  # the pairs were in R
+        typed("pairs", "a1 a2")
+        assert "Each key may stand once" in browser.evaluate("document.querySelector('.rr-message').textContent")
+    assert browser.problems == []
+
+
 def test_tables_of_words_do_not_sort(site: Path, browser: Browser) -> None:
     browser.open(site / "errors.html")
     assert browser.evaluate("document.querySelectorAll('table').length")

@@ -210,7 +210,7 @@
       const chances = this.model.answer(state), best = chances.indexOf(Math.max(...chances));
       this.part(".rr-answer").textContent = end
         ? `${key} → ${best} (${(100 * chances[best]).toFixed(1)}%), ${Number(truth) === best ? "right" : `wrong: it was ${truth}`}`
-        : "Darker is likelier; a frame marks the value that was told.";
+        : "The stronger the colour, the likelier; a frame marks the value that was told.";
     }
 
     // Orange for positive, blue for negative entries, clear for zero.

@@ -199,7 +199,8 @@ def test_wrong_calls_are_one_clear_line(tmp_path, monkeypatch, capsys, words, co
     [
         ("--prompt Überall", "the prompt has 'Ü', which the text of the run (book.txt) does not have; allowed are"),
         ("--temperature -1", "temperature=-1.0; it must be at least 0, and finite"),
-        ("--length -5", "length=-5"),
+        ("--length -5", "--length is -5, but it must be at least 1"),
+        ("--length 0", "--length is 0, but it must be at least 1"),
         ("--temperature nan", "temperature=nan"),
         ("--seed 99999999999999999999", "seed=99999999999999999999; it must be at least 0 and below 2**63"),
     ],

@@ -14,7 +14,9 @@ from lab.training.processes import run_command, start
 from lab.training.tiny import tiny
 from torchrum.cli import main, show_warning
 from torchrum.cli.eval import show
+from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import read_metrics
+from torchrum.lab.training.trainer import describe_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
@@ -355,6 +357,13 @@ def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="halted") as caught:  # nothing that the extra would bring
         torchrum.lab.training.Trainer  # noqa: B018
     assert "pip" not in str(caught.value)
+
+
+def test_a_model_is_described_by_the_options_that_it_is_closest_to():
+    assert describe_model(load_recipe("char-rum").model) == (
+        "rum, 256 units, the tanh options, eta 7.0, layer_norm True, ln_order authors"
+    )
+    assert describe_model(load_recipe("copying-rum-lam1-t200").model).endswith("the paper's options, lam 1")
 
 
 def test_a_run_introduces_itself_and_is_named_by_its_size(tmp_path, capsys):

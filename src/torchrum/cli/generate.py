@@ -16,13 +16,22 @@ if TYPE_CHECKING:
 
     from torchrum.lab.tasks import Babi
 
+SHIPPED = (
+    "A small model of Alice's Adventures in Wonderland. One of your own text: torchrum train char-rum --data FILE\n"
+)
 HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
 
 
 def sample(arguments: list[str]) -> int:
     """Generate text with a trained language model."""
     parser = Parser("sample", "Generate text with a trained language model.")
-    parser.add_argument("run", type=Path, help="a run folder of a recipe that reads text, such as char-rum")
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        help="a run folder of a recipe that reads text, such as char-rum (default: a small model of Alice's Adventures "
+        "in Wonderland, which comes with the package)",
+    )
     parser.add_argument("--prompt", default="", help="text to continue (default: the start of a line)")
     parser.add_argument(
         "--length", type=int, default=500, metavar="N", help="number of characters to generate (default: 500)"
@@ -49,6 +58,11 @@ def sample(arguments: list[str]) -> int:
     from torchrum.lab.training.errors import ConfigError, RunError
     from torchrum.lab.training.progress import visible
 
+    if options.run is None:
+        from torchrum.lab.trained import ALICE
+
+        options.run = ALICE
+        print(SHIPPED, file=sys.stderr)
     task = read_config(options.run).task
     if not isinstance(task, CharLM):
         raise ConfigError(

@@ -201,8 +201,8 @@ def test_the_headline_has_a_panel_for_each_kind_of_input(tmp_path):
     (drawn,) = plan("headline", [*fresh, window, entry("recall-gru-t50", 0)], tmp_path)
     with drawing():
         left, right = drawn.draw().axes
-    assert left.get_legend_handles_labels()[1] == ["RUM λ=1", "LSTM"]
-    assert right.get_legend_handles_labels()[1] == ["DeltaNet"]
+    assert left.get_legend_handles_labels()[1] == ["bag of values", "RUM λ=1", "LSTM"]
+    assert right.get_legend_handles_labels()[1] == ["bag of values", "DeltaNet"]
     assert list(plan("headline", fresh, tmp_path)) == []
 
 

@@ -128,7 +128,7 @@ def test_headlines_come_from_the_ledger(entries):
     assert "DeltaNet" in window.other and window.verdict == "**behind**"  # the model that is ahead of us is named
     babi = next(row for what, row in rows.items() if "bAbI" in what)
     assert "(GRU)" in babi.other and babi.verdict == "**ahead**"
-    speeds = [row for what, row in rows.items() if what.startswith("train, ")]
+    speeds = [row for what, row in rows.items() if what.startswith("train ")]
     assert [row.verdict for row in speeds] == ["**faster**", "**slower**"]
     assert "slowest case" in speeds[1].what  # where RUM is behind the GRU, it is shown
     times = [float(text.partition(" ")[0]) for text in (speeds[1].ours, speeds[1].other)]

@@ -30,8 +30,8 @@ FIGURES = {
     "copying": "Copying memory, training loss (Figure 2 of the paper). A run that reaches its goal stops there and "
     "keeps its last value in the median; a dot marks the end where all seeds did.",
     "recall": "Associative recall, validation (the figure of Appendix B).",
-    "char": "Character-level Penn Treebank, validation (Table 3 has the test scores). Runs of less than a quarter of the "
-    "longest one's epochs are left out.",
+    "char": "Character-level Penn Treebank, validation (Table 3 has the test scores). Runs of less than a quarter of "
+    "the longest one's epochs are left out.",
     "babi": "bAbI task by task, the paper's RUM beside our models: mean and range over seeds; solved at 95%.",
     "headline": "Associative recall of 25 pairs at equal settings, validation: median and range over three seeds.",
     "kernels": "The recurrent matrices after training ({where} of the paper)",
