@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 LEAD = "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."
 NEXT = """Where to go next
-  {torchrum} compare mydata.csv --target COLUMN --minutes 10    GRU, LSTM and RUM on your own data
   {torchrum} sample                                             text from a small model that comes with the package
   {torchrum} list                                               what else to train, how long it takes, on what
   torchrum.RUM(10, 20)                                          the layer, in place of nn.GRU(10, 20)"""
