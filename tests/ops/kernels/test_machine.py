@@ -60,24 +60,16 @@ def test_the_trial_outlives_its_child(monkeypatch, crash, works):
     assert bf16_works() is works
 
 
-def test_the_suite_runs_under_the_limit(tmp_path):
-    """pytest sets it at its start, before the first matmul, and says so; its workers and children inherit it."""
-    (tmp_path / "test_limit.py").write_text(
-        f"import os\n\n\ndef test_limit():\n    assert os.environ[{ISA_VARIABLE!r}] == {WITHOUT_AMX!r}\n"
+def test_the_suite_runs_under_the_limit():
+    """pytest sets it when it reads conftest.py, before the first matmul, and says so; its workers inherit it."""
+    code = (
+        "import os\nfrom torchrum.ops.kernels import machine\n"
+        "machine.limit_isa.__defaults__ = (os.environ, lambda: True, lambda: False)\n"
+        f"import conftest\nassert os.environ[{ISA_VARIABLE!r}] == {WITHOUT_AMX!r}\n"
     )
-    start = (
-        "import sys, pytest\nfrom torchrum.ops.kernels import machine\n"
-        "machine.limit_isa.__defaults__ = (machine.os.environ, lambda: True, lambda: False)\n"
-        "sys.exit(pytest.main(sys.argv[1:]))"
-    )
-    conftest = Path(__file__).parents[2] / "conftest.py"
     clean = {name: value for name, value in os.environ.items() if name not in (ISA_VARIABLE, "PYTEST_XDIST_WORKER")}
-    clean["PYTHONPATH"] = os.pathsep.join(sys.path)
-    clean["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those take longer to import than the test
-    plugins = ["-p", "no:cacheprovider", "-p", "xdist"]
-    arguments = ["-q", *plugins, "-n", "1", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
-    (tmp_path / "conftest.py").write_text(conftest.read_text())
-    ran = subprocess.run([sys.executable, "-c", start, *arguments], env=clean, capture_output=True, text=True)
+    clean["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    ran = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{ISA_VARIABLE}={WITHOUT_AMX}" in ran.stdout
 

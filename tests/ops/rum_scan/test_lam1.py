@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from emulation import compile_cpp, shared_folder
 from grids import thinned
 from oracle import (
     assert_bias_is_added,
@@ -70,12 +70,10 @@ class EmulatedKernel:
 def emulated_loader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EmulatedKernel]:
     @cache
     def load(source: str, name: str, macros: tuple[tuple[str, int], ...], device: int) -> EmulatedKernel:
-        folder = tmp_path_factory.mktemp(name)
-        (folder / "kernel.cu").write_text(source)
-        command = ["g++", "-O1", "-std=c++14", "-shared", "-fPIC", "-w", f"-I{folder}", f"-DKERNEL={name}"]
-        command += [f"-D{key}={value}" for key, value in macros]
-        subprocess.run([*command, str(EMULATOR), "-o", str(folder / "kernel.so")], check=True)
-        return EmulatedKernel(folder / "kernel.so")
+        stem = "_".join([name, *(str(value) for _, value in macros)])
+        library = shared_folder(tmp_path_factory, "lam1 emulated") / f"{stem}.so"
+        whole = EMULATOR.read_text().replace('#include "kernel.cu"', source)
+        return EmulatedKernel(compile_cpp(library, whole, macros, f"-DKERNEL={name}"))
 
     return load
 
@@ -436,9 +434,7 @@ class CubinFolder:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every kernel of the two lists above, compiled side by side: one after the other they take minutes."""
     architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(0))
-    root = tmp_path_factory.getbasetemp()
-    folder = CubinFolder((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "lam1", cuda.compile_source)
-    folder.path.mkdir(exist_ok=True)
+    folder = CubinFolder(shared_folder(tmp_path_factory, "lam1"), cuda.compile_source)
     wanted = {
         (lam1._source(kind), f"lam1_{kind}", layout.macros, architecture, ()): None  # in order, unlike a set
         for case in SIZE_CASES + OPTION_CASES

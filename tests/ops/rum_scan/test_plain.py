@@ -127,7 +127,7 @@ def test_native_gated_calls_match_the_reference(words, T, B):
 
 @pytest.mark.parametrize("T, B", [(2, 1), (3, 2)])
 def test_native_gated_calls_have_second_and_batched_derivatives(T, B):
-    rum = RUM(2, 4, head_size=2, backend="native", dtype=torch.float64)
+    rum = RUM(2, 3, head_size=2, backend="native", dtype=torch.float64)
     x, (h,) = draw(rum, torch.float64, T=T, B=B)
     x, h, weights = x.requires_grad_(), h.requires_grad_(), list(rum.parameters())
 
@@ -135,7 +135,7 @@ def test_native_gated_calls_have_second_and_batched_derivatives(T, B):
         return rum(x, h)
 
     assert torch.autograd.gradcheck(run, (x, h, *weights), check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(run, (x, h, *weights), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(run, (x, h, *weights), check_batched_grad=True, fast_mode=True)
 
 
 @pytest.mark.parametrize("T, B", [(1, 2), (5, 3)])

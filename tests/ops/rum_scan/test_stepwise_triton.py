@@ -176,7 +176,7 @@ def test_layer_norm_gradients_are_summed_over_all_rows_and_columns(monkeypatch, 
     monkeypatch.setattr(rum_step_backward, "NORM_PROGRAMS", 6)
     monkeypatch.setattr(rum_step_backward, "NORM_BLOCK", 32)
     options = RumOptions(layer_norm=True, ln_order=order, update_gate=gate, eta=0.5, zoneout=0.2, training=True)
-    check(5, 3, 50, options, lengths=True)
+    check(5, 2, 50, options, lengths=True)
 
 
 def test_zoneout_takes_the_reference_masks():
@@ -272,7 +272,7 @@ def _tf32():
 
 
 @pytest.mark.usefixtures("_tf32")
-@pytest.mark.parametrize("kind", ["cublas", "split", "first"])
+@pytest.mark.parametrize("kind", ["cublas", "split", pytest.param("first", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     "B, H, options",
     thinned([(3, 40, {"eta": 1.0}), (2, 64, {"update_gate": False}), (1, 130, {"layer_norm": True}), (5, 1, {})], 3),
@@ -281,8 +281,8 @@ def test_tf32_goes_forward_as_bf16x3_matmuls(monkeypatch, kind, B, H, options):
     """Far closer to float64 than TF32 (ten bits) or bfloat16 (eight) would be."""
     take(monkeypatch, kind)
     options = RumOptions(activation="tanh", **options)
-    case = draw(6, B, H, options)
-    grad_out = torch.randn(6, B, H, device=DEVICE)
+    case = draw(4, B, H, options)
+    grad_out = torch.randn(4, B, H, device=DEVICE)
     found = run(case, options, grad_out)
     wanted = exact_scan(case, options, grad_out)
     assert_close({"out": found["out"]}, {"out": wanted["out"]}, 5e-5)
