@@ -458,11 +458,18 @@ def restore(folder: Path, trained: Trained, loaded: Loaded) -> list[str]:
         Lines to print.
     """
     config, engine, step, state = trained.config, trained.engine, trained.step, loaded.state
-    fill(trained.scored, loaded.weights, folder)
+    own = trained.scored.state_dict()
+    weights = {name: engine.share_like(value, own.get(name)) for name, value in loaded.weights.items()}
+    fill(trained.scored, weights, folder)
     if trained.scored is not trained.module:
         fill(trained.module, state["trained"], folder)
     # the groups come from the config: they depend on the device
-    trained.optimizer.load_state_dict({**trained.optimizer.state_dict(), "state": state["optimizer"]})
+    params = [param for group in trained.optimizer.param_groups for param in group["params"]]
+    moments = {
+        index: {name: engine.share_like(value, params[index]) for name, value in found.items()}
+        for index, found in state["optimizer"].items()
+    }
+    trained.optimizer.load_state_dict({**trained.optimizer.state_dict(), "state": moments})
     engine.fabric.strategy.precision.load_state_dict(state["scaler"])
     done, processes = loaded.progress.step, state["processes"]
     step.position.fill_(done)

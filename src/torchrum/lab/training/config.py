@@ -63,6 +63,7 @@ def rate_factors(groups: str) -> dict[str, float]:
     )
 
 
+FSDP_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 MOST_LAYERS, MOST_STEPS, MOST = 1000, 10**15, 10**9
 """Beyond these a layer, a step or a number of a model makes no sense, and some would never end."""
 
@@ -215,6 +216,8 @@ class TrainConfig:
     """Processes on each machine, each with its own share of the batch."""
     nodes: int = 1
     """Machines, when started by SLURM or torchrun."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What each process keeps: a copy of the model (ddp), or a share of its weights and optimizer state (fsdp)."""
     graph: bool = True
     """Record the training step as a CUDA graph where one process trains on CUDA."""
     compile: bool = False
@@ -265,6 +268,7 @@ class TrainConfig:
                 f"config: batch_size {self.batch_size} cannot be divided among {self.devices * self.nodes} processes; "
                 "choose a multiple of devices * nodes."
             )
+        self._check_fsdp()
         if self.average is not None and not 0 < self.average < 1:
             raise ConfigError(f"config: average is {self.average}, but it must be above 0 and below 1, or none.")
         try:
@@ -273,6 +277,21 @@ class TrainConfig:
             raise ConfigError(f"config: {error}") from error
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"config: seed is {self.seed}, but it must be at least 0 and below 2**31.")
+
+    def _check_fsdp(self) -> None:
+        if self.strategy != "fsdp":
+            return
+        reason = None
+        if self.devices * self.nodes == 1:
+            reason = "it needs several processes: pass --devices 2 or more"
+        elif self.precision not in FSDP_PRECISIONS:
+            reason = f"precision is {self.precision!r}, but it must be one of {', '.join(FSDP_PRECISIONS)}"
+        elif self.average is not None:
+            reason = "it keeps no average of the weights: set average to none"
+        elif self.compile:
+            reason = "it compiles no steps: set compile to false"
+        if reason:
+            raise ConfigError(f"config: strategy is 'fsdp', but {reason}, or take strategy ddp.")
 
 
 FORMAT = 6
@@ -286,7 +305,7 @@ FORMER_OPTIONS: dict[str, dict[int, Mapping[str, Any]]] = {
 """Layer to the formats in which its defaults changed, in order, and what they were before."""
 
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
-_PLACE = ("device", "devices", "nodes", "graph", "compile", "logger")
+_PLACE = ("device", "devices", "nodes", "strategy", "graph", "compile", "logger")
 CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
 """Fields that a resumed run may change; any other one would make it a different run."""
 STUDY_CHANGEABLE = frozenset((*_PLACE, "paper", "about"))

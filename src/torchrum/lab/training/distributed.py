@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
@@ -136,11 +137,18 @@ class Engine:
             advice = f'pip install "torchrum[{config.logger}]"'
             raise RunError(f"logger={config.logger!r} needs a package: {advice} ({error}).") from error
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner would break the progress bar
+        self.sharded = config.strategy == "fsdp"
+        """Whether each process has a share of the weights only; then every process must make each call of the model."""
+        strategy: Any = "ddp" if many else "auto"
+        if self.sharded:
+            from lightning_fabric.strategies import ModelParallelStrategy
+
+            strategy = ModelParallelStrategy(_shard, config.devices * config.nodes, tensor_parallel_size=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about other accelerators; precision is checked in the config
             self.fabric = Fabric(
                 accelerator="cuda" if cuda else "cpu",
-                strategy="ddp" if many else "auto",
+                strategy=strategy,
                 devices=config.devices,
                 num_nodes=config.nodes,
                 precision=config.precision,
@@ -169,10 +177,41 @@ class Engine:
         """Limit the norm of the whole gradient; one without a finite norm becomes zero. Nothing is read on the host."""
         norm = self.fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
         assert norm is not None
-        lost = ~norm.isfinite()  # over a thousand steps a gradient can outgrow float32
+        lost = ~self.whole(norm).isfinite()  # over a thousand steps a gradient can outgrow float32
         for weight in model.parameters():
             if weight.grad is not None:
-                weight.grad.masked_fill_(lost, 0.0)
+                grad: Any = weight.grad
+                (grad.to_local() if self.sharded else grad).masked_fill_(lost, 0.0)
+
+    def whole(self, state: T) -> T:
+        """Gather the sharded tensors of a nested state, in every process."""
+        if not self.sharded:
+            return state
+        from torch.distributed.tensor import DTensor
+
+        return tree_map_only(DTensor, DTensor.full_tensor, state)
+
+    @contextmanager
+    def unsharded(self, model: nn.Module) -> Iterator[None]:
+        """Keep the weights of ``model`` whole, so that they can be read outside of its calls."""
+        if not self.sharded:
+            yield
+            return
+        sharded: Any = model
+        sharded.unshard()
+        yield
+        sharded.reshard()
+
+    def share_like(self, value: Any, like: Any) -> Any:
+        """Keep this process's share of ``value`` if ``like``, a tensor of the same shape, is sharded."""
+        if not (self.sharded and isinstance(value, Tensor) and value.shape == getattr(like, "shape", None)):
+            return value
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if not isinstance(like, DTensor):
+            return value
+        # no source rank: every process has read the whole value
+        return distribute_tensor(value.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of ``value`` over the processes."""
@@ -204,6 +243,10 @@ class Engine:
             raise failure
         return outcome
 
+    def first_or_all(self, work: Callable[[], T]) -> T:
+        """Do ``work`` that calls the model: in the first process or, if the weights are sharded, in all of them."""
+        return self.fabric.broadcast(work()) if self.sharded else self.first(work)
+
     def start_tracker(self, kind: str, folder: Path, name: str, config: dict[str, Any]) -> None:
         """Open TensorBoard or Weights & Biases in the first process."""
         if kind == "none" or self.rank > 0:
@@ -226,6 +269,18 @@ class Engine:
         """Close the tracker."""
         if self._tracker is not None:
             self._tracker.finalize("success")
+
+
+def _shard(model: nn.Module, mesh: Any) -> nn.Module:
+    """Shard a model as one group: its weights are whole while it runs, as kernels need them, and shares otherwise."""
+    from torch.distributed.fsdp import fully_shard
+
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # no loss changes logits in place
+    try:
+        fully_shard(model, mesh=mesh["data_parallel"])
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"strategy fsdp cannot shard this model: {error}") from error
+    return model
 
 
 LOST = re.compile(r"gloo|NCCL|Connection (?:reset|closed|refused)|Broken pipe|Dist(?:Network|Backend|Store)Error")

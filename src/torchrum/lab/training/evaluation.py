@@ -115,7 +115,7 @@ def calibrate(task: Task, model: CharModel, batches: Iterable[Batch], engine: En
 
 def _run_config(run: Path | str, device: Device, task: Task | None) -> TrainConfig:
     """The config to score a run with, in one process; ``task`` may differ in what holds for one machine alone."""
-    config = replace(read_config(run), device=device, devices=1, nodes=1)
+    config = replace(read_config(run), device=device, devices=1, nodes=1, strategy="ddp")
     if task is None:
         return config
     if changed := run_differences(config, replace(config, task=task)):

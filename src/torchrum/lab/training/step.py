@@ -332,8 +332,9 @@ def assemble(config: TrainConfig, engine: Engine, given: nn.Module | None = None
         raise ConfigError(
             f"compile=true, but the layer {config.model.layer!r} has no steps to compile; leave compile out."
         )
+    model = engine.fabric.setup_module(module)
     optimizer = build_optimizer(config.optimizer, module, graph, engine.device)
-    model, prepared = engine.fabric.setup(module, optimizer)
+    prepared: Any = engine.fabric.setup_optimizers(optimizer)
     generator = torch.Generator(engine.device).manual_seed(config.seed)
     seed_process(config.seed, engine.rank)
     data = config.task.setup(engine.device, config.seed)

@@ -240,7 +240,7 @@ class Run:
 
     def _validate(self, batches: list[Any]) -> tuple[dict[str, float], bool]:
         task, progress = self.config.task, self.progress
-        scores = self.engine.first(lambda: self._score(batches))
+        scores = self.engine.first_or_all(lambda: self._score(batches))
         sign = 1 if task.goal == "max" else -1
         value = scores[task.metric]
         improved = math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best)
@@ -253,7 +253,7 @@ class Run:
         self._record("validation", scores)
         self._record_weights()
         self._display.validation(progress.step, scores, improved)
-        if self.engine.rank == 0 and math.isfinite(scores["loss"]):
+        if (self.engine.rank == 0 or self.engine.sharded) and math.isfinite(scores["loss"]):
             training = self._scored.training
             with self.engine.fabric.autocast():
                 text = task.show(self._scored.eval())
@@ -271,10 +271,11 @@ class Run:
 
     def _record_weights(self) -> None:
         """Record the diagonal dominance of each recurrent block of a RUM, for figures."""
-        blocks = {f"{name}/{block}_dominance": matrix for name, block, matrix in recurrent_blocks(self._scored)}
+        with self.engine.unsharded(self._scored):
+            blocks = {f"{name}/{block}_dominance": matrix for name, block, matrix in recurrent_blocks(self._scored)}
+            values = [diagonal_dominance(matrix) for matrix in blocks.values()]
         if blocks:
-            values = torch.stack([diagonal_dominance(matrix) for matrix in blocks.values()]).tolist()
-            self._record("weights", dict(zip(blocks, values, strict=True)))
+            self._record("weights", dict(zip(blocks, torch.stack(values).tolist(), strict=True)))
 
     def _save(self, best: bool, due: bool) -> None:
         """Hand a checkpoint to the keeper; see ``Keeper.keep``."""
@@ -292,18 +293,20 @@ class Run:
         state = {
             "config": to_json(self.config),
             "progress": asdict(progress),
-            "optimizer": self._trained.optimizer.state_dict()["state"],
+            "optimizer": self.engine.whole(self._trained.optimizer.state_dict()["state"]),
             "scaler": self.engine.fabric.strategy.precision.state_dict(),
             "processes": processes,
         }
         if self._scored is not module:  # the checkpoint's own weights are the average
             state["trained"] = {name: value.to(cpu, copy=True) for name, value in module.state_dict().items()}
 
+        weights = self.engine.whole(self._scored.state_dict())
+
         def keep() -> None:
             assert self._metrics is not None
             self._metrics.sync()
             whole = {**state, "metrics": asdict(self._metrics.mark())}
-            self._keeper.keep(progress.step, self._scored.state_dict(), whole, best, due)
+            self._keeper.keep(progress.step, weights, whole, best, due)
 
         self.engine.first(keep)
 
