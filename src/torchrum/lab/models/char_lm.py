@@ -29,11 +29,11 @@ class CharModel(nn.Module):
         num_symbols: symbols of the text, V.
         embedding_size: width of the embedding, E; None feeds one-hot vectors.
         input_dropout, output_dropout: chance, from 0 to 1, that a number is zeroed before and after the layer.
-        locked_dropout: draw these two masks once per call for all its steps, instead of afresh in each step.
+        locked_dropout: draw these two masks once per call instead of in each step.
         weight_drop: chance that a recurrent weight is zeroed for a whole call (DropConnect; Merity et al., 2018).
         tied: the read-out's matrix is the embedding's; the layer must be as wide as the embedding.
-        calibrated: have a buffer ``temperature``, 1 at first, by which logits are divided in evaluation mode: a model
-            that has seen its text many times is too sure of itself (Guo et al., 2017).
+        calibrated: add a buffer ``temperature``, 1 at first, that divides the logits in evaluation mode: a model that
+            has seen its text many times is overconfident (Guo et al., 2017).
     """
 
     temperature: Tensor
@@ -83,7 +83,7 @@ class CharModel(nn.Module):
             self.readout.weight = self.embedding.weight
 
     def initial_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> State:
-        """The state before the first symbol, in the form and dtype in which ``forward`` returns it."""
+        """Return the state before the first symbol, in the form and dtype in which ``forward`` returns it."""
         if isinstance(self.layer, Recurrent):
             like = torch.empty(0, device=device, dtype=dtype)
             count = self.layer.num_layers * self.layer.num_directions
@@ -99,8 +99,8 @@ class CharModel(nn.Module):
 
         Args:
             x: symbols, ``(B, T)`` int64.
-            lengths: must be None; it stands here because every model is called alike.
-            state: as it was returned by the call before; None is ``initial_state``.
+            lengths: must be None; every model is called with the same arguments.
+            state: the state that the previous call returned; None is ``initial_state``.
 
         Returns:
             Logits ``(B, T, V)``, in float32 at least, and the state after the last step, in the dtype of ``state``.
@@ -119,7 +119,7 @@ class CharModel(nn.Module):
         output, hx = self._scan(self._drop(inputs, self.input_dropout), hx)
         last = (hx,) if isinstance(hx, Tensor) else hx
         output = self._drop(output, self.output_dropout)  # (T, B, H)
-        with torch.autocast(x.device.type, enabled=False):  # logits of 8 bits would blur the loss
+        with torch.autocast(x.device.type, enabled=False):  # 16-bit logits would blur the loss
             logits = F.linear(output.to(weight.dtype), weight, self.readout.bias)
             if self.calibrated and not self.training:
                 logits = logits / self.temperature
@@ -149,9 +149,9 @@ def sample(
     Args:
         model: in eval mode, on any device.
         prompt: ids of at least one symbol.
-        length: symbols to draw.
+        length: number of symbols to draw.
         temperature: divides the logits; 0 takes the likeliest symbol each time.
-        seed: of the draws, which are made on the CPU: the same on every device, up to rounding.
+        seed: random seed; symbols are drawn on the CPU, the same for every device up to rounding.
     """
     if not prompt:
         raise ValueError("sample: the prompt is empty; give at least one symbol.")

@@ -12,10 +12,10 @@ from torchrum.ops._checks import ArgumentTypeError
 
 
 def init_readout(readout: nn.Linear, fans: int) -> None:
-    """Initialise a read-out as the RUM authors do: bias 0.01 and Glorot's bound, with ``fans`` other than the usual.
+    """Initialise a read-out as the original implementation does: bias 0.01, and Glorot's bound with its ``fans``.
 
-    Their sum of fan-in and fan-out is the sizes of input and output, or of the state and the embedding. With its own
-    fans the first logits would be smaller; the published curves start from this one.
+    There, fan-in plus fan-out is the sum of the sizes of input and output, or of state and embedding. The read-out's
+    own fans would make the first logits smaller than those of the published curves.
     """
     bound = math.sqrt(6 / fans)
     nn.init.uniform_(readout.weight, -bound, bound)
@@ -23,7 +23,7 @@ def init_readout(readout: nn.Linear, fans: int) -> None:
 
 
 def width(layer: nn.Module) -> int:
-    """Features that a recurrent layer puts out, in one direction."""
+    """Return the number of output features of a recurrent layer, in one direction."""
     size = getattr(layer, "hidden_size", None)
     if not isinstance(layer, nn.Module) or not isinstance(size, int):
         raise ArgumentTypeError(
@@ -37,7 +37,7 @@ class OneHotModel(nn.Module, ABC):
 
     Args:
         layer: a recurrent layer with ``batch_first=True`` and ``input_size=window * num_inputs``.
-        num_inputs: symbols that may stand in the input, I.
+        num_inputs: symbols that may occur in the input, I.
         num_outputs: classes to choose from, V.
         window: symbols that the layer reads per step: the current one and those before it.
     """
@@ -52,10 +52,10 @@ class OneHotModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Logits for the symbols ``x`` ``(B, T)`` int64."""
+        """Compute logits for the symbols ``x`` ``(B, T)`` int64."""
 
     def run_layer(self, x: Tensor) -> Tensor:
-        """The layer's output for ``x`` ``(B, T)`` int64 -> ``(B, T, H)``."""
+        """Run the layer on ``x`` ``(B, T)`` int64; returns ``(B, T, H)``."""
         symbols = F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype)
         output, _ = self.layer(symbols if self.window is None else self.window(symbols)[0])
         return output

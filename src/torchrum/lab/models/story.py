@@ -14,7 +14,7 @@ from torchrum.ops._checks import check_flags, check_not_negative, check_positive
 
 
 def position_encoding(words: int, size: int, form: Literal["code", "paper"] = "code") -> Tensor:
-    """Weights ``(J, E)`` that make a sum of embeddings depend on the word order (Sukhbaatar et al., 2015).
+    """Return weights ``(J, E)`` that make a sum of embeddings depend on the word order (Sukhbaatar et al., 2015).
 
     Args:
         words: words of a sentence, J, padding included.
@@ -57,16 +57,16 @@ class BothWays(nn.Module):
 class StoryReader(nn.Module):
     """An embedding, a recurrent layer in one or two directions, and a linear read-out of the last step.
 
-    Two directions are read where each has read everything: the forward state at the last step, the backward one at the
-    first. A step is a word, or a sentence: the sum of the embeddings of its words, each weighted by its place.
+    Each direction is read out after its last step: the forward state at the end, the backward state at the start. A
+    step is a word, or a sentence: the sum of the embeddings of its words, each weighted by its place.
 
     Args:
         layer: reads ``(T, B, E)``; a layer with ``batch_first=False``, or ``BothWays``.
-        num_inputs: symbols that may stand in the input; 0 is the blank.
+        num_inputs: symbols that may occur in the input; 0 is the blank.
         num_outputs: answers to choose from, V.
         embedding_size: width of the embedding, E.
         sentence_size: words of a sentence, J, where a step is a sentence.
-        input_dropout, output_dropout: dropout of the embedded input and of what the read-out sees, from 0 to 1, in
+        input_dropout, output_dropout: dropout of the embedded input and of the input of the read-out, from 0 to 1, in
             training.
         original_embedding: start the embedding with mean ``-s`` and deviation ``s = sqrt(6 / num_inputs)``, as the
             original implementation of RUM does, instead of 0 and 1.
@@ -102,7 +102,7 @@ class StoryReader(nn.Module):
             nn.init.normal_(self.embedding.weight, 0, embedding_std)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Vectors ``(T, B, E)`` of words ``(B, T)`` or of sentences ``(B, T, J)``."""
+        """Embed words ``(B, T)`` or sentences ``(B, T, J)``; returns ``(T, B, E)``."""
         vectors = self.embedding(x)
         if self.place_weight is not None:
             real = (x != 0).unsqueeze(-1).to(vectors.dtype)
@@ -123,7 +123,7 @@ class StoryReader(nn.Module):
         return self.readout(F.dropout(state, self.output_dropout, self.training))
 
     def state(self, vectors: Tensor, lengths: Tensor | None) -> Tensor:
-        """What the layer knows of ``vectors`` ``(T, B, E)`` after reading them: ``(B, H)`` or ``(B, 2H)``."""
+        """Read ``vectors`` ``(T, B, E)`` and return the last state, ``(B, H)`` or ``(B, 2H)``."""
         if isinstance(self.layer, BothWays):
             output = self.layer(vectors, lengths)
         elif self.both_ways:
@@ -145,19 +145,18 @@ class MemN2N(nn.Module):
     It reads the last M sentences, starting from the question:
 
     m_i = sum_j l_j A[x_ij] + T_A[age_i];  c_i likewise with C;  u = sum_j l_j B[q_j]
-    p = softmax(u . m);  u <- u + sum_i p_i c_i, or H u + sum_i p_i c_i, then relu if asked;  answer = W u
+    p = softmax(u . m);  u <- u + sum_i p_i c_i, then relu if asked;  answer = W u
 
-    With adjacent weights A of a hop is C of the one before, B the first A, and W the last C; layer-wise, all hops share
-    A, C and H. Empty places of the memory stay in the softmax, with score 0. For the first ``linear_steps`` training
-    steps the softmax of the hops is left out (linear start); in training, ages have random gaps of up to a tenth.
+    The weights are adjacent: A of a hop is C of the hop before, B is the first A, and W the last C. Empty places of the
+    memory stay in the softmax, with score 0. For the first ``linear_steps`` training steps the softmax of the hops is
+    left out (linear start); in training, ages have random gaps of up to a tenth.
 
     Args:
         num_inputs: symbols, V; 0 is the blank, whose embedding is zero. Every symbol may be the answer.
         hidden_size: width of all embeddings, d.
         sentence_size: words of a sentence, J.
         memory_size: sentences that are kept, M.
-        hops: times that the memory is read.
-        tying: ``"adjacent"`` or ``"layerwise"``.
+        hops: number of times that the memory is read.
         position: form of the position encoding; None is a bag of words.
         linear_steps: training steps without the softmax of the hops.
         noise: random gaps between ages, as a share of the sentences.
@@ -174,7 +173,6 @@ class MemN2N(nn.Module):
         sentence_size: int,
         memory_size: int,
         hops: int = 3,
-        tying: Literal["adjacent", "layerwise"] = "adjacent",
         position: Literal["code", "paper"] | None = "code",
         linear_steps: int = 0,
         noise: float = 0.1,
@@ -186,17 +184,14 @@ class MemN2N(nn.Module):
         check_not_negative("MemN2N", linear_steps=linear_steps)
         check_probability("MemN2N", noise=noise)
         check_flags("MemN2N", relu=relu)
-        if tying not in ("adjacent", "layerwise"):
-            raise ValueError(f"MemN2N: tying={tying!r}; it must be 'adjacent' or 'layerwise'.")
         if position not in ("code", "paper", None):
             raise ValueError(f"MemN2N: position={position!r}; it must be 'code', 'paper' or None.")
-        self.hidden_size, self.memory_size, self.hops, self.tying = hidden_size, memory_size, hops, tying
+        self.hidden_size, self.memory_size, self.hops = hidden_size, memory_size, hops
         self.linear_steps, self.noise, self.relu = linear_steps, noise, relu
-        tables = hops + 1 if tying == "adjacent" else 4  # A, C1, C2, ...; layer-wise A, C, B, W
-        self.words = nn.ModuleList(nn.Embedding(num_inputs, hidden_size, padding_idx=0) for _ in range(tables))
-        aged = hops + 1 if tying == "adjacent" else 2
-        self.ages = nn.ModuleList(nn.Embedding(memory_size + 1, hidden_size, padding_idx=0) for _ in range(aged))
-        self.hop_weight = nn.Linear(hidden_size, hidden_size, bias=False) if tying == "layerwise" else None
+        self.words, self.ages = (  # A, C1, C2, ...
+            nn.ModuleList(nn.Embedding(count, hidden_size, padding_idx=0) for _ in range(hops + 1))
+            for count in (num_inputs, memory_size + 1)
+        )
         weights = torch.ones(sentence_size, hidden_size)
         if position is not None:
             weights = position_encoding(sentence_size, hidden_size, position)
@@ -230,30 +225,27 @@ class MemN2N(nn.Module):
         ages = self._noisy_ages(count) if self.training and self.noise else slot + 1
         ages = torch.where(real, ages.clamp(max=self.memory_size), 0)  # (B, M)
 
-        adjacent = self.tying == "adjacent"
-        u = self._bag(0 if adjacent else 2, question)
+        u = self._bag(0, question)
         for hop in range(self.hops):
-            a, c = (hop, hop + 1) if adjacent else (0, 1)
-            keys, values = (self._bag(table, memory) + self.ages[table](ages) for table in (a, c))  # (B, M, d)
+            keys, values = (self._bag(table, memory) + self.ages[table](ages) for table in (hop, hop + 1))  # (B, M, d)
             scores = (keys * u.unsqueeze(1)).sum(-1)
             p = scores.softmax(1)
             if self.linear_steps:
                 p = torch.where(self.updates < self.linear_steps, scores, p)
-            read = (p.unsqueeze(-1) * values).sum(1)
-            u = read + (u if self.hop_weight is None else self.hop_weight(u))
+            u = u + (p.unsqueeze(-1) * values).sum(1)
             u = u.relu() if self.relu else u
         if self.training:
             self.updates += 1
-        answers = self.words[self.hops if adjacent else 3]
+        answers = self.words[self.hops]
         assert isinstance(answers, nn.Embedding)
         return F.linear(u, answers.weight)
 
     def _bag(self, table: int, sentences: Tensor) -> Tensor:
-        """Sum of the weighted embeddings of the words of ``(..., J)``; ``(..., d)``."""
+        """Sum the weighted embeddings of the words of ``(..., J)``; returns ``(..., d)``."""
         return (self.words[table](sentences) * self.place_weight).sum(-2)
 
     def _noisy_ages(self, count: Tensor) -> Tensor:
-        """Ages ``(B, M)`` in order, with gaps: ``count`` of the numbers up to ``count`` and a random excess."""
+        """Draw ages ``(B, M)`` in order, with gaps: ``count`` of the numbers up to ``count`` and a random excess."""
         B, most = len(count), self.memory_size + math.ceil(self.memory_size * self.noise)
         count = count.clamp(max=self.memory_size)
         excess = torch.ceil(count * self.noise)
