@@ -1,9 +1,9 @@
 """bAbI question answering v1.2 (Weston et al., 2015): the text of its 20 tasks, parsed.
 
-A file is a row of stories. A line is a number, which is 1 where a story begins, and a statement, or a question with its
-answer and the numbers of the statements that support it, separated by tabs. A question is asked of the statements
-before it; the questions before it are no part of its story. Words and punctuation are tokens, case is kept, and an
-answer of several words ("milk,football") is one token.
+A file is a list of stories. A line is a number, which is 1 where a story begins, and a statement, or a question with
+its answer and the numbers of the statements that support it, separated by tabs. The story of a question is the
+statements before it, without earlier questions. Words and punctuation are tokens, case is kept, and an answer of
+several words ("milk,football") is one token.
 """
 
 import functools
@@ -19,54 +19,54 @@ Sentence = tuple[str, ...]
 
 
 class Sizes(NamedTuple):
-    """What is known of a task without its files; a test compares it with them."""
+    """Sizes of a task, known without its files; a test compares them with the files."""
 
     entropy: float
     """Entropy of the answers of the test questions, in nats."""
     words: int
-    """The longest sentence or question."""
+    """Words in the longest sentence or question."""
     statements: int
-    """The longest story."""
+    """Statements in the longest story."""
     story_words: int
-    """Words of the longest story."""
+    """Words in the longest story."""
     question_words: int
-    """Words of the longest question."""
+    """Words in the longest question."""
 
 
 TASKS = tuple(facts["task"] for facts in BABI_TASKS)
 NAMES = [facts["name"] for facts in BABI_TASKS]
 """Names of tasks 1 to 20."""
 SIZES = tuple(Sizes(*(facts[name] for name in Sizes._fields)) for facts in BABI_TASKS)
-"""Tasks 1 to 20."""
+"""Sizes of tasks 1 to 20."""
 ALL_TASKS = Sizes(3.239074, 12, 268, 1568, 12)
-"""The 20 tasks together, with one vocabulary."""
+"""Sizes of the 20 tasks together, with one vocabulary."""
 
 
 @functools.cache
 def symbols(task: int | None) -> tuple[str, ...]:
-    """The vocabulary of a task, or of all of them, in the order of its numbers; "" is the blank, number 0."""
+    """Return the vocabulary of a task, or of all, in the order of its numbers; "" is the blank, number 0."""
     chosen = [facts["vocabulary"].split() for facts in BABI_TASKS if task in (None, facts["task"])]
     return ("", *sorted({word for words in chosen for word in words}))
 
 
 SMALL = 1000
-"""Training questions of the variant ``en``: its files are the start of those of ``en-10k``."""
+"""Training questions of the variant ``en``, whose files are the start of the files of ``en-10k``."""
 
 
 class Question(NamedTuple):
     """A question within a story."""
 
     after: int
-    """Statements before it."""
+    """Number of statements before it."""
     words: Sentence
     answer: str
     supports: tuple[int, ...]
-    """The statements that the answer follows from, counted from 0."""
+    """Statements that the answer follows from, counted from 0."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """Statements, and questions asked on the way."""
+    """Statements, and the questions between them."""
 
     statements: tuple[Sentence, ...]
     questions: tuple[Question, ...]
@@ -81,17 +81,17 @@ class TaskText:
     """The last tenth of the training questions, with their stories whole."""
     test: tuple[Story, ...]
     origin: str
-    """What the training file is: official, or another."""
+    """Origin of the training file: official, or another."""
 
 
 @functools.lru_cache(maxsize=2**16)  # a task repeats a few thousand sentences
 def tokens(text: str) -> Sentence:
-    """Words and punctuation: ``Where is Mary?`` is four tokens."""
+    """Split a text into words and punctuation: ``Where is Mary?`` is four tokens."""
     return tuple(part for piece in re.split(r"(\W)", text) if (part := piece.strip()))
 
 
 def parse(text: str) -> tuple[Story, ...]:
-    """Read the stories of a file, whose hash was right."""
+    """Parse the stories of a file whose hash is right."""
     stories: list[tuple[list[Sentence], list[Question], dict[str, int]]] = []
     for line in text.splitlines():
         number, _, rest = line.partition(" ")
@@ -109,7 +109,7 @@ def parse(text: str) -> tuple[Story, ...]:
 
 
 def read_task(task: int) -> TaskText:
-    """The stories of task 1 to 20, fetched if they are not on disk."""
+    """Read the stories of a task; fetch them if they are not on disk."""
     return _read_task(task, str(data_root()))
 
 
@@ -123,7 +123,7 @@ def _read_task(task: int, root: str) -> TaskText:
 
 
 def hold_out(stories: Sequence[Story], part: int = 10) -> int:
-    """Where the last ``1 / part`` of the questions begins, at the start of a story."""
+    """Find the story with which the last ``1 / part`` of the questions begins."""
     total, found, cut = count(stories), 0, len(stories)
     while found * part < total:
         cut -= 1
@@ -132,12 +132,12 @@ def hold_out(stories: Sequence[Story], part: int = 10) -> int:
 
 
 def count(stories: Iterable[Story]) -> int:
-    """Questions in some stories."""
+    """Count the questions of some stories."""
     return sum(len(story.questions) for story in stories)
 
 
 def small(text: TaskText) -> TaskText:
-    """The task as the variant ``en`` has it: the first 1,000 training questions, the last tenth for validation."""
+    """Cut a task to the variant ``en``: the first 1,000 training questions, the last tenth for validation."""
     kept: list[Story] = []
     for story in text.train:
         missing = SMALL - count(kept)
@@ -152,11 +152,11 @@ ANIMALS, COLOURS = ("lion", "rhino", "swan", "frog"), ("white", "green", "gray",
 
 
 def augment_induction(stories: Iterable[Story], seed: int) -> tuple[Story, ...]:
-    """Task 16 without its shortcut (Franke et al., 2018): each colour stands in a story once.
+    """Remove the shortcut of task 16 (Franke et al., 2018): each colour occurs once in a story.
 
     In half of the questions the commonest colour of the story is the answer, and models settle on it. In stories of
-    nine statements the three that support the answer stay; in the others an animal or a colour that has occurred is
-    replaced by one that has not. Answers do not change.
+    nine statements the three that support the answer stay; in the other statements an animal or colour that has
+    occurred is replaced by one that has not. Answers do not change.
     """
     choose = random.Random(seed)
     return tuple(_spread_out(story, choose) for story in stories)

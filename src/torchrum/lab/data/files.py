@@ -31,7 +31,7 @@ SHOWN = 3  # missing files named in an error; verify lists them all
 
 
 def digest(content: bytes, kind: str) -> str:
-    """The hash of a file's content as ``kind:hex``; the kind ``git`` is the id that ``git hash-object`` prints."""
+    """Hash a file's content as ``kind:hex``; the kind ``git`` is the id that ``git hash-object`` prints."""
     if kind == "git":
         return "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     return f"{kind}:{hashlib.new(kind, content).hexdigest()}"
@@ -44,9 +44,9 @@ class DataFile:
     path: str
     """Path below the folder of its corpus."""
     accepted: dict[str, str]
-    """Hashes that it may have, ``sha256:...`` or ``git:...``, and what a file with that hash is."""
+    """Accepted hashes, ``sha256:...`` or ``git:...``, and the origin of a file with that hash."""
     remote: str = ""
-    """Its name at the sources, where that differs."""
+    """Its name at the sources, if that differs."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,12 +55,12 @@ class DataFile:
         return (own, self.remote) if self.remote and self.remote != own else (own,)
 
     def origin(self, content: bytes) -> str | None:
-        """Origin of a file with this content; None if its hash is not accepted."""
+        """Look up the origin of a file with this content; None if its hash is not accepted."""
         hashes = (digest(content, kind) for kind in dict.fromkeys(key.partition(":")[0] for key in self.accepted))
         return next((self.accepted[value] for value in hashes if value in self.accepted), None)
 
     def found(self, content: bytes) -> str:
-        """Hash of a refused content, of the same kind as the first accepted one."""
+        """Hash a refused content in the same way as the first accepted one."""
         return digest(content, next(iter(self.accepted)).partition(":")[0])
 
 
@@ -74,10 +74,10 @@ class Corpus:
     licence: str
     files: tuple[DataFile, ...]
     sources: tuple[str, ...] = ()
-    """Tried in this order: an archive, or a URL per file with ``{name}`` for the file's name there."""
+    """Sources in the order to try: an archive, or a URL per file with ``{name}`` for the file's name there."""
 
     def file(self, path: str) -> DataFile:
-        """The file at ``path``."""
+        """Look up the file at ``path``."""
         return next(item for item in self.files if item.path == path)
 
 
@@ -102,12 +102,12 @@ PTB = Corpus(
 )
 
 COMPOSITE = "partly regenerated (1,925 of its 10,000 questions are official)"
-"""The stand-in for task 3's training file that is in use where the official one was not available."""
+"""Origin of the substitute for task 3's training file, for use where the official one is not available."""
 
 BABI_TASKS: list[dict[str, Any]] = [
     json.loads(line) for line in Path(__file__).with_name("babi.jsonl").read_text().splitlines()
 ]
-"""What is known of each bAbI task without its files: sizes, vocabulary and hashes. A trained model needs no more."""
+"""Sizes, vocabulary and hashes of each bAbI task; a trained model needs no more of the data."""
 
 
 def _babi_file(facts: dict[str, Any], split: str) -> DataFile:
@@ -161,7 +161,7 @@ class Checked:
 
     content: bytes
     origin: str
-    """What the corpus says about a file with this hash."""
+    """Origin that the corpus names for this hash."""
 
 
 def data_root() -> Path:

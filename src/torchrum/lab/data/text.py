@@ -34,9 +34,9 @@ class Facts:
     words: tuple[int, int, int]
     """Words of each part; in Penn Treebank the ends of lines count too, as word-level models have it."""
     memoryless: float
-    """Nats per symbol of the best model that knows the symbol before and nothing else."""
+    """Nats per symbol of the best bigram model."""
     sha256: str = ""
-    """Of the three parts one after the other, for a text of the user's own."""
+    """Hash of the three parts one after the other, for a text of the user's own."""
 
 
 PTB_SYMBOLS = b" etanoisrhludcmfpkgybw<>\nvN.'xj$-qz&0193#285\\764/*"
@@ -76,8 +76,7 @@ def read_own(path: Path, heldout: float) -> Parts:
     Args:
         path: a file; a folder with ``train.txt``, ``valid.txt`` and ``test.txt``; or a folder whose ``.txt`` files,
             sorted by path, make one text.
-        heldout: share of the text at its end for the validation part, and again for the test part, where it comes
-            undivided.
+        heldout: share of an undivided text, at its end, for the validation part, and again for the test part.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; --data takes a text file or a folder of .txt files.")
@@ -86,7 +85,7 @@ def read_own(path: Path, heldout: float) -> Parts:
         missing = [file.name for file in given if not file.exists()]
         if not missing:
             return Parts(*map(_read_file, given))
-        if len(missing) < len(given):  # a text that is half divided must not be trained on as a whole
+        if len(missing) < len(given):  # do not train on the validation part of an incomplete division
             raise DataError(
                 f"{path} has no {' and no '.join(missing)}; train.txt, valid.txt and test.txt go together. Add what is "
                 "missing, or rename the files to read them as one text."
@@ -156,7 +155,7 @@ def describe(parts: Parts) -> Facts:
 
 
 def fingerprint(parts: Parts) -> str:
-    """The sha256 of the three parts, one after the other."""
+    """Hash the three parts, one after the other, with sha256."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -164,7 +163,7 @@ def fingerprint(parts: Parts) -> str:
 
 
 def encode(text: bytes, symbols: bytes) -> Tensor:
-    """The ids of a text, ``(N,)`` uint8; bytes that are not among ``symbols`` are left out."""
+    """Encode a text as ids, ``(N,)`` uint8; bytes that are not among ``symbols`` are left out."""
     ids = torch.full((256,), -1, dtype=torch.int16)
     ids[_bytes(symbols).long()] = torch.arange(len(symbols), dtype=torch.int16)
     pieces = []

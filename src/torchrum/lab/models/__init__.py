@@ -30,8 +30,8 @@ OPTIONS = {
 }
 """Fields of a ModelConfig that only some models have, by the kind of model."""
 MODELS: dict[str, Callable[..., nn.Module]] = {"memn2n": MemN2N}
-"""Models that are no recurrent layer, by the name that stands in the layer's place."""
-TORCH_LAYERS = ("lstm", "gru")  # torch's own layers, which take no lengths
+"""Models that are not recurrent layers, by the name that replaces the layer's."""
+TORCH_LAYERS = ("lstm", "gru")  # torch's own layers do not take lengths
 
 
 def build_model(config: "ModelConfig", task: "Task") -> nn.Module:

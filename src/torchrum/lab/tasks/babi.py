@@ -21,7 +21,7 @@ NUM_TRAIN, NUM_TRAIN_SMALL = 9000, 900  # questions to learn from, of each task
 
 
 def split_sentences(line: str) -> list[str]:
-    """The sentences of a line, each with the sign that it ends with."""
+    """Split a line into sentences, each with its final punctuation."""
     return re.split(r"(?<=[.!?])\s+", line.strip())
 
 
@@ -31,13 +31,13 @@ ORDERS: dict[Place, tuple[str, ...]] = {
     "first": ("question", "story"),
     "twice": ("question", "story", "question"),
 }
-"""What is read in which order, by the place of the question."""
-WASTE = 0.12  # padding that is accepted, as a share of the real steps; more buckets would mean more CUDA graphs
-SCORED_STEPS = 2**18  # rows times steps of a batch that is only scored
+"""Place of the question to the parts in reading order."""
+WASTE = 0.12  # accepted padding, as a share of the valid steps; more buckets would mean more CUDA graphs
+SCORED_STEPS = 2**18  # rows times steps of a batch in evaluation
 
 
 class Span(NamedTuple):
-    """For each question, where something begins in the buffer and how long it is; both ``(Q,)`` int64."""
+    """Start and length of a part of each question in the buffer; both ``(Q,)`` int64."""
 
     start: Tensor
     length: Tensor
@@ -47,8 +47,7 @@ class Rows(NamedTuple):
     """Questions with their stories, Q of them.
 
     ``units`` ``(N,)`` are words, or ``(N, J)`` sentences of J words, padded; unit 0 is the blank. The statements of a
-    story stand one after another, so the story of a question is a span of them, and stories are not repeated for each
-    of their questions.
+    story are consecutive, so the story of a question is a span, and stories are not repeated for each question.
     """
 
     units: Tensor
@@ -60,23 +59,23 @@ class Rows(NamedTuple):
     """Number of the task, ``(Q,)`` int64."""
 
     def to(self, device: torch.device) -> "Rows":
-        """The same rows on another device."""
+        """Copy the rows to another device."""
         return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a question and its story are laid out along time."""
+    """Layout of a question and its story along time."""
 
     place: Place = "last"
-    """Where the question stands."""
+    """Place of the question."""
     blanks: int = 0
     """Blank steps at the end."""
     padded: tuple[int, int] | None = None
     """Longest story and question: pad the story at its front and the question at its end, as the paper's code does."""
 
     def lengths(self, rows: Rows) -> Tensor:
-        """Steps of each row, ``(Q,)``."""
+        """Compute the number of steps of each row, ``(Q,)``."""
         if self.padded is not None:
             return torch.full_like(rows.answer, sum(self.padded))
         parts = [getattr(rows, part).length for part in ORDERS[self.place]]
@@ -109,7 +108,7 @@ def encode(groups: Iterable[tuple[int, Sequence[Story]]], vocabulary: Sequence[s
 
     Args:
         groups: number of a task and its stories.
-        vocabulary: the words in the order of their numbers; the first, the blank, is "".
+        vocabulary: the words in the order of their numbers; the first is the blank, "".
         sentence_size: J, the words of a sentence, to read sentence by sentence; None reads word by word.
     """
     J = sentence_size or 1
@@ -186,10 +185,10 @@ def choose_widths(lengths: Tensor, batch_size: int, most: int) -> list[int]:
 
 @dataclass
 class TrainingStories:
-    """The training questions on the device, and the order of one epoch of them.
+    """The training questions on the device, and their order in one epoch.
 
-    Each epoch shows every question once, in batches of like length; the last batch of a bucket is filled up from the
-    same bucket. Order and batches follow from the seed and the number of the epoch.
+    Each epoch shows every question once, in batches of similar length; the last batch of a bucket is filled up from the
+    same bucket. Order and batches depend on the seed and the number of the epoch.
     """
 
     rows: Rows
@@ -197,7 +196,7 @@ class TrainingStories:
     seed: int
     most_buckets: int
     width: int = 0
-    """Steps of the batch that comes next."""
+    """Steps of the next batch."""
 
     def __post_init__(self) -> None:
         self._lengths = self.layout.lengths(self.rows).cpu()
@@ -205,7 +204,7 @@ class TrainingStories:
         self._epoch: int | None = None
 
     def plan(self, size: int, step: int) -> int:
-        """Prepare the batch of ``size`` rows after ``step`` of them; returns its width."""
+        """Prepare the batch of ``size`` rows that follows ``step`` batches; returns its width."""
         if size != self._size:
             self._divide(size)
         epoch, place = divmod(step, len(self.order))
@@ -215,7 +214,7 @@ class TrainingStories:
         return self.width
 
     def batch(self, step: Tensor) -> Batch:
-        """The batch after ``step`` of them, a scalar on the device; ``plan`` came before."""
+        """Return the batch that follows ``step`` batches, a scalar on the device; call ``plan`` first."""
         chosen = self.order.index_select(0, (step % len(self.order)).view(1)).squeeze(0)
         return self.layout.gather(self.rows, chosen, self.width)
 
@@ -247,7 +246,7 @@ class Babi(Task):
 
     The input is the words of the story and of the question, or their sentences; the answer is one word of the
     vocabulary, read at the last step. A model learns one of the 20 tasks, or all of them with one vocabulary. The last
-    tenth of the training questions judges a run, the test files give the result.
+    tenth of the training questions is the validation set, the test files give the result.
     """
 
     answers: ClassVar = "last"
@@ -256,22 +255,22 @@ class Babi(Task):
     baseline_name: ClassVar = "answers-only"
 
     task: int | None = None
-    """Which of the 20 tasks, 1 to 20; None: all of them, jointly."""
+    """Number of the task, 1 to 20; None: all of them, jointly."""
     variant: Literal["en-10k", "en"] = "en-10k"
     """en-10k: 10,000 training questions for each task; en: the first 1,000 of them."""
     reading: Literal["words", "sentences"] = "words"
-    """What a step reads: a word, or a sentence as the bag of its words."""
+    """Input of a step: a word, or a sentence as the bag of its words."""
     question: Place = "last"
-    """Where the question stands: after the story, before it, or at both ends."""
+    """Place of the question: after the story, before it, or at both ends."""
     blanks: int = 0
     """Blank steps after the last word, before the answer is read."""
     authors_readout: bool = False
     """Pad the story at its front and the question at its end to the longest, and read after the trailing blanks."""
     augment16: bool = False
-    """Train task 16 on stories without their shortcut, each colour once; report such results apart."""
+    """Train task 16 on stories without their shortcut, each colour once; report such results separately."""
 
     extra: tuple[int, ...] = ()
-    """Tasks of a joint run to show once more in each epoch; one that is named several times is shown more often."""
+    """Tasks of a joint run to show once more in each epoch; a task may be named several times."""
 
     def __post_init__(self) -> None:
         if self.task is not None and (type(self.task) is not int or self.task not in babi.TASKS):
@@ -293,12 +292,12 @@ class Babi(Task):
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The tasks that are learnt."""
+        """Numbers of the tasks to learn."""
         return babi.TASKS if self.task is None else (self.task,)
 
     @property
     def sizes(self) -> babi.Sizes:
-        """What is known of the data without its files."""
+        """Sizes of the data, known without its files."""
         return babi.ALL_TASKS if self.task is None else babi.SIZES[self.task - 1]
 
     @property
@@ -313,12 +312,12 @@ class Babi(Task):
 
     @property
     def sentence_size(self) -> int | None:
-        """Words of a sentence, J, where a step is a sentence."""
+        """Words of a sentence, J; None if a step is a word."""
         return self.sizes.words if self.reading == "sentences" else None
 
     @property
     def ends_with_question(self) -> bool:
-        """Whether the question is the last thing that is read, and read once."""
+        """Whether the question is read once, at the end."""
         return self.question == "last" and not self.blanks and not self.authors_readout
 
     @property
@@ -327,26 +326,26 @@ class Babi(Task):
         return self.sizes.statements
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Steps that show every training question once, short of the rows that fill up the last batch of a bucket."""
+        """Count the steps that show every training question once, without the rows that fill up buckets."""
         each = NUM_TRAIN if self.variant == "en-10k" else NUM_TRAIN_SMALL
         return -(-each * (len(self.tasks) + len(self.extra)) // batch_size)
 
     def texts(self) -> dict[int, babi.TaskText]:
-        """The stories of each task, from disk."""
+        """Read the stories of each task from disk."""
         texts = {task: babi.read_task(task) for task in self.tasks}
         return texts if self.variant == "en-10k" else {task: babi.small(text) for task, text in texts.items()}
 
     def words(self) -> tuple[str, ...]:
-        """The vocabulary, in the order of its numbers; "" is the blank."""
+        """Return the vocabulary, in the order of its numbers; "" is the blank."""
         return babi.symbols(self.task)
 
     def provenance(self) -> str:
-        """The tasks whose training text is not the official one, and what it is."""
+        """Name the tasks whose training text is not the official one, and the text in use."""
         origins = {task: text.origin for task, text in self.texts().items()}
         return "; ".join(f"task {task}'s training text is {text}" for task, text in origins.items() if text != OFFICIAL)
 
     def rows(self, split: Split, seed: int = 0) -> Rows:
-        """The questions of a split; the seed decides the augmentation of training stories alone."""
+        """Read the questions of a split; the seed affects only the augmentation of training stories."""
         texts, groups = self.texts(), []
         for number, task in enumerate((*self.tasks, *(self.extra if split == "train" else ()))):
             stories = getattr(texts[task], split)
@@ -356,7 +355,7 @@ class Babi(Task):
         return encode(groups, self.words(), self.sentence_size)
 
     def ask(self, story: str, question: str) -> tuple[Batch, list[str]]:
-        """A question of one's own as a batch of one row, and the words in it that the vocabulary lacks.
+        """Turn the user's own question into a batch of one row; also return its words that the vocabulary lacks.
 
         Args:
             story: sentences, each with its full stop or on a line of its own.
@@ -388,7 +387,7 @@ class Babi(Task):
         return layout.gather(rows, torch.zeros(1, dtype=torch.long), int(layout.lengths(rows))), unknown
 
     def layout(self) -> Layout:
-        """How a question and its story are laid out."""
+        """Return the layout of a question and its story."""
         if not self.authors_readout:
             return Layout(self.question, self.blanks)
         return Layout(padded=(self.sizes.story_words, self.sizes.question_words))
@@ -403,11 +402,11 @@ class Babi(Task):
         return data.plan(size, step)
 
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: TrainingStories) -> Batch:
-        """The next batch of the epoch, laid out over the width that ``plan`` returned."""
+        """Return the next batch of the epoch, laid out over the width that ``plan`` returned."""
         return data.batch(step)
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Draw training questions, each by itself; training itself goes through epochs."""
+        """Draw single training questions; training itself goes through epochs."""
         rows, layout = self.rows("train"), self.layout()
         device = generator.device
         chosen = torch.randint(len(rows.answer), (size,), generator=generator, device=device)
@@ -415,7 +414,7 @@ class Babi(Task):
         return layout.gather(rows.to(device), chosen, width)
 
     def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """For a joint model: of all questions, the share that each task has, and the share right in each."""
+        """Compute for a joint model, as shares of all questions, each task's questions and its right answers."""
         if self.task is not None:
             return {}
         assert batch.group is not None
@@ -428,7 +427,7 @@ class Babi(Task):
         return found
 
     def summarise(self, scores: dict[str, float]) -> dict[str, float]:
-        """For a joint model: ``task01`` to ``task20``, ``accuracy`` as their mean, and how many are ``solved``."""
+        """Compute for a joint model ``task01`` to ``task20``, ``accuracy`` as their mean, and the number ``solved``."""
         if self.task is not None:
             return scores
         each = {f"task{task:02d}": scores[f"right{task:02d}"] / scores[f"share{task:02d}"] for task in self.tasks}
@@ -448,5 +447,5 @@ class Babi(Task):
         return "" if self.task is None else f"qa{self.task}"
 
     def baseline(self) -> float:
-        """Cross-entropy of the best model that does not read: the entropy of the answers."""
+        """Return the cross-entropy of the best model that does not read: the entropy of the answers."""
         return self.sizes.entropy

@@ -22,16 +22,16 @@ class Batch(NamedTuple):
     y: Tensor
     """Answers, ``(B, T)`` for one at each step or ``(B,)`` for one at the end, int64."""
     lengths: Tensor | None = None
-    """Steps that count in each row, ``(B,)`` int64; None: all of them."""
+    """Valid steps of each row, ``(B,)`` int64; None: all of them."""
     group: Tensor | None = None
     """Kind of example of each row, ``(B,)`` int64, for tasks with several kinds."""
 
     def rows(self, start: int, stop: int) -> "Batch":
-        """The rows ``start`` to ``stop``, such as the share of one process."""
+        """Take the rows ``start`` to ``stop``, such as the share of one process."""
         return tree_map_only(Tensor, lambda part: part[start:stop], self)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
@@ -39,10 +39,10 @@ class Batch(NamedTuple):
 class Task(ABC):
     """One problem to learn. Its fields are its sizes; equal fields and equal seeds give equal data.
 
-    The trainer calls ``setup`` once, then for each step ``train_batch``, ``loss`` and ``metrics``, and now and then it
-    scores the batches of ``validation``. A model is called ``model(x, lengths)`` and returns logits; for a task that
-    carries state it is called ``model(x, lengths, state)`` and returns ``(logits, state)``, ``state`` None at first; to
-    be captured in a CUDA graph it needs ``model.initial_state(batch_size, device, dtype)``, the state for None.
+    The trainer calls ``setup`` once, ``train_batch``, ``loss`` and ``metrics`` at each step, and scores the batches of
+    ``validation`` at intervals. A model is called ``model(x, lengths)`` and returns logits. For a task that carries
+    state it is called ``model(x, lengths, state)`` and returns ``(logits, state)``, with ``state`` None at first; for
+    CUDA graphs it needs ``model.initial_state(batch_size, device, dtype)``, the state for None.
     """
 
     answers: ClassVar[Literal["steps", "last"]] = "steps"
@@ -82,12 +82,12 @@ class Task(ABC):
 
     @property
     def source(self) -> str:
-        """Description of its data; empty if it generates them."""
+        """Description of the data; empty for generated data."""
         return ""
 
     @property
     def own_data(self) -> str:
-        """Name of the user's own data, if it reads any."""
+        """Name of the user's own data; empty if the task reads none."""
         return ""
 
     @abstractmethod
@@ -111,11 +111,11 @@ class Task(ABC):
         return None
 
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Any) -> Batch:
-        """The examples of one training step.
+        """Return the examples of one training step.
 
         Args:
             size: number of examples, over all processes.
-            generator: for fresh examples; its state is in the checkpoint.
+            generator: generator of fresh examples; its state is in the checkpoint.
             step: steps done so far, an int64 scalar on the device: the position in a fixed training set.
             data: the result of ``setup``.
         """
@@ -126,50 +126,50 @@ class Task(ABC):
         return step == 0
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The training loss, a scalar: cross-entropy, the mean over all answers."""
+        """Compute the training loss, a scalar: cross-entropy, the mean over all answers."""
         return F.cross_entropy(logits.flatten(0, -2), batch.y.flatten())
 
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Numbers to report next to the loss: scalars on the device, means over the batch.
+        """Compute numbers to report next to the loss: scalars on the device, means over the batch.
 
         By default ``accuracy``, the share of answers that are right.
         """
         return {"accuracy": (logits.argmax(-1) == batch.y).float().mean()}
 
     def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Further numbers for evaluation only; means over the batch."""
+        """Compute further numbers for evaluation only; means over the batch."""
         return {}
 
     def summarise(self, scores: dict[str, float]) -> dict[str, float]:
-        """The scores of a whole set, from the means over its answers of the loss, ``metrics`` and ``details``."""
+        """Compute the scores of a whole set from its mean loss, ``metrics`` and ``details``."""
         return scores
 
     @abstractmethod
     def validation(self, seed: int) -> Iterable[Batch]:
-        """The validation examples, on the CPU: the same for the same ``seed``, disjoint from the training data."""
+        """Return the validation examples, on the CPU; they depend on ``seed`` only and are disjoint from training."""
 
     def test(self, seed: int) -> Iterable[Batch]:
-        """The examples of the final score, disjoint from those of ``validation``."""
+        """Return the examples of the final score, disjoint from those of ``validation``."""
         return self.validation(seed + 1_000_003)
 
     def evaluation(self, split: Split, seed: int) -> Iterable[Batch]:
-        """The examples of a final score on ``split``; a task may batch them differently than in training."""
+        """Return the examples of a final score on ``split``; a task may batch them differently than in training."""
         return self.validation(seed) if split == "validation" else self.test(seed)
 
     def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
-        """Further numbers of a final score, made from the scores of all batches: totals, other units."""
+        """Compute further numbers of a final score from the scores of all batches: totals, other units."""
         return {}
 
     def show(self, model: nn.Module) -> str:
-        """A sample to print after a validation, such as generated text; the model is in eval mode."""
+        """Return a sample to print after a validation, such as generated text; the model is in eval mode."""
         return ""
 
     def size_name(self) -> str:
-        """The size suffix of recipe names, such as ``t200``; empty if there is none."""
+        """Return the size suffix of recipe names, such as ``t200``; empty if there is none."""
         return ""
 
     def provenance(self) -> str:
-        """A note on the data of this machine, if they differ from the official ones."""
+        """Return a note on the data of this machine, if they differ from the official ones."""
         return ""
 
     def check_batch_size(self, size: int) -> None:
@@ -177,12 +177,12 @@ class Task(ABC):
         return None
 
     def weight(self, batch: Batch) -> int:
-        """How much a batch counts when scores are averaged over batches: its number of answers."""
+        """Return the weight of a batch when scores are averaged over batches: its number of answers."""
         return batch.y.numel()
 
     @abstractmethod
     def baseline(self) -> float:
-        """Loss of the best model without memory; a run must beat it."""
+        """Return the loss of the best model without memory; a run must beat it."""
 
 
 MOST = 10**8

@@ -31,8 +31,8 @@ class CharLM(Task):
     """Predict each symbol of a text from those before it.
 
     The training part is cut into ``lanes`` contiguous lanes of equal length, and every step reads the next ``segment``
-    symbols of each. The state is carried along and forgotten at the start of an epoch. What is left at the end of a
-    lane is not read.
+    symbols of each. The state is carried from step to step and reset at the start of an epoch. Symbols that do not
+    fill a segment at the end of a lane are not read.
     """
 
     answers: ClassVar = "steps"
@@ -54,9 +54,9 @@ class CharLM(Task):
     segment: int = 150
     """Symbols of a lane in one step; T of truncated backpropagation."""
     shifted: bool = False
-    """Start each epoch a few symbols further on, within what lanes have left, so that segments are cut elsewhere."""
+    """Start each epoch a few symbols further on, so that segments are cut at other places."""
     validation_lanes: int = 128
-    """Lanes of the validation part while training: more are faster, and each starts without a past."""
+    """Lanes of the validation part during training: more are faster, but each starts from an empty state."""
     heldout: float = 0.05
     """Share of a text of your own that is kept for validation, and again for the test."""
     symbols: str = ""
@@ -70,9 +70,9 @@ class CharLM(Task):
     sha256: str = ""
     """Hash of its three parts; read from it."""
     path: str = ""
-    """Where a text of your own lies on this machine; no part of a result."""
+    """Path of a text of your own on this machine; not part of a result."""
     shown: int = 0
-    """Characters of drawn text to show after each validation."""
+    """Number of sampled characters to show after each validation."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "lanes", "segment", "validation_lanes")
@@ -96,7 +96,7 @@ class CharLM(Task):
             )
 
     def reading(self, path: Path | str) -> "CharLM":
-        """The same task on a text of the user's own: a file, or a folder (see ``torchrum.lab.data.text.read_own``)."""
+        """Return the same task on a text of the user's own: a file, or a folder (see ``lab.data.text.read_own``)."""
         path = Path(path)
         facts = describe(read_own(path, self.heldout))
         # results name the text, and a file may be called anything
@@ -114,7 +114,7 @@ class CharLM(Task):
 
     @property
     def facts(self) -> Facts:
-        """What is known of the text without reading it."""
+        """Facts about the text, without reading it."""
         if not self.sha256:
             return KNOWN[self.corpus]
         sizes, words = (self.sizes[0], self.sizes[1], self.sizes[2]), (self.words[0], self.words[1], self.words[2])
@@ -122,7 +122,7 @@ class CharLM(Task):
 
     @property
     def source(self) -> str:
-        """The text, and how much of it is for training."""
+        """The text, and the size of its training part."""
         name = self.corpus if self.own_data else f"Penn Treebank ({self.corpus})"
         return f"{name}, {self.facts.sizes[0]:,} characters to train on"
 
@@ -147,7 +147,7 @@ class CharLM(Task):
         return (self.facts.sizes[0] - 1) // self.lanes // self.segment
 
     def check_batch_size(self, size: int) -> None:
-        """A row of the batch is a lane."""
+        """Require as many rows as lanes."""
         if size != self.lanes:
             raise ValueError(
                 f"batch_size is {size}, but the text is read in {self.lanes} lanes; "
@@ -155,7 +155,7 @@ class CharLM(Task):
             )
 
     def read(self) -> Parts:
-        """The text; one that is not that of this task is an error."""
+        """Read the text; raise if it is not the text of this task."""
         if not self.sha256:
             return read_known(self.corpus)
         if not self.path:
@@ -173,17 +173,17 @@ class CharLM(Task):
         return parts
 
     def unseen(self) -> tuple[int, ...]:
-        """Bytes of each part that are left out because training never shows them."""
+        """Count the bytes of each part that are left out because they do not occur in training."""
         return tuple(len(part) - size for part, size in zip(self.read(), self.facts.sizes, strict=True))
 
     def setup(self, device: torch.device, seed: int) -> Tensor:
-        """The lanes on ``device``, ``(lanes, length + 1)`` uint8: the last column is the next lane's first symbol."""
+        """Put the lanes on ``device``, ``(lanes, length + 1)`` uint8; the last column begins the next lane."""
         ids = encode(self.read().train, self.facts.symbols)
         length = (len(ids) - 1) // self.lanes
         return ids.unfold(0, length + 1, length)[: self.lanes].contiguous().to(device)
 
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Tensor) -> Batch:
-        """The next segment of every lane, and the symbols that follow, ``(lanes, segment)`` int64."""
+        """Return the next segment of every lane, and the symbols that follow, ``(lanes, segment)`` int64."""
         first = (step % self.segments) * self.segment
         if self.shifted:
             left = data.shape[1] - 1 - self.segments * self.segment
@@ -193,30 +193,30 @@ class CharLM(Task):
         return Batch(window[:, :-1], window[:, 1:])
 
     def starts_over(self, step: int) -> bool:
-        """At the start of an epoch."""
+        """Reset the state at the start of an epoch."""
         return step % self.segments == 0
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """``size`` segments from anywhere in the training part, ``(B, segment)`` int64."""
+        """Draw ``size`` segments from the training part, ``(B, segment)`` int64."""
         ids = encode(self.read().train, self.facts.symbols).to(generator.device)
         starts = torch.randint(len(ids) - self.segment, (size, 1), generator=generator, device=generator.device)
         window = ids[starts + torch.arange(self.segment + 1, device=generator.device)].long()
         return Batch(window[:, :-1], window[:, 1:])
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Nats per symbol, the mean over those that are not padding; logits are ``(B, T, V)``."""
+        """Compute nats per symbol, the mean over symbols that are not padding; logits are ``(B, T, V)``."""
         return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED)
 
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """``bpc``, bits per character."""
+        """Compute ``bpc``, bits per character."""
         return {"bpc": self.loss(logits, batch) / math.log(2)}
 
     def scores(self, loss: float) -> dict[str, float]:
-        """Loss and metrics, from nats per symbol."""
+        """Compute loss and metrics from nats per symbol."""
         return {"loss": loss, "bpc": loss / math.log(2)}
 
     def weight(self, batch: Batch) -> int:
-        """Symbols that are scored: all but the padding."""
+        """Count the scored symbols: all but the padding."""
         return int((batch.y != IGNORED).sum())
 
     def validation(self, seed: int) -> Iterator[Batch]:
@@ -228,14 +228,14 @@ class CharLM(Task):
         return self.read_lanes("test", 1, ONE_LANE)
 
     def evaluation(self, split: Split, seed: int) -> Iterator[Batch]:
-        """Yield a part in one lane, each symbol once: the state never starts without a past but at the first one."""
+        """Yield a part in one lane, each symbol once; the state is empty at the first symbol only."""
         return self.read_lanes(split, 1, ONE_LANE)
 
     def read_lanes(self, split: Split, lanes: int, segment: int) -> Iterator[Batch]:
         """Yield a part in segments of ``lanes`` lanes, each symbol once; the last lanes are padded."""
         symbols, texts, place = self.facts.symbols, self.read(), SPLITS.index(split)
         y = encode(texts[place], symbols).long()
-        before = encode(texts[place - 1], symbols)[-1:].long()  # what stands before the first symbol
+        before = encode(texts[place - 1], symbols)[-1:].long()  # the symbol before the first one
         x = torch.cat((before, y[:-1]))
         lanes = min(lanes, len(y))
         length = -(-len(y) // lanes)
@@ -245,26 +245,26 @@ class CharLM(Task):
             yield Batch(x[:, start : start + segment], y[:, start : start + segment])
 
     def show(self, model: nn.Module) -> str:
-        """A few lines drawn from the model, to see how far it is."""
+        """Sample a few lines from the model."""
         if not self.shown or not isinstance(model, CharModel):
             return ""
         return self.draw(model, length=self.shown, temperature=0.7)
 
     def draw(self, model: CharModel, *, length: int, prompt: str = "", temperature: float = 1.0, seed: int = 0) -> str:
-        """Text that follows ``prompt``: ``task.draw(load_model(run), length=500, prompt="the company said ")``."""
+        """Sample text that follows ``prompt``: ``task.draw(load_model(run), length=500, prompt="the company ")``."""
         return "".join(self.stream(model, length=length, prompt=prompt, temperature=temperature, seed=seed))
 
     def stream(
         self, model: CharModel, *, length: int, prompt: str = "", temperature: float = 1.0, seed: int = 0
     ) -> Iterator[str]:
-        """The same, piece by piece: a character may take several symbols, and comes when it is whole."""
+        """Yield the same piece by piece; a character of several symbols is yielded when it is complete."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for symbol in sample(model, self.ids(prompt), length, temperature=temperature, seed=seed):
             yield decoder.decode(self.facts.symbols[symbol : symbol + 1])
         yield decoder.decode(b"", final=True)
 
     def ids(self, prompt: str) -> list[int]:
-        """The symbols of a prompt; an empty one is the end of a line, where the text has lines."""
+        """Return the symbols of a prompt; an empty prompt is the end of a line, if the text has lines."""
         symbols, codes = self.facts.symbols, {letter: letter.encode("utf-8", "surrogateescape") for letter in prompt}
         unknown = sorted(letter for letter, code in codes.items() if not set(code) <= set(symbols))
         if unknown:
@@ -278,10 +278,10 @@ class CharLM(Task):
         return [symbols.index(byte) for byte in start]
 
     def summary(self, split: Split, scores: dict[str, float]) -> dict[str, float]:
-        """Totals of a part; for Penn Treebank also bits per character of both its versions, and perplexity per word.
+        """Compute totals of a part; for Penn Treebank also bits per character in both versions and word perplexity.
 
-        The same bits count for both: the two spaces of each line that ``ptb.char`` lacks cost it nothing. A model so
-        bad that the perplexity would overflow has none.
+        Both versions divide the same bits: the two spaces per line that ``ptb.char`` lacks cost nothing. The perplexity
+        is left out if it would overflow.
         """
         place = SPLITS.index(split)
         bits = scores["bpc"] * self.facts.sizes[place]
@@ -295,5 +295,5 @@ class CharLM(Task):
         return totals
 
     def baseline(self) -> float:
-        """Nats per symbol of the best model that sees only the symbol before: the bigrams of the training part."""
+        """Return nats per symbol of the best bigram model of the training part."""
         return self.facts.memoryless

@@ -15,9 +15,9 @@ from torchrum.lab.tasks.base import Batch, Task, batches, check_sizes
 class Copying(Task):
     """Repeat ``length`` symbols after ``delay`` steps (Arjovsky et al., 2016).
 
-    A sequence is the symbols, ``delay - 1`` blanks, the cue and ``length`` blanks; the answer is blank up to the cue
-    and the symbols after it. Blank is 0, the symbols are 1 to ``symbols``, the cue is ``symbols + 1``. Training never
-    sees a batch twice.
+    A sequence is the symbols, ``delay - 1`` blanks, the cue and ``length`` blanks; the answer is blank up to the cue,
+    then the symbols. Blank is 0, the symbols are 1 to ``symbols``, the cue is ``symbols + 1``. Training never sees a
+    batch twice.
     """
 
     answers: ClassVar = "steps"
@@ -65,17 +65,17 @@ class Copying(Task):
         return Batch(x, y)
 
     def metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """``accuracy`` over the copied symbols (blanks would always make it high), and ``ratio``, loss / baseline."""
+        """Compute ``accuracy`` over the copied symbols, without the easy blanks, and ``ratio``, loss / baseline."""
         right = logits[:, -self.length :].argmax(-1) == batch.y[:, -self.length :]
         return {"accuracy": right.float().mean(), "ratio": self.loss(logits, batch) / self.baseline()}
 
     def validation(self, seed: int) -> Iterator[Batch]:
-        """Yield the sequences that judge a run, on the CPU."""
+        """Yield the validation sequences, on the CPU."""
         return batches(self, self.validation_size, f"copying validation {seed}", size=128)
 
     def size_name(self) -> str:
         return f"t{self.delay}"
 
     def baseline(self) -> float:
-        """Cross-entropy of the best model without memory: sure of the blanks, guessing the symbols."""
+        """Return the cross-entropy of the best model without memory: certain of the blanks, guessing the symbols."""
         return self.length * math.log(self.symbols) / self.steps

@@ -102,11 +102,11 @@ class Recall(Task):
         return shown
 
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Batch | dict[str, int]) -> Batch:
-        """The next ``size`` examples of the training set, or fresh ones where there is none."""
+        """Return the next ``size`` examples of the training set, or fresh ones without a training set."""
         return self.batch(size, generator, data["pairs"]) if isinstance(data, dict) else take(data, size, step)
 
     def validation(self, seed: int) -> Iterator[Batch]:
-        """Yield the examples that judge a run, on the CPU."""
+        """Yield the validation examples, on the CPU."""
         return batches(self, self.validation_size, f"recall validation {seed}", size=1000)
 
     def test(self, seed: int) -> Iterator[Batch]:
@@ -117,24 +117,24 @@ class Recall(Task):
         return f"t{self.length}"
 
     def baseline(self) -> float:
-        """Cross-entropy of the best model that knows how often each value stood in the sequence, but not where.
+        """Return the cross-entropy of the best model that knows the count of each value, but not the places.
 
-        Every model sits on this "bag of values" plateau first; one that is below it has begun to pair.
+        Every model first reaches this "bag of values" plateau; below it, a model has begun to pair.
         """
         k, p = self.pairs, 1 / self.values
-        # a value that stands c times is the answer with probability c / k, and c is binomial
+        # a value that occurs c times is the answer with probability c / k, and c is binomial
         return -self.values * sum(
             math.comb(k, c) * p**c * (1 - p) ** (k - c) * (c / k) * math.log(c / k) for c in range(1, k + 1)
         )
 
     def baseline_accuracy(self) -> float:
-        """Accuracy on that plateau: always naming the commonest value of the sequence."""
+        """Return the accuracy on that plateau: always the commonest value of the sequence."""
         return expected_largest_count(self.pairs, self.values) / self.pairs
 
 
 @functools.cache
 def expected_largest_count(draws: int, sides: int) -> float:
-    """How often the commonest outcome of ``draws`` throws of a fair die shows, on average; exact."""
+    """Compute the expected count of the commonest outcome of ``draws`` throws of a fair die, exactly."""
     return sum(1 - _chance_no_count_above(limit, draws, sides) for limit in range(draws))
 
 
