@@ -13,7 +13,7 @@ from torchrum.paper.ledger.schema import LedgerError
 PIECE = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*")
 MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": r"\|", "[": r"\[", "]": r"\]"})
 LONG_CODE = 40
-"""Characters of code from which on a page may break it."""
+"""Characters of code beyond which a page may break it."""
 
 
 class Link(NamedTuple):

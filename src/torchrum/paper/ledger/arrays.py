@@ -1,8 +1,8 @@
-"""The small arrays of a trained RUM that its figures need, in a file beside the entry, so that no weights are kept.
+"""The small arrays of a trained RUM that its figures need, in a file beside the entry; no weights are kept.
 
 A file ``results/arrays/<entry>.npz`` holds, T being the steps of one validation sequence and P the sampled ones:
 
-    symbols (T,)           the sequence, as the task numbers its symbols; absent where it may not be quoted
+    symbols (T,)           the sequence, as the task numbers its symbols; absent if it may not be quoted
     at (P,)                the sampled steps
     steps (S,)             steps of training where the diagonal was measured
 
@@ -10,12 +10,12 @@ and for each recurrence, below its name in the model, as ``layer.l0/theta``:
 
     theta (T,)             angle of each rotation, the mean over the heads of the gated form
     norm (T,)              norm of the state after each step
-    overlap (P, P)         how far two steps' planes agree, from 0 to 1: |P_s^T P_t|^2 / 2, the same mean
+    overlap (P, P)         agreement of two steps' planes, from 0 to 1: |P_s^T P_t|^2 / 2, the same mean
     phases (P, H // 2)     angles of R_t's conjugate pairs of eigenvalues, rising; with lam other than 0
     tau, u (N, N)          the blocks of W_hh, whole up to 256 units, else the first 128 rows and columns
     tau_diagonal (H,)      the diagonal, the same for u
     tau_map (64, 64)       root mean square of each tile, where the block is not whole; the same for u
-    tau_dominance (S,)     mean |diagonal| over mean |other|, in the course of training; the same for u
+    tau_dominance (S,)     mean |diagonal| over mean |other|, during training; the same for u
 
 Matrices are held as small integers with a factor (``tau_unit``): a picture shows no more.
 """
@@ -40,11 +40,11 @@ from torchrum.paper.ledger.schema import LedgerError
 Arrays = dict[str, NDArray[np.generic]]
 
 LONGEST = 1100
-"""Steps of the sequence that are followed."""
+"""Most steps of the sequence to follow."""
 SAMPLES = 96
-"""Steps whose planes are compared and whose R is decomposed."""
+"""Number of steps whose planes are compared and whose R is decomposed."""
 WHOLE, CORNER, TILES = 256, 128, 64
-"""Units up to which a block is kept whole; rows of the corner kept else; tiles of the map to a side."""
+"""Most units of a block that is kept whole, rows of the corner of a larger one, and tiles per side of its map."""
 
 
 def collect_arrays(run: Path) -> Arrays:
@@ -81,16 +81,16 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> Path:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.float64]]:
-    """The arrays of a file as numbers to draw."""
+    """Read the arrays of a file as numbers to draw."""
     try:
         with np.load(io.BytesIO(read_bytes(path, MAX_BYTES)), allow_pickle=False) as file:
             return drawable({name: file[name] for name in file.files})
-    except Exception as error:  # whatever a damaged archive makes its readers do
+    except Exception as error:  # a damaged archive may raise anything
         raise LedgerError(f"{path} cannot be read: {error}. Write it again with torchrum record --arrays.") from error
 
 
 def drawable(arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.float64]]:
-    """Arrays as numbers to draw; matrices are multiplied by their factors."""
+    """Convert arrays to numbers to draw; matrices are multiplied by their factors."""
     raw = {name: np.asarray(value, np.float64) for name, value in arrays.items()}
     units = {name: raw.pop(name) for name in list(raw) if name.endswith("_unit")}
     return {name: value * units.get(f"{name}_unit", 1.0) for name, value in raw.items()}
@@ -127,9 +127,9 @@ def _traces(seen: Observation, at: NDArray[np.int64]) -> Arrays:
 
 
 def phases(R: Tensor) -> NDArray[np.float64]:
-    """Angles of the conjugate pairs of eigenvalues of a rotation ``(H, H)``, from 0 to pi, rising: H // 2 of them."""
+    """Compute the H // 2 angles of the conjugate pairs of eigenvalues of a rotation ``(H, H)``, 0 to pi, rising."""
     angles = torch.linalg.eigvals(R.double()).angle().abs().sort().values
-    return angles[len(angles) % 2 :: 2].numpy()  # pairs stand next to each other; an odd H has one real eigenvalue
+    return angles[len(angles) % 2 :: 2].numpy()  # pairs are neighbours; an odd H has one real eigenvalue
 
 
 def _block(name: str, matrix: Tensor) -> Arrays:

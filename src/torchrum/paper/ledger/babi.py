@@ -26,16 +26,16 @@ class Column:
     """The test accuracy of one model in one setting."""
 
     name: str
-    """The recipe, or the set of them."""
+    """Name of the recipe, or of the set of recipes."""
     title: str
     scores: Scores
-    """By seed and task."""
+    """Test accuracy by seed and task."""
     paper: bool = False
-    """Whether the paper's column comes before it."""
+    """Whether the paper's column precedes it."""
     label: str = ""
     """The model, for a figure or a sentence."""
     entries: Sequence[Entry] = ()
-    """Its runs, in the order of their seeds."""
+    """Runs, in the order of their seeds."""
 
     @property
     def joint(self) -> bool:
@@ -44,19 +44,19 @@ class Column:
 
     @property
     def validation(self) -> float:
-        """Best validation accuracy, the mean over its runs."""
+        """Best validation accuracy, the mean over the runs."""
         return fmean(max(entry.curve["accuracy"]) for entry in self.entries)
 
     def whole(self) -> list[float]:
-        """Mean over the 20 tasks, for each seed that has them all."""
+        """Compute the mean over the 20 tasks for each seed that has all of them."""
         return [fmean(found.values()) for found in self.scores.values() if len(found) == len(TASKS)]
 
     def of_task(self, task: int) -> list[float]:
-        """The scores in a task, one for each seed that has it."""
+        """Return the scores in a task, one for each seed that has it."""
         return [found[task] for found in self.scores.values() if task in found]
 
     def average(self) -> str:
-        """Format the mean over the tasks, and its range over the seeds that have them all."""
+        """Format the mean over the tasks, and its range over the seeds that have all of them."""
         if whole := self.whole():
             ends = span(whole, "{:.1%}")
             mean = f"{fmean(whole):.1%}"
@@ -65,18 +65,18 @@ class Column:
         return percent(f"{fmean(known):.1%} of {len(known)} task{'s' * (len(known) > 1)}") if known else ""
 
     def best(self) -> str:
-        """Format the mean over the tasks, each with the seed that was best on validation; empty without a choice."""
+        """Format the mean over the tasks, each with its best seed on validation; empty if there is one seed."""
         chosen: dict[int, Entry] = {}
         for entry in self.entries:
             for task in _scores(entry):
                 if task not in chosen or max(entry.curve["accuracy"]) > max(chosen[task].curve["accuracy"]):
-                    chosen[task] = entry  # of equal ones the first
+                    chosen[task] = entry  # the first of equal ones
         if len(self.scores) < 2 or len(chosen) < len(TASKS):
             return ""
         return percent(f"{fmean(_scores(entry)[task] for task, entry in chosen.items()):.1%}")
 
     def minutes(self) -> dict[str, str]:
-        """Mean training time of the seeds that have all tasks, by hardware."""
+        """Format the mean training time of the seeds that have all tasks, by hardware."""
         times: dict[str, list[float]] = defaultdict(list)
         for seed, found in self.scores.items():
             runs = [entry for entry in self.entries if entry.seed == seed]
@@ -86,7 +86,7 @@ class Column:
         return {place: f"{fmean(found):.1f}" for place, found in times.items()}
 
     def cells(self, tasks: Sequence[int], usual: str) -> list[str]:
-        """The column of a table: tasks, mean, best seed, tasks solved, seeds, minutes (of ``usual`` hardware)."""
+        """Format the cells of a table: tasks, mean, best seed, tasks solved, seeds, minutes (on ``usual`` hardware)."""
         means = {task: fmean(values) for task in TASKS if (values := self.of_task(task))}
         ours = [percent(f"{means[task]:.1%}") if task in means else "" for task in tasks]
         solved = str(sum(value >= SOLVED for value in means.values()))
@@ -117,7 +117,7 @@ def setting_words(change: str) -> str:
 def babi_tables(entries: Iterable[Entry], best: bool = False) -> list[Table]:
     """Make the tables of the ledger: one model per task, then one model for all.
 
-    With ``best`` each recipe, or set of them, has one column, which says of how many settings it is the best.
+    With ``best`` each recipe, or set of recipes, has one column, which names the number of settings tried.
     """
     own = [entry for entry in entries if entry.task == "babi" and entry.test]
     single = [entry for entry in own if _task(entry).task is not None]
@@ -142,12 +142,12 @@ def _chosen(entries: Sequence[Entry]) -> list[Column]:
 
 
 def _settings(entry: Entry) -> tuple[str, ...]:
-    """Overrides of a run that change what it learns."""
+    """List the overrides of a run that change what it learns."""
     return tuple(text for text in entry.overrides if text.partition("=")[0] not in SAME or text.startswith("steps="))
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
-    """Gather the notes of the runs of a table; name the recipes where a note is not about all of them."""
+    """Gather the notes of the runs of a table; name the recipes if a note is not about all of them."""
     every = {_name(entry): None for entry in entries}
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for entry in entries:
@@ -166,7 +166,7 @@ def sentence(note: str) -> str:
 
 
 def _name(entry: Entry) -> str:
-    """Name of the recipe, or of the set that it belongs to."""
+    """Name the recipe, or the set that it belongs to."""
     return entry.recipe if _task(entry).task is None else entry.recipe.rpartition("-qa")[0]
 
 
@@ -195,7 +195,7 @@ def columns(entries: Iterable[Entry]) -> list[Column]:
 
 
 def _scores(entry: Entry) -> dict[int, float]:
-    """Test accuracy of a run, by task."""
+    """Return the test accuracy of a run, by task."""
     task = _task(entry).task
     return {task: entry.test["accuracy"]} if task else {number: entry.test[f"task{number:02d}"] for number in TASKS}
 
@@ -245,7 +245,7 @@ def paper_family(family: str) -> Paper:
 
 
 def family_headlines(entries: Iterable[Entry]) -> dict[str, str]:
-    """Format our mean over the tasks for each set of recipes as it is."""
+    """Format our mean over the tasks for each set of recipes without overrides."""
     single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not _settings(entry)]
     return {column.name: signed(column) for column in columns(single)}
 
@@ -278,9 +278,9 @@ def trained_table(family: str, tasks: Iterable[int], scores: Scores, provenance:
 
     Args:
         family: name of the set.
-        tasks: those that were trained.
+        tasks: numbers of the trained tasks.
         scores: test accuracy by seed and task; a run that diverged has none.
-        provenance: what is unusual about the data.
+        provenance: remarks on the data.
     """
     seeds = f"seed{'s' * (len(scores) > 1)} {', '.join(map(str, sorted(scores)))}"
     rule = "the checkpoint that was best on validation, of equal ones the earliest"

@@ -1,4 +1,4 @@
-"""The models of a task at a matched step budget, with notes on what a reader should know about the comparison."""
+"""The models of a task at a matched step budget, with notes for the reader."""
 
 import math
 from collections import defaultdict
@@ -30,7 +30,7 @@ Setting = tuple[str, ...]
 LABELLED = ("model.lam", "model.eta")
 """Fields that make another model, with a label of its own."""
 AUTHORS_RATES = {"exprnn": ("the orthogonal matrix", 2e-5)}
-"""Layer to the part that its authors train at a rate of its own, and that rate (Lezcano & Martinez-Rubio, 2019)."""
+"""Layer to the part that its authors train at another rate, and that rate (Lezcano & Martinez-Rubio, 2019)."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def compare(entries: Iterable[Entry], task: str, budget: int) -> Comparison:
 
 
 def standing_at(runs: Iterable[Entry], steps: int) -> Standing | None:
-    """Keep the runs that got to ``steps`` or solved the task; if none did, those that got furthest."""
+    """Keep the runs that reached ``steps`` or solved the task; if there are none, the longest ones."""
     runs = [run for run in runs if run.curve["step"][0] <= steps]
     there = [run for run in runs if run.steps >= steps or reached_goal(run)]
     furthest = max((run.steps for run in runs), default=0)
@@ -224,7 +224,7 @@ def _settings(comparison: Comparison) -> Iterator[str]:
 
 
 def _rates(comparison: Comparison) -> Iterator[str]:
-    """Name the models whose authors trained a part at another rate."""
+    """Name the models with a part that their authors trained at another rate."""
     found = {model: standing.runs[0].config() for model, _, _, standing in comparison.cells()}
     for model, config in found.items():
         part, rate = AUTHORS_RATES.get(config.model.layer, ("", 0.0))
@@ -243,7 +243,7 @@ def _where(comparison: Comparison, holds: Callable[[Entry, int], bool]) -> str:
 
 
 def _places(comparison: Comparison, found: dict[str, list[int]]) -> str:
-    """Name models, with their sizes where they are not all that the model was run at."""
+    """Name models, with their sizes if the model was run at others too."""
     parts = []
     for model, sizes in found.items():
         everywhere = sizes == [size for size in comparison.sizes if size in comparison.tried[model]]

@@ -1,4 +1,4 @@
-"""From a run folder to an entry of the ledger."""
+"""Copy a run folder into an entry of the ledger."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,7 @@ from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, arrays_path, problems, write_entry
 
 SAME = ("steps", "eval_every", "compile", "model.orthogonal_map")
-"""Fields that do not change what a run has learnt by a given step: its length, how often it is validated, how it is
-computed."""
+"""Fields that do not change what a run has learnt by a given step."""
 
 
 def record(
@@ -33,7 +32,7 @@ def record(
 ) -> Entry:
     """Copy a finished run into the ledger: one line of ``results/<task>.jsonl``.
 
-    Nothing is evaluated: the test scores are those that ``torchrum eval`` has written into the run folder.
+    Nothing is evaluated: the test scores are read from the run folder, where ``torchrum eval`` has written them.
 
     Args:
         run: the run folder.
@@ -132,19 +131,19 @@ def changes(config: TrainConfig, name: str | None = None) -> list[str]:
 
 
 def without_own_data(config: TrainConfig, overrides: Iterable[str]) -> list[str]:
-    """Leave out the overrides of fields that are read from the user's own data: its name is enough."""
-    told = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
-    return [text for text in overrides if text.partition("=")[0] not in told]
+    """Leave out the overrides of fields that are read from the user's own data."""
+    known = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
+    return [text for text in overrides if text.partition("=")[0] not in known]
 
 
 def count_parameters(config: TrainConfig) -> int:
-    """Count the trainable numbers in the model of a config."""
+    """Count the trainable parameters of the model of a config."""
     model = build_model(config.model, config.task)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def rounded(value: float) -> float:
-    """Round to six significant digits: more than the noise of any run, and small files."""
+    """Round to six significant digits: finer than the noise of any run, in small files."""
     return float(f"{value:.6g}")
 
 

@@ -96,7 +96,7 @@ def table_rows(entries: Iterable[Entry], task: str) -> list[Row]:
 
 
 def place(row: Row) -> tuple[int, list[str]]:
-    """Find the table of a row: the size in its recipe's name, 0 if none, and the changes that make another problem."""
+    """Find the table of a row: the size in its recipe's name, or 0, and the changes that make another problem."""
     entry = row[0]
     match = re.search(r"-t(\d+)$", entry.recipe)
     same = entry.config().task.baseline() == RECIPES[entry.recipe]().task.baseline()
@@ -110,7 +110,7 @@ def place(row: Row) -> tuple[int, list[str]]:
 
 
 def model_and_place(row: Row) -> tuple[object, ...]:
-    """Return the problem and the model of a row, of which it is one setting."""
+    """Return the problem and the model of a row."""
     size, changes = place(row)
     return size, *changes, model_label(row[0].config().model)
 
@@ -138,17 +138,17 @@ def settings_tried(rows: Iterable[Row]) -> dict[tuple[object, ...], int]:
     return {which: len(settings) for which, settings in found.items()}
 
 
-def changed_settings(entry: Entry) -> list[str]:
-    """List where a run differs from its recipe as it is today, as ``field=value``; its length is no difference."""
-    if all(text.partition("=")[0] in SAME for text in entry.overrides):
-        return []  # as most have: no need to compare two configs
-    return [text for text in changes(entry.config()) if text.partition("=")[0] not in SAME]
+def changed_settings(entry: Entry, recipe: str = "") -> tuple[str, ...]:
+    """List where a run differs from a recipe, by default its own, as ``field=value``; its length is no difference."""
+    name = recipe or entry.recipe
+    if name == entry.recipe and all(text.partition("=")[0] in SAME for text in entry.overrides):
+        return ()  # as for most runs: no need to compare two configs
+    return tuple(text for text in changes(entry.config(), name) if text.partition("=")[0] not in SAME)
 
 
 def setting(entry: Entry) -> tuple[str, ...]:
-    """List where a run differs from the paper's form of its recipe, as ``field=value``; its length is no difference."""
-    found = changes(entry.config(), paper_preset(entry.recipe, RECIPES))
-    return tuple(text for text in found if text.partition("=")[0] not in SAME)
+    """List where a run differs from the paper's form of its recipe."""
+    return changed_settings(entry, paper_preset(entry.recipe, RECIPES))
 
 
 def seen(entry: Entry, key: str, steps: int | None = None) -> list[float]:

@@ -35,57 +35,57 @@ LOCAL = re.compile(
     """,
     re.VERBOSE,
 )
-"""A path, host or user name, as far as one can be recognised."""
+"""Path, host or user name, as far as one can be recognised."""
 
 
 class LedgerError(ValueError):
-    """A ledger file, or a run that should become one, is not what it must be."""
+    """A ledger file or a run to record is damaged or incomplete."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One run: what was run, on what, and what came out."""
+    """One run: its settings, its machine and its scores."""
 
     format: int = FORMAT
     """Version of this layout."""
     recipe: str
     """Name of the recipe, as ``torchrum list`` shows it."""
     overrides: list[str]
-    """Fields that differ from the recipe, as ``field=value``; the seed stands apart."""
+    """Fields that differ from the recipe, as ``field=value``, without the seed."""
     seed: int
     """Seed of the run."""
     command: str
-    """What to type to run it again."""
+    """Command that runs it again."""
     commit: str
-    """Commit of the code, followed by ``+changes`` where files had been edited."""
+    """Commit of the code, followed by ``+changes`` if files were edited."""
     hardware: str
-    """Accelerator or processor, in words."""
+    """Name of the accelerator or processor."""
     processes: int
-    """Processes that shared the batch."""
+    """Number of processes that shared the batch."""
     versions: dict[str, str]
     """Versions of Python and of the libraries that compute."""
     wall_seconds: float
     """Time of training."""
     steps: int
-    """Steps of the optimizer that were done."""
+    """Number of optimizer steps."""
     parameters: int
-    """Trainable numbers in the model, read-out included."""
+    """Number of trainable parameters, read-out included."""
     baseline: float
     """Loss of the best model without memory."""
     final: dict[str, float]
     """Validation scores after the last step: the last point of ``curve``."""
     curve: dict[str, list[float]]
-    """Validation scores on the way, at most 200 points: ``step``, ``loss`` and the metrics, lists of one length."""
+    """Validation scores during training, at most 200 points: ``step``, ``loss`` and metrics, lists of one length."""
     train_curve: dict[str, list[float]]
-    """Training scores on the way, laid out in the same way."""
+    """Training scores during training, in the same layout."""
     note: str = ""
-    """What a reader of the numbers should know."""
+    """Remark for readers of the numbers."""
     test: dict[str, float] = field(default_factory=dict)
     """Test scores of the checkpoint that was best on validation, and its ``step``; where the task has a test set."""
     tested: list[str] = field(default_factory=list)
-    """Days on which the test set was looked at, once for each look."""
+    """Dates of evaluations on the test set, one for each."""
     diverged: int = 0
     """Step at which the loss became NaN or infinite, if it did; the scores are from before that step."""
 
@@ -101,17 +101,17 @@ class Entry:
 
     @property
     def own_problem(self) -> bool:
-        """Whether it is the recipe's own problem that was learnt, not a changed one."""
+        """Whether the run learnt the recipe's own problem, not a changed one."""
         settings = {f"task.{name}" for name in self.config().task.batching}
         changed = {text.partition("=")[0] for text in self.overrides}
         return not any(name.startswith("task.") for name in changed - settings)
 
     def config(self) -> TrainConfig:
-        """The config of the run, rebuilt from the recipe."""
+        """Rebuild the config of the run from the recipe."""
         return _rebuilt(self.recipe, tuple(self.overrides), self.seed)
 
     def to_json(self) -> str:
-        """The line of the entry, without its end."""
+        """Render the line of the entry, without its newline."""
         values = {key: value for key, value in asdict(self).items() if value or key not in OPTIONAL}
         return json.dumps(values, separators=(",", ":"))
 
@@ -200,12 +200,12 @@ def _line_name(line: str, path: Path) -> str:
 
 
 def arrays_path(results: Path, entry: Entry) -> Path:
-    """The file of the arrays of an entry, see :mod:`torchrum.paper.ledger.arrays`."""
+    """Return the path of the arrays of an entry, see :mod:`torchrum.paper.ledger.arrays`."""
     return results / "arrays" / f"{entry.name}.npz"
 
 
 def problems(entry: Entry) -> Iterator[str]:
-    """What is wrong with an entry, in words."""
+    """Describe what is wrong with an entry."""
     try:
         task = entry.config().task
     except UNFIT as error:

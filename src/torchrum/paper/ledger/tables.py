@@ -41,7 +41,7 @@ from torchrum.paper.ledger.schema import Entry, LedgerError
 from torchrum.paper.table import Table, code, markdown_tables, span, spread, with_best, write_marked
 
 TITLES = {"char": "character language modelling"}
-"""Task to its title, where that is not its name."""
+"""Task to its title, if that is not its name."""
 
 
 def write_tables(path: Path, entries: Sequence[Entry]) -> bool:
@@ -197,11 +197,11 @@ def runs_table(entries: Sequence[Entry]) -> Table:
 Word = Literal["reproduced", "better", "not reproduced", "not comparable", "not run"]
 
 TOLERANCE = {"accuracy": 0.01, "bpc": 0.01}
-"""How far a score may be from the paper's and still count as the same: one point of accuracy, 0.01 bits."""
+"""Largest difference from the paper's score that counts as the same: one point of accuracy, 0.01 bits."""
 SOLVED, STUCK = 0.01, 0.9
-"""Copying: solved at or below this share of the memoryless loss, stuck at or above that one."""
+"""Shares of the memoryless loss: copying is solved at or below the first, stuck at or above the second."""
 ABOVE_PLATEAU = 0.05
-"""Recall: accuracy above the plateau of a bag of values from which on a model has begun to learn."""
+"""Accuracy above the plateau of a bag of values at which a model has begun to learn recall."""
 
 RULE = (
     "Our number is the mean over the seeds of the setting with the lowest final validation loss of each recipe: the "
@@ -219,17 +219,17 @@ RULE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """One printed number, what came out here, and whether the two agree."""
+    """One printed number, our result, and whether the two agree."""
 
     recipe: str
     config: TrainConfig
     paper: Paper
     row: Row
-    """The runs that stand for us, one per seed; empty where there are none."""
+    """Our runs, one per seed; empty if there are none."""
     values: list[float]
-    """Their scores."""
+    """Scores of these runs."""
     tested: bool
-    """Whether these are test scores, not the last validation."""
+    """Whether they are test scores, not the last validation."""
     word: Word
 
     @property
@@ -238,22 +238,22 @@ class Verdict:
 
     @property
     def family(self) -> str | None:
-        """The set of recipes that this one is a member of."""
+        """Set of recipes that this recipe belongs to."""
         return _family(self.recipe)
 
     @property
     def source(self) -> str:
-        """Which score: "test" or "validation"."""
+        """Kind of score: "test" or "validation"; empty without runs."""
         return "" if not self.row else "test" if self.tested else "validation"
 
     @property
     def ours(self) -> str:
-        """Our number, mean and range over the seeds."""
+        """Our number, formatted: mean and range over the seeds."""
         return spread(self.values, self.config.task.metric)
 
     @property
     def difference(self) -> str:
-        """Ours less the paper's, where the paper prints a number."""
+        """Our number less the paper's, formatted; empty if the paper prints none."""
         metric = self.config.task.metric
         if not self.values or self.paper.value is None or metric == "ratio" or self.word == "not comparable":
             return ""
@@ -262,14 +262,14 @@ class Verdict:
 
     @property
     def settings(self) -> str:
-        """What differs from the recipe, in words; empty where nothing does."""
+        """Differences from the recipe, formatted."""
         return ", ".join(changed_settings(self.row[0])) if self.row else ""
 
 
 def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]:
-    """A verdict on every number of the paper that has a recipe, in the order of the recipes.
+    """Judge every number of the paper that has a recipe, in the order of the recipes.
 
-    Before the members of a set comes the verdict on their mean, over the seeds that have every task.
+    The verdict on the mean of a set, over the seeds that have every task, precedes those on its members.
     """
     entries = list(entries)
     rows: dict[str, list[Row]] = {}
@@ -309,14 +309,14 @@ def _family(recipe: str) -> str | None:
 
 
 def condensed(found: Iterable[Verdict]) -> list[Verdict]:
-    """Verdicts without the members of a set of which none was run or none is comparable: its mean says as much."""
+    """Leave out the members of a set if none was run or none is comparable; the verdict on their mean remains."""
     kept = list(found)
     compared = {item.family for item in kept if item.word not in ("not run", "not comparable")}
     return [item for item in kept if item.family is None or item.family in compared]
 
 
 def verdict_table(found: Iterable[Verdict]) -> Table:
-    """Make a table of verdicts; a set of which nothing can be compared is one row, an empty column is left out."""
+    """Make a table of verdicts; a set without comparable members is one row, an empty column is left out."""
     items = condensed(found)
     metrics = {item.config.task.metric for item in items}
     unit = f", {METRIC_NAMES[metrics.pop()]}" if len(metrics) == 1 else ""
@@ -338,7 +338,7 @@ def verdict_table(found: Iterable[Verdict]) -> Table:
 
 
 def judge(paper: Paper, config: TrainConfig, value: float) -> Word:
-    """Compare one score with what the paper says, by ``RULE``."""
+    """Compare one score with the paper's result, by ``RULE``."""
     metric = config.task.metric
     if "(1k)" in paper.text:
         return "not comparable"
