@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tolerances import TOL
 from torchrum import RUM
-from torchrum.cells.rum import project_rum
+from torchrum.cells.rum import TANH_OPTIONS, project_rum
 from torchrum.ops.kernels import linear
 from torchrum.ops.kernels.linear import (
     ExactMatmuls,
@@ -237,8 +237,9 @@ def test_a_padded_projection_is_the_projection(zeros, monkeypatch):
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_stack_of_odd_width_has_the_gradients_of_float32(autocast):
     torch.manual_seed(0)
-    exact = RUM(154, 154, form="paper", num_layers=2, eta=1.0, device="cuda")
-    half = RUM(154, 154, form="paper", num_layers=2, eta=1.0, device="cuda", dtype=None if autocast else torch.bfloat16)
+    options = {**TANH_OPTIONS, "form": "paper", "eta": 1.0}
+    exact = RUM(154, 154, num_layers=2, **options, device="cuda")
+    half = RUM(154, 154, num_layers=2, **options, device="cuda", dtype=None if autocast else torch.bfloat16)
     half.load_state_dict(exact.state_dict())
     x, seen = torch.randn(2, 60, 128, 154, device="cuda")  # above WORTH_PADDING
     results = []
