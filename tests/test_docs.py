@@ -169,6 +169,15 @@ def test_the_docs_build_without_a_warning(site: Path) -> None:
     assert 'class="rum-playground"' in (site / "rotation.html").read_text(encoding="utf-8")
 
 
+def test_the_site_reads_without_a_network(site: Path) -> None:
+    """No script, style, font or image comes from elsewhere; links may lead there."""
+    pages = {page.name: page.read_text(encoding="utf-8") for page in site.glob("*.html")}
+    loads = re.compile(r"""<(?:script|img|source|iframe|link)\b[^>]*?(?:src|srcset|href)=["'](?:https?:)?//[^"']*""")
+    assert {name: found for name, text in pages.items() if (found := loads.findall(text))} == {}
+    styles = [path for path in site.rglob("*.css") if re.search(r"(@import|url\()\s*['\"(]*(https?:)?//", path.read_text())]
+    assert styles == []
+
+
 def test_every_page_loads_and_fits(site: Path, browser: Browser) -> None:
     for page in PAGES:
         for width, dark in ((390, True), (1440, False)):

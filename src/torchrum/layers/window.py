@@ -8,7 +8,7 @@ from torchrum.ops._checks import check_positive_int
 
 
 class InputWindow(Recurrent):
-    r"""Join each input with the ones before it: :math:`y_t = [x_t, x_{t-1}, \dots, x_{t-width+1}]`.
+    """Join each input with the ones before it: ``y[t] = [x[t], x[t-1], ..., x[t-width+1]]``.
 
     The matrix of the recurrent layer behind it then acts as a short causal convolution. That layer and its ``hx`` stay
     as they are; only its ``input_size`` becomes ``width * input_size``. A network that must bind an input to the one
