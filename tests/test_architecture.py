@@ -130,7 +130,8 @@ def test_declared_dependencies_are_used():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = [text for texts in project["project"]["optional-dependencies"].values() for text in texts]
     declared = {re.split(r"[<>=\[]", text)[0] for text in (*extras, *project["dependency-groups"]["test"])}
-    code = "".join(path.read_text() for folder in ("src", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
+    files = [path for folder in ("src", "tests", "examples") for path in (ROOT / folder).rglob("*.py")]
+    code = "".join(path.read_text() for path in files)
     plugins = {"torchrum", "pytest-xdist"}  # the extra of all extras; a plugin that the Makefile turns on
     assert not [name for name in sorted(declared - plugins) if name.replace("-", "_") not in code]
 
