@@ -199,10 +199,15 @@ def storage(request, tmp_path):
 )
 def test_processes_share_a_study_and_one_may_die(tmp_path, storage, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
-    workers = [processes.start(work, first, storage, 4, die), processes.start(work, second, storage, 4)]
-    for worker in workers:
+    dies = processes.start(work, first, storage, 4, die)
+    deadline = time.monotonic() + 60
+    while not list(first.glob("trial-*")):  # else the other could do all the trials before this one has imported torch
+        assert dies.is_alive() and time.monotonic() < deadline
+        time.sleep(0.01)
+    lives = processes.start(work, second, storage, 4)
+    for worker in (dies, lives):
         worker.join(60)
-    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL, 0]
+    assert [dies.exitcode, lives.exitcode] == [-signal.SIGKILL, 0]
     (lost,) = first.glob("trial-*")
     summary = json.loads((second / "summary.json").read_text())
     assert summary["trials"] == 4 == len(list(second.glob("trial-*")))
