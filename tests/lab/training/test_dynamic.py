@@ -46,7 +46,7 @@ def test_the_update_has_the_published_numbers():
     torch.testing.assert_close(weights[1], torch.tensor([2.50409684]))
 
 
-def written_out(run, segment, lanes, lr, decay, eps):
+def written_out(run, segment, lanes, lr, decay, eps, temperature):
     """Nats per symbol of the test part, by the method's equations with plain loops in float64."""
     task, model = read_config(run).task, load_model(run)
     train, valid, test = (encode(part, task.facts.symbols).long() for part in task.read())
@@ -55,7 +55,7 @@ def written_out(run, segment, lanes, lr, decay, eps):
     def gradient(x, y, state):
         logits, state = model(x, None, state)
         kept = y >= 0
-        loss = torch.nn.functional.cross_entropy(logits[kept], y[kept])
+        loss = torch.nn.functional.cross_entropy(logits[kept] / temperature, y[kept])
         return loss.item(), torch.autograd.grad(loss, weights), tuple(part.detach() for part in state)
 
     length = -(-len(train) // lanes)
@@ -85,9 +85,9 @@ def written_out(run, segment, lanes, lr, decay, eps):
 def test_it_is_its_equations(tmp_path):
     """Segments do not divide the text and lanes are padded; in float64, since updates amplify rounding."""
     run = train(tmp_path, "precision=64-true")
-    config = DynamicConfig(segment=47, lanes=6, lr=2e-3, decay=0.02, eps=1e-4)
+    config = DynamicConfig(segment=47, lanes=6, lr=2e-3, decay=0.02, eps=1e-4, temperature=0.9)
     found = dynamic_evaluate(run, device="cpu", dynamic=config)["loss"]
-    assert found == pytest.approx(written_out(run, 47, 6, 2e-3, 0.02, 1e-4), rel=1e-7)
+    assert found == pytest.approx(written_out(run, 47, 6, 2e-3, 0.02, 1e-4, 0.9), rel=1e-7)
 
 
 def test_without_a_rate_it_is_the_plain_evaluation(run):
@@ -119,11 +119,12 @@ def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
     [
         ("lr=x", "dynamic: lr is 'x', but it must be a number"),
         ("lanes=1.5", "dynamic: lanes is '1.5', but it must be a whole number"),
-        ("rate=1", "--dynamic 'rate=1': write FIELD=VALUE; the fields are segment, lr, decay, eps, lanes"),
+        ("rate=1", "--dynamic 'rate=1': write FIELD=VALUE; the fields are segment, lr, decay, eps, temperature, lanes"),
         ("segment=0", "segment is 0, but it must be at least 1"),
-        ("lr=-1", "lr and decay must be at least 0"),
-        ("decay=nan", "lr and decay must be at least 0"),
-        ("lr=inf", "lr inf, .* eps above 0, and all finite"),
+        ("lr=-1", "lr -1.0, decay 0.05; they must be at least 0 and finite"),
+        ("decay=nan", "decay nan; they must be at least 0 and finite"),
+        ("lr=inf", "lr inf, .* at least 0 and finite"),
+        ("temperature=0", "temperature 0.0; they must be above 0 and finite"),
     ],
 )
 def test_wrong_settings_are_refused(text, message):
@@ -148,4 +149,4 @@ def test_the_run_comes_before_the_option(run, capsys):
 def test_settings_are_read_and_told():
     config = DynamicConfig.parse("lr=1e-4, segment=20")
     assert (config.lr, config.segment, config.decay) == (1e-4, 20, 0.05)
-    assert str(config) == "segment 20, lr 0.0001, decay 0.05, eps 2e-05, lanes 100"
+    assert str(config) == "segment 20, lr 0.0001, decay 0.05, eps 2e-05, temperature 1, lanes 100"

@@ -7,9 +7,11 @@ import pytest
 
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import ConfigError, RunError, Trainer, evaluate, override, read_config, read_metrics
+from torchrum.lab.training.evaluation import read_looks, write_look
 from torchrum.paper.ledger import LedgerError, read_ledger, record
 from torchrum.paper.ledger.record import changes, read_run, thin
 from torchrum.paper.ledger.schema import write_entry
+from torchrum.paper.ledger.tables import task_tables
 
 COMMIT = "0123456789abcdef"
 
@@ -89,6 +91,17 @@ def test_recording_evaluates_nothing(run, tmp_path):
         record(copy, tmp_path / "results", commit=COMMIT)
     assert not (tmp_path / "results").exists()
     assert not (copy / "test.json").exists()
+
+
+def test_settings_of_dynamic_evaluation_are_recorded(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (look,) = read_looks(copy)
+    for bpc, settings in ((1.3, "segment 50"), (1.2, "segment 20")):
+        write_look(copy, look.step, {"bpc": bpc}, settings)
+    entry = record(copy, tmp_path / "results", commit=COMMIT)
+    assert (entry.test["dynamic_bpc"], entry.dynamic) == (1.2, "segment 20")  # the last of them
+    assert len(entry.tested) == 3
+    assert "dynamic evaluation with segment 20" in "".join(t.markdown() for t in task_tables([entry], "copying"))
 
 
 def test_a_run_that_has_not_ended_is_refused(run, tmp_path):

@@ -157,7 +157,7 @@ def evaluate(
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicConfig:
-    """How the weights follow the text; lr and decay are chosen on validation."""
+    """How the weights follow the text; choose the values on validation."""
 
     segment: int = 50
     """Symbols that are scored between two updates."""
@@ -167,6 +167,8 @@ class DynamicConfig:
     """Pull towards the trained weights, stronger for weights with larger gradients."""
     eps: float = 2e-5
     """Added to the root mean square."""
+    temperature: float = 1.0
+    """Divides the logits, beside a temperature that the model has of its own."""
     lanes: int = 100
     """Lanes of the training part when the root mean squares are measured."""
 
@@ -175,9 +177,11 @@ class DynamicConfig:
         for name in ("segment", "lanes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"dynamic: {name} is {getattr(self, name)}, but it must be at least 1.")
-        if not (0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf):
-            given = f"lr {self.lr}, decay {self.decay}, eps {self.eps}"
-            raise ConfigError(f"dynamic: {given}; lr and decay must be at least 0, eps above 0, and all finite.")
+        if not all(0 <= value < math.inf for value in (self.lr, self.decay)):
+            raise ConfigError(f"dynamic: lr {self.lr}, decay {self.decay}; they must be at least 0 and finite.")
+        if not all(0 < value < math.inf for value in (self.eps, self.temperature)):
+            given = f"eps {self.eps}, temperature {self.temperature}"
+            raise ConfigError(f"dynamic: {given}; they must be above 0 and finite.")
 
     @classmethod
     def parse(cls, text: str) -> "DynamicConfig":
@@ -219,19 +223,27 @@ class Follower:
         torch._foreach_add_(self.weights, change)
 
 
-def gradient_rms(task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine) -> list[Tensor]:
+def gradient_rms(
+    task: Task, model: nn.Module, batches: Iterable[Batch], engine: Engine, temperature: float
+) -> list[Tensor]:
     """Root mean square over segments of each weight's gradient, dropout off and the state carried."""
     weights = list(model.parameters())
     squares, count, carried = [torch.zeros_like(weight) for weight in weights], 0, None
     for batch in batches:
-        _, grads, carried = _learn(task, model, batch, carried, engine, weights)
+        _, grads, carried = _learn(task, model, batch, carried, engine, weights, temperature)
         torch._foreach_addcmul_(squares, grads, grads)
         count += 1
     return [(square / count).sqrt() for square in squares]
 
 
 def _learn(
-    task: Task, model: nn.Module, batch: Batch, carried: object, engine: Engine, weights: Sequence[Tensor]
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    carried: object,
+    engine: Engine,
+    weights: Sequence[Tensor],
+    temperature: float,
 ) -> tuple[Tensor, list[Tensor], object]:
     """Loss of a segment, its gradient, and the state after it."""
     batch = batch.to(engine.device)
@@ -239,7 +251,7 @@ def _learn(
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         with engine.fabric.autocast():
             logits, state = model(batch.x, batch.lengths, carried)
-        loss = task.loss(logits, batch)
+        loss = task.loss(logits / temperature, batch)
         grads = torch.autograd.grad(loss, weights)
     return loss.detach(), list(grads), detached_copy(state)
 
@@ -262,11 +274,12 @@ def dynamic_evaluate(
         raise ConfigError(f"dynamic evaluation reads a text in order, and {type(task).__name__} has none.")
     engine = Engine(config)
     model = engine.place(load_model(run, which))
-    rms = gradient_rms(task, model, task.read_lanes("train", dynamic.lanes, dynamic.segment), engine)
+    lanes = task.read_lanes("train", dynamic.lanes, dynamic.segment)
+    rms = gradient_rms(task, model, lanes, engine, dynamic.temperature)
     follower = Follower(list(model.parameters()), rms, dynamic)
     total, symbols, carried = torch.zeros((), device=engine.device, dtype=torch.float64), 0, None
     for batch in task.read_lanes(split, 1, dynamic.segment):
-        loss, grads, carried = _learn(task, model, batch, carried, engine, follower.weights)
+        loss, grads, carried = _learn(task, model, batch, carried, engine, follower.weights, dynamic.temperature)
         total += loss * batch.y.numel()  # one lane has no padding
         symbols += batch.y.numel()
         follower.update(grads)

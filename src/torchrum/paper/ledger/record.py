@@ -77,7 +77,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
     last = max(validation[-1]["step"], training[-1]["step"])
     if curve["step"][-1] != last:
         raise LedgerError(f"{run} ends at step {last} without a validation; resume it to its end first.")
-    test, tested = _test(run) if config.task.has_test else ({}, [])
+    test, tested, dynamic = _test(run) if config.task.has_test else ({}, [], "")
     if commit is None and environment.commit is None:
         raise LedgerError(f"{run} does not say which commit it ran; pass it as --commit.")
     code = f"{environment.commit}{'+changes' if environment.uncommitted_changes else ''}"
@@ -106,20 +106,21 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         note="; ".join(filter(None, (note, data))),
         test=test,
         tested=tested,
+        dynamic=dynamic,
     )
 
 
-def _test(run: Path) -> tuple[dict[str, float], list[str]]:
-    """Read the test scores of the best checkpoint from the run folder, and the dates of all evaluations."""
+def _test(run: Path) -> tuple[dict[str, float], list[str], str]:
+    """Read the test scores of the best checkpoint, the dates of all evaluations and the settings of a dynamic one."""
     looks, step = read_looks(run), checkpoint_step(run, "best")
     best = [look for look in looks if look.step == step and not look.dynamic]
     if not best:
         raise LedgerError(f"{run} has no test scores of its best checkpoint; run torchrum eval {run} first.")
     test = {"step": float(step), **{name: rounded(value) for name, value in best[-1].scores.items()}}
-    for look in looks:
-        if look.dynamic and look.step == step:
-            test |= {f"dynamic_{name}": rounded(value) for name, value in look.scores.items()}
-    return test, [look.date for look in looks]
+    followed = [look for look in looks if look.step == step and look.dynamic]
+    for look in followed[-1:]:
+        test |= {f"dynamic_{name}": rounded(value) for name, value in look.scores.items()}
+    return test, [look.date for look in looks], followed[-1].dynamic if followed else ""
 
 
 def changes(config: TrainConfig, name: str | None = None) -> list[str]:

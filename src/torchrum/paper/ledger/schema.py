@@ -23,7 +23,7 @@ from torchrum.lab.training.typed_data import UNFIT, Reader
 
 FORMAT = 1
 MAX_POINTS = 200
-OPTIONAL = {"test", "tested", "diverged"}
+OPTIONAL = {"test", "tested", "dynamic", "diverged"}
 """Fields that are left out where they are empty."""
 LOCAL = re.compile(
     r"""
@@ -86,6 +86,8 @@ class Entry:
     """Test scores of the checkpoint that was best on validation, and its ``step``; where the task has a test set."""
     tested: list[str] = field(default_factory=list)
     """Dates of evaluations on the test set, one for each."""
+    dynamic: str = ""
+    """Settings of the dynamic evaluation whose scores are in ``test``."""
     diverged: int = 0
     """Step at which the loss became NaN or infinite, if it did; the scores are from before that step."""
 

@@ -115,9 +115,14 @@ def _size_table(task: str, rows: Sequence[Row], tried: Mapping[tuple[object, ...
         cells,
         title=f"**{title}** (validation; loss of the baseline {baseline:.4f})",
         notes=sorted(
-            {f"{entry.recipe}, seed {entry.seed}: {entry.note}" for row in rows for entry in row if entry.note}
+            {f"{entry.recipe}, seed {entry.seed}: {note}" for row in rows for entry in row for note in _notes(entry)}
         ),
     )
+
+
+def _notes(entry: Entry) -> list[str]:
+    dynamic = f"dynamic evaluation with {entry.dynamic}" if entry.dynamic else ""
+    return [note for note in (entry.note, dynamic) if note]
 
 
 def _test_names(rows: Sequence[Row]) -> list[str]:
