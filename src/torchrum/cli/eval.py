@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         type=_assignments,
         metavar="FIELD=VALUE,...",
         help="update the weights while reading the text (dynamic evaluation); the defaults of the fields are "
-        "segment=50,lr=5e-5,decay=0.05,eps=2e-5,lanes=100",
+        "segment=50,lr=5e-5,decay=0.05,eps=2e-5,temperature=1,lanes=100",
     )
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     add_data_dir(parser)
