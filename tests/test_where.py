@@ -78,6 +78,18 @@ def test_recall_at_equal_settings(length, kind):
         assert f"{spread(values, 1)} %" in text or each in text, recipe
 
 
+def test_recall_with_a_curriculum():
+    runs = [run for run in read_ledger(ROOT / "results", "recall") if run.recipe == "recall-rum-lam1-curriculum-t100"]
+    assert sorted(run.seed for run in runs) == [1, 2, 3]
+    firsts = []
+    for run in runs:
+        steps, known = run.curve["step"], run.curve["accuracy"]
+        firsts.append(next(steps[i] for i in range(1, len(steps)) if min(known[i - 1 : i + 1]) >= 0.99))
+    ends = [run.steps for run in runs]
+    text = "100.0 % after {:,} to {:,} steps, 99 % twice in a row after {:,.0f} to {:,.0f}"
+    assert text.format(min(ends), max(ends), min(firsts), max(firsts)) in (ROOT / "docs/where.md").read_text()
+
+
 @pytest.mark.parametrize("recipe", ["copying-rum-lam1-eta-t200", "copying-rum-lam1-eta-t500", "copying-eunn-t500"])
 def test_copying(recipe):
     steps = [run.steps for run in read_ledger(ROOT / "results", "copying") if run.recipe == recipe]

@@ -39,9 +39,13 @@ NAMES = {
 METRIC_NAMES = {"ratio": "loss / baseline", "accuracy": "accuracy", "bpc": "bits per character"}
 """Metric of a task to its name in a table."""
 
-EQUAL = re.compile(r"-(fresh|window)-t\d+$")
-"""Recipes of the comparison of recall at equal settings."""
-EQUAL_SETTINGS = "equal settings"
+EQUAL = re.compile(r"-(fresh|window|curriculum)-t\d+$")
+"""Recipes of the comparisons of recall at equal settings."""
+EQUAL_SETTINGS = {
+    "fresh": "equal settings",
+    "window": "equal settings, with the previous input",
+    "curriculum": "equal settings, with the previous input and a curriculum",
+}
 
 FALLING = 0.99
 """Still learning: the median validation loss of the last quarter of a run is below this share of the quarter before."""
@@ -105,7 +109,7 @@ def place(row: Row) -> tuple[int, list[str]]:
         digest = next((text.partition("=")[2] for text in entry.overrides if text.startswith("task.sha256=")), "")
         changes = [f"{own} (sha256 {digest[:8]})"]  # how it is cut into lanes is a setting
     if found := EQUAL.search(entry.recipe):
-        changes = [EQUAL_SETTINGS + ", with the previous input" * (found[1] == "window")]
+        changes = [EQUAL_SETTINGS[found[1]]]
     return int(match[1]) if match else 0, changes
 
 
