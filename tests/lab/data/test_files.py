@@ -2,10 +2,12 @@
 
 import concurrent.futures
 import functools
+import gzip
 import hashlib
 import http.server
 import io
 import os
+import resource
 import socket
 import tarfile
 import threading
@@ -235,39 +237,86 @@ def test_mistakes_have_a_message(arguments, code, message, root, tmp_path, monke
     assert message in capsys.readouterr().err
 
 
-def encrypted_zip(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("one.txt", ONE)
-    content = bytearray(path.read_bytes())
+def zipped(path: Path, compression: int = zipfile.ZIP_DEFLATED, copies: int = 1, content: bytes = ONE) -> bytes:
+    """Write ``copies`` entries with the name and the wrong content of a wanted file."""
+    with zipfile.ZipFile(path, "w", compression, compresslevel=1) as archive:
+        for number in range(copies):
+            archive.writestr(f"{number}/one.txt", content)
+    return path.read_bytes()
+
+
+def bomb(path: Path) -> None:
+    zipped(path, copies=9, content=bytes(2**26))
+
+
+def encrypted(path: Path) -> None:
+    content = zipped(path)
     for mark, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # the flags in the local header and in the directory
-        content[content.index(mark) + offset] = 1
+        place = content.index(mark) + offset
+        content = content[:place] + b"\1" + content[place + 1 :]
     path.write_bytes(content)
+
+
+def lzma_zip(path: Path) -> None:
+    content = bytearray(zipped(path, zipfile.ZIP_LZMA))
+    content[50:60] = bytes(10)
+    path.write_bytes(content)
+
+
+def bzip2_zip(path: Path) -> None:
+    zipped(path, zipfile.ZIP_BZIP2, content=bytes(2**20))
 
 
 def damaged_tar(path: Path, mode: str) -> None:
     with tarfile.open(path, f"w:{mode}") as archive:
         info = tarfile.TarInfo("one.txt")
-        info.size = 2**18
-        archive.addfile(info, io.BytesIO(os.urandom(2**18)))
+        info.size = 2**22
+        archive.addfile(info, io.BytesIO(os.urandom(2**22)))
     content = path.read_bytes()
     half = len(content) // 2
     path.write_bytes(content[:half] + (b"" if mode == "gz" else bytes(200) + content[half + 200 :]))
 
 
+def endless_tar(path: Path, kind: bytes) -> None:
+    """Declare 2^60 bytes in the first header, for a file or for an extended header."""
+    info = tarfile.TarInfo("one.txt")
+    info.size, info.type = 2**60, kind
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+
+
+def inflating_tar(path: Path) -> None:
+    """Put the wanted file after a gigabyte of zeros, in about a megabyte."""
+    info = tarfile.TarInfo("zeros")
+    info.size = 2**30
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(2**9 + 1):
+            file.write(bytes(2**20))
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
-        (encrypted_zip, "copy cannot be unpacked: File 'one.txt' is encrypted"),
-        (functools.partial(damaged_tar, mode="gz"), "copy cannot be unpacked: Compressed file ended before"),
-        (functools.partial(damaged_tar, mode="xz"), "copy cannot be unpacked: Corrupt input data"),
+        (bomb, "copy holds more than 512 MiB"),
+        (encrypted, "0/one.txt in it is encrypted; unpack the archive"),
+        (lzma_zip, "0/one.txt in it is not stored or deflated; unpack the archive"),
+        (bzip2_zip, "0/one.txt in it is not stored or deflated; unpack the archive"),
+        (functools.partial(damaged_tar, mode="gz"), "copy is a damaged archive: Compressed file ended before"),
+        (functools.partial(damaged_tar, mode="bz2"), "copy cannot be read: Invalid data stream"),
+        (functools.partial(damaged_tar, mode="xz"), "copy is a damaged archive: Corrupt input data"),
+        (functools.partial(endless_tar, kind=tarfile.REGTYPE), "copy holds more than 512 MiB"),
+        (functools.partial(endless_tar, kind=tarfile.XHDTYPE), "copy is a damaged archive: "),
+        (inflating_tar, "copy holds more than 512 MiB"),
     ],
 )
-def test_a_damaged_archive_is_refused_in_one_line(make, message, root, tmp_path, capsys):
+def test_hostile_and_damaged_archives_are_refused_in_one_line(make, message, root, tmp_path, capsys):
     make(tmp_path / "copy")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert main(["data", "fetch", "toy", "--from", str(tmp_path / "copy")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not root.exists() or not any(root.rglob("*"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # in kB: less than the archive declares
 
 
 def test_a_file_in_the_way_of_the_data_directory(root, tmp_path, capsys):

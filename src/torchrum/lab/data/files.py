@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT_VARIABLE, OFFLINE_VARIABLE = "TORCHRUM_DATA", "TORCHRUM_OFFLINE"
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
-"""Exceptions of the standard library for a damaged, encrypted or unknown kind of archive, besides ``OSError``."""
+MOST_BYTES = 2**26  # per file; the largest file of a corpus is far smaller
+MOST_TOTAL = 2**29  # per archive; the largest published one holds about 100 MB
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ArithmeticError, MemoryError)
+"""Exceptions that the standard library raises for a damaged archive, besides ``OSError``."""
 TIMEOUT = 30.0  # seconds without an answer from a mirror
 SHOWN = 3  # missing files named in an error; verify lists them all
 
@@ -256,7 +258,7 @@ def fetch_from(corpus: Corpus, origin: Path) -> None:
     if not (origin.is_file() or origin.is_dir()):
         raise DataError(f"{origin} does not exist; give a tar, a zip or a folder with the files of {corpus.name}.")
     wanted = list(corpus.files)
-    if origin.is_file() and not (zipfile.is_zipfile(origin) or tarfile.is_tarfile(origin)):
+    if origin.is_file() and not (zipfile.is_zipfile(origin) or _is_tar(origin)):
         wanted = [file for file in wanted if origin.name in file.names]
         if not wanted:
             raise DataError(f"{origin} is not an archive, and no file of {corpus.name} has that name.")
@@ -303,20 +305,46 @@ def _entries(origin: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
             yield from ((path.name, path.read_bytes()) for path in origin.rglob("*") if path.name in names)
         elif zipfile.is_zipfile(origin):
             with zipfile.ZipFile(origin) as archive:
-                for path in archive.namelist():
-                    if (name := path.rpartition("/")[2]) in names:
-                        yield name, archive.read(path)
-        elif tarfile.is_tarfile(origin):
+                total = 0
+                for entry in archive.infolist():
+                    if (name := entry.filename.rpartition("/")[2]) in names:
+                        total += _check_size(origin, entry.file_size, total)
+                        yield name, _read_zipped(archive, entry)
+        elif _is_tar(origin):
             with tarfile.open(origin) as tar:
                 for member in tar:
+                    _check_size(origin, member.size, member.offset)  # before it is skipped, which inflates it
                     if (name := member.name.rpartition("/")[2]) in names and (file := tar.extractfile(member)):
-                        yield name, file.read()
+                        yield name, file.read(MOST_BYTES)
         elif origin.name in names:
             yield origin.name, origin.read_bytes()
     except BROKEN as error:
-        raise DataError(f"{origin.name} cannot be unpacked: {str(error) or type(error).__name__}.") from error
+        raise DataError(f"{origin.name} is a damaged archive: {str(error) or type(error).__name__}.") from error
     except OSError as error:
         raise DataError(f"{origin.name} cannot be read: {error.strerror or error}.") from error
+
+
+def _is_tar(origin: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(origin)
+    except BROKEN:  # its first header is damaged
+        return True
+
+
+def _check_size(origin: Path, size: int, before: int) -> int:
+    """Return the declared size of an entry after ``before`` bytes, unless the archive would hold too much with it."""
+    if before + size > MOST_TOTAL:
+        raise DataError(f"{origin.name} holds more than {MOST_TOTAL >> 20} MiB, which no archive of a data set does")
+    return size
+
+
+def _read_zipped(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.flag_bits & 1:
+        raise DataError(f"{entry.filename} in it is encrypted; unpack the archive, and give the folder")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile inflates others without a bound
+        raise DataError(f"{entry.filename} in it is not stored or deflated; unpack the archive, and give the folder")
+    with archive.open(entry) as file:
+        return file.read(MOST_BYTES)
 
 
 def _install(corpus: Corpus, contents: dict[str, bytes]) -> None:
