@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lab.training.processes import run_command, start, train_as_nobody
 from lab.training.tiny import tiny, tiny_model
 from torchrum.lab.training import RunError, Trainer
 from torchrum.lab.training import checkpoint as checkpoints
-from torchrum.lab.training.checkpoint import load_checkpoint, pack_checkpoint, write_checkpoint
+from torchrum.lab.training.checkpoint import load_checkpoint, pack_checkpoint, unpack, write_checkpoint
 from torchrum.lab.training.config import identity
 
 ROOT = Path(__file__).parents[3]
@@ -232,22 +233,58 @@ def names(folder):
 
 
 def test_saving_removes_nothing_that_the_run_did_not_write(tmp_path):
-    save(tmp_path, 1)
-    root = tmp_path / "checkpoints"
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    save(other, 7)
+    save(run, 1)
+    root = run / "checkpoints"
     shutil.copytree(root / "step-00000001", root / "mine")
-    for step in (2, 3):
-        save(tmp_path, step)
-    assert names(tmp_path) == {"index.json", "step-00000003", "mine"}
+    shutil.copytree(other / "checkpoints" / "step-00000007", root / "step-00000005")
+    before = files(root / "step-00000005")
+    (root / "step-00000003").symlink_to(other / "checkpoints", target_is_directory=True)
+    (root / "step-00000009").mkdir()
+    for step in range(2, 10):
+        save(run, step)
+    assert load_checkpoint(run)[1] == {"step": 9}
+    assert load_checkpoint(other)[1] == {"step": 7}
+    moved = {"step-00000003.other-1", "step-00000005.other-1", "step-00000009.other-1"}
+    assert names(run) == {"index.json", "step-00000009", "mine", *moved}
+    assert (root / "step-00000003.other-1").readlink() == other / "checkpoints"
+    assert files(root / "step-00000005.other-1") == before
 
 
-def test_what_a_crash_left_is_replaced(tmp_path):
+def test_a_known_step_that_became_a_link_is_not_followed(tmp_path):
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    run.mkdir()
+    save(run, 1)
+    (run / "checkpoints" / "step-00000001").rename(kept)  # a user makes room on another disk
+    (run / "checkpoints" / "step-00000001").symlink_to(kept)
+    before = files(kept)
+    save(run, 2)
+    save(run, 3)
+    assert files(kept) == before
+    assert names(run) == {"index.json", "step-00000003"}
+
+
+def test_checkpoints_that_are_a_link_are_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="is a symbolic link, which is never followed"):
+        save(tmp_path / "run", 1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_temporary_name_that_is_a_link_is_not_written_through(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("safe")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".index.json.tmp").symlink_to(victim)
+    (tmp_path / "checkpoints" / ".step-00000001.tmp").symlink_to(tmp_path)
     save(tmp_path, 1)
-    root = tmp_path / "checkpoints"
-    for name in (".step-00000002.tmp", "step-00000002"):  # half written, and written but not in the index
-        shutil.copytree(root / "step-00000001", root / name)
-    save(tmp_path, 2)
-    assert load_checkpoint(tmp_path)[1] == {"step": 2}
-    assert names(tmp_path) == {"index.json", "step-00000002"}
+    assert victim.read_text() == "safe"
+    assert load_checkpoint(tmp_path)[1] == {"step": 1}
 
 
 def test_without_the_index_the_newest_intact_checkpoint_is_found(tmp_path):
@@ -353,3 +390,41 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoints, "_read", read)
     assert load_checkpoint(tmp_path)[1] == {"step": 3}
+
+
+def packed(data) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(data, buffer)
+    return buffer.getvalue()
+
+
+def deflated(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+def laughs():
+    data = ["ha"]
+    for _ in range(25):
+        data = [data, data]
+    return data
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "BadZipFile"),
+        (packed({})[:-30], "BadZipFile"),
+        (deflated(packed(torch.zeros(10**6))), "its archive is compressed"),
+        (packed(laughs()), "more lists or numbers than its file can hold"),
+        (packed(torch.zeros(1).expand(10**9)), "more lists or numbers than its file can hold"),
+        (packed({"a": print}), "UnpicklingError: Weights only load failed"),
+    ],
+)
+def test_a_pickle_that_could_do_harm_is_refused(content, message):
+    with pytest.raises(ValueError, match=message) as failure:
+        unpack(content)
+    assert "\n" not in str(failure.value)

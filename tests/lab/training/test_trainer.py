@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import signal
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -193,6 +194,64 @@ def test_a_signal_that_comes_too_late_for_the_run_is_not_lost(tmp_path):
     finally:
         signal.signal(signal.SIGINT, before)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "finished"
+
+
+def test_a_damaged_line_of_metrics_is_named(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], '{"kind": \n', *lines[2:]]))
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is damaged"):
+        read_metrics(tmp_path / "run")
+
+
+class Meddled(Model):
+    """Calls ``meddle`` once, while it computes step 20."""
+
+    def __init__(self, config, meddle):
+        super().__init__(config.task, config.model.hidden_size)
+        self.load_state_dict(tiny_model(config).state_dict())
+        self.calls, self.meddle = 0, meddle
+
+    def forward(self, x, lengths=None):
+        self.calls += self.training
+        if self.calls == 20 and self.training:
+            self.calls += 1
+            self.meddle()
+        return super().forward(x, lengths)
+
+
+def test_metrics_that_are_deleted_are_written_again(whole, tmp_path):
+    run = tmp_path / "run"
+    model = Meddled(tiny(), (run / "metrics.jsonl").unlink)
+    with pytest.warns(UserWarning, match=r"metrics.jsonl was deleted during the run; it was written again"):
+        Trainer(tiny(), model, quiet=True).fit(run)
+    assert numbers(run) == numbers(whole[0])
+
+
+def test_metrics_that_are_replaced_stop_the_run(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    other.write_text("{}")
+    model = Meddled(tiny(), lambda: other.rename(run / "metrics.jsonl"))
+    with pytest.raises(RunError, match=r"metrics.jsonl was replaced by another program during the run"):
+        Trainer(tiny(), model, quiet=True).fit(run)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["moved", "replaced"])
+def test_a_folder_that_is_moved_stops_the_run_and_resumes(whole, tmp_path, replaced):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+
+    def meddle():
+        run.rename(moved)
+        if replaced:
+            run.mkdir()
+            (run / ".lock").write_text("another run\n")
+
+    with pytest.raises(RunError, match=r"run was moved, replaced or deleted during the run, which stops here"):
+        Trainer(tiny(), Meddled(tiny(), meddle), quiet=True).fit(run)
+    assert (sorted(path.name for path in run.iterdir()) == [".lock"]) if replaced else not run.exists()
+    Trainer(tiny(), tiny_model(tiny()), quiet=True).fit(moved, resume=True)
+    assert numbers(moved) == numbers(whole[0])
 
 
 def test_a_longer_resumed_run_goes_on(tmp_path):

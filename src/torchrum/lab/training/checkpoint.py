@@ -19,6 +19,7 @@ import re
 import shutil
 import sys
 import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -51,7 +52,10 @@ class Index(NamedTuple):
 
 
 def _root(run: Path) -> Path:
-    return run / "checkpoints"
+    root = run / "checkpoints"
+    if root.is_symlink():
+        raise RunError(f"{root} is a symbolic link, which is never followed; link the whole run folder instead.")
+    return root
 
 
 def _digest(content: bytes) -> str:
@@ -154,21 +158,46 @@ def write_checkpoint(run: Path, packed: Packed, best: bool) -> None:
     if not root.exists():
         root.mkdir()
         sync_folder(run)
-    shutil.rmtree(temporary, ignore_errors=True)  # from a crash
+    _remove(temporary)
     try:
         temporary.mkdir()
         for file, content in contents.items():
             write_synced(temporary / file, content)
         write_json(temporary / MANIFEST, {"format": FORMAT, "step": step, "files": files, "best": best_name})
-        shutil.rmtree(root / name, ignore_errors=True)  # from a crash before it was in the index
+        _make_way(root / name, files)
         os.rename(temporary, root / name)
         sync_folder(root)
         # what is about to be removed is still listed: after a crash before that, the next save removes it
         write_index(name)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
     for old in known - {name, best_name}:
-        shutil.rmtree(root / old, ignore_errors=True)
+        _remove(root / old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder of ours; of a link the link itself, never what it points to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_way(path: Path, files: Mapping[str, Any]) -> None:
+    """Free the name of a new checkpoint: the same one, from a crash before it was indexed, goes; others are moved."""
+    if not os.path.lexists(path):
+        return
+    try:
+        same = not path.is_symlink() and _read_own(path / MANIFEST)["files"] == files
+    except RunError:
+        same = False
+    if same:
+        _remove(path)
+        return
+    count = 1
+    while os.path.lexists(other := path.with_name(f"{path.name}.other-{count}")):
+        count += 1
+    os.rename(path, other)
 
 
 def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -193,9 +222,8 @@ def load_checkpoint(run: Path, which: Literal["last", "best"] = "last") -> tuple
                 raise
             name = newer
     try:
-        state = torch.load(io.BytesIO(contents[STATE]), map_location="cpu", weights_only=True)
-        return load(contents[MODEL]), state
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
+        return load(contents[MODEL]), unpack(contents[STATE])
+    except (SafetensorError, ValueError) as error:
         raise RunError(f"{folder} is not a torchrum checkpoint: {str(error).splitlines()[0]}") from error
 
 
@@ -219,6 +247,39 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         if _digest(contents[file]) != manifest["files"][file]["sha256"]:
             raise RunError(f"{folder / file} is damaged: its content has changed since it was written. {ADVICE}")
     return manifest, contents
+
+
+MAX_DEPTH = 32
+"""Of lists, tuples and dictionaries inside each other."""
+SPREAD = 16
+"""A tensor may take this many times the memory that its file does: the same numbers may stand for several rows."""
+
+
+def unpack(content: bytes) -> Any:
+    """Load what ``torch.save`` packed, on the CPU; a ValueError says what is wrong with other content."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
+                raise ValueError("its archive is compressed, which torch never does: it could grow without end")
+        data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        raise ValueError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}") from error
+    budget, numbers, level = len(content), SPREAD * len(content), [data]
+    for _ in range(MAX_DEPTH):
+        numbers -= sum(value.numel() * value.element_size() for value in level if isinstance(value, Tensor))
+        budget -= len(level)
+        if budget < 0 or numbers < 0:
+            break
+        level = [inner for value in level for inner in _inner(value)]
+        if not level:
+            return data
+    raise ValueError("it claims more lists or numbers than its file can hold")
+
+
+def _inner(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return [*value] if isinstance(value, list | tuple | set | frozenset) else []
 
 
 HOLD = 60.0

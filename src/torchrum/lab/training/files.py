@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torchrum.lab.training.errors import RunError
 
 MAX_BYTES = 2**24
-"""Largest text file that is read; the largest that is written has a hundredth of it."""
+"""Largest JSON file that is read; the largest that is written has a hundredth of it."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -25,7 +26,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file that does not exist yet, and put its content on the disk."""
+    """Write a file that does not exist yet, and put its content on the disk. A link of that name is not followed."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
@@ -35,10 +36,12 @@ def write_synced(path: Path, content: bytes) -> None:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a whole file or nothing: a reader, or a crash, never sees a part of it.
 
-    A link of that name is replaced, not followed.
+    A link of that name is replaced, not followed. A pipe or a device is refused, since a file would take its place.
     """
-    if path.is_dir():
+    if not path.name or (path.is_dir() and not path.is_symlink()):  # no name: the current folder
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if os.path.lexists(path) and not (path.is_symlink() or path.is_file() or path.is_dir()):
+        raise RunError(f"{path} cannot be written: it is not a plain file.")
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)
@@ -59,16 +62,20 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Read a file of at most ``most`` bytes."""
-    if most is not None and (size := path.stat().st_size) > most:
-        raise RunError(f"{path} cannot be read: it has {size:,} bytes, more than the {most:,} allowed.")
-    return path.read_bytes()
+    """Read a plain file of at most ``most`` bytes; a pipe or a device, which might never end, is refused."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise RunError(f"{path} cannot be read: it is not a plain file.")
+        if most is not None and found.st_size > most:
+            raise RunError(f"{path} cannot be read: it has {found.st_size:,} bytes, more than the {most:,} allowed.")
+        return file.read()
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder; a missing or damaged one is a RunError."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(read_bytes(path, MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(_why_no_run(path)) from None
     except OSError as error:
@@ -91,3 +98,11 @@ def _why_no_run(path: Path) -> str:
     inside = first_run_inside(folder, path.name)
     hint = f" It contains runs; name one of them, such as {inside}." if inside else ""
     return f"{folder} is not a run folder: it has no {path.name}.{hint}"
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse JSON that is not nested too deep; raise ValueError for other content."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("objects are nested too deep") from None

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import signal
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from filelock import FileLock, Timeout
 
 from torchrum.lab.training.config import TrainConfig, first_of, from_json, run_differences
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.files import read_json, write_atomic
+from torchrum.lab.training.files import parse_json, read_json, write_atomic
 from torchrum.lab.training.typed_data import Reader
 
 
@@ -119,10 +120,16 @@ def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, 
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
+    """A line of ``metrics.jsonl``, checked: its kind, its step, and numbers."""
     try:
-        return json.loads(line)
-    except ValueError as error:
+        record = parse_json(line)
+        numbers = [value for name, value in record.items() if name != "kind"]
+        least = {"kind", "step", "seconds", *(("loss",) if record["kind"] in ("train", "validation") else ())}
+        if not (least <= record.keys() and type(record["step"]) is int and {*map(type, numbers)} <= {int, float}):
+            raise ValueError("it needs a kind, a step, seconds and, for training and validation, a loss; all numbers")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunError(f"{where}, is damaged: {error}. Restore it from a backup.") from error
+    return record
 
 
 def shared_scores(lines: Sequence[dict[str, Any]]) -> list[str]:
@@ -186,10 +193,12 @@ class MetricsFile:
             kept = "".join(lines).encode() if mark is None else _read_content(path)[: mark.bytes]
             write_atomic(path, kept)
         self._hash, self._bytes = hashlib.sha256(kept), len(kept)
-        self._file: BinaryIO = open(path, "ab")  # noqa: SIM115
+        self._path, self._folder = path, os.stat(folder)
+        self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line and hand it to the operating system."""
+        self._check_place()
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
         self._file.flush()
@@ -201,8 +210,27 @@ class MetricsFile:
         return Mark(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def sync(self) -> None:
-        """Put every line on the disk; a checkpoint must not be newer than its metrics."""
+        """Put every line on the disk; a checkpoint must be neither newer than its metrics nor in another folder."""
+        self._check_place()
         os.fsync(self._file.fileno())
+
+    def _check_place(self) -> None:
+        """Write the file again if it was deleted; a RunError if it or its folder was replaced."""
+        folder = self._path.parent
+        if not (folder.exists() and os.path.samestat(os.stat(folder), self._folder)):
+            raise RunError(
+                f"{folder} was moved, replaced or deleted during the run, which stops here. A moved folder has every "
+                "line and checkpoint so far; resume it with --resume."
+            )
+        if not self._path.exists():
+            self._file.seek(0)
+            content = self._file.read()  # a deleted file has its lines as long as it is open
+            self._file.close()
+            write_atomic(self._path, content)
+            self._file = open(self._path, "a+b")  # noqa: SIM115
+            warnings.warn(f"{self._path} was deleted during the run; it was written again.", stacklevel=4)
+        elif not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+            raise RunError(f"{self._path} was replaced by another program during the run, which stops here.")
 
     def close(self) -> None:
         """Close the file."""

@@ -137,7 +137,7 @@ class Run:
             try:
                 return self._end(*self._loop(), on_end)
             finally:
-                with suppress(OSError):  # a full disk was reported already
+                with suppress(OSError, RunError):  # a full disk or a replaced folder was reported already
                     if self._metrics is not None:
                         self._metrics.sync()
                         self._keeper.flush()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import write_atomic
+from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
 from torchrum.lab.training.typed_data import Reader
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
@@ -130,7 +130,7 @@ def read_report(path: Path) -> Report:
     """Read what ``Report.write`` wrote; damage is named by file and field."""
     reader = Reader(path)
     try:
-        content = reader.value(dict[str, Any], json.loads(path.read_bytes()), "it")
+        content = reader.value(dict[str, Any], parse_json(read_bytes(path, MAX_BYTES)), "it")
     except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
     rows = _read_list(reader, Row, content, "rows", derived="us_per_step")

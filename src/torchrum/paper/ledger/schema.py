@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.files import write_atomic
+from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
 from torchrum.lab.training.overrides import override
 from torchrum.lab.training.typed_data import UNFIT, Reader
 
@@ -136,7 +136,7 @@ def _rebuilt(recipe: str, overrides: tuple[str, ...], seed: int) -> TrainConfig:
 def from_json(text: bytes | str, source: str) -> Entry:
     """Read an entry and check its numbers; ``source`` names it in errors."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise LedgerError(f"{source}: this is not JSON: {error}.") from error
     entry = Reader(source, LedgerError, finite=True).build(Entry, data)
@@ -165,7 +165,7 @@ def read_ledger(folder: Path | str, task: str | None = None) -> list[Entry]:
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a ledger file."""
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_bytes(path, MAX_BYTES).decode().splitlines()
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
