@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
@@ -57,8 +56,6 @@ def report_tables(report: Report) -> list[Table]:
         f"of ours over the fastest GRU. Sizes, quartiles and more implementations are in the JSON. {machine}, "
         f"torch {place['torch']}, commit {commit}. Command: {code(typed(report))}"
     )
-    if report.tests:
-        caption += f" {describe_tests(report.tests)}"
     times_table = Table(header, cells, caption=caption, right=range(1, len(header)))
     return [times_table, _target_table(report)] if report.targets else [times_table]
 
@@ -67,7 +64,7 @@ def typed(report: Report) -> str:
     """The command of a report as a user would type it, without ``--commit`` and with the file's own name."""
     name = report.path.name if report.path else r"\g<0>"
     command = report.environment["command"].replace("python -m torchrum", "torchrum", 1)
-    return re.sub(r"(?<=--json )\S+", name, re.sub(r" --(commit|tests) \S+", "", command))
+    return re.sub(r"(?<=--json )\S+", name, re.sub(r" --commit \S+", "", command))
 
 
 def _target_table(report: Report) -> Table:
@@ -119,13 +116,6 @@ def _cell(row: Row | None) -> str:
 def short(value: float) -> str:
     """Three digits, or whole numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def describe_tests(tests: dict[str, Any]) -> str:
-    """One sentence for a reader."""
-    words = ("passed", "failed", "errors", "skipped")
-    counts = ", ".join(f"{tests[word]} {word}" for word in words if tests.get(word) or word == "passed")
-    return f"Tests on this machine: {counts}" + (f" (`{tests['command']}`)." if tests.get("command") else ".")
 
 
 def write_markdown(path: Path, report: Report) -> bool:
