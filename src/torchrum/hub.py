@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from torchrum.lab.models import build_model
+from torchrum.lab.models import build_model, count_parameters
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig, from_json, to_json
@@ -46,7 +46,7 @@ def find_entry(config: TrainConfig, results: Path) -> dict[str, Any] | None:
 def card_text(config: TrainConfig, entry: Mapping[str, Any] | None) -> str:
     """Write the model card: what the model is, how it was trained, its scores, how to use it."""
     lines = ["---", "library_name: torchrum", "tags:", "- rnn", "- rotational-unit-of-memory", "---"]
-    parameters = sum(part.numel() for part in build_model(config.model, config.task).parameters() if part.requires_grad)
+    parameters = count_parameters(build_model(config.model, config.task))
     about = config.about or type(config.task).__name__
     lines += ["", f"# {config.name}", "", f"{about}; {parameters:,} parameters."]
     if entry is None:

@@ -26,7 +26,7 @@ TARGET_SIZES = (704, 1000, 1024, 2000, 256)
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 TARGETED = ("fused", "fused graphed", "gru graphed")
-BASELINES = ("gru", "lstm", "lstm graphed", "gru= graphed", "lstm= graphed")
+BASELINES = ("gru", "lstm", "lstm graphed")
 FEATURES: dict[str, dict[str, Any]] = {
     "eta": {"lam": 0, "eta": 1.0},
     "norms": {"lam": 0, "eta": 1.0, "layer_norm": True, "zoneout": 0.1},

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchrum.lab.models import build_model
+from torchrum.lab.models import build_model, count_parameters
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training import run_folder as records
 from torchrum.lab.training.checkpoint import check_ended_run, checkpoint_step
@@ -98,7 +98,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         versions={name: version for name, version in versions.items() if version is not None},
         wall_seconds=max(0.1, round(float(validation[-1]["seconds"]), 1)),
         steps=last,
-        parameters=environment.parameters or count_parameters(config),
+        parameters=environment.parameters or count_parameters(build_model(config.model, config.task)),
         baseline=rounded(config.task.baseline()),
         final={key: values[-1] for key, values in curve.items() if key != "step"},
         curve=curve,
@@ -134,12 +134,6 @@ def without_own_data(config: TrainConfig, overrides: Iterable[str]) -> list[str]
     """Leave out the overrides of fields that are read from the user's own data."""
     known = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
     return [text for text in overrides if text.partition("=")[0] not in known]
-
-
-def count_parameters(config: TrainConfig) -> int:
-    """Count the trainable parameters of the model of a config."""
-    model = build_model(config.model, config.task)
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def rounded(value: float) -> float:
