@@ -105,17 +105,22 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_installed_wheel_runs_the_first_snippet(installed: Path, tmp_path: Path) -> None:
+COMMAND = """
+import runpy, sys
+import torchrum
+print(torchrum.__file__)
+sys.argv = ["torchrum", "--version"]
+runpy.run_module("torchrum", run_name="__main__")
+"""
+
+
+def test_the_installed_wheel_runs_the_first_snippet_and_the_command(installed: Path, tmp_path: Path) -> None:
     assert FIRST is not None
     script = tmp_path / "snippet.py"
-    script.write_text(f"{FIRST[1]}\nimport torchrum\nprint(torchrum.__file__, torchrum.__version__)\n")
+    script.write_text(FIRST[1] + COMMAND)
     where, version = run(str(script), PYTHONPATH=str(installed)).split()
     assert Path(where).is_relative_to(installed)
     assert version == __version__
-
-
-def test_the_command_of_the_installed_wheel(installed: Path) -> None:
-    assert run("-m", "torchrum", "--version", PYTHONPATH=str(installed)).strip() == __version__
     assert "[console_scripts]" in next(installed.glob("*.dist-info/entry_points.txt")).read_text()
 
 
