@@ -12,9 +12,8 @@ from matplotlib.rcsetup import validate_backend
 
 from lab.training.processes import run_command, start
 from lab.training.tiny import tiny
-from torchrum.cli import main, show_warning
+from torchrum.cli import leaving_at_once, main, show_warning
 from torchrum.cli.eval import show
-from torchrum.cli.train import leaving_at_once
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import read_metrics
 from torchrum.lab.training.trainer import describe_model

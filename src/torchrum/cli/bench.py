@@ -5,7 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchrum.cli.parsing import Parser
+from torchrum.paper.bench.cpu import CASES, QUICK, run_cpu
+from torchrum.paper.bench.gpu import gpu_cases, quick_cases, run_gpu
+from torchrum.paper.bench.measure import conditions
+from torchrum.paper.bench.records import Report, read_report, text_table
 
 
 def main(arguments: list[str]) -> int:
@@ -30,12 +36,6 @@ def main(arguments: list[str]) -> int:
     if options.json and options.json.is_dir():
         parser.error(f"--json {options.json} is a folder; name a file")
 
-    import torch
-
-    from torchrum.paper.bench.cpu import CASES, QUICK, run_cpu
-    from torchrum.paper.bench.measure import conditions
-    from torchrum.paper.bench.records import Report, text_table
-
     report = Report(options.suite, conditions(options.commit), path=options.json)
     begin = time.perf_counter()
 
@@ -49,8 +49,6 @@ def main(arguments: list[str]) -> int:
     elif not torch.cuda.is_available():
         parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
     else:
-        from torchrum.paper.bench.gpu import gpu_cases, quick_cases, run_gpu
-
         shared |= {"samples": options.samples or 30, "seconds": 150.0 if options.seconds is None else options.seconds}
         run_gpu(report, quick_cases() if options.quick else gpu_cases(), **shared)
     if not report.rows:
@@ -79,8 +77,6 @@ def bench_parser() -> Parser:
 
 def show_report(path: Path, page: Path | None, plot: Path | None) -> None:
     """Turn written numbers into a table in a page, a plot, or else a printed table."""
-    from torchrum.paper.bench.records import read_report, text_table
-
     report = read_report(path)
     if page:
         from torchrum.paper.bench.report import write_markdown
