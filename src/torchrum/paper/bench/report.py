@@ -87,13 +87,10 @@ def describe_case(found: dict[str, Row]) -> str:
     row = next(iter(found.values()))
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
     words += [f"I={row.shape.I}"] if row.shape.I is not None else []
-    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + MATMULS.get(_precision(row), "")]
+    matmul = MATMULS.get(row.precision, "") if row.shape.dtype == "float32" else ""
+    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + matmul]
     words += ["1 thread"] if row.threads == 1 else []
     return ", ".join(words) + (f" ({row.case}, whole training step)" if row.mode == "training_step" else "")
-
-
-def _precision(row: Row) -> str | None:
-    return row.precision if row.shape.dtype == "float32" else None
 
 
 def _fastest(found: dict[str, Row], names: tuple[str, ...]) -> Row | None:
