@@ -21,7 +21,7 @@ from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig, from_json, to_json
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.overrides import differences
+from torchrum.lab.training.overrides import assignments
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -33,7 +33,7 @@ MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": r"\|", "[": 
 def find_entry(config: TrainConfig, results: Path) -> dict[str, Any] | None:
     """Find the line of the ledger that describes the run of ``config``, if there is one."""
     try:
-        wanted = config.name, config.seed, differences(registered_recipe(config.name), config)
+        wanted = config.name, config.seed, assignments(registered_recipe(config.name), config)
     except ConfigError:  # a recipe of the user's own
         return None
     for path in sorted(results.glob("*.jsonl")):

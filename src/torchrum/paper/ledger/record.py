@@ -13,7 +13,7 @@ from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.environment import given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.evaluation import read_looks
-from torchrum.lab.training.overrides import differences
+from torchrum.lab.training.overrides import assignments
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, arrays_path, problems, write_entry
 
@@ -125,7 +125,7 @@ def _test(run: Path) -> tuple[dict[str, float], list[str]]:
 def changes(config: TrainConfig, name: str | None = None) -> list[str]:
     """List where a config differs from the recipe ``name``, by default the one of its own name, as ``field=value``."""
     try:
-        return differences(registered_recipe(name or config.name), config)
+        return assignments(registered_recipe(name or config.name), config)
     except ConfigError as error:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
 

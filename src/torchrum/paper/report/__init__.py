@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from torchrum import __version__
 from torchrum.lab.models import build_model, count_parameters
-from torchrum.lab.training.config import to_json
+from torchrum.lab.training.config import flat, to_json
 from torchrum.lab.training.environment import read_environment
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import write_atomic
@@ -353,15 +353,4 @@ def _run(run: Path) -> Iterator[Block]:
     yield f"Command: {code(shlex.join(environment.command))}. {place}, commit {commit}, seed {config.seed}."
     for drawing in plan_run(run):
         yield picture(drawing.name, drawing.draw, drawing.caption)
-    yield Table(("field", "value"), _fields(to_json(config)))
-
-
-def _fields(config: dict[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """List the fields of a config with their values, nested names joined by dots."""
-    rows = []
-    for key, value in config.items():
-        if isinstance(value, dict):
-            rows += _fields(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", str(value)))
-    return rows
+    yield Table(("field", "value"), [(name, str(value)) for name, value in flat(to_json(config)).items()])
