@@ -23,7 +23,7 @@ from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.training.config import field_names
 from torchrum.layers.registry import LAYERS
 from torchrum.paper.ledger import read_ledger
-from torchrum.paper.ledger.babi import family_headlines, paper_family, paper_mean
+from torchrum.paper.ledger.babi import family_headlines, paper_family
 from torchrum.paper.ledger.runs import changed_settings, final_loss, score_names, table_rows
 from torchrum.paper.table import spread
 
@@ -94,7 +94,7 @@ def recipe_lines(results: Path) -> list[Line]:
         count = len({entry.seed for entry in runs})
         seeds = f", {count} seeds" if count > 1 else ""
         if name in FAMILIES:
-            line["paper"] = paper_family(name).text if paper_mean(name) else ""
+            line["paper"] = found.text if (found := paper_family(name)) else ""
             line["about"] = f"bAbI, one model per task: {config.about.partition(': ')[2]}"
             if name in sets:
                 line |= {"ours": f"test accuracy {sets[name]}{seeds}", "brief": sets[name].partition(" (")[0]}
