@@ -117,9 +117,10 @@ def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("lr=x", "dynamic: lr is 'x', but it must be a number"),
-        ("lanes=1.5", "dynamic: lanes is '1.5', but it must be a whole number"),
-        ("rate=1", "--dynamic 'rate=1': write FIELD=VALUE; the fields are segment, lr, decay, eps, lanes"),
+        ("lr=x", r"dynamic\.lr is 'x', but it must be a number"),
+        ("lanes=1.5", r"dynamic\.lanes is '1.5', but it must be a whole number"),
+        ("rate=1", r"no field 'dynamic\.rate'; there are: dynamic\.decay, dynamic\.eps, dynamic\.lanes"),
+        ("lr", "'lr' is not an assignment; write it as field=value"),
         ("segment=0", "segment is 0, but it must be at least 1"),
         ("lr=-1", "lr and decay must be at least 0"),
         ("decay=nan", "lr and decay must be at least 0"),

@@ -59,13 +59,18 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
         raise ConfigError(f"override: config is {config!r:.60}, but it must be a TrainConfig; load_recipe makes one.")
     if isinstance(assignments, str):
         raise ConfigError(f"override: assignments is {assignments!r}; pass a list, such as ['steps=1000'].")
+    return assign(config, assignments)
+
+
+def assign(owner: T, assignments: Iterable[str], prefix: str = "") -> T:
+    """Change the fields of any dataclass by text; ``prefix`` goes before their names in errors."""
     changes: Changes = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
         changes.append((key.strip().split("."), text.strip()))
-    return _assign(config, changes, "")
+    return _assign(owner, changes, prefix)
 
 
 def _assign(owner: T, changes: Changes, prefix: str) -> T:
