@@ -1,13 +1,12 @@
-"""Enter targets, test results and errors against float64 into a report of ``torchrum bench``, before it is committed.
+"""Enter targets and errors against float64 into a report of ``torchrum bench``, before it is committed.
 
-python benchmarks/judge.py results/bench/gpu.json --tests pytest.log --errors
+python benchmarks/judge.py results/bench/gpu.json --errors
 """
 
 import argparse
 from pathlib import Path
 
 from judging.errors import enter_errors
-from judging.pytest_log import summarise_tests
 from judging.targets import TARGETS
 from torchrum.paper.bench.records import describe_target, read_report
 
@@ -16,10 +15,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Judge the reports that are named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="files of torchrum bench --json")
-    parser.add_argument("--tests", type=Path, metavar="LOG", help="pytest's output on the same machine")
     parser.add_argument("--errors", action="store_true", help="measure the errors of the kernels; needs a GPU")
     options = parser.parse_args(arguments)
-    for path in [*options.reports, *filter(None, [options.tests])]:
+    for path in options.reports:
         if not path.is_file():
             parser.error(f"{path} is not a file")
     for path in options.reports:
@@ -29,8 +27,6 @@ def main(arguments: list[str] | None = None) -> None:
         if options.errors:
             enter_errors(report)
         report.targets = TARGETS[report.suite](report)
-        if options.tests:
-            report.tests = summarise_tests(options.tests)
         report.write()
         print("\n".join([str(path), *map(describe_target, report.targets)]))
 

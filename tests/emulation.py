@@ -1,18 +1,8 @@
-"""CUDA kernels compiled as plain C++; pytest's workers share what one of them has compiled."""
+"""CUDA kernels compiled as plain C++."""
 
 import os
 import subprocess
 from pathlib import Path
-
-import pytest
-
-
-def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
-    """A folder for one run of the tests, the same for all of its workers."""
-    root = tmp_path_factory.getbasetemp()
-    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def compile_cpp(library: Path, source: str, macros: tuple[tuple[str, int], ...], *flags: str) -> Path:

@@ -1,5 +1,6 @@
 """Whole models that hold a RUM, by torch's own calls: torch.export, ONNX and AOTInductor."""
 
+import functools
 import io
 import shutil
 
@@ -111,6 +112,7 @@ def test_packed_input_is_refused_in_words():
         torch.export.export(Packed(), inputs(5, 3, True))
 
 
+@functools.cache  # an export takes seconds
 def programs() -> dict[str, object]:
     rum, x = RUM(3, 4), torch.randn(5, 2, 3)
     layer = torch.export.export(

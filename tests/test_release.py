@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sharing import made_once
 from torchrum import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -34,11 +35,13 @@ def run(*command: str, **changes: str) -> str:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both archives, built as a release would build them."""
     pytest.importorskip("hatchling", reason="building needs: pip install --group test")
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return folder
+
+    def build(folder: Path) -> None:
+        command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(tmp_path_factory, "dist", build)
 
 
 @pytest.fixture(scope="module")
@@ -99,23 +102,28 @@ def test_the_changelog_and_the_citation_agree_with_the_version() -> None:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel in a folder of its own, without its dependencies."""
-    folder = tmp_path_factory.mktemp("installed")
-    options = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", str(folder)]
-    run("-m", "pip", "install", *options, str(wheel))
-    return folder
+    options = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", "--target"]
+    return made_once(
+        tmp_path_factory, "installed", lambda folder: run("-m", "pip", "install", *options, str(folder), str(wheel))
+    )
 
 
-def test_the_installed_wheel_runs_the_first_snippet(installed: Path, tmp_path: Path) -> None:
+COMMAND = """
+import runpy, sys
+import torchrum
+print(torchrum.__file__)
+sys.argv = ["torchrum", "--version"]
+runpy.run_module("torchrum", run_name="__main__")
+"""
+
+
+def test_the_installed_wheel_runs_the_first_snippet_and_the_command(installed: Path, tmp_path: Path) -> None:
     assert FIRST is not None
     script = tmp_path / "snippet.py"
-    script.write_text(f"{FIRST[1]}\nimport torchrum\nprint(torchrum.__file__, torchrum.__version__)\n")
+    script.write_text(FIRST[1] + COMMAND)
     where, version = run(str(script), PYTHONPATH=str(installed)).split()
     assert Path(where).is_relative_to(installed)
     assert version == __version__
-
-
-def test_the_command_of_the_installed_wheel(installed: Path) -> None:
-    assert run("-m", "torchrum", "--version", PYTHONPATH=str(installed)).strip() == __version__
     assert "[console_scripts]" in next(installed.glob("*.dist-info/entry_points.txt")).read_text()
 
 

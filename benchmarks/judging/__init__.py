@@ -1,1 +1,1 @@
-"""Reports of ``torchrum bench`` against our targets, and beside the tests of the same machine."""
+"""Reports of ``torchrum bench`` against our targets, and their errors against float64."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from torchrum.lab.models import build_model
+from torchrum.lab.models import build_model, count_parameters
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig, from_json, to_json
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.overrides import differences
+from torchrum.lab.training.overrides import assignments
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -33,7 +33,7 @@ MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": r"\|", "[": 
 def find_entry(config: TrainConfig, results: Path) -> dict[str, Any] | None:
     """Find the line of the ledger that describes the run of ``config``, if there is one."""
     try:
-        wanted = config.name, config.seed, differences(registered_recipe(config.name), config)
+        wanted = config.name, config.seed, assignments(registered_recipe(config.name), config)
     except ConfigError:  # a recipe of the user's own
         return None
     for path in sorted(results.glob("*.jsonl")):
@@ -46,7 +46,7 @@ def find_entry(config: TrainConfig, results: Path) -> dict[str, Any] | None:
 def card_text(config: TrainConfig, entry: Mapping[str, Any] | None) -> str:
     """Write the model card: what the model is, how it was trained, its scores, how to use it."""
     lines = ["---", "library_name: torchrum", "tags:", "- rnn", "- rotational-unit-of-memory", "---"]
-    parameters = sum(part.numel() for part in build_model(config.model, config.task).parameters() if part.requires_grad)
+    parameters = count_parameters(build_model(config.model, config.task))
     about = config.about or type(config.task).__name__
     lines += ["", f"# {config.name}", "", f"{about}; {parameters:,} parameters."]
     if entry is None:

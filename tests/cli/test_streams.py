@@ -1,58 +1,57 @@
 """What the shell does to input and output: closed streams, encodings that lack a letter, empty texts."""
 
+import io
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from torchrum.cli import COMMANDS, main
-
-ROOT = Path(__file__).parents[2]
-TORCHRUM = [sys.executable, "-m", "torchrum"]
-LIGHT = "import sys; sys.argv = ['bin/torchrum']"  # the command imports torch only where it needs it
+from lab.training.processes import start
+from torchrum.cli import COMMANDS, main, open_streams
 
 
-def run(command: str) -> subprocess.CompletedProcess[bytes]:
-    """A command line of a shell, with ``torchrum`` in it."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    line = command.replace("torchrum", " ".join(TORCHRUM), 1)
-    return subprocess.run(["sh", "-c", line], env=environment, capture_output=True, timeout=60)
+def close_and_run(arguments: list[str], *handles: int) -> None:
+    """In a process of its own: run a command as a shell does that has closed some of the streams 0, 1 and 2."""
+    for handle in handles:
+        os.close(handle)
+        setattr(sys, ("stdin", "stdout", "stderr")[handle], None)
+    sys.exit(main(arguments))
 
 
 @pytest.mark.parametrize(
-    "command, code",
+    "arguments, handles, code",
     [
-        ("torchrum --version >&-", 0),
-        ("torchrum --help <&- >&- 2>&-", 0),
-        ("torchrum train --help >&-", 0),
-        ("torchrum train --seeds x 2>&-", 2),
-        ("torchrum --version > /dev/full", 1),
+        (["--version"], (1,), 0),
+        (["--help"], (0, 1, 2), 0),
+        (["train", "--help"], (1,), 0),
+        (["train", "--seeds", "x"], (2,), 2),
     ],
 )
-def test_a_closed_stream_is_no_failure_of_its_own(command, code):
-    done = run(command)
-    assert done.returncode == code
-    assert b"Traceback" not in done.stderr
-    assert not done.stdout
+def test_a_closed_stream_is_no_failure_of_its_own(arguments, handles, code):
+    process = start(close_and_run, arguments, *handles)
+    process.join(60)
+    assert process.exitcode == code
+
+
+def close_and_open(path: str) -> None:
+    os.close(2)
+    sys.stderr = None
+    open_streams()
+    sys.exit(os.open(path, os.O_CREAT))
 
 
 def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
-    (tmp_path / "child.py").write_text(
-        f"{LIGHT}; import os; from torchrum.cli import open_streams; open_streams(); print(os.open('x', os.O_CREAT))"
-    )
-    line = f'"{sys.executable}" child.py 2>&-'
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, capture_output=True, timeout=60)
-    assert int(done.stdout) > 2
+    process = start(close_and_open, str(tmp_path / "x"))
+    process.join(60)
+    assert process.exitcode > 2
 
 
-def test_letters_that_the_terminal_cannot_show_are_written_out():
-    code = LIGHT + "; from torchrum.cli import open_streams; open_streams(); print('\\u03bb \\udcff')"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60)
-    assert done.stdout == b"\\u03bb \\udcff\n", done.stderr
+def test_letters_that_the_terminal_cannot_show_are_written_out(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert main(["λ\udcff"]) == 2
+    stream.flush()
+    assert stream.buffer.getvalue().startswith(b"torchrum: no command '\\u03bb\\udcff'")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

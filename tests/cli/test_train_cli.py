@@ -1,25 +1,23 @@
+import contextlib
 import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
+from matplotlib.rcsetup import validate_backend
 
 from lab.training.processes import run_command, start
 from lab.training.tiny import tiny
-from torchrum.cli import main, show_warning
+from torchrum.cli import leaving_at_once, main, show_warning
 from torchrum.cli.eval import show
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import read_metrics
 from torchrum.lab.training.trainer import describe_model
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
 TINY = "lab.training.tiny:tiny"
 
 
@@ -86,12 +84,12 @@ def test_a_run_ends_well_on_a_disk_that_is_full_when_its_curve_is_drawn(tmp_path
     assert f"No space left on device; draw it later with: torchrum figure {tmp_path / 'tiny'}" in error
 
 
-def test_a_backend_that_matplotlib_does_not_know_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "torchrum", "figure", "cell", "--out", str(tmp_path)]
-    environment = {**ENVIRONMENT, "MPLBACKEND": "nonsense"}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "torchrum: MPLBACKEND is 'nonsense', which matplotlib does not know; unset it.\n"
+def test_a_backend_that_matplotlib_does_not_know_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "nonsense")
+    monkeypatch.setattr("torchrum.cli.command", lambda name: lambda arguments: validate_backend("nonsense"))
+    assert main(["figure", "copying"]) == 2
+    message = "torchrum: MPLBACKEND is 'nonsense', which matplotlib does not know; unset it.\n"
+    assert capsys.readouterr().err == message
 
 
 def test_train_eval_and_resume(tmp_path, capsys):
@@ -312,13 +310,13 @@ def test_a_failure_is_one_line_with_exit_code_1(tmp_path, capsys, monkeypatch, a
     assert error.count("\n") == 1
 
 
-def test_output_may_be_cut_off(tmp_path):
-    command = f"{sys.executable} -m torchrum --help; echo $? > {tmp_path / 'code'}"
-    process = subprocess.Popen(["sh", "-c", command], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.wait()
-    assert int((tmp_path / "code").read_text()) == 128 + signal.SIGPIPE
+def test_output_may_be_cut_off(monkeypatch):
+    """As ``torchrum --help | head -1``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["--help"]) == 128 + signal.SIGPIPE
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
@@ -380,24 +378,28 @@ def test_a_run_introduces_itself_and_is_named_by_its_size(tmp_path, capsys):
     assert lines[3].startswith("copying-rum-lam1-t5 step 1/3  loss ")  # not only at the 50th
 
 
-def test_ctrl_c_during_the_imports_is_not_lost(tmp_path):
-    # as packages do, and Python itself in the callbacks of its import locks
+def interrupt_imports(errors: str, packages: str, out: str | None) -> None:
+    """In a process of its own: swallow Ctrl-C, as packages do in an import, and Python in its import locks."""
+    with open(errors, "w", buffering=1) as sys.stderr:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if out is None:
+            with leaving_at_once(), contextlib.suppress(BaseException):
+                os.kill(os.getpid(), signal.SIGINT)
+        else:
+            del sys.modules["lightning_fabric"]
+            sys.path.insert(0, packages)
+            sys.exit(main(["train", TINY, "--out", out]))
+
+
+@pytest.mark.parametrize("during", ["the command's", "the engine's"])
+def test_ctrl_c_during_the_imports_is_not_lost(tmp_path, during):
     (tmp_path / "lightning_fabric.py").write_text(
         "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: pass\nclass Fabric: pass\n"
     )
-    (tmp_path / "first.py").write_text(
-        "import os, signal, sys\nfrom torchrum.cli.train import leaving_at_once\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "with leaving_at_once():\n"
-        "    try: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    except BaseException: pass\n"
-    )
-    second = ["train", TINY, "--out", str(tmp_path / "runs")]
-    for code in ("import first", f"import sys; from torchrum.cli import main; sys.exit(main({second}))"):
-        held = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"}
-        done = subprocess.run([sys.executable, "-c", held + code], env=environment, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (130, "torchrum: interrupted\n")
+    out = None if during == "the command's" else str(tmp_path / "runs")
+    process = start(interrupt_imports, str(tmp_path / "errors"), str(tmp_path), out)
+    process.join(60)
+    assert (process.exitcode, (tmp_path / "errors").read_text()) == (130, "torchrum: interrupted\n")
     assert not (tmp_path / "runs").exists()
 
 

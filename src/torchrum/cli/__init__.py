@@ -7,8 +7,11 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TextIO
 
 from torchrum_command import COMMANDS, usage
@@ -64,6 +67,30 @@ def open_streams() -> None:
                 stream.reconfigure(errors="backslashreplace")
 
 
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process at once while a command imports its packages.
+
+    A KeyboardInterrupt can be lost there: packages catch exceptions of an import, and Python drops those raised in
+    the callbacks of its import locks. The training would start anyway.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield  # another handler is installed; a shell's background job ignores the signal
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    complain("interrupted")
+    sys.stdout.flush()
+    os._exit(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 for a wrong call, 1 for a failed run, 128 and more after a signal."""
     open_streams()
@@ -101,7 +128,9 @@ def run_command(arguments: list[str]) -> int:
         complain(str(unknown_name("command", name, COMMANDS, "see torchrum --help.")))
         return 2
     try:
-        return command(name)(rest)
+        with leaving_at_once():
+            run = command(name)
+        return run(rest)
     except SystemExit as left:  # argparse has printed its help or an error
         return int(left.code or 0)
     except KeyboardInterrupt:

@@ -1,15 +1,17 @@
 """``torchrum bench --suite cpu --json results/bench/cpu.json``"""
 
-import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchrum.cli.parsing import Parser
-
-if TYPE_CHECKING:
-    from torchrum.paper.bench.records import Report
+from torchrum.paper.bench.cpu import CASES, QUICK, run_cpu
+from torchrum.paper.bench.gpu import gpu_cases, quick_cases, run_gpu
+from torchrum.paper.bench.measure import conditions
+from torchrum.paper.bench.records import Report, read_report, text_table
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +19,7 @@ def main(arguments: list[str]) -> int:
     parser = bench_parser()
     options = parser.parse_args(arguments)
     if options.report:
-        for name in ("suite", "json", "cases", "samples", "quick", "memory", "seconds", "resume", "commit"):
+        for name in ("suite", "json", "cases", "samples", "quick", "memory", "seconds", "commit"):
             if getattr(options, name) != parser.get_default(name):
                 parser.error(f"--report measures nothing, so --{name} has no effect; leave one of them out")
         show_report(options.report, options.write, options.plot)
@@ -28,23 +30,13 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--samples is {options.samples}; it must be 1 or more")
     if options.seconds is not None and not options.seconds >= 0:
         parser.error(f"--seconds is {options.seconds}; it must be 0 or more")
-    for name, suite in (("resume", "gpu"), ("seconds", "gpu"), ("memory", "cpu")):
+    for name, suite in (("seconds", "gpu"), ("memory", "cpu")):
         if getattr(options, name) not in (None, False) and options.suite != suite:
             parser.error(f"--{name} needs --suite {suite}, but the suite is {options.suite}")
-    if options.resume and not options.json:
-        parser.error("--resume needs --json FILE, whose rows it keeps")
     if options.json and options.json.is_dir():
         parser.error(f"--json {options.json} is a folder; name a file")
 
-    import torch
-
-    from torchrum.paper.bench.cpu import CASES, QUICK, run_cpu
-    from torchrum.paper.bench.measure import conditions
-    from torchrum.paper.bench.records import Report, read_report, text_table
-
     report = Report(options.suite, conditions(options.commit), path=options.json)
-    if options.resume and options.json.exists():
-        report = resumed(read_report(options.json), report)
     begin = time.perf_counter()
 
     def log(text: str) -> None:
@@ -57,14 +49,8 @@ def main(arguments: list[str]) -> int:
     elif not torch.cuda.is_available():
         parser.error("--suite gpu needs a CUDA device, but torch sees none; pass --suite cpu")
     else:
-        from torchrum.paper.bench.gpu import gpu_cases, quick_cases, run_gpu
-
-        seconds = 150.0 if options.seconds is None else options.seconds
-        shared |= {"samples": options.samples or 30, "seconds": seconds}
-        if not run_gpu(report, quick_cases() if options.quick else gpu_cases(), **shared) and options.json:
-            # the device is lost to this process, and the row of the case that did it is on file
-            sys.stdout.flush()
-            os.execv(sys.executable, restart_command(arguments, seconds - (time.perf_counter() - begin)))
+        shared |= {"samples": options.samples or 30, "seconds": 150.0 if options.seconds is None else options.seconds}
+        run_gpu(report, quick_cases() if options.quick else gpu_cases(), **shared)
     if not report.rows:
         parser.error(f"no case of the {options.suite} suite matches {options.cases!r}")
     print(text_table(report))
@@ -82,7 +68,6 @@ def bench_parser() -> Parser:
     add("--quick", action="store_true", help="tiny sizes, to check that everything runs")
     add("--memory", action="store_true", help="cpu: also measure peak memory at T=1000 (needs about 12 GB)")
     add("--seconds", type=float, help="gpu: start no new case after this many seconds (default: 150)")
-    add("--resume", action="store_true", help="gpu: keep the rows in the --json file and measure the missing ones")
     add("--commit", metavar="HASH", help="commit of the code, if not run from a checkout")
     add("--report", type=Path, metavar="FILE", help="measure nothing; read the results from this JSON file")
     add("--write", type=Path, metavar="PAGE", help="with --report: update the table between the markers in this file")
@@ -92,8 +77,6 @@ def bench_parser() -> Parser:
 
 def show_report(path: Path, page: Path | None, plot: Path | None) -> None:
     """Turn written numbers into a table in a page, a plot, or else a printed table."""
-    from torchrum.paper.bench.records import read_report, text_table
-
     report = read_report(path)
     if page:
         from torchrum.paper.bench.report import write_markdown
@@ -105,20 +88,3 @@ def show_report(path: Path, page: Path | None, plot: Path | None) -> None:
         print(draw_report(report, plot))
     if not page and not plot:
         print(text_table(report))
-
-
-def resumed(earlier: "Report", now: "Report") -> "Report":
-    """The earlier report, with a note on the run that adds to it."""
-    from torchrum.lab.training.errors import ConfigError
-
-    if earlier.suite != now.suite:
-        raise ConfigError(f"{earlier.path} has the {earlier.suite} suite; --resume needs the same one.")
-    note = {name: now.environment[name] for name in ("date", "command", "commit")}
-    earlier.environment.setdefault("continued", []).append(note)
-    return earlier
-
-
-def restart_command(arguments: list[str], seconds: float) -> list[str]:
-    """The command of a new process that resumes this one."""
-    again = [*arguments, "--resume", "--seconds", f"{max(seconds, 0):.0f}"]  # the last of two counts
-    return [sys.executable, "-m", "torchrum", "bench", *again]

@@ -4,14 +4,14 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torchrum.cli import complain
 from torchrum.cli.parsing import Parser
-
-if TYPE_CHECKING:
-    from torchrum.lab.data import Corpus
-    from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.data.files import CORPORA, ROOT_VARIABLE, Corpus, data_root, fetch_from, read_files, verify
+from torchrum.lab.tasks import CharLM
+from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.overrides import unknown_name
 
 EPILOG = """The data folder is --data-dir, or else $TORCHRUM_DATA, or else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
 TORCHRUM_OFFLINE=1 forbids downloads. Training downloads what it needs by itself."""
@@ -30,8 +30,6 @@ def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
 def use_data_dir(folder: Path | None) -> None:
     """Use ``folder`` as the data directory of this process and its children."""
     if folder is not None:
-        from torchrum.lab.data.files import ROOT_VARIABLE
-
         os.environ[ROOT_VARIABLE] = str(folder.absolute())
 
 
@@ -42,12 +40,10 @@ def add_text(parser: argparse.ArgumentParser) -> argparse.Action:
     )
 
 
-def with_text(config: "TrainConfig", path: Path | None) -> "TrainConfig":
+def with_text(config: TrainConfig, path: Path | None) -> TrainConfig:
     """Set the user's own text in the task of a config; raise if the task reads no text."""
     if path is None:
         return config
-    from torchrum.lab.tasks import CharLM
-    from torchrum.lab.training.errors import ConfigError
 
     if not isinstance(config.task, CharLM):
         raise ConfigError(
@@ -83,10 +79,6 @@ def main(arguments: list[str]) -> int:
     add_data_dir(parser)
     options = parser.parse_args(arguments)
 
-    from torchrum.lab.data import CORPORA
-    from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.overrides import unknown_name
-
     if options.corpus is not None and options.corpus not in CORPORA:
         raise unknown_name("data set", options.corpus, CORPORA)
     if options.origin is not None and (options.action != "fetch" or options.corpus is None):
@@ -96,11 +88,8 @@ def main(arguments: list[str]) -> int:
     return max(_act(options.action, corpus, options.origin) for corpus in corpora)
 
 
-def _act(action: str, corpus: "Corpus", origin: Path | None) -> int:
+def _act(action: str, corpus: Corpus, origin: Path | None) -> int:
     """Show, fetch or verify one data set; return the exit code."""
-    from torchrum.lab.data import data_root, read_files
-    from torchrum.lab.data.files import fetch_from, verify
-
     if action == "path":
         print(data_root() / corpus.name)
         return 0

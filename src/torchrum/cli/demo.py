@@ -5,15 +5,24 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from torchrum.cli.parsing import Parser
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from torchrum.lab.training import Result, TrainConfig
+from torchrum.lab.recipes.recall import DEMO_MODELS, demo
+from torchrum.lab.tasks import Recall
+from torchrum.lab.training.distributed import train_side_by_side
+from torchrum.lab.training.environment import read_environment
+from torchrum.lab.training.run_folder import lock_free_folder, read_config, read_metrics
+from torchrum.lab.training.trainer import Trainer
+from torchrum.paper.ledger.runs import model_label
 
 LEAD = "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."
 NEXT = """Where to go next
@@ -32,17 +41,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, help="stop after this many steps")
     options = parser.parse_args(arguments)
 
-    from dataclasses import replace
-    from functools import partial
-
-    import torch
-    from rich.console import Console
-
-    from torchrum.lab.recipes.recall import DEMO_MODELS, demo
-    from torchrum.lab.training.distributed import train_side_by_side
-    from torchrum.lab.training.run_folder import lock_free_folder
-    from torchrum.paper.ledger.runs import model_label
-
     built = [demo(name, options.seed) for name in DEMO_MODELS]
     if options.steps is not None:
         built = [replace(config, steps=options.steps) for config in built]
@@ -57,7 +55,7 @@ def main(arguments: list[str]) -> int:
         threads = torch.get_num_threads()
         torch.set_num_threads(len(runs))  # each process takes its share, one thread: the fastest for tiny models
         try:
-            calls = {label: partial(train_one, configs[label], run) for label, run in runs.items()}
+            calls = {label: partial(Trainer(configs[label], quiet=True).fit, run) for label, run in runs.items()}
             signalled = train_side_by_side(calls, len(calls), lambda label, outcome: None)
         finally:
             torch.set_num_threads(threads)
@@ -69,17 +67,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def train_one(config: "TrainConfig", folder: Path) -> "Result":
-    """Train one of the two, in a process of its own."""
-    from torchrum.lab.training import Trainer
-
-    return Trainer(config, quiet=True).fit(folder)
-
-
-def introduce(console: "Console", task: Any) -> None:
+def introduce(console: Console, task: Any) -> None:
     """Say what is learnt, with an example."""
-    import torch
-
     x, y, *_ = task.batch(1, torch.Generator().manual_seed(11))
     letters = "?" + "abcdefghijklmnopqrstuvwxyz"[: task.pairs] + "0123456789"
     text = "".join(letters[symbol] for symbol in x[0].tolist())
@@ -90,10 +79,8 @@ def introduce(console: "Console", task: Any) -> None:
     )
 
 
-def watch(console: "Console", runs: dict[str, Path], steps: int, over: threading.Event) -> None:
+def watch(console: Console, runs: dict[str, Path], steps: int, over: threading.Event) -> None:
     """Show both runs from the files that they write; without a terminal, print a line every ten seconds."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     columns = (
         TextColumn("[bold]{task.description:<8}"),
         BarColumn(bar_width=32),
@@ -117,8 +104,6 @@ def watch(console: "Console", runs: dict[str, Path], steps: int, over: threading
 
 def state(run: Path) -> tuple[int, str]:
     """Steps done and the last scores of a run, from its folder."""
-    from torchrum.lab.training.run_folder import read_metrics
-
     training, validation = read_metrics(run, "train"), read_metrics(run, "validation")
     if not training:
         return 0, "starting"
@@ -126,14 +111,8 @@ def state(run: Path) -> tuple[int, str]:
     return training[-1]["step"], f"loss {training[-1]['loss']:.4f}  {accuracy}".strip()
 
 
-def compare(console: "Console", runs: dict[str, Path], folder: Path) -> None:
+def compare(console: Console, runs: dict[str, Path], folder: Path) -> None:
     """Write the page and the picture, print the table, and say where to go next."""
-    from rich.table import Table
-
-    from torchrum.lab.tasks import Recall
-    from torchrum.lab.training import read_config
-    from torchrum.lab.training.environment import read_environment
-    from torchrum.lab.training.run_folder import read_metrics
     from torchrum.paper.plots.run import comparison_figure
     from torchrum.paper.plots.style import drawing, save
     from torchrum.paper.report import runs_page, write_page

@@ -3,13 +3,13 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser, use_recipe
-
-if TYPE_CHECKING:
-    from torchrum.lab.tasks import Task
+from torchrum.lab.tasks import Task
+from torchrum.lab.training.checkpoint import checkpoint_step
+from torchrum.lab.training.evaluation import DynamicConfig, dynamic_evaluate, evaluate, write_look
+from torchrum.lab.training.run_folder import read_config
 
 
 def _assignments(text: str) -> str:
@@ -44,17 +44,11 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
 
-    from torchrum.lab.training import evaluate, read_config
-    from torchrum.lab.training.checkpoint import checkpoint_step
-    from torchrum.lab.training.evaluation import write_look
-
     use_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
     where = options.run, options.split, options.checkpoint, options.device
     how = ""
     if options.dynamic is not None:
-        from torchrum.lab.training.evaluation import DynamicConfig, dynamic_evaluate
-
         dynamic = DynamicConfig.parse(options.dynamic)
         scores, how = dynamic_evaluate(*where, dynamic, config.task), str(dynamic)
     else:
@@ -70,7 +64,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def show(scores: dict[str, float], task: "Task") -> None:
+def show(scores: dict[str, float], task: Task) -> None:
     """Print the scores, one per line, and the baseline."""
     width = max(12, *map(len, scores))
     for name, value in scores.items():

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from torchrum.cli.parsing import Parser, in_clone, use_recipe
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.run_folder import holds_run
 
 
 def main(arguments: list[str]) -> int:
@@ -44,8 +46,6 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--out {options.out} is a file; name a folder for the figures")
     use_recipe(options.recipe)
 
-    from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.run_folder import holds_run
     from torchrum.paper.plots.catalog import FIGURES, draw_figure, draw_run, write_gallery
     from torchrum.paper.plots.run import draw_curve
 

@@ -6,15 +6,20 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from torchrum.cli import complain
 from torchrum.cli.parsing import Parser
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from torchrum.lab.tasks import Babi
+from torchrum.lab.models import CharModel
+from torchrum.lab.tasks import Babi, CharLM
+from torchrum.lab.tasks.babi import split_sentences
+from torchrum.lab.trained import ALICE
+from torchrum.lab.training.checkpoint import load_model
+from torchrum.lab.training.errors import ConfigError, RunError
+from torchrum.lab.training.progress import visible
+from torchrum.lab.training.run_folder import read_config
 
 SHIPPED = (
     "A small model of Alice's Adventures in Wonderland. One of your own text: torchrum train char-rum --data FILE\n"
@@ -50,17 +55,7 @@ def sample(arguments: list[str]) -> int:
     if options.length < 1:
         parser.error(f"--length is {options.length}, but it must be at least 1")
 
-    import torch
-
-    from torchrum.lab.models import CharModel
-    from torchrum.lab.tasks import CharLM
-    from torchrum.lab.training import load_model, read_config
-    from torchrum.lab.training.errors import ConfigError, RunError
-    from torchrum.lab.training.progress import visible
-
     if options.run is None:
-        from torchrum.lab.trained import ALICE
-
         options.run = ALICE
         print(SHIPPED, file=sys.stderr)
     task = read_config(options.run).task
@@ -100,12 +95,6 @@ def ask(arguments: list[str]) -> int:
     parser.add_checkpoint()
     parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
     options = parser.parse_args(arguments)
-
-    from torchrum.lab.tasks import Babi
-    from torchrum.lab.tasks.babi import split_sentences
-    from torchrum.lab.training import load_model, read_config
-    from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.progress import visible
 
     if options.top < 1:
         raise ConfigError(f"--top is {options.top}, but it must be at least 1.")
@@ -150,13 +139,9 @@ def ask(arguments: list[str]) -> int:
 
 
 def best_answers(
-    task: "Babi", model: "nn.Module", story: str, question: str, top: int
+    task: Babi, model: nn.Module, story: str, question: str, top: int
 ) -> tuple[dict[str, float], list[str]]:
     """The ``top`` most likely answers with their probabilities, and the words that the model does not know."""
-    import torch
-
-    from torchrum.lab.training.errors import ConfigError
-
     try:
         batch, unknown = task.ask(story, question)
     except ValueError as error:

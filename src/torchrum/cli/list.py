@@ -14,7 +14,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from torchrum.cli.parsing import Parser
+from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
+from torchrum.lab.training.config import field_names
+from torchrum.layers.registry import LAYERS
+from torchrum.paper.ledger import read_ledger
+from torchrum.paper.ledger.babi import family_headlines, paper_family
+from torchrum.paper.ledger.runs import changed_settings, final_loss, score_names, table_rows
+from torchrum.paper.table import spread
 
 Line = dict[str, str]
 GROUPS = LAPTOP, PAPER, MORE = ("minutes on a laptop", "paper", "more")
@@ -42,8 +53,6 @@ def main(arguments: list[str]) -> int:
     if options.recipe is not None and options.all:
         parser.error(f"--all lists the recipes; leave it out to see the fields of {options.recipe}")
     if options.recipe is not None:
-        from torchrum.lab.recipes import load_recipe
-
         header: tuple[str, ...] = ("field", "value", "meaning")
         groups = {"": [dict(zip(header, row, strict=True)) for row in rows(load_recipe(options.recipe))]}
     else:
@@ -67,12 +76,6 @@ def main(arguments: list[str]) -> int:
 
 def recipe_lines(results: Path) -> list[Line]:
     """Every recipe with the paper's number, ours and its cost; a set of recipes is one line."""
-    from torchrum.lab.recipes import FAMILIES, RECIPES
-    from torchrum.paper.ledger import read_ledger
-    from torchrum.paper.ledger.babi import family_headlines, paper_family, paper_mean
-    from torchrum.paper.ledger.runs import changed_settings, final_loss, score_names, table_rows
-    from torchrum.paper.table import spread
-
     entries = read_ledger(results)
     own = [entry for entry in entries if not changed_settings(entry)]
     sets = family_headlines(entries)
@@ -91,7 +94,7 @@ def recipe_lines(results: Path) -> list[Line]:
         count = len({entry.seed for entry in runs})
         seeds = f", {count} seeds" if count > 1 else ""
         if name in FAMILIES:
-            line["paper"] = paper_family(name).text if paper_mean(name) else ""
+            line["paper"] = found.text if (found := paper_family(name)) else ""
             line["about"] = f"bAbI, one model per task: {config.about.partition(': ')[2]}"
             if name in sets:
                 line |= {"ours": f"test accuracy {sets[name]}{seeds}", "brief": sets[name].partition(" (")[0]}
@@ -118,8 +121,6 @@ def recipe_lines(results: Path) -> list[Line]:
 
 def joined_sizes(lines: list[Line]) -> list[Line]:
     """Put the recipes that differ only in their size on one line, with their numbers in the order of the sizes."""
-    from torchrum.lab.recipes import FAMILIES
-
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(re.sub(r"-t\d+$", "", line["recipe"]), []).append(line)
@@ -161,8 +162,6 @@ def field_help(cls: type) -> dict[str, str]:
 
 def option_help(layer: str) -> dict[str, str]:
     """What the docstring of a layer says about each of its options."""
-    from torchrum.layers.registry import LAYERS
-
     if layer not in LAYERS:
         return {}
     described = inspect.getdoc(LAYERS[layer].load()) or ""
@@ -176,8 +175,6 @@ def option_help(layer: str) -> dict[str, str]:
 
 def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Dotted name, value and meaning of every field of a config."""
-    from torchrum.lab.training.config import field_names
-
     helps, table = field_help(type(owner)), []
     for name in field_names(owner):
         value = getattr(owner, name)
@@ -217,17 +214,13 @@ WIDEST = {"sizes": LEAST["sizes"], "paper": 16}
 
 def show(header: Sequence[str], groups: dict[str, list[Line]]) -> None:
     """Print a table whose names are never cut; a narrow terminal leaves out the last columns."""
-    from rich import table as rich_table
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(markup=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200
     width = console.width
     wide = {"minutes": 110, "hardware": 110, "about": 150, "where": 190}
     columns = [name for name in header if width >= wide.get(name, 0)]
-    grid = rich_table.Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    grid = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     names = [line[header[0]] for lines in groups.values() for line in lines]
     grid.add_column(columns[0], no_wrap=True, min_width=max(map(len, names)))
     for name in columns[1:]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchrum.cli import complain
+from torchrum.lab.recipes import load_recipe
 
 
 class WholeWords(argparse.HelpFormatter):
@@ -90,8 +91,6 @@ def in_clone() -> bool:
 def use_recipe(name: str | None) -> None:
     """Import the recipe of ``--recipe``, if given, which registers its task."""
     if name is not None:
-        from torchrum.lab.recipes import load_recipe
-
         load_recipe(name)
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 from torchrum.cli import complain
 from torchrum.cli.data import add_data_dir, use_data_dir
 from torchrum.cli.parsing import Parser, in_clone
+from torchrum.lab.training.run_folder import CONFIG
+from torchrum.paper.ledger import LedgerError, record
+from torchrum.paper.ledger.schema import arrays_path
 
 
 def main(arguments: list[str]) -> int:
@@ -26,10 +29,6 @@ def main(arguments: list[str]) -> int:
         parser.error("name the folder of your ledger with --results DIR; only a clone of torchrum has one, in results")
     results = options.results or Path("results")
     use_data_dir(options.data_dir)
-
-    from torchrum.lab.training.run_folder import CONFIG
-    from torchrum.paper.ledger import LedgerError, record
-    from torchrum.paper.ledger.schema import arrays_path
 
     found: list[Path] = []
     for folder in options.runs:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from torchrum.cli.parsing import Parser, use_recipe
+from torchrum.paper.ledger import read_ledger
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +29,6 @@ def main(arguments: list[str]) -> int:
     if options.write and options.out:
         parser.error("--write makes no page; leave --out out")
 
-    from torchrum.paper.ledger import read_ledger
     from torchrum.paper.report import ledger_page, runs_page, write_page
     from torchrum.paper.report.headline import write_headlines
 

@@ -4,6 +4,11 @@ import sys
 from pathlib import Path
 
 from torchrum.cli.parsing import Parser
+from torchrum.lab.recipes import RECIPES
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.overrides import unknown_name
+from torchrum.paper.ledger import read_ledger
+from torchrum.paper.ledger.tables import asked_table, write_tables
 
 
 def main(arguments: list[str]) -> int:
@@ -40,12 +45,6 @@ def main(arguments: list[str]) -> int:
         if options.write:
             marker = f"<!-- torchrum:table recall {name} 20000 -->"
             parser.error(f"--{name} cannot be combined with --write; put it in the marker instead: {marker}")
-
-    from torchrum.lab.recipes import RECIPES
-    from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.overrides import unknown_name
-    from torchrum.paper.ledger import read_ledger
-    from torchrum.paper.ledger.tables import asked_table, write_tables
 
     known = {name.partition("-")[0] for name in RECIPES}
     if options.task is not None and options.task not in known:

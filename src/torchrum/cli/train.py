@@ -1,24 +1,26 @@
 """``torchrum train copying-rum --steps 1000`` and ``torchrum sweep recall-rum --grid optimizer.lr=1e-3,1e-4``"""
 
 import argparse
-import os
 import shlex
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrum.cli import complain, is_first
 from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
 from torchrum.cli.parsing import Parser
-
-if TYPE_CHECKING:
-    from torchrum.lab.training import TrainConfig
+from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
+from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.distributed import leave_together
+from torchrum.lab.training.errors import ConfigError, RunError
+from torchrum.lab.training.evaluation import best_look
+from torchrum.lab.training.files import first_run_inside
+from torchrum.lab.training.overrides import override
+from torchrum.lab.training.run_folder import CONFIG, read_config
+from torchrum.lab.training.sweep import grid, run_sweep, search
+from torchrum.lab.training.trainer import Trainer
+from torchrum.paper.ledger.babi import trained_table
 
 EPILOG = """Every field of the recipe can be set: --steps 1000, or --set steps=1000. Nested fields have dotted names:
 --task.delay 200 --model.lam 1 --optimizer.clip 1. torchrum list RECIPE shows all fields. A recipe of your own is
@@ -29,30 +31,6 @@ To train in several processes, pass --devices 2. With torchrun or SLURM, pass th
   srun --nodes 2 --ntasks-per-node 8 torchrum train RECIPE --devices 8 --nodes 2"""
 
 MOST_RUNS = 10_000
-
-
-@contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process at once while a command imports its packages.
-
-    A KeyboardInterrupt can be lost there: packages catch exceptions of an import, and Python drops those raised in
-    the callbacks of its import locks. The training would start anyway.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield  # another handler is installed; a shell's background job ignores the signal
-        return
-    signal.signal(signal.SIGINT, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    complain("interrupted")
-    sys.stdout.flush()
-    os._exit(128 + number)
 
 
 def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[list[str], list[str]]:
@@ -76,8 +54,6 @@ def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[
             continue
         if not equals:
             if not words or words[0].startswith("--"):
-                from torchrum.lab.training.errors import ConfigError  # slow to import, and help does not need it
-
                 raise ConfigError(f"{name} needs a value: {name} VALUE.")
             value = words.pop(0)
         fields.append(f"{name[2:].replace('-', '_')}={value}")
@@ -115,11 +91,6 @@ def main(arguments: list[str]) -> int:
     fields, rest = split_fields(arguments, add_common(parser))
     options = parser.parse_args(rest)
     options.fields += fields
-    with leaving_at_once():
-        from torchrum.lab.recipes import FAMILIES, load_recipe
-        from torchrum.lab.training import Trainer, override
-        from torchrum.lab.training.errors import ConfigError
-
     check_counts(options)
     if options.recipe is None and options.resume is None:
         raise ConfigError("train needs a recipe, or --resume RUN; torchrum list shows the recipes.")
@@ -160,11 +131,6 @@ def sweep(arguments: list[str]) -> int:
     fields, rest = split_fields(arguments, own)
     options = parser.parse_args(rest)
     options.fields += fields
-    with leaving_at_once():
-        from torchrum.lab.recipes import FAMILIES, load_recipe
-        from torchrum.lab.training.errors import ConfigError
-        from torchrum.lab.training.sweep import search
-
     check_counts(options)
     if members := FAMILIES.get(options.recipe):
         raise ConfigError(
@@ -193,41 +159,29 @@ def sweep(arguments: list[str]) -> int:
 
 def run(train: Callable[..., int], *arguments: Any, **options: Any) -> int:
     """Train, and leave together with the other processes of a launcher; the exit code."""
-    from torchrum.lab.training.distributed import leave_together
-
     code = train(*arguments, **options)
     leave_together()
     # launchers kill the first process as soon as another one exits with an error code
     return code if is_first() else 0
 
 
-def configured(recipe: "TrainConfig", options: argparse.Namespace) -> "TrainConfig":
+def configured(recipe: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     """The config of the options; the runs in the folder ``--resume`` must be of its recipe."""
-    from torchrum.lab.training import override
-
     config = override(recipe, options.fields)
     check_resumed(options.resume, [config.name])
     return with_text(config, options.data)
 
 
-def train_all(config: "TrainConfig", choices: list[str], options: argparse.Namespace) -> int:
+def train_all(config: TrainConfig, choices: list[str], options: argparse.Namespace) -> int:
     """Train over a grid and ``--seeds``, or resume such a sweep; the exit code."""
-    from torchrum.lab.training import run_sweep
-    from torchrum.lab.training.sweep import grid
-
     runs, new = grid(config, choices, options.seeds or 1), options.resume is None
     folder = chosen_folder(options, config.label)
     results = run_sweep(runs, folder, options.quiet, draw, rename=new, jobs=options.jobs)
     return max(result.exit_code for result in results)
 
 
-def resume_run(recipe: "TrainConfig | None", options: argparse.Namespace) -> int:
+def resume_run(recipe: TrainConfig | None, options: argparse.Namespace) -> int:
     """Resume the one run in the folder ``--resume``, which must be of the recipe if one is given; the exit code."""
-    from torchrum.lab.training import Trainer, override, read_config
-    from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.files import first_run_inside
-    from torchrum.lab.training.run_folder import CONFIG
-
     folder = options.resume
     if not (folder / CONFIG).exists() and (found := first_run_inside(folder, CONFIG)):
         raise ConfigError(
@@ -247,8 +201,6 @@ def resume_run(recipe: "TrainConfig | None", options: argparse.Namespace) -> int
 
 def check_counts(options: argparse.Namespace) -> None:
     """Refuse a number of runs below 1 or above ``MOST_RUNS``, and use the data folder of the options."""
-    from torchrum.lab.training.errors import ConfigError
-
     use_data_dir(options.data_dir)
     for name in ("seeds", "trials", "jobs"):
         count = getattr(options, name, None)
@@ -259,11 +211,6 @@ def check_counts(options: argparse.Namespace) -> None:
 
 def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
     """Refuse to resume a sweep in a folder that is missing, is a single run, or has runs of other recipes."""
-    from torchrum.lab.training import read_config
-    from torchrum.lab.training.errors import ConfigError
-    from torchrum.lab.training.files import first_run_inside
-    from torchrum.lab.training.run_folder import CONFIG
-
     if folder is None:
         return
     if not folder.is_dir():
@@ -281,8 +228,6 @@ def chosen_folder(options: argparse.Namespace, label: str) -> Path:
 
     ``--out`` beside ``--resume`` may only repeat where the folder is, as in the command that started the runs.
     """
-    from torchrum.lab.training.errors import ConfigError
-
     folder, out = options.resume, options.out
     if folder is None:
         return (out or Path("runs")) / label
@@ -297,7 +242,6 @@ def chosen_folder(options: argparse.Namespace, label: str) -> Path:
 def draw(run: Path) -> None:
     """Draw the curve of a finished run; report a failure without failing the run."""
     try:
-        from torchrum.lab.training.errors import RunError
         from torchrum.paper.plots.run import draw_curve
     except ImportError as error:
         complain(f"the curve of {run} was not drawn: {error}")
@@ -312,9 +256,6 @@ def draw(run: Path) -> None:
 
 def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
     """The members of a set that ``task=7`` or ``task=1,2`` among the fields asks for, and the other fields."""
-    from torchrum.lab.recipes import FAMILIES
-    from torchrum.lab.training.errors import ConfigError
-
     members = {member.removeprefix(f"{name}-qa"): member for member in FAMILIES[name]}
     keys = [field.partition("=")[0].strip() for field in fields]
     for key, instead in (("task.task", "--task 7 selects a task"), ("name", "--out DIR names the folder")):
@@ -333,11 +274,6 @@ def choose(name: str, fields: list[str]) -> tuple[list[str], list[str]]:
 
 def train_family(name: str, options: argparse.Namespace) -> int:
     """Train the members that were asked for, each in its folder, and print their test scores beside the paper's."""
-    from torchrum.lab.recipes import FAMILIES, RECIPES
-    from torchrum.lab.training import override, run_sweep
-    from torchrum.lab.training.evaluation import best_look
-    from torchrum.paper.ledger.babi import trained_table
-
     members, fields = choose(name, options.fields)
     check_resumed(options.resume, FAMILIES[name])
     runs, places = {}, {}

@@ -152,59 +152,45 @@ def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
 @contextmanager
 def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
     """Note the projected input, the states before and the states after, ``(T, B, ...)``, of each call."""
-    wrapped = _watched_layer(module, seen) if isinstance(module, RUM) else _watched_cell(module, seen)
-    for name, method in wrapped.items():
-        setattr(module, name, method)
+
+    def note(index: int, xp: Tensor, state: State, output: Tensor) -> None:
+        start = state[0] if state else torch.zeros_like(output[0])
+        before = torch.cat((start.unsqueeze(0).to(output.dtype), output[:-1]))
+        seen[module, index].append((xp, before, output))
+
+    watches: dict[str, Callable[..., None]]
+    if isinstance(module, RUM):
+        # a copy: the layer may transpose its output in place
+        watches = {
+            "scan": lambda result, index, x, state, *_: note(
+                index, project_rum(x, module._weights(index), module.options), state, result[0].clone()
+            )
+        }
+    else:  # a layer scans a cell, another cell makes its steps, and a user calls it
+        assert isinstance(module, RUMCell)
+        watches = {
+            "scan": lambda result, x, state, *_: note(0, module.project(x), state, result[0]),
+            "step": lambda result, x, state: note(0, x.unsqueeze(0), state, result[0].unsqueeze(0)),
+            "_advance": lambda result, x, state: note(0, module.project(x), state, result[0].unsqueeze(0)),
+        }
+    for name, watch in watches.items():
+        setattr(module, name, _followed(getattr(module, name), watch))
     try:
         yield
     finally:
-        for name in wrapped:
+        for name in watches:
             delattr(module, name)  # the method of the class shows again
 
 
-def _watched_layer(module: RUM, seen: Seen) -> dict[str, Callable[..., Any]]:
-    original = module.scan
+def _followed(method: Callable[..., Any], watch: Callable[..., None]) -> Callable[..., Any]:
+    """Let ``watch`` see the result and the positional arguments of each call of ``method``."""
 
-    def scan(index: int, x: Tensor, state: State, *rest: Any, **named: Any) -> Any:
-        output, last = original(index, x, state, *rest, **named)
-        xp = project_rum(x, module._weights(index), module.options)
-        kept = output.clone()  # the layer may transpose its output in place
-        seen[module, index].append((xp, _states_before(state, kept), kept))
-        return output, last
+    def watched(*given: Any, **named: Any) -> Any:
+        result = method(*given, **named)
+        watch(result, *given)
+        return result
 
-    return {"scan": scan}
-
-
-def _watched_cell(cell: nn.Module, seen: Seen) -> dict[str, Callable[..., Any]]:
-    """A layer scans a cell, another cell makes its steps, and a user calls it."""
-    assert isinstance(cell, RUMCell)
-    original_scan, original_step, original_advance = cell.scan, cell.step, cell._advance
-
-    def note(xp: Tensor, state: State, output: Tensor) -> None:
-        seen[cell, 0].append((xp, _states_before(state, output), output))
-
-    def scan(x: Tensor, state: State, *rest: Any, **named: Any) -> Any:
-        output, last = original_scan(x, state, *rest, **named)
-        note(cell.project(x), state, output)
-        return output, last
-
-    def step(x: Tensor, state: State) -> Any:
-        output, last = original_step(x, state)
-        note(x.unsqueeze(0), state, output.unsqueeze(0))
-        return output, last
-
-    def advance(x: Tensor, state: State) -> State:
-        last = original_advance(x, state)
-        note(cell.project(x), state, last[0].unsqueeze(0))
-        return last
-
-    return {"scan": scan, "step": step, "_advance": advance}
-
-
-def _states_before(state: State, output: Tensor) -> Tensor:
-    """The state before each step, ``(T, B, H)``, from the one before the first and those after each."""
-    start = state[0] if state else torch.zeros_like(output[0])
-    return torch.cat((start.unsqueeze(0).to(output.dtype), output[:-1]))
+    return watched
 
 
 def _check_one_pass(name: str, parts: list[Part]) -> None:
@@ -270,10 +256,6 @@ def gradient_norms(layer: nn.Module, x: Tensor, generator: torch.Generator) -> T
     cost = (last * directions.to(last.device)).sum()
     flat = [part for parts in states for part in parts]
     found = iter(torch.autograd.grad(cost, flat, materialize_grads=True))
-    norms = torch.stack([_norm([next(found) for _ in parts]) for parts in states])
+    grads = [torch.stack([next(found) for _ in parts]) for parts in states]  # (parts, 1, B, H) of each step
+    norms = torch.stack([torch.linalg.vector_norm(grad, dim=(0, 1, 3)) for grad in grads])
     return norms / norms[-1]
-
-
-def _norm(parts: list[Tensor]) -> Tensor:
-    """Joint norm of tensors ``(1, B, H)`` for each of the B sequences."""
-    return torch.linalg.vector_norm(torch.stack(parts), dim=(0, 1, 3))

@@ -117,9 +117,10 @@ def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("lr=x", "dynamic: lr is 'x', but it must be a number"),
-        ("lanes=1.5", "dynamic: lanes is '1.5', but it must be a whole number"),
-        ("rate=1", "--dynamic 'rate=1': write FIELD=VALUE; the fields are segment, lr, decay, eps, temperature, lanes"),
+        ("lr=x", r"dynamic\.lr is 'x', but it must be a number"),
+        ("lanes=1.5", r"dynamic\.lanes is '1.5', but it must be a whole number"),
+        ("rate=1", r"no field 'dynamic\.rate'; did you mean 'dynamic\."),
+        ("lr", "'lr' is not an assignment; write it as field=value"),
         ("segment=0", "segment is 0, but it must be at least 1"),
         ("lr=-1", "lr -1.0, decay 0.05; they must be at least 0 and finite"),
         ("decay=nan", "decay nan; they must be at least 0 and finite"),

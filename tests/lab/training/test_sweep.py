@@ -6,6 +6,7 @@ import signal
 import socket
 import statistics
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -319,26 +320,27 @@ def test_jobs_of_several_processes_are_refused(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def endless(folder):
-    """Start two runs side by side that only a signal ends."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back in all that the fork server starts
-    runs = {f"seed-{seed}": replace(SHORT, steps=10**7, seed=seed) for seed in range(3)}
-    results = run_sweep(runs, folder, jobs=2)
-    (folder / "stopped").write_text(" ".join(result.stopped for result in results))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_runs_side_by_side(tmp_path, number):
-    sweep = processes.start(endless, tmp_path)
+    """Two runs that only a signal ends, and a third that does not begin."""
     places = [tmp_path / f"seed-{seed}" / "metrics.jsonl" for seed in range(2)]
-    deadline = time.monotonic() + 60
-    while not all(place.exists() and place.stat().st_size > 200 for place in places):
-        assert sweep.is_alive() and time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(sweep.pid, number)
-    sweep.join(60)
-    assert sweep.exitcode == 0
-    assert (tmp_path / "stopped").read_text() == " ".join([number.name] * 2)
+    ended = threading.Event()
+
+    def interrupt():
+        while not ended.wait(0.05):
+            if all(place.exists() and place.stat().st_size > 200 for place in places):
+                os.kill(os.getpid(), number)
+                return
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    runs = {f"seed-{seed}": replace(SHORT, steps=10**7, seed=seed) for seed in range(3)}
+    try:
+        results = run_sweep(runs, tmp_path, jobs=2)
+    finally:
+        ended.set()
+        watcher.join()
+    assert [result.stopped for result in results] == [number.name] * 2
     for place in places:
         assert list(place.parent.glob("checkpoints/step-*/model.safetensors"))
     assert not (tmp_path / "seed-2").exists()

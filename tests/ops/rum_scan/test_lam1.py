@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from emulation import compile_cpp, shared_folder
+from emulation import compile_cpp
 from grids import thinned
 from oracle import (
     assert_bias_is_added,
@@ -30,6 +30,7 @@ from oracle import (
     relative_error,
     run_design,
 )
+from sharing import shared_folder
 from tolerances import NORM_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels import cuda

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from emulation import compile_cpp, shared_folder
+from emulation import compile_cpp
 from grids import thinned
 from oracle import (
     assert_bias_is_added,
@@ -25,6 +25,7 @@ from oracle import (
     relative_error,
     run_design,
 )
+from sharing import shared_folder
 from tolerances import NORM_ERROR, TF32_ERROR
 from torchrum import RUM
 from torchrum.ops.kernels.cuda import Fill

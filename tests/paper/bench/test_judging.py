@@ -1,4 +1,4 @@
-"""Targets of the benchmark, and what is read from pytest's output."""
+"""Targets of the benchmark, and errors against float64."""
 
 import math
 import sys
@@ -25,7 +25,6 @@ sys.path.insert(0, str(BENCHMARKS))
 import judging.errors  # noqa: E402
 from judge import main  # noqa: E402
 from judging.errors import clear_of_threshold, relative_error  # noqa: E402
-from judging.pytest_log import summarise_tests  # noqa: E402
 from judging.targets import cpu_targets, gpu_targets  # noqa: E402
 
 
@@ -68,22 +67,6 @@ def test_every_gpu_target_has_its_case():
     assert len({(case.name, case.modes) for case in gpu_cases()}) == len(gpu_cases())
 
 
-def test_summary_of_a_test_run(tmp_path):
-    log = tmp_path / "log"
-    log.write_text(
-        "=== test session starts ===\nplatform linux -- Python 3.12.3\n\x1b[32m...\x1b[0m\n"
-        "=== 192 passed, 2 skipped, 30 deselected, 1 warning, 1 error in 100.12s (0:01:40) ===\n"
-    )
-    found = summarise_tests(log)
-    assert found["command"] is None
-    assert found["platform"] == "platform linux -- Python 3.12.3"
-    assert (found["passed"], found["failed"], found["skipped"], found["errors"]) == (192, 0, 2, 1)
-    assert (found["deselected"], found["warnings"], found["seconds"]) == (30, 1, 100.12)
-    log.write_text("....\n")
-    with pytest.raises(ValueError, match="no last line of pytest"):
-        summarise_tests(log)
-
-
 def test_cpu_targets():
     made = Report("cpu", PLACE)
     for lam in (0, 1):
@@ -105,15 +88,12 @@ def test_cpu_targets():
 
 def test_a_report_is_judged_in_its_file(tmp_path, capsys):
     made = full_suite()
-    made.path, log = tmp_path / "gpu.json", tmp_path / "tests.log"
+    made.path = tmp_path / "gpu.json"
     made.write()
-    failed = "FAILED tests/a.py::b[c d] - assert 1 == 2"
-    log.write_text(f"$ pytest -m gpu tests\nF..\n{failed}\n1 failed, 2 passed in 3.50s\n")
-    main([str(made.path), "--tests", str(log)])
+    main([str(made.path)])
     back = read_report(made.path)
     assert back.rows == made.rows
     assert back.targets == gpu_targets(made)
-    assert back.tests["failures"] == ["tests/a.py::b[c d]"]
     assert "[reached] eta-bf16-n704" in capsys.readouterr().out
     made.suite = "other"
     made.write()
@@ -122,11 +102,10 @@ def test_a_report_is_judged_in_its_file(tmp_path, capsys):
     assert "there are: gpu, cpu" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["none.json"], [__file__, "--tests", "none.log"]], ids=len)
-def test_a_report_that_is_not_there_is_one_line(capsys, arguments):
+def test_a_report_that_is_not_there_is_one_line(capsys):
     with pytest.raises(SystemExit):
-        main(arguments)
-    assert capsys.readouterr().err.endswith(f"error: {arguments[-1]} is not a file\n")
+        main(["none.json"])
+    assert capsys.readouterr().err.endswith("error: none.json is not a file\n")
 
 
 def test_error_is_small_for_the_torch_backend_and_large_for_wrong_weights():

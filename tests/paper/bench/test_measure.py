@@ -2,10 +2,9 @@ import time
 
 import pytest
 import torch
-from torch import nn
 
 from torchrum.paper.bench.cpu import peak_memory
-from torchrum.paper.bench.layers import Shape, Work, equal_parameters, make_layer
+from torchrum.paper.bench.layers import Shape, Work, make_layer
 from torchrum.paper.bench.measure import summarise, time_cpu, time_cuda
 
 
@@ -71,7 +70,7 @@ def test_a_slow_implementation_gets_fewer_samples():
     assert times["fast"].samples == 9
 
 
-@pytest.mark.parametrize("name", ["authors", "reference", "torch", "native", "gru", "lstm", "ln_lstm", "gru=", "lstm="])
+@pytest.mark.parametrize("name", ["authors", "reference", "torch", "native", "gru", "lstm", "ln_lstm"])
 def test_every_implementation_runs(name):
     shape = Shape(N=16, T=3, B=2)
     work = Work(lambda: make_layer(name, shape), shape)
@@ -87,16 +86,6 @@ def test_every_implementation_runs(name):
 def test_unknown_implementation():
     with pytest.raises(ValueError, match="no implementation 'gruu'"):
         make_layer("gruu", Shape(N=4, T=2))
-
-
-@pytest.mark.parametrize("name, kind, gates", [("gru=", nn.GRU, 3), ("lstm=", nn.LSTM, 4)])
-def test_equal_parameters(name, kind, gates):
-    layer = make_layer(name, Shape(N=256, T=2))
-    assert isinstance(layer, kind)
-    assert layer.hidden_size == equal_parameters(256, gates)
-    ours = sum(parameter.numel() for parameter in make_layer("torch", Shape(N=256, T=2)).parameters())
-    theirs = sum(parameter.numel() for parameter in layer.parameters())
-    assert abs(theirs / ours - 1) < 0.03
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from torchrum.cli import main
-from torchrum.cli.bench import restart_command, resumed
 from torchrum.lab.training import ConfigError
 from torchrum.paper.bench import cpu
 from torchrum.paper.bench.gpu import gpu_cases, target_cases
@@ -49,7 +48,7 @@ def report() -> Report:
     "recorded, shown",
     [
         ("python -m torchrum bench --suite cpu --json .../cpu3.json", "torchrum bench --suite cpu --json cpu.json"),
-        ("torchrum bench --commit abc --tests t.log --cases 'lam1-*'", "torchrum bench --cases 'lam1-*'"),
+        ("torchrum bench --commit abc --cases 'lam1-*'", "torchrum bench --cases 'lam1-*'"),
         ("torchrum bench --cases 'lam1", "torchrum bench --cases 'lam1"),
     ],
 )
@@ -142,32 +141,16 @@ def full_suite() -> Report:
 
 def test_full_gpu_report_to_readme_and_plot(tmp_path, capsys):
     made, readme, figure = full_suite(), tmp_path / "README.md", tmp_path / "figures" / "bench_gpu.png"
-    made.path, made.tests = tmp_path / "gpu.json", {"passed": 2, "failed": 1, "command": "pytest -m gpu tests"}
+    made.path = tmp_path / "gpu.json"
     made.write()
     readme.write_text("<!-- torchrum:bench gpu -->\n<!-- /torchrum:bench -->\n")
     assert main(["bench", "--report", str(made.path), "--write", str(readme), "--plot", str(figure)]) == 0
     text = readme.read_text()
     assert "| lam=1, N=100, T=1020, float32 (FP32 matmul) |" in text
     assert "whole training step) |  | 1.5 ms | 1 ms |" in text
-    assert "Tests on this machine: 2 passed, 1 failed (`pytest -m gpu tests`)." in text
     assert text.count("\n| ") == 2 + len(target_cases()) + 3  # the head, its rule, the targets, the originals
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert len(panels_by_size(made.rows)) == 6
-
-
-def test_resumed_run_keeps_rows_and_says_so(tmp_path):
-    made = full_suite()
-    made.path = tmp_path / "gpu.json"
-    made.write()
-    now = Report("gpu", {"date": "now", "command": "again", "commit": "other"})
-    both = resumed(read_report(made.path), now)
-    assert len(both.rows) == len(made.rows)
-    assert both.environment["continued"] == [now.environment]
-    assert both.path == made.path
-    with pytest.raises(ConfigError, match="same one"):
-        resumed(Report("cpu", {}), now)
-    command = restart_command(["--suite", "gpu", "--seconds", "100"], 40.4)
-    assert command[1:] == "-m torchrum bench --suite gpu --seconds 100 --resume --seconds 40".split()
 
 
 def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
@@ -203,8 +186,6 @@ def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
     [
         (["--samples", "0"], "--samples is 0"),
         (["--plot", "a.png"], "need --report"),
-        (["--suite", "gpu", "--resume"], "--resume needs --json"),
-        (["--resume"], "--resume needs --suite gpu"),
         (["--suite", "gpu", "--memory"], "--memory needs --suite cpu"),
         (["--cases", "nothing*"], "no case of the cpu suite matches"),
         (["--seconds", "9"], "--seconds needs --suite gpu, but the suite is cpu"),

@@ -13,7 +13,7 @@ from torchrum.cli.list import recipe_lines
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.training import run_sweep
 from torchrum.paper.ledger import read_ledger
-from torchrum.paper.ledger.babi import Column, babi_table, best_columns, setting_words, signed
+from torchrum.paper.ledger.babi import Column, babi_table, best_columns, setting_words
 from torchrum.paper.ledger.tables import asked_table
 
 TINY = ["--steps", "6", "--eval_every", "3", "--log_every", "3", "--model.hidden_size", "4", "--device", "cpu"]
@@ -178,7 +178,7 @@ def test_a_set_that_was_interrupted_has_no_table_and_no_look_at_the_test(tmp_pat
     def interrupted(*arguments, **options):
         return [replace(result, stopped="SIGINT") for result in run_sweep(*arguments, **options)]
 
-    monkeypatch.setattr("torchrum.lab.training.run_sweep", interrupted)
+    monkeypatch.setattr("torchrum.cli.train.run_sweep", interrupted)
     assert main(["train", "babi-rum", "--task", "1", "--out", str(tmp_path / "runs"), *TINY]) == 130
     assert not capsys.readouterr().out
     assert list(tmp_path.glob("runs/**/config.json")) and not list(tmp_path.glob("runs/**/test.json"))
@@ -225,7 +225,9 @@ def test_without_the_files_there_is_one_message(tmp_path, monkeypatch, capsys):
 def test_an_average_has_its_sign_beside_the_number():
     tasks = range(1, 21)
     one, both = {0: dict.fromkeys(tasks, 0.5)}, {0: dict.fromkeys(tasks, 0.5), 1: dict.fromkeys(tasks, 0.7)}
-    assert [signed(Column("rum", "rum", scores)) for scores in (one, both, {0: {3: 0.25}}, {0: {3: 0.2, 4: 0.4}})] == [
+    assert [
+        Column("rum", "rum", scores).average("%") for scores in (one, both, {0: {3: 0.25}}, {0: {3: 0.2, 4: 0.4}})
+    ] == [
         "50.0%",
         "60.0% (50.0 to 70.0)",
         "25.0% of 1 task",

@@ -16,6 +16,7 @@ import pytest
 
 from browser import Browser
 from drawing import draw_less
+from sharing import made_once
 from torchrum.cli import main
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import RunError, Trainer, override
@@ -33,9 +34,13 @@ RESULTS = ROOT / "results"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     """The page of the committed ledger."""
-    with pytest.MonkeyPatch.context() as patch:
-        draw_less(patch)
-        return write_page(ledger_page(RESULTS), tmp_path_factory.mktemp("report") / "report.html")
+
+    def write(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            draw_less(patch)
+            write_page(ledger_page(RESULTS), folder / "report.html")
+
+    return made_once(tmp_path_factory, "report", write) / "report.html"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchrum.lab.tasks import Babi, Task
     from torchrum.lab.training.config import ModelConfig
 
-__all__ = ["AnsweringModel", "CharModel", "MemN2N", "StoryReader", "TaggingModel", "build_model"]
+__all__ = ["AnsweringModel", "CharModel", "MemN2N", "StoryReader", "TaggingModel", "build_model", "count_parameters"]
 
 OPTIONS = {
     "models of text": (
@@ -61,6 +61,11 @@ def build_model(config: "ModelConfig", task: "Task") -> nn.Module:
         return CharModel(layer, task.input_size, **{name: getattr(config, name) for name in OPTIONS[kind]})
     model = {"steps": TaggingModel, "last": AnsweringModel}[task.answers]
     return model(layer, task.input_size, task.num_classes, config.window)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the trainable numbers of a model."""
+    return sum(part.numel() for part in model.parameters() if part.requires_grad)
 
 
 def _tells_stories(task: "Task") -> "TypeGuard[Babi]":

@@ -23,7 +23,7 @@ __all__ = [
     "run_sweep",
 ]
 
-EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "matplotlib", "numpy")
+EXTRA = ("lightning_fabric", "lightning_utilities", "rich", "safetensors", "filelock", "matplotlib", "numpy", "jinja2")
 """Packages of the ``train`` extra, and those that come with them."""
 
 _LATER = {

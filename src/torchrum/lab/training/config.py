@@ -388,10 +388,10 @@ def _task_class(path: object) -> type[Task]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
-    return _without(CHANGEABLE, to_json(config), config.task)
+    return without(CHANGEABLE, to_json(config), config.task)
 
 
-def _without(left_out: Collection[str], plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def without(left_out: Collection[str], plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """Leave out some fields, and those of the task that are valid on one machine only."""
     kept = {name: value for name, value in plain.items() if name not in left_out}
     return {**kept, "task": {name: value for name, value in plain["task"].items() if name not in task.local}}
@@ -414,7 +414,7 @@ def saved_differences(
     """
     before, now = upgraded(saved), to_json(config)
     left_out = now.keys() - before.keys() if left_out is None else {*left_out, *({"name"} - before.keys())}
-    return differences(_without(left_out, before, config.task), _without(left_out, now, config.task))
+    return differences(without(left_out, before, config.task), without(left_out, now, config.task))
 
 
 def first_of(changed: list[str]) -> str:
@@ -422,13 +422,18 @@ def first_of(changed: list[str]) -> str:
     return changed[0] + (f" and {len(changed) - 1} more" if changed[1:] else "")
 
 
-def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Describe where two plain trees differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old and new[key])]  # what an older version lacked is off
-        gone = [f"{prefix}.{key} is missing".strip(".") for key in old if key not in new]  # None, too, was said
-        shared = [key for key in keys if key in new]
-        return gone + [
-            line for key in shared for line in differences(old.get(key), new[key], f"{prefix}.{key}".strip("."))
-        ]
-    return [] if old == new else [f"{prefix} {old!r} -> {new!r}"]
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Describe where two plain trees differ; what the old one lacks, as an older version does, counts as off."""
+    before, now = flat(old), flat(new)
+    gone = [f"{name} is missing" for name in before if name not in now]  # None, too, was said
+    shared = [name for name in now if name in before or now[name]]
+    changed = [name for name in shared if before.get(name) != now[name]]
+    return gone + [f"{name} {before.get(name)!r} -> {now[name]!r}" for name in changed]
+
+
+def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a plain tree by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

@@ -111,11 +111,6 @@ def check_launch(config: TrainConfig) -> int:
 T = TypeVar("T")
 
 
-def preload() -> None:
-    """Import Lightning Fabric, the longest import of a run, ahead of the first ``Engine``."""
-    importlib.import_module("lightning_fabric")
-
-
 class Engine:
     """The processes of one run, started and connected; with one process every exchange is a plain call.
 

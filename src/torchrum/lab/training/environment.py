@@ -70,7 +70,8 @@ def environment(device: Any, processes: int, data: str = "") -> Environment:
     """
     import torch
 
-    commit = own_commit()
+    commit, name = own_commit(), Path(sys.argv[0]).name
+    program = ["python", "-m", "torchrum"] if name == "__main__.py" else [name]
     packages = ("torchrum", "torch", "triton", "lightning-fabric", "safetensors", "numpy")
     return Environment(
         python=platform.python_version(),
@@ -84,14 +85,9 @@ def environment(device: Any, processes: int, data: str = "") -> Environment:
         accelerator=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         cuda=torch.version.cuda if device.type == "cuda" else None,
         processes=processes,
-        command=[*_program(), *map(without_folders, sys.argv[1:])],
+        command=[*program, *map(without_folders, sys.argv[1:])],
         data=data,
     )
-
-
-def _program() -> list[str]:
-    name = Path(sys.argv[0]).name
-    return ["python", "-m", "torchrum"] if name == "__main__.py" else [name]
 
 
 def without_folders(argument: str) -> str:

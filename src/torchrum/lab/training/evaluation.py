@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeGuard, get_args, get_type_hints
+from typing import Literal, TypeGuard, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,10 @@ from torchrum.lab.training.config import TrainConfig, first_of, require_one_of, 
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import read_json, write_json
+from torchrum.lab.training.overrides import assign
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
-from torchrum.lab.training.typed_data import Reader, check_fields, convert
+from torchrum.lab.training.typed_data import Reader, check_fields
 from torchrum.layers.cuda_graphs import graphed
 from torchrum.layers.registry import takes_steps
 
@@ -186,13 +187,7 @@ class DynamicConfig:
     @classmethod
     def parse(cls, text: str) -> "DynamicConfig":
         """Read ``lr=1e-4,decay=0.1``; other fields keep their defaults."""
-        kinds, values = get_type_hints(cls), {}
-        for part in filter(None, text.split(",")):
-            name, _, value = (word.strip() for word in part.partition("="))
-            if name not in kinds:
-                raise ConfigError(f"--dynamic {part!r}: write FIELD=VALUE; the fields are {', '.join(kinds)}.")
-            values[name] = convert(f"dynamic: {name}", value, kinds[name])
-        return cls(**values)
+        return assign(cls(), filter(None, text.split(",")), "dynamic.")
 
     def __str__(self) -> str:
         return ", ".join(f"{item.name} {getattr(self, item.name):g}" for item in fields(self))

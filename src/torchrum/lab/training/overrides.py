@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
-from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names, to_json
+from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names, flat, to_json, without
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.typed_data import convert, guess
 from torchrum.ops._checks import nearest
@@ -59,13 +59,18 @@ def override(config: TrainConfig, assignments: Iterable[str]) -> TrainConfig:
         raise ConfigError(f"override: config is {config!r:.60}, but it must be a TrainConfig; load_recipe makes one.")
     if isinstance(assignments, str):
         raise ConfigError(f"override: assignments is {assignments!r}; pass a list, such as ['steps=1000'].")
+    return assign(config, assignments)
+
+
+def assign(owner: T, assignments: Iterable[str], prefix: str = "") -> T:
+    """Change the fields of any dataclass by text; ``prefix`` goes before their names in errors."""
     changes: Changes = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{assignment!r} is not an assignment; write it as field=value.")
         changes.append((key.strip().split("."), text.strip()))
-    return _assign(config, changes, "")
+    return _assign(owner, changes, prefix)
 
 
 def _assign(owner: T, changes: Changes, prefix: str) -> T:
@@ -157,25 +162,16 @@ NOT_COMPARED = frozenset(
 """Fields that do not change the numbers of a run, or that identify it."""
 
 
-def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+def assignments(old: TrainConfig, new: TrainConfig) -> list[str]:
     """List the assignments that turn ``old`` into ``new``, leaving out fields that change no number."""
     if old.model.layer != new.model.layer:  # then override drops the options of the layer before
         old = replace(old, model=replace(old.model, options={}))
-    left_out = NOT_COMPARED | {f"task.{name}" for name in new.task.local}
-    return [text for text in _differences(to_json(old), to_json(new)) if text.partition("=")[0] not in left_out]
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    lines = []
-    for key in sorted(old | new):
-        own = key == "options" and not (old.keys() | new.keys()) & (old[key].keys() | new[key].keys())
-        name = prefix + ("" if own else key)  # an option may have the name of a field beside it
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            lines += _differences(before, after, name if name.endswith(".") or not name else name + ".")
-        elif before != after:
-            lines.append(f"{name}={_as_text(after)}")
-    return lines
+    before, now = (flat(without(NOT_COMPARED, to_json(config), new.task)) for config in (old, new))
+    changed = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
+    # an option is set by its own name, unless one has the name of a field beside it
+    clash = (old.model.options.keys() | new.model.options.keys()) & {*field_names(new.model)}
+    shown = "model.options." if clash else "model."
+    return [f"{name.replace('model.options.', shown, 1)}={_as_text(now.get(name))}" for name in changed]
 
 
 def _as_text(value: Any) -> str:

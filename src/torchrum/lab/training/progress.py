@@ -79,6 +79,11 @@ class Lenient:
                 os.dup2(nowhere.fileno(), self._stream.fileno())  # what is buffered would fail again at the exit
 
 
+def say(text: str) -> None:
+    """Print a line to standard error, as long as it can be written."""
+    print(text, file=cast(TextIO, Lenient()))
+
+
 class Display:
     """Shows step, speed, loss and metric against the memoryless baseline, and the time left.
 

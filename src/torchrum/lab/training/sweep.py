@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrum.lab.training.config import (
     STUDY_CHANGEABLE,
@@ -28,7 +28,7 @@ from torchrum.lab.training.distributed import Engine, Outcome, train_side_by_sid
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
 from torchrum.lab.training.files import write_json
 from torchrum.lab.training.overrides import declared_type, override
-from torchrum.lab.training.progress import Lenient
+from torchrum.lab.training.progress import say
 from torchrum.lab.training.run_folder import (
     Result,
     holds_run,
@@ -183,7 +183,7 @@ class Sweep:
 
     def _say(self, text: str) -> None:
         if self.engine.rank == 0 and not self.quiet:
-            print(text, file=cast(TextIO, Lenient()))
+            say(text)
 
 
 def _empty(folder: Path, stopped: str) -> Result:
@@ -324,12 +324,11 @@ def search(
             try:
                 result = train_or_keep(chosen, place, quiet, engine, on_end)
             except DivergedError as error:
-                print(f"{place.name}: {error}", file=cast(TextIO, Lenient()))
+                say(f"{place.name}: {error}")
                 score = None
             else:
                 if result.exit_code:
-                    note = f"to resume the search, run the same command with --resume {lock.folder}"
-                    print(note, file=cast(TextIO, Lenient()))
+                    say(f"to resume the search, run the same command with --resume {lock.folder}")
                     return result.exit_code
                 score = result.best
             with reaching(storage):
@@ -344,8 +343,7 @@ def search(
         if not quiet:
             fields = " ".join(f"{name}={value}" for name, value in best.params.items())
             place = best.user_attrs.get("run", trial_folder(best))
-            line = f"best of {len(ended)} trials: {config.task.metric} {best.value:.4f} with {fields}, in {place}"
-            print(line, file=cast(TextIO, Lenient()))
+            say(f"best of {len(ended)} trials: {config.task.metric} {best.value:.4f} with {fields}, in {place}")
     return 0
 
 

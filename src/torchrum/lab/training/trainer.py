@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
+from torchrum.lab.models import count_parameters
 from torchrum.lab.training.checkpoint import Keeper, Loaded, collect_random_state, has_checkpoint, load_run, restore
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
@@ -59,11 +60,6 @@ def introduction(config: TrainConfig, model: nn.Module, engine: Engine, folder: 
         f"on {describe_device(engine.device)}{processes}, {config.precision}; run folder {folder}",
         f"{reading}loss in {task.loss_unit}; the {task.baseline_name} baseline is {task.baseline():.4g}",
     ]
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Count the trainable numbers of a model."""
-    return sum(part.numel() for part in model.parameters() if part.requires_grad)
 
 
 def describe_model(model: ModelConfig) -> str:

@@ -26,7 +26,7 @@ TARGET_SIZES = (704, 1000, 1024, 2000, 256)
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 TARGETED = ("fused", "fused graphed", "gru graphed")
-BASELINES = ("gru", "lstm", "lstm graphed", "gru= graphed", "lstm= graphed")
+BASELINES = ("gru", "lstm", "lstm graphed")
 FEATURES: dict[str, dict[str, Any]] = {
     "eta": {"lam": 0, "eta": 1.0},
     "norms": {"lam": 0, "eta": 1.0, "layer_norm": True, "zoneout": 0.1},
@@ -118,14 +118,6 @@ def quick_cases() -> list[Case]:
 Log = Callable[[str], None]
 
 
-class DeviceLostError(RuntimeError):
-    """An implementation left the device unusable for this process; its row has the reason."""
-
-    def __init__(self, row: Row) -> None:
-        super().__init__(f"{row.case} {row.implementation}: {row.failed}")
-        self.row = row
-
-
 def run_gpu(
     report: Report,
     suite: Sequence[Case],
@@ -135,48 +127,33 @@ def run_gpu(
     seconds: float = 150,
     log: Log = print,
     device: Cuda | None = None,
-) -> bool:
+) -> None:
     """Measure the suite into ``report``; an implementation that fails leaves its reason in its row.
 
     Args:
-        report: takes the rows; what it has already is not measured again.
+        report: takes the rows.
         suite: ``gpu_cases`` or ``quick_cases``.
         samples: timed calls of each implementation; slow ones take fewer.
         cases: pattern that a case's name must match.
         seconds: no case begins after this.
         log: prints the case that is being measured.
         device: a substitute for the current CUDA device, in tests.
-
-    Returns:
-        Whether the device works at the end. If not, call again in a new process with the same report.
     """
     begin, device = time.perf_counter(), device or Cuda()
     report.environment |= {"cudnn_allow_tf32": True, "float32_matmul_precision": "as each row says"}
     with device.session():
         for case in suite:
             for mode in case.modes if fnmatch(case.name, cases) else ():
-                missing = tuple(name for name in case.implementations if not report.has(case.name, name, mode))
-                if missing and time.perf_counter() - begin > seconds:
+                if time.perf_counter() - begin > seconds:
                     log(f"{case.name} {mode}: left out, the {seconds:.0f} s are over")
-                elif missing:
-                    try:
-                        asked = replace(case, implementations=missing)
-                        report.add(*measure_case(asked, mode, case.samples or samples, log, device))
-                    except DeviceLostError as lost:
-                        report.add(lost.row)
-                        log(f"{lost}; the device is lost to this process")
-                        return False
+                else:
+                    report.add(*measure_case(case, mode, case.samples or samples, log, device))
         report.environment["clocks_at_the_end"] = clocks()
         report.write()
-    return True
 
 
 def measure_case(case: Case, mode: str, samples: int, log: Log, device: Cuda) -> list[Row]:
-    """Build every implementation, then time in turns the ones that could be built.
-
-    Raises:
-        DeviceLostError: the device does not work any more.
-    """
+    """Build every implementation, then time in turns the ones that could be built."""
     log(f"{case.name} {mode}: {', '.join(case.implementations)}")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
@@ -190,14 +167,14 @@ def measure_case(case: Case, mode: str, samples: int, log: Log, device: Cuda) ->
             try:
                 runs[name] = _prepare(case, name, mode, row, device)
             except Exception as error:  # one that cannot run must not take the others with it
-                _note_failure(row, error, device)
+                row.failed = _reason(error)
         while runs:
             try:
                 for name, times in device.time(runs, samples).items():
                     rows[name].times = times
                 break
             except ImplementationError as error:
-                _note_failure(rows[error.name], error.__cause__ or error, device)
+                rows[error.name].failed = _reason(error.__cause__ or error)
                 del runs[error.name]
     finally:
         runs.clear()
@@ -205,11 +182,8 @@ def measure_case(case: Case, mode: str, samples: int, log: Log, device: Cuda) ->
     return list(rows.values())
 
 
-def _note_failure(row: Row, error: BaseException, device: Cuda) -> None:
-    text = str(error).strip()
-    row.failed = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
-    if not device.works():
-        raise DeviceLostError(row) from error
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
 
 
 def _prepare(case: Case, name: str, mode: str, row: Row, device: Cuda) -> Run:

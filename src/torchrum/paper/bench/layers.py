@@ -104,21 +104,12 @@ class Work:
         return self.forward if mode == "forward" else self.forward_backward
 
 
-def equal_parameters(N: int, gates: int) -> int:
-    """Find the units of an LSTM (4 gates) or GRU (3) that reads N numbers and has about the weights of a RUM of N.
-
-    gates (n N + n^2) = 3 N N + 2 N^2, rounded to a multiple of 8: an odd size would slow the baseline down.
-    """
-    n = N * (math.sqrt(1 + 4 * 5 / gates) - 1) / 2
-    return max(8, 8 * round(n / 8))
-
-
 def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     """Build the layer of an implementation.
 
     Args:
-        name: ``authors``, ``reference``, ``torch``, ``native``, ``fused``; ``gru``, ``lstm``, and ``gru=``, ``lstm=``
-            for as many parameters as the RUM has; ``ln_lstm``, in plain PyTorch, and ``ln_lstm_fused``, by our kernels.
+        name: ``authors``, ``reference``, ``torch``, ``native``, ``fused``; ``gru``, ``lstm``; ``ln_lstm``, in plain
+            PyTorch, and ``ln_lstm_fused``, by our kernels.
         shape: sizes, dtype and device.
         options: options of the RUM.
     """
@@ -132,16 +123,9 @@ def make_layer(name: str, shape: Shape, **options: Any) -> nn.Module:
     if name in ("ln_lstm", "ln_lstm_fused"):
         backend: Backend = "fused" if name == "ln_lstm_fused" else "reference"
         return CellLayer(lambda size: LSTMCell(size, N, layer_norm=True, backend=backend, **where), inputs, N)
-    baselines: dict[str, tuple[Callable[..., nn.Module], int]] = {
-        "gru": (nn.GRU, N),
-        "lstm": (nn.LSTM, N),
-        "gru=": (nn.GRU, equal_parameters(N, 3)),
-        "lstm=": (nn.LSTM, equal_parameters(N, 4)),
-    }
-    if name not in baselines:
+    if name not in ("gru", "lstm"):
         raise ValueError(f"make_layer: there is no implementation {name!r}.")
-    kind, units = baselines[name]
-    return kind(inputs, units, **where)
+    return (nn.GRU if name == "gru" else nn.LSTM)(inputs, N, **where)
 
 
 class AuthorsRUM(nn.Module):

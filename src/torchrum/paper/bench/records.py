@@ -87,25 +87,16 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     path: Path | None = None
-    tests: dict[str, Any] | None = None
-    """What the test suite ran and found on the same machine, see ``benchmarks/judge.py``."""
 
     def add(self, *rows: Row) -> None:
         """Keep rows, and write the file again: a run that is cut short leaves what it had."""
         self.rows += rows
         self.write()
 
-    def has(self, case: str, implementation: str, mode: str) -> bool:
-        """Whether there is a row with these names, measured or failed."""
-        return self._row(case, implementation, mode) is not None
-
-    def _row(self, *names: str) -> Row | None:
-        return next((row for row in self.rows if (row.case, row.implementation, row.mode) == names), None)
-
     def find(self, case: str, implementation: str, mode: str = "forward_backward") -> Row | None:
         """The row with these names, if it was measured."""
-        row = self._row(case, implementation, mode)
-        return row if row and row.times else None
+        names = case, implementation, mode
+        return next((row for row in self.rows if (row.case, row.implementation, row.mode) == names and row.times), None)
 
     def ratio(self, case: str, implementation: str, baseline: str, mode: str = "forward_backward") -> float | None:
         """Time of ``implementation`` over that of ``baseline``."""
@@ -118,7 +109,6 @@ class Report:
         content = {
             "suite": self.suite,
             "environment": self.environment,
-            "tests": self.tests,
             "targets": [{**asdict(target), "reached": target.reached} for target in self.targets],
             "rows": [{**asdict(row), "us_per_step": row.us_per_step} for row in self.rows],
         }
@@ -137,8 +127,7 @@ def read_report(path: Path) -> Report:
     targets = _read_list(reader, Target, content, "targets", derived="reached")
     suite = reader.value(str, content.get("suite"), "suite")
     environment = reader.value(dict[str, Any], content.get("environment"), "environment")
-    tests = reader.value(dict[str, Any] | None, content.get("tests"), "tests")
-    return Report(suite, environment, rows, targets, path, tests)
+    return Report(suite, environment, rows, targets, path)
 
 
 def _read_list(reader: Reader, kind: type[T], content: dict[str, Any], name: str, derived: str) -> list[T]:

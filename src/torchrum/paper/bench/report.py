@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
@@ -57,8 +56,6 @@ def report_tables(report: Report) -> list[Table]:
         f"of ours over the fastest GRU. Sizes, quartiles and more implementations are in the JSON. {machine}, "
         f"torch {place['torch']}, commit {commit}. Command: {code(typed(report))}"
     )
-    if report.tests:
-        caption += f" {describe_tests(report.tests)}"
     times_table = Table(header, cells, caption=caption, right=range(1, len(header)))
     return [times_table, _target_table(report)] if report.targets else [times_table]
 
@@ -67,7 +64,7 @@ def typed(report: Report) -> str:
     """The command of a report as a user would type it, without ``--commit`` and with the file's own name."""
     name = report.path.name if report.path else r"\g<0>"
     command = report.environment["command"].replace("python -m torchrum", "torchrum", 1)
-    return re.sub(r"(?<=--json )\S+", name, re.sub(r" --(commit|tests) \S+", "", command))
+    return re.sub(r"(?<=--json )\S+", name, re.sub(r" --commit \S+", "", command))
 
 
 def _target_table(report: Report) -> Table:
@@ -90,13 +87,10 @@ def describe_case(found: dict[str, Row]) -> str:
     row = next(iter(found.values()))
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
     words += [f"I={row.shape.I}"] if row.shape.I is not None else []
-    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + MATMULS.get(_precision(row), "")]
+    matmul = MATMULS.get(row.precision, "") if row.shape.dtype == "float32" else ""
+    words += [f"N={row.shape.N}", f"T={row.shape.T}", row.shape.dtype + matmul]
     words += ["1 thread"] if row.threads == 1 else []
     return ", ".join(words) + (f" ({row.case}, whole training step)" if row.mode == "training_step" else "")
-
-
-def _precision(row: Row) -> str | None:
-    return row.precision if row.shape.dtype == "float32" else None
 
 
 def _fastest(found: dict[str, Row], names: tuple[str, ...]) -> Row | None:
@@ -119,13 +113,6 @@ def _cell(row: Row | None) -> str:
 def short(value: float) -> str:
     """Three digits, or whole numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def describe_tests(tests: dict[str, Any]) -> str:
-    """One sentence for a reader."""
-    words = ("passed", "failed", "errors", "skipped")
-    counts = ", ".join(f"{tests[word]} {word}" for word in words if tests.get(word) or word == "passed")
-    return f"Tests on this machine: {counts}" + (f" (`{tests['command']}`)." if tests.get("command") else ".")
 
 
 def write_markdown(path: Path, report: Report) -> bool:

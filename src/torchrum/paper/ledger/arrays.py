@@ -62,7 +62,8 @@ def collect_arrays(run: Path) -> Arrays:
         return arrays
     arrays |= _dominance(run)
     symbols, observations = _follow(model, config.task, config.seed)
-    at = _evenly(len(symbols))
+    count = len(symbols)
+    at = np.unique(np.linspace(0, count - 1, min(count, SAMPLES)).round().astype(np.int64))
     arrays["at"] = at.astype(np.int32)
     if config.task.quotable:
         arrays["symbols"] = symbols.numpy().astype(np.int32)
@@ -102,10 +103,6 @@ def _follow(model: nn.Module, task: Task, seed: int) -> tuple[Tensor, list[Obser
     x = batch.x[:, : min(length, LONGEST)]
     lengths = None if batch.lengths is None else torch.tensor([x.shape[1]])
     return x[0], observe(model, lambda: model(x, lengths, None) if task.carries_state else model(x, lengths))
-
-
-def _evenly(count: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, SAMPLES)).round().astype(np.int64))
 
 
 def _traces(seen: Observation, at: NDArray[np.int64]) -> Arrays:

@@ -55,14 +55,13 @@ class Column:
         """Return the scores in a task, one for each seed that has it."""
         return [found[task] for found in self.scores.values() if task in found]
 
-    def average(self) -> str:
-        """Format the mean over the tasks, and its range over the seeds that have all of them."""
+    def average(self, sign: str = "") -> str:
+        """Format the mean over the tasks in percent, and its range over the seeds that have all of them."""
         if whole := self.whole():
-            ends = span(whole, "{:.1%}")
-            mean = f"{fmean(whole):.1%}"
-            return percent(mean if mean == ends else f"{mean} ({ends})")
+            mean, ends = percent(fmean(whole)), span([100 * value for value in whole], "{:.1f}")
+            return mean + sign + (f" ({ends})" if mean != ends else "")
         known = [fmean(values) for task in TASKS if (values := self.of_task(task))]
-        return percent(f"{fmean(known):.1%} of {len(known)} task{'s' * (len(known) > 1)}") if known else ""
+        return f"{percent(fmean(known))}{sign} of {len(known)} task{'s' * (len(known) > 1)}" if known else ""
 
     def best(self) -> str:
         """Format the mean over the tasks, each with its best seed on validation; empty if there is one seed."""
@@ -73,7 +72,7 @@ class Column:
                     chosen[task] = entry  # the first of equal ones
         if len(self.scores) < 2 or len(chosen) < len(TASKS):
             return ""
-        return percent(f"{fmean(_scores(entry)[task] for task, entry in chosen.items()):.1%}")
+        return percent(fmean(_scores(entry)[task] for task, entry in chosen.items()))
 
     def minutes(self) -> dict[str, str]:
         """Format the mean training time of the seeds that have all tasks, by hardware."""
@@ -88,7 +87,7 @@ class Column:
     def cells(self, tasks: Sequence[int], usual: str) -> list[str]:
         """Format the cells of a table: tasks, mean, best seed, tasks solved, seeds, minutes (on ``usual`` hardware)."""
         means = {task: fmean(values) for task in TASKS if (values := self.of_task(task))}
-        ours = [percent(f"{means[task]:.1%}") if task in means else "" for task in tasks]
+        ours = [percent(means[task]) if task in means else "" for task in tasks]
         solved = str(sum(value >= SOLVED for value in means.values()))
         seeds = span([len(self.of_task(task)) for task in means] or [0], "{}")
         times = sorted(self.minutes().items(), key=lambda item: item[0] != usual)
@@ -96,15 +95,9 @@ class Column:
         return [*ours, self.average(), self.best(), solved, seeds, minutes]
 
 
-def percent(text: str) -> str:
-    """Drop the percent signs: the heading has one."""
-    return text.replace("%", "")
-
-
-def signed(column: "Column") -> str:
-    """Format the average of a column with its sign: ``76.7% (75.7 to 77.5)``, or ``97.2% of 2 tasks``."""
-    mean, space, rest = column.average().partition(" ")
-    return f"{mean}%{space}{rest}"
+def percent(share: float) -> str:
+    """Format a share in percent, without the sign: the heading has it."""
+    return f"{100 * share:.1f}"
 
 
 def setting_words(change: str) -> str:
@@ -232,22 +225,18 @@ def paper_column(name: str) -> tuple[float, ...]:
     return PAPER.get(name.removeprefix("babi-"), ())
 
 
-def paper_mean(family: str) -> str:
-    """Format the paper's mean over the tasks for a set of recipes; empty if it has none."""
-    values = paper_column(family)
-    return f"{fmean(values):.1f}% on average" if values else ""
-
-
-def paper_family(family: str) -> Paper:
-    """Return the paper's mean over the tasks for a set of recipes that it has."""
+def paper_family(family: str) -> Paper | None:
+    """Return the paper's mean over the tasks for a set of recipes, if it has one."""
+    if not (values := paper_column(family)):
+        return None
     small = " (1k)" if family.removeprefix("babi-") in SMALL_DATA else ""
-    return Paper(text=paper_mean(family) + small, where=TABLE, value=fmean(paper_column(family)) / 100)
+    return Paper(text=f"{fmean(values):.1f}% on average{small}", where=TABLE, value=fmean(values) / 100)
 
 
 def family_headlines(entries: Iterable[Entry]) -> dict[str, str]:
     """Format our mean over the tasks for each set of recipes without overrides."""
     single = [entry for entry in entries if "-qa" in entry.recipe and entry.test and not _settings(entry)]
-    return {column.name: signed(column) for column in columns(single)}
+    return {column.name: column.average("%") for column in columns(single)}
 
 
 def babi_table(columns: Sequence[Column], tasks: Sequence[int] = TASKS) -> Table:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchrum.lab.models import build_model
+from torchrum.lab.models import build_model, count_parameters
 from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training import run_folder as records
 from torchrum.lab.training.checkpoint import check_ended_run, checkpoint_step
@@ -13,7 +13,7 @@ from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.environment import given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.evaluation import read_looks
-from torchrum.lab.training.overrides import differences
+from torchrum.lab.training.overrides import assignments
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.schema import MAX_POINTS, Entry, LedgerError, arrays_path, problems, write_entry
 
@@ -98,7 +98,7 @@ def read_run(run: Path, *, note: str = "", commit: str | None = None) -> Entry:
         versions={name: version for name, version in versions.items() if version is not None},
         wall_seconds=max(0.1, round(float(validation[-1]["seconds"]), 1)),
         steps=last,
-        parameters=environment.parameters or count_parameters(config),
+        parameters=environment.parameters or count_parameters(build_model(config.model, config.task)),
         baseline=rounded(config.task.baseline()),
         final={key: values[-1] for key, values in curve.items() if key != "step"},
         curve=curve,
@@ -126,7 +126,7 @@ def _test(run: Path) -> tuple[dict[str, float], list[str], str]:
 def changes(config: TrainConfig, name: str | None = None) -> list[str]:
     """List where a config differs from the recipe ``name``, by default the one of its own name, as ``field=value``."""
     try:
-        return differences(registered_recipe(name or config.name), config)
+        return assignments(registered_recipe(name or config.name), config)
     except ConfigError as error:
         raise LedgerError(f"{error} The ledger holds runs of recipes, with or without overrides.") from error
 
@@ -135,12 +135,6 @@ def without_own_data(config: TrainConfig, overrides: Iterable[str]) -> list[str]
     """Leave out the overrides of fields that are read from the user's own data."""
     known = {f"task.{name}" for name in config.task.from_data} if config.task.own_data else set()
     return [text for text in overrides if text.partition("=")[0] not in known]
-
-
-def count_parameters(config: TrainConfig) -> int:
-    """Count the trainable parameters of the model of a config."""
-    model = build_model(config.model, config.task)
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def rounded(value: float) -> float:

@@ -298,8 +298,9 @@ def verdicts(entries: Iterable[Entry], task: str | None = None) -> list[Verdict]
         seeds = sorted(set.intersection(*map(set, by_seed)))
         values = [fmean(scores[seed] for scores in by_seed) for seed in seeds]
         row = [entry for entry in members[0].row if entry.seed in seeds]
-        config, tested = members[0].config, all(item.tested for item in members)
-        found.insert(found.index(members[0]), _verdict(family, config, paper_family(family), row, values, tested))
+        config, tested, paper = members[0].config, all(item.tested for item in members), paper_family(family)
+        assert paper is not None, "only recipes with a number of the paper are judged"
+        found.insert(found.index(members[0]), _verdict(family, config, paper, row, values, tested))
     return found
 
 

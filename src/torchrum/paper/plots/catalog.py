@@ -7,6 +7,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
+from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.run_folder import read_config
@@ -115,24 +116,20 @@ def _of_runs(name: str, entries: Sequence[Entry], results: Path) -> list[Drawing
     for task in KERNELS:
         if found := representative(task, entries, results):
             entry, path = found
-            caption = f"{FIGURES[name].format(where=KERNELS[task][0])}: {describe(entry)}."
-            drawings.append(Drawing(f"{name}-{task}", caption, partial(_draw_entry, name, entry, path)))
+            words = describe(entry)
+            caption = f"{FIGURES[name].format(where=KERNELS[task][0])}: {words}."
+            draw = partial(TRAINED[name], read_arrays(path), words, entry.config().task)
+            drawings.append(Drawing(f"{name}-{task}", caption, draw))
     return drawings
 
 
-def _draw_entry(name: str, entry: Entry, path: Path) -> Figure:
-    return trained_figure(name, read_arrays(path), describe(entry), entry.config())
-
-
-def trained_figure(name: str, arrays: Arrays, title: str, config: TrainConfig) -> Figure:
-    """Draw a figure of one trained RUM."""
-    match name:
-        case "kernels":
-            return kernels_figure(arrays, title)
-        case "diagonal":
-            return diagonal_figure({title: arrays})
-        case _:
-            return (rotation_figure if name == "rotation" else phases_figure)(arrays, title, config.task)
+TRAINED: dict[str, Callable[[Arrays, str, Task], Figure]] = {
+    "kernels": lambda arrays, title, task: kernels_figure(arrays, title),
+    "rotation": rotation_figure,
+    "phases": phases_figure,
+    "diagonal": lambda arrays, title, task: diagonal_figure({title: arrays}),
+}
+"""Name of each figure of one trained RUM to what draws it."""
 
 
 def title(config: TrainConfig, name: str) -> str:
@@ -196,7 +193,7 @@ def plan_run(run: Path) -> list[Drawing]:
     needed = {"kernels": "/tau", "rotation": "/theta", "phases": "/phases", "diagonal": "steps"}
     names = [name for name in RUN_FIGURES if any(key.endswith(needed[name]) for key in arrays)]
     words = title(config, config.name)
-    return [Drawing(name, RUN_FIGURES[name], partial(trained_figure, name, arrays, words, config)) for name in names]
+    return [Drawing(name, RUN_FIGURES[name], partial(TRAINED[name], arrays, words, config.task)) for name in names]
 
 
 def draw_run(name: str, run: Path | str, out: Path | str) -> list[Path]:

@@ -16,7 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from torchrum import __version__
-from torchrum.lab.training.config import to_json
+from torchrum.lab.models import build_model, count_parameters
+from torchrum.lab.training.config import flat, to_json
 from torchrum.lab.training.environment import read_environment
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import write_atomic
@@ -24,7 +25,6 @@ from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.paper.bench.records import read_report
 from torchrum.paper.bench.report import report_figure, report_tables
 from torchrum.paper.ledger.comparison import compare, comparison_tables
-from torchrum.paper.ledger.record import count_parameters
 from torchrum.paper.ledger.runs import model_label
 from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
 from torchrum.paper.ledger.tables import (
@@ -323,7 +323,11 @@ def runs_page(runs: Sequence[Path], title: str = "torchrum runs", lead: str = ""
     for run, config in configs.items():
         last = scores[run][-1]
         cells = [f"{last[name]:{'.1%' if name == 'accuracy' else '.4g'}}" if name in last else "" for name in names]
-        counts = [f"{count_parameters(config):,}", f"{last['step']:,}", f"{last['seconds']:.0f}"]
+        counts = [
+            f"{count_parameters(build_model(config.model, config.task)):,}",
+            f"{last['step']:,}",
+            f"{last['seconds']:.0f}",
+        ]
         rows.append([labels[run], type(config.task).__name__, *counts, *cells])
     compared: list[Block] = [Table(["model", "task", "parameters", "steps", "seconds", *names], rows)]
     task = configs[runs[0]].task
@@ -349,15 +353,4 @@ def _run(run: Path) -> Iterator[Block]:
     yield f"Command: {code(shlex.join(environment.command))}. {place}, commit {commit}, seed {config.seed}."
     for drawing in plan_run(run):
         yield picture(drawing.name, drawing.draw, drawing.caption)
-    yield Table(("field", "value"), _fields(to_json(config)))
-
-
-def _fields(config: dict[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """List the fields of a config with their values, nested names joined by dots."""
-    rows = []
-    for key, value in config.items():
-        if isinstance(value, dict):
-            rows += _fields(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", str(value)))
-    return rows
+    yield Table(("field", "value"), [(name, str(value)) for name, value in flat(to_json(config)).items()])

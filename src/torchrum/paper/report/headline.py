@@ -1,6 +1,6 @@
 """The few numbers of the first screen: one of RUM against one of another model, from recorded runs."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -76,7 +76,8 @@ def compared(ours: Side, other: Side, *, least: bool = False, budget: str = "", 
         budget: describes the steps where they are what is compared.
         doubt: why this is not a comparison at equal settings; the verdict is then open.
     """
-    steps, seeds = ([form(ours), form(other)] for form in (_steps, _seeds))
+    steps = [span(side.steps, "{:,}") for side in (ours, other)]
+    seeds = [f"{len(side.values)} seed{'s' * (len(side.values) > 1)}" for side in (ours, other)]
     equal = " and ".join(dict.fromkeys([budget] if budget else steps))
     equal += " steps" * (not budget) + (f", {seeds[0]} each" if seeds[0] == seeds[1] else f", {' and '.join(seeds)}")
     doubts = [doubt] if doubt else []
@@ -89,14 +90,6 @@ def compared(ours: Side, other: Side, *, least: bool = False, budget: str = "", 
     return equal, f"open: {', '.join(doubts)}" if doubts else f"**{apart}**"
 
 
-def _steps(side: Side) -> str:
-    return span(side.steps, "{:,}")
-
-
-def _seeds(side: Side) -> str:
-    return f"{len(side.values)} seed{'s' * (len(side.values) > 1)}"
-
-
 def _rows(entries: Sequence[Entry], recipe: str) -> list[Row]:
     """Runs of a recipe on its own problem, grouped by setting."""
     settings: dict[tuple[str, ...], Row] = {}
@@ -106,37 +99,31 @@ def _rows(entries: Sequence[Entry], recipe: str) -> list[Row]:
     return list(settings.values())
 
 
-def _side(entries: Sequence[Entry], recipe: str, score: Callable[[Entry], float], name: str = "") -> Side | None:
-    """The setting of a recipe with most seeds."""
+def _side(entries: Sequence[Entry], recipe: str, score: str, name: str = "") -> Side | None:
+    """The setting of a recipe with most seeds: its test scores or, for ``steps``, how long it trained."""
     row = max(_rows(entries, recipe), key=len, default=None)
     if row is None:
         return None
-    return Side(name or model_label(row[0].config().model), [*map(score, row)], [entry.steps for entry in row])
+    steps = [entry.steps for entry in row]
+    values = steps if score == "steps" else [entry.test[score] for entry in row]
+    return Side(name or model_label(row[0].config().model), values, steps)
 
 
 def _recall(entries: Sequence[Entry]) -> Iterator[Headline]:
     """Recall at equal settings: accuracy beside an LSTM, and the steps to solve it beside a DeltaNet."""
     where = "results", "associative-recall"
-    pair = [_side(entries, f"recall-{name}-fresh-t50", _accuracy) for name in ("rum-lam1", "lstm")]
+    pair = [_side(entries, f"recall-{name}-fresh-t50", "accuracy") for name in ("rum-lam1", "lstm")]
     if pair[0] and pair[1]:
         ours, other = replace(pair[0], name="lam=1"), pair[1]
         what = "recall one of 25 pairs: accuracy"
         yield Headline(what, ours.shown("{:.1%}"), other.shown("{:.1%}"), *compared(ours, other), *where)
     solved = [entry for entry in entries if reached_goal(entry)]
-    pair = [_side(solved, f"recall-{name}-window-t50", _last_step) for name in ("rum-lam1", "delta-net")]
+    pair = [_side(solved, f"recall-{name}-window-t50", "steps") for name in ("rum-lam1", "delta-net")]
     if pair[0] and pair[1]:
         ours, other = replace(pair[0], name="lam=1"), replace(pair[1], name="DeltaNet")
         judged = compared(ours, other, least=True, budget="until 99.95% are right")
         what = "the same, each symbol with the one before it: steps to solve it"
         yield Headline(what, ours.shown("{:,.0f}"), other.shown("{:,.0f}"), *judged, *where)
-
-
-def _accuracy(entry: Entry) -> float:
-    return entry.test["accuracy"]
-
-
-def _last_step(entry: Entry) -> float:
-    return entry.steps
 
 
 def _babi(entries: Sequence[Entry]) -> Iterator[Headline]:
@@ -159,19 +146,15 @@ def _column_side(column: Column) -> Side:
 
 def _treebank(entries: Sequence[Entry]) -> Iterator[Headline]:
     """Our best model beside FS-LSTM-2 in the same recipe, or in another one while that is not recorded."""
-    ours = _side(entries, "char-ptb-fs-rum-2-slim", _bpc, "FS-RUM-2")
-    other, doubt = _side(entries, "char-ptb-fs-lstm-2-constant", _bpc), ""
+    ours = _side(entries, "char-ptb-fs-rum-2-slim", "bpc", "FS-RUM-2")
+    other, doubt = _side(entries, "char-ptb-fs-lstm-2-constant", "bpc"), ""
     if other is None:
-        other, doubt = _side(entries, "char-ptb-fs-lstm-2-tuned", _bpc), "other recipe"
+        other, doubt = _side(entries, "char-ptb-fs-lstm-2-tuned", "bpc"), "other recipe"
     if ours and other:
         what = "predict characters of Penn Treebank: bits per character, less is better"
         where = "results", "character-level-penn-treebank"
         judged = compared(ours, other, least=True, doubt=doubt)
         yield Headline(what, ours.shown("{:.3f}"), other.shown("{:.3f}"), *judged, *where)
-
-
-def _bpc(entry: Entry) -> float:
-    return entry.test["bpc"]
 
 
 FORMS = {"gated": "", "eta": ", in the paper's form"}
