@@ -449,7 +449,7 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
         ask_for(scan, &ahead, scan->out, t, first, rows, H);
         ask_for(scan, &ahead, scan->xp, t + 1, first, rows, 3 * H);
         if (!shared->direct)
-            matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows_left(scan->lengths, t, first, rows), &ahead);
+            matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &ahead);
         if (shared->direct && (t > 0 || scan->h0 != NULL)) {
             const Rows states = pack_rows(work->states, padded, rows, H, work->columns);
             for (int64_t i = 0; i < 3; i++)
@@ -508,7 +508,7 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
         ask_for(scan, &ahead, scan->grad_out, t - 1, first, rows, H);
         ask_for(scan, &ahead, scan->xp, t - 1, first, rows, 3 * H);
         ask_for(scan, &ahead, scan->gates, t - 1, first, rows, kept_of(scan));
-        matmul(work->to_sums, 3 * H, &shared->weight, work->grad_h, padded, rows_left(scan->lengths, t, first, rows), &ahead);
+        matmul(work->to_sums, 3 * H, &shared->weight, work->grad_h, padded, rows, &ahead);
     }
     for (int64_t i = 0; i < rows; i++)
         write_row(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);

@@ -205,14 +205,6 @@ static void pack_transposed(Packed *w, const real *weight, int64_t stride, int64
     }
 }
 
-/* Rows of a block up to the last one that has not ended before step t: those behind it need no matmul. */
-static int64_t rows_left(const int64_t *lengths, int64_t t, int64_t first, int64_t rows)
-{
-    while (lengths != NULL && rows > 0 && t >= lengths[first + rows - 1])
-        rows--;
-    return rows;
-}
-
 /* A few rows v (count, K), ``stride`` apart, as ``add_products`` takes them; ``memory`` is of ``columns_size``. */
 typedef struct {
     const real *v;

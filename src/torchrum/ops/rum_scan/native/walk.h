@@ -106,7 +106,7 @@ static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t 
     expect_rows(scan, &ahead, scan->out, t, first, rows, H);
     expect_rows(scan, &ahead, scan->x, t + 1, first, rows, features);
     expect_rows(scan, &ahead, scan->xp, t + 1, first, rows, (gates + 1) * H); /* first of all: a read must wait for it */
-    matmul(work->h, padded, &shared->weight, work->raw, stride, rows_left(scan->lengths, t, first, rows), &ahead);
+    matmul(work->h, padded, &shared->weight, work->raw, stride, rows, &ahead);
 }
 
 /* Gates, turn and mixing of one row; ``raw`` has its raw gates and eps, ``h`` its state, which becomes the new one. */
@@ -359,7 +359,7 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         if (shared->direct)
             add_rows(scan->weight, gates * H, H, grad_xp, (gates + 1) * H, rows, work->grad_h, padded);
         else
-            matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows_left(scan->lengths, t, first, rows), &ahead);
+            matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows, &ahead);
     }
     for (int64_t i = 0; scan->grad_h0 != NULL && i < rows; i++)
         put(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);
