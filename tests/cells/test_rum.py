@@ -154,3 +154,65 @@ def test_a_call_without_gradients_gives_the_same_state(options):
         single = cell(x[1], (h[1], None) if isinstance(hx, tuple) else h[1])
     expected = tuple(part[1] for part in wanted) if isinstance(wanted, tuple) else wanted[1]
     torch.testing.assert_close(single, expected)
+
+
+def replaced(cell):
+    cell.weight_hh.data = torch.ones(3)
+
+
+def cut(cell):
+    cell.weight_ih.data = cell.weight_ih.data[:5]
+
+
+def freed(cell):
+    cell.weight_hh.untyped_storage().resize_(0)
+
+
+def shrunk(cell):
+    cell.weight_hh.untyped_storage().resize_(64)
+
+
+@pytest.mark.parametrize("form", ["gated", "paper"])
+@pytest.mark.parametrize("misuse", [replaced, cut, freed, shrunk])
+def test_a_weight_that_was_replaced_or_freed_between_steps_is_an_error(form, misuse):
+    cell, x, h = RUMCell(8, 8, form=form), torch.randn(2, 8), torch.zeros(2, 8)
+    with torch.no_grad():
+        cell(x, h)
+        misuse(cell)
+        with pytest.raises((ValueError, RuntimeError), match=r"shape|memory"):
+            cell(x, h)
+
+
+@pytest.mark.parametrize("form", ["gated", "paper"])
+@pytest.mark.parametrize("B", [1, 4, 5, 16, 33])
+def test_steps_without_gradients_follow_the_weights(form, B):
+    torch.manual_seed(0)
+    cell, x, h = RUMCell(6, 11, form=form), torch.randn(B, 6), torch.randn(B, 11)
+    others = [torch.randn_like(part) for part in cell.parameters()]
+
+    def change_in_place():
+        for part, other in zip(cell.parameters(), others, strict=True):
+            part.detach().copy_(other)
+
+    def change_memory():
+        for part, other in zip(cell.parameters(), others, strict=True):
+            part.data = -other
+
+    def change_parameter():
+        cell.weight_hh = torch.nn.Parameter(cell.weight_hh.detach() * 0.5)
+
+    for change in (lambda: None, change_in_place, change_memory, change_parameter):
+        change()
+        with torch.no_grad():
+            found = cell(x, h)
+        torch.testing.assert_close(found, cell(x, h).detach(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["x", "h"])
+def test_a_step_without_gradients_reads_only_memory_that_is_there(part):
+    cell, given = RUMCell(8, 8), {"x": torch.randn(2, 8), "h": torch.zeros(2, 8)}
+    with torch.no_grad():
+        cell(given["x"], given["h"])
+        given[part].untyped_storage().resize_(0)
+        with pytest.raises((ValueError, RuntimeError), match=r"memory|storage"):
+            cell(given["x"], given["h"])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torchrum.ops.rum_scan.options import (
     documents_options,
 )
 from torchrum.ops.rum_scan.plain import plain_scan, project
+from torchrum.ops.rum_scan.steps import NativeSteps, prepare_steps
 from torchrum.ops.rum_scan.types import LayerInputs
 
 __all__ = ["PAPER_OPTIONS", "RELU_OPTIONS", "TANH_OPTIONS", "RUMCell"]
@@ -87,6 +89,8 @@ class RUMCell(Cell):
 
     qconfig = property(fset=warn_unquantized)
     weight_ih: nn.Parameter
+
+    _steps: NativeSteps | None = None  # of the last step without gradients
 
     def __init__(
         self,
@@ -155,17 +159,34 @@ class RUMCell(Cell):
             with torch.enable_grad():  # one graph in both modes: torch.jit.trace compares them
                 return RUMCell.forward(self, input, hx)
         H = self.hidden_size
+        if isinstance(hx, Tensor) and not torch.is_grad_enabled():
+            steps = self._native_steps(input, hx)
+            if steps is not None:
+                return steps(input, hx, None)[1]
         shapes = ((H,), (H, H))[: len(self.state_names)]
         return call_as_nn(self, input, hx, self.weight_ih, shapes, self._advance)
 
     def _advance(self, x: Tensor, state: State) -> State:
         """Return the state after the one step of ``x`` ``(1, B, I)``; with gradients it shares no memory with them."""
         returned, training = () if torch.is_grad_enabled() else None, self.training
-        end = run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned)[1]
+        end = run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned, False)[1]
         usual = state[0].dtype if state else x.dtype
         if end[0].dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRUCell keeps the state's dtype
             return end[0].to(usual), *end[1:]
         return end
+
+    def _native_steps(self, x: Tensor, h: Tensor) -> NativeSteps | None:
+        """Return the prepared call of C for a step without gradients, or None where the usual way must be taken."""
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.input_size or len(self.state_names) > 1:
+            return None
+        if h.shape != (x.shape[0], self.hidden_size) or (self.training and self.options.zoneout > 0):
+            return None
+        steps, parts = self._steps, list(self._parameters.values())
+        if steps is None or steps.rows != x.shape[0] or not steps.current(parts):
+            if len(parts) < len(PARAMETERS) or any(type(part) not in (nn.Parameter, NoneType) for part in parts):
+                return None  # parametrised, or replaced for one call
+            steps = self._steps = prepare_steps([self._weights()], x.shape[0], self.options, self.backend)
+        return steps if steps is not None and steps.take(x, h, None) else None
 
     def project(self, x: Tensor) -> Tensor:
         return project_rum(x, self._fitting(x), self.options)
@@ -205,6 +226,7 @@ def pickled(module: nn.Module) -> dict[str, Any]:
     """Return the state to pickle, of plain values: ``torch.load`` then needs one safe global, the module's class."""
     state = {**module.__dict__, "settings": vars(module.settings).copy()}
     del state["options"]
+    state.pop("_steps", None)
     return state
 
 
@@ -306,14 +328,16 @@ def run_rum(
     training: bool,
     backend: Backend,
     returned: tuple[int, ...] | None = None,
+    outputs: bool = True,
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
     An empty state starts from zeros, and one without R from the identity. Without gradients only the outputs grow with
     T: the native scan projects step by step, and other designs run a long sequence in parts.
 
-    ``returned`` is not None if both results go to a user, who may write to them: then they share no memory with each
-    other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B.
+    ``returned`` is not None if the results go to a user, who may write to them: then they share no memory with each
+    other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B. Without
+    ``outputs`` the user gets the last state alone.
     """
     steps = None if torch.is_grad_enabled() else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
     if steps is None or (options.gated is None and native.projects(x, backend)):
@@ -322,7 +346,7 @@ def run_rum(
         inputs = LayerInputs(
             x, weights["weight_ih"], bias, h0, R0, weight_hh, *norm, lengths, bias_hh=weights["bias_hh"]
         )
-        plain = plain_scan(inputs, options, training, backend, returned)
+        plain = plain_scan(inputs, options, training, backend, returned, outputs)
         if plain is not None:
             output, h, R = plain
             return output, (h,) if R is None else (h, R)

@@ -5,15 +5,14 @@ import functools
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.rum_scan import Copies, Gradients, LayerInputs, Residuals, Results, native
 
-PROJECTED_ROWS = 4
-"""Rows times steps of an input up to which the scan projects it, ``DIRECT_ROWS`` of scan.c."""
+PROJECTED_ROWS = 32
+"""Rows times steps of an input up to which the scan projects it, ``DIRECT_ROWS`` of matmul.h."""
 MOST_ROWS = 16
 """Rows of the batch that share a read of the weight."""
 
@@ -26,11 +25,11 @@ class GatedScan(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rotated", "block", "threads")),
         *((name, ctypes.c_int64) for name in ("masked", "keep_below", "seed")),
         ("zoneout", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("xp", "x", "weight_ih", "bias_ih", "sums", "h0", "weight")),
+        *((name, ctypes.c_void_p) for name in ("xp", "x", "weight_ih", "bias_ih", "h0", "weight")),
         *((name, ctypes.c_void_p) for name in ("bias", "lengths")),
         *((name, ctypes.c_void_p) for name in ("out", "out_copy", "last", "gates", "grad_out", "grad_last", "grad_xp")),
         *((name, ctypes.c_void_p) for name in ("grad_tau", "grad_h0", "grad_weight", "grad_bias")),
-        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_weight_ih", "grad_bias_ih", "to_sums")),
+        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_weight_ih", "grad_bias_ih")),
     ]
 
 
@@ -55,7 +54,6 @@ def find_layout(
     )  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {
         **{"xp": (T, B, 3 * H), "x": (T, B, features), "weight_ih": (3 * H, features), "bias_ih": (3 * H,)},
-        "sums": (B, 3 * H),
         **{"h0": (B, H), "weight": (3 * H, H), "bias": (3 * H,), "lengths": (B,)},
     }
     if backward:
@@ -72,13 +70,13 @@ def _run(
     read: dict[str, Tensor | None],
     filled: dict[str, Tensor | None],
 ) -> None:
-    """Run the scan of T, B, H and features, forward, or backward if ``grad_xp`` is filled, on tensors by C's names.
+    """Run the scan of T, B, H and features, forward, or backward if ``grad_weight`` is filled, on tensors by C's names.
 
     ``filled`` tensors are contiguous and of one dtype; the others are copied where necessary.
     """
     T, B, H, features = sizes
-    backward = "grad_xp" in filled
-    result = filled["grad_xp" if backward else "out"]
+    backward = "grad_weight" in filled
+    result = filled["grad_weight" if backward else "out"]
     assert result is not None
     dtype = result.dtype
     if dtype is not torch.float32 and dtype is not torch.float64:  # a saved tensor came back in another dtype
@@ -152,11 +150,6 @@ def projects(x: Tensor) -> bool:
     return x.shape[0] * x.shape[1] <= PROJECTED_ROWS
 
 
-def steps_once(x: Tensor, h0: Tensor | None) -> bool:
-    """Whether torch multiplies the state of many rows: in a single step C would pack the weight to use it once."""
-    return x.shape[0] == 1 and (h0 is None or h0.dtype is x.dtype)
-
-
 def forward_layer(inputs: LayerInputs, xp: Tensor | None, options: GatedOptions, save: bool, copies: Copies) -> Results:
     """Run a plain call in float32 or float64 and fill ``copies``; without ``xp`` the scan projects its input."""
     x, weight_ih, bias_ih, h0, _, weight_hh, _, _, lengths, seed, bias_hh = inputs
@@ -166,8 +159,6 @@ def forward_layer(inputs: LayerInputs, xp: Tensor | None, options: GatedOptions,
         read["x"], read["weight_ih"], read["bias_ih"] = x, weight_ih, bias_ih
     else:
         read["xp"], I = xp, 0
-        if steps_once(x, h0):
-            read["sums"] = F.linear(x.new_zeros(B, H) if h0 is None else h0, weight_hh, bias_hh)
     out, gates = x.new_empty(T, B, H), x.new_empty(T, B, (4 if I else 3) * H) if save else None
     _run((T, B, H, I), seed, options, read, {"out": out, "gates": gates, "last": copies.last, "out_copy": copies.out})
     return Results(out, None, Residuals(gates))
@@ -189,10 +180,12 @@ def backward_layer(
     (T, B, H), I = out.shape, x.shape[-1] if xp is None else 0
     read = {"h0": h0, "weight": weight_hh, "lengths": lengths, "out": out, "gates": gates}
     read["grad_out"], read["grad_last"] = grad_out, grad_last
-    grad_xp, grad_weight = out.new_empty(T, B, 3 * H), out.new_empty(weight_hh.shape)
+    grad_weight = out.new_empty(weight_hh.shape)
+    grad_xp = None if xp is None else out.new_empty(T, B, 3 * H)
     grad_h0 = out.new_empty(B, H) if need_h0 else None
     grad_bias = None if bias_hh is None else out.new_empty(3 * H)
-    filled: dict[str, Tensor | None] = {"grad_xp": grad_xp, "grad_h0": grad_h0}
+    filled: dict[str, Tensor | None] = {"grad_xp": grad_xp, "grad_weight": grad_weight, "grad_bias": grad_bias}
+    filled["grad_h0"] = grad_h0
     grad_x = grad_weight_ih = grad_bias_ih = None
     if xp is None:
         read["x"], read["weight_ih"] = x, weight_ih
@@ -200,20 +193,8 @@ def backward_layer(
         filled["grad_weight_ih"] = grad_weight_ih = out.new_empty(weight_ih.shape)
         filled["grad_bias_ih"] = grad_bias_ih = None if bias_ih is None else out.new_empty(3 * H)
     else:
-        read["xp"] = xp
-        read["h0"] = out.new_zeros(B, H) if h0 is None else h0  # the gradient of the weight reads it
-    if xp is not None and steps_once(x, h0):
-        state, to_sums = read["h0"], out.new_empty(B, 3 * H)
-        _run((T, B, H, I), seed, options, read, {"grad_xp": grad_xp, "grad_h0": grad_h0, "to_sums": to_sums})
-        assert state is not None
-        if grad_h0 is not None:
-            grad_h0.addmm_(to_sums, weight_hh)
-        torch.mm(to_sums.t(), state, out=grad_weight)
-        if grad_bias is not None:
-            torch.sum(to_sums, 0, out=grad_bias)
-    else:
-        filled.update(grad_weight=grad_weight, grad_bias=grad_bias, grad_tau=out.new_empty(T, B, H))
-        _run((T, B, H, I), seed, options, read, filled)
+        read["xp"], filled["grad_tau"] = xp, out.new_empty(T, B, H)
+    _run((T, B, H, I), seed, options, read, filled)
     return Gradients(
         grad_xp, grad_h0, None, grad_weight, None, None, grad_bias_ih, grad_x, grad_weight_ih, bias_hh=grad_bias
     )

@@ -54,28 +54,38 @@ class PlainCall(NamedTuple):
     returned: tuple[int, ...] | None
     """What stands before B in the shapes of the last state and R where they go to a user, who may write to them and to
     all states: then the backward keeps copies of its own. None where they do not."""
+    outputs: bool
+    """Whether all states go there, too."""
 
 
 @functools.lru_cache(256)
 def _find_call(
-    options: RumOptions | GatedOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None
+    options: RumOptions | GatedOptions,
+    training: bool,
+    backend: Backend,
+    returned: tuple[int, ...] | None,
+    outputs: bool,
 ) -> PlainCall | None:
     """The call, made once: a layer is called in the same way again and again. None where no design can run it."""
     if isinstance(options, GatedOptions):
-        return PlainCall(options, options.draws, False, backend, returned)
+        return PlainCall(options, options.draws, False, backend, returned, outputs)
     if operator_obstacle(options, learnable_lam=False) is not None:
         return None
     options = options.with_training(training)
-    return PlainCall(options, options.draws, options.keeps_rotation, backend, returned)
+    return PlainCall(options, options.draws, options.keeps_rotation, backend, returned, outputs)
 
 
 def plain_scan(
-    inputs: LayerInputs, options: RumOptions, training: bool, backend: Backend, returned: tuple[int, ...] | None
+    inputs: LayerInputs,
+    options: RumOptions,
+    training: bool,
+    backend: Backend,
+    returned: tuple[int, ...] | None,
+    outputs: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """All states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; nothing where the call is not plain.
 
-    ``returned`` says whether the last two have another shape, as in ``PlainCall``. A learnable lam is NaN in
-    ``options``.
+    ``returned`` and ``outputs`` say what goes to a user, as in ``PlainCall``. A learnable lam is NaN in ``options``.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
@@ -86,7 +96,7 @@ def plain_scan(
     if options.gated is not None and not native.projects(x, backend):
         return None
     form = options if options.gated is None else options.gated[training]
-    call = _find_call(form, training, backend, returned)
+    call = _find_call(form, training, backend, returned, outputs)
     if call is None:
         return None
     if call.draws:
@@ -109,7 +119,7 @@ def _run(
         The design; xp, or None where the native scan has projected; the bias that xp lacks, or None; the results; and
         copies of them, with ``save`` of all that goes to a user, else of the last state.
     """
-    copies = _empty_copies(inputs, call, whole=save and call.returned is not None)
+    copies = _empty_copies(inputs, call, save and call.returned is not None)
     if isinstance(call.options, GatedOptions):
         x, weight, bias = inputs[:3]
         xp = None if gated_native.projects(x) else F.linear(x, weight, bias)
@@ -153,15 +163,15 @@ def _project(
     return design, scanned, ()
 
 
-def _empty_copies(inputs: LayerInputs, call: PlainCall, whole: bool) -> Copies:
-    """Memory for the last state, its shape behind ``call.returned``; if ``whole``, for all states and any R as well."""
+def _empty_copies(inputs: LayerInputs, call: PlainCall, every: bool) -> Copies:
+    """Memory for the last state, its shape behind ``call.returned``; if ``every``, for all that goes to a user."""
     x, lead = inputs.x, call.returned or ()
     (T, B, _), H = x.shape, inputs.weight_hh.shape[1]
     last = x.new_empty(*lead, B, H)
-    if not whole:
+    if not every:
         return Copies(last)
     R = x.new_empty(*lead, B, H, H, dtype=working_dtype(x.dtype)) if call.keeps_rotation else None
-    return Copies(last, x.new_empty(T, B, H), R)
+    return Copies(last, x.new_empty(T, B, H) if call.outputs else None, R)
 
 
 class _PlainScan(torch.autograd.Function):
@@ -171,7 +181,9 @@ class _PlainScan(torch.autograd.Function):
         ctx.call, ctx.design = call, design
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args, xp, lacking, *results[:2], *results.residuals)
-        return (results.out, last, results.R) if call.returned is None else (out, last, R)
+        if call.returned is None:
+            return results.out, last, results.R
+        return (out if call.outputs else results.out), last, R
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:
@@ -205,7 +217,7 @@ def _gated_gradients(
     assert gates is not None
     if not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None]):
         grads = gated_native.backward_layer(grad_out, grad_last, inputs, xp, results, options, needs[0], needs[3])
-        if xp is not None:
+        if grads.xp is not None:  # the scan has not projected
             found = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
         else:
             found = grads.x, grads.weight_ih, grads.bias
@@ -258,6 +270,7 @@ def _gradients(
     else:  # somebody differentiates or batches this backward
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
+    assert grads.xp is not None
     projected_grads = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
     return *projected_grads, *grads[1:NUM_GRADIENTS]
 

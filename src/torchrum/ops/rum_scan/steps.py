@@ -5,6 +5,8 @@ of each kind for each layer, would take longer than that.
 """
 
 import ctypes
+import math
+import operator
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,70 +26,58 @@ PAPER = {
     **{"ln_weight": "ln_weight", "ln_bias": "ln_bias"},
 }
 """C's names of the parameters."""
+Scan = native.Scan | gated_native.GatedScan
 
 
 class NativeSteps:
     """The steps of ``layers``, each the parameters of one layer by name, on ``rows`` rows.
 
-    It keeps the addresses of the parameters: as long as they are ``current()``, changes in place are seen. One thread
-    at a time may call it. :func:`prepare_steps` says where it can be had.
+    It keeps the addresses of the parameters: as long as they are ``current()``, changes in place are seen. Several
+    threads may call it at once. :func:`prepare_steps` makes it.
     """
 
-    def __init__(self, layers: Sequence[Mapping[str, Tensor | None]], rows: int, options: RumOptions) -> None:
-        first = layers[0]["weight_ih"]
-        assert first is not None
-        self.rows, self.options, self.dtype, self.features = rows, options, first.dtype, first.shape[1]
-        self.parts = [part for weights in layers for part in weights.values() if part is not None]
-        self.addresses = [part.data_ptr() for part in self.parts]
+    def __init__(
+        self, layers: Sequence[Mapping[str, Tensor | None]], scans: Sequence[Scan], rows: int, gated: bool
+    ) -> None:
+        self.parts = [part for weights in layers for part in weights.values()]
+        given = [part for part in self.parts if part is not None]
+        # with their storages nobody else gets their memory, so that an address tells whose it is
+        storages = [part.untyped_storage() for part in given]
+        self.places = [(p, p.data_ptr(), p.shape, s, s.nbytes()) for p, s in zip(given, storages, strict=True)]
+        self.rows, self.scans, self.dtype = rows, scans, given[0].dtype
         library = native.load_library(self.dtype is torch.float64)
         assert isinstance(library, ctypes.CDLL)
-        self.run = library.torchrum_scan if options.gated is None else library.torchrum_gated_scan
-        self.scans = [self._prepare(weights) for weights in layers]
-        self.calls = [ctypes.byref(scan) for scan in self.scans]
-        H = self.hidden_size = self.scans[0].H
-        self.shapes = (len(layers), rows, H), (len(layers), rows, H, H)
+        self.run = library.torchrum_gated_scan if gated else library.torchrum_scan
+        self.copy = type(scans[0]).from_buffer_copy
+        H = self.hidden_size = scans[0].H
+        self.features, self.numbers = scans[0].features, len(layers) * rows * H  # of x and of h
         self.row = rows * H * self.dtype.itemsize  # bytes of a layer's h
-        self.unread = first.new_empty(rows, H)  # outputs of the lower layers, which are their states
-        for scan in self.scans:
+        self.unread = given[0].new_empty(rows, H)  # outputs of the lower layers, which are their states
+        for scan in scans:
             scan.out = self.unread.data_ptr()
 
-    def _prepare(self, weights: Mapping[str, Tensor | None]) -> native.Scan | gated_native.GatedScan:
-        weight_ih, weight_hh, B = weights["weight_ih"], weights["weight_hh"], self.rows
-        assert weight_ih is not None and weight_hh is not None
-        I, H, size = weight_ih.shape[1], weight_hh.shape[1], self.dtype.itemsize
-        scan: native.Scan | gated_native.GatedScan
-        if self.options.gated is not None:
-            template, _ = gated_native.find_layout(1, B, H, I, size, False, self.options.gated[False])
-            scan, names = gated_native.GatedScan.from_buffer_copy(template), GATED
-        else:
-            layout = native.find_layout(1, B, H, I, size, False, self.options)
-            scan, names = native.Scan.from_buffer_copy(layout.template), PAPER
-            scan.R0_stride = H * H
-        for name, field in names.items():
-            part = weights[name]
-            setattr(scan, field, None if part is None else part.data_ptr())
-        if 3 * B * H * H >= native.SMALL:
-            scan.threads = max(1, min(torch.get_num_threads(), B))
-            scan.block = -(-B // scan.threads)
-        return scan
-
-    def current(self) -> bool:
-        """Whether the parameters are where they were."""
-        return [part.data_ptr() for part in self.parts] == self.addresses
+    def current(self, parts: Sequence[Tensor | None] | None = None) -> bool:
+        """Whether the parameters, ``parts`` if given, are the ones that were prepared, and lie where they did."""
+        if parts is not None and not all(map(operator.is_, parts, self.parts)):
+            return False
+        for part, address, shape, storage, size in self.places:
+            if (
+                part.data_ptr() != address
+                or storage.nbytes() != size
+                or part.shape != shape
+                or not part.is_contiguous()
+            ):
+                return False
+        return True
 
     def take(self, x: Tensor, h: Tensor, R: Tensor | None) -> bool:
         """Whether it can step from ``x`` and this state: plain memory of the sizes and the dtype that C expects."""
         return (
-            is_unwatched((x,))
-            and x.dtype is self.dtype
-            and x.is_cpu
-            and x.numel() == self.rows * self.features
-            and x.is_contiguous()
+            is_unwatched((x, h))
             and not autocasts(x)
-            and h.dtype is self.dtype
-            and h.shape == self.shapes[0]
-            and h.is_contiguous()
-            and (R is None or (R.dtype is self.dtype and R.shape == self.shapes[1] and R.is_contiguous()))
+            and _reads(x, self.dtype, self.rows * self.features)
+            and _reads(h, self.dtype, self.numbers)
+            and (R is None or _reads(R, self.dtype, self.numbers * self.hidden_size))
         )
 
     def __call__(self, x: Tensor, h: Tensor, R: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -95,7 +85,7 @@ class NativeSteps:
 
         Args:
             x: ``(..., I)``, B rows in all.
-            h: ``(L, B, H)``.
+            h: ``(L, B, H)``, or ``(B, H)`` of a single layer.
             R: ``(L, B, H, H)`` with lam 1, else None.
 
         Returns:
@@ -103,14 +93,16 @@ class NativeSteps:
         """
         output, new_h = x.new_empty(*x.shape[:-1], self.hidden_size), torch.empty_like(h)
         new_R = None if R is None else torch.empty_like(R)
-        at, old, new, row = x.data_ptr(), h.data_ptr(), new_h.data_ptr(), self.row
-        self.scans[-1].out = output.data_ptr()
-        for place, scan in enumerate(self.scans):
+        at, old, new, row, last = x.data_ptr(), h.data_ptr(), new_h.data_ptr(), self.row, len(self.scans) - 1
+        for place, prepared in enumerate(self.scans):
+            scan = self.copy(prepared)
             scan.x, scan.h0, scan.last = at, old, new
+            if place == last:
+                scan.out = output.data_ptr()
             if R is not None and new_R is not None:
                 offset = place * row * self.hidden_size
                 scan.R0, scan.R_n = R.data_ptr() + offset, new_R.data_ptr() + offset
-            if self.run(self.calls[place]) != 0:
+            if self.run(ctypes.byref(scan)) != 0:
                 raise MemoryError(f"the native scan found no memory for a step at H={self.hidden_size}.")
             at, old, new = new, old + row, new + row
         return output, new_h, new_R
@@ -122,14 +114,50 @@ def prepare_steps(
     """Prepare the steps of stacked layers in evaluation, or return None where C cannot take them one by one."""
     parts = [part for weights in layers for part in weights.values() if part is not None]
     first = layers[0]["weight_ih"]
-    if first is None or rows > MOST_ROWS or not native.projects(first, backend) or not is_unwatched(parts):
+    if first is None or not 0 < rows <= MOST_ROWS or not native.projects(first, backend) or not is_unwatched(parts):
         return None
     if options.gated is None and operator_obstacle(options, any(weights["lam"] is not None for weights in layers)):
         return None
-    for weights in layers:
-        bias, weight = weights["bias_ih"], weights["weight_ih"]
-        if weight is None or (bias is not None and bias.shape[0] != weight.shape[0]):
-            return None  # eps has no bias, and C reads all of it
-    if any(part.dtype is not first.dtype or not part.is_contiguous() or part.data_ptr() == 0 for part in parts):
+    scans = [_prepare(weights, rows, options, first.dtype) for weights in layers]
+    found = [scan for scan in scans if scan is not None]
+    return NativeSteps(layers, found, rows, options.gated is not None) if len(found) == len(scans) else None
+
+
+def _prepare(weights: Mapping[str, Tensor | None], B: int, options: RumOptions, dtype: torch.dtype) -> Scan | None:
+    """The scan of one step of a layer, without the tensors of a call; None where C cannot read a parameter."""
+    weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
+    if weight_ih is None or weight_hh is None or weight_ih.dim() != 2 or weight_hh.dim() != 2:
         return None
-    return NativeSteps(layers, rows, options)
+    I, H = weight_ih.shape[1], weight_hh.shape[1]
+    scan: Scan
+    if options.gated is not None:
+        template, shapes = gated_native.find_layout(1, B, H, I, dtype.itemsize, False, options.gated[False])
+        scan, names = gated_native.GatedScan.from_buffer_copy(template), GATED
+    else:
+        template, shapes, _, _ = native.find_layout(1, B, H, I, dtype.itemsize, False, options)
+        scan, names = native.Scan.from_buffer_copy(template), PAPER
+        scan.R0_stride = H * H
+    for name, field in names.items():
+        part = weights[name]
+        if part is None:
+            continue
+        shape, _ = shapes[field]  # not that of a bias which eps lacks: C reads all of it
+        if part.shape != shape or not _reads(part, dtype, math.prod(shape)):
+            return None
+        setattr(scan, field, part.data_ptr())
+    if 3 * B * H * H >= native.SMALL:
+        scan.threads = max(1, min(torch.get_num_threads(), B))
+        scan.block = -(-B // scan.threads)
+    return scan
+
+
+def _reads(part: Tensor, dtype: torch.dtype, numbers: int) -> bool:
+    """Whether C can read so many numbers from a tensor as it lies."""
+    return (
+        part.dtype is dtype
+        and part.numel() == numbers
+        and part.is_contiguous()
+        and part.is_cpu
+        and part.untyped_storage().nbytes() >= (part.storage_offset() + numbers) * dtype.itemsize
+        and part.data_ptr() != 0
+    )

@@ -148,7 +148,8 @@ NO_COPIES = Copies()
 class Gradients(NamedTuple):
     """Gradients of a scan's inputs, each in the dtype of its tensor; None for those that were not given."""
 
-    xp: Tensor
+    xp: Tensor | None
+    """None where the scan projected x and nobody asks for it."""
     h0: Tensor | None
     R0: Tensor | None
     weight_hh: Tensor

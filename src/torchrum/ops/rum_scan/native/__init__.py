@@ -90,7 +90,8 @@ def empty_results(inputs: ScanInputs | LayerInputs, options: RumOptions) -> Resu
     ``gates`` holds the raw gates, with lam = 1 R h, and eps if the scan projects; ``kept`` what each step of lam = 1
     added to R.
     """
-    x, (T, B), H, memory = inputs[0], inputs[0].shape[:2], inputs.weight_hh.shape[1], options.lam == 1
+    x, H, memory = inputs[0], inputs.weight_hh.shape[1], options.lam == 1
+    T, B, _ = x.shape
     blocks = (options.num_inputs if isinstance(inputs, LayerInputs) else options.num_gates) + memory
     out, saved = x.new_empty(T, B, H), x.new_empty(T, B, blocks * H, dtype=DTYPES[x.dtype])
     if not memory:
@@ -102,15 +103,16 @@ def forward(
     inputs: ScanInputs | LayerInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES
 ) -> Results:
     """Run the scan and fill ``copies``; without ``save`` no memory but the results grows with T."""
-    x, (T, B), H = inputs[0], inputs[0].shape[:2], inputs.weight_hh.shape[1]
+    x = inputs[0]
     dtype = DTYPES[x.dtype]
     if save:
         results = empty_results(inputs, options)
     else:
+        (T, B, _), H = x.shape, inputs.weight_hh.shape[1]
         results = Results(x.new_empty(T, B, H), x.new_empty(B, H, H, dtype=dtype) if options.lam == 1 else None)
     out, R_n, (saved, kept) = results
-    states = _as(dtype, out)
-    tensors = _named(inputs, B, H)
+    states = out if out.dtype is dtype else out.to(dtype)
+    tensors = _named(inputs)
     tensors["out"], tensors["saved"], tensors["R_n"], tensors["kept"] = states, saved, R_n, kept
     if states is out:
         tensors["last"], tensors["out_copy"], tensors["R_copy"] = copies
@@ -151,9 +153,9 @@ def backward(
     assert saved is not None
     (T, B, H), dtype = out.shape, DTYPES[x.dtype]
     grad_xp, grad_weight = x.new_empty(T, B, options.num_inputs * H, dtype=dtype), saved.new_empty(weight_hh.shape)
-    grad_h0, grad_z = saved.new_empty(B, H), None if R0 is None else saved.new_empty(T, B, H)
+    grad_h0, grad_z = None if h0 is None else saved.new_empty(B, H), None if R0 is None else saved.new_empty(T, B, H)
     outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
-    tensors = _named(inputs, B, H)
+    tensors = _named(inputs)
     tensors.update(out=as_read(out, dtype), saved=saved, R_n=R_n, kept=kept, grad_out=grad_out, grad_last=grad_last)
     tensors.update(grad_xp=grad_xp, grad_weight=grad_weight, grad_h0=grad_h0, grad_z=grad_z)
     tensors["grad_K"] = None if outer is None else outer - outer.mT
@@ -170,24 +172,24 @@ def backward(
         grad_R0 = torch.bmm(added if outer is None else added + outer, R0.to(dtype))
     grad_ln_weight, grad_ln_bias = (None, None) if sums is None else (part.flatten() for part in sums)
     grad_xp, grad_weight = _as(x.dtype, grad_xp), _as(weight_hh.dtype, grad_weight)
-    grad_h0, norms = _as(grad_h0.dtype if h0 is None else h0.dtype, grad_h0), (grad_ln_weight, grad_ln_bias)
+    grad_h0 = None if h0 is None or grad_h0 is None else _as(h0.dtype, grad_h0)
+    norms = grad_ln_weight, grad_ln_bias
     return Gradients(grad_xp, grad_h0, grad_R0, grad_weight, *norms, grad_bias, grad_x, grad_weight_ih)
 
 
-def _named(inputs: ScanInputs | LayerInputs, B: int, H: int) -> dict[str, Tensor | None]:
-    """The inputs by C's names, but for the seed."""
-    tensors: dict[str, Tensor | None]
+def _named(inputs: ScanInputs | LayerInputs) -> dict[str, Tensor | None]:
+    """The inputs by C's names, but for the seed; h0 may be None for zeros."""
+    read: dict[str, Tensor | None]
     if isinstance(inputs, ScanInputs):
-        tensors = {"xp": inputs.xp}
+        read = {"xp": inputs.xp}
     else:
         x, weight_ih, bias, *_ = inputs
         if bias is not None and bias.shape[0] != weight_ih.shape[0]:
             bias = padded_bias(weight_ih, bias)
-        tensors = {"x": x, "weight_ih": weight_ih, "bias": bias}
-    h0 = inputs[0].new_zeros(B, H) if inputs.h0 is None else inputs.h0
-    tensors.update(h0=h0, R0=inputs.R0, weight=inputs.weight_hh, lengths=inputs.lengths)
-    tensors.update(ln_weight=inputs.ln_weight, ln_bias=inputs.ln_bias)
-    return tensors
+        read = {"x": x, "weight_ih": weight_ih, "bias": bias}
+    read["h0"], read["R0"], read["weight"], read["lengths"] = inputs.h0, inputs.R0, inputs.weight_hh, inputs.lengths
+    read["ln_weight"], read["ln_bias"] = inputs.ln_weight, inputs.ln_bias
+    return read
 
 
 class Scan(ctypes.Structure):

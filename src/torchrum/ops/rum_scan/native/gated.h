@@ -18,18 +18,16 @@ typedef struct {
     double zoneout;
     const real *xp;                        /* (T, B, 3 H), blocks r, u, n; or instead of it: */
     const real *x, *weight_ih, *bias_ih;   /* (T, B, features), (3 H, features), (3 H) or NULL */
-    const real *sums;                      /* (B, 3 H) or NULL: what the state adds in the only step, found outside */
-    const real *h0, *weight, *bias;        /* (B, H), (3 H, H), (3 H) or NULL; h0 may be NULL for zeros, but in a backward of many rows and steps */
+    const real *h0, *weight, *bias;        /* (B, H), (3 H, H), (3 H) or NULL; h0 may be NULL for zeros */
     const int64_t *lengths;
     real *out;
     real *out_copy; /* out once more, for the caller to write to, or NULL */
     real *last;     /* (B, H): the last states once more, or NULL */
     real *gates;    /* (T, B, 3 H): r, u, tau, and with x (T, B, 4 H) with eps behind; NULL where there is no backward */
     const real *grad_out, *grad_last; /* (T, B, H) and, of the last state once more, (B, H); each may be NULL */
-    real *grad_xp, *grad_tau;         /* (T, B, 3 H), (T, B, H) */
+    real *grad_xp, *grad_tau;         /* (T, B, 3 H), (T, B, H); NULL where nobody asks for them, with x only */
     real *grad_h0, *grad_weight, *grad_bias;  /* grad_h0 may be NULL */
     real *grad_x, *grad_weight_ih, *grad_bias_ih; /* with x only; grad_x may be NULL */
-    real *to_sums; /* (B, 3 H) or NULL: the gradients of sums in the only step; what follows from them is found outside */
 } GatedScan;
 
 /* Numbers that a step keeps of each row for the backward. */
@@ -40,10 +38,11 @@ typedef struct {
     const GatedScan *scan;
     int64_t padded;      /* H rounded up to whole vectors */
     int64_t size, width; /* a head in memory, a power of two, and all heads */
-    int direct;          /* too few rows and steps to pack the weight */
-    int packs;           /* the weight is packed: there are more, and the matmul of the only step is not done outside */
+    int direct;          /* the weight is read as it is */
     int in_place;        /* heads lie in memory as they are: nothing need be moved */
     const real *bias;    /* (3, padded) */
+    const real *xp;      /* (T, B, 3 H), given or, */
+    real *projected;     /* where x is, found here; in a backward room for the gradients, and those of tau */
     const real *turns;   /* (width): 1 in heads of more than one unit */
     const real *rotated; /* (padded): 1 for a unit that takes the rotated state */
     Packed weight;
@@ -60,6 +59,7 @@ typedef struct {
     real *grad, *skipped, *to_z, *to_eps, *to_tau, *to_h;
     real *states, *sums;   /* (block, padded), (block, 3, padded) */
     real *grad_h, *to_sums; /* (block, padded), (block, 3, padded) */
+    real *columns;          /* for add_products */
     Heads heads;
 } GatedWork;
 
@@ -92,6 +92,7 @@ static int64_t lay_out_gated(const GatedShared *shared, real *start, GatedWork *
     work->sums = take_row(&arena, !backward * 3 * block);
     work->grad_h = take_row(&arena, backward * block);
     work->to_sums = take_row(&arena, backward * 3 * block);
+    work->columns = take_row(&arena, shared->direct && !backward ? columns_size(shared->scan->block, shared->scan->H) : 0);
     return arena.used;
 }
 
@@ -343,16 +344,8 @@ static void gated_forward(const GatedShared *shared, GatedWork *work, int64_t t,
     const GatedScan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, at = t * scan->B + b;
     real *projected[] = {work->r, work->u, work->eps};
-    for (int64_t i = 0; i < 3; i++) {
-        if (scan->features == 0) {
-            read_row(shared, projected[i], scan->xp + (at * 3 + i) * H);
-            continue;
-        }
-        memset(projected[i], 0, padded * sizeof(real));
-        if (scan->bias_ih != NULL)
-            memcpy(projected[i], scan->bias_ih + i * H, H * sizeof(real));
-        add_dots(scan->weight_ih + i * H * scan->features, H, scan->features, scan->x + at * scan->features, projected[i]);
-    }
+    for (int64_t i = 0; i < 3; i++)
+        read_row(shared, projected[i], shared->xp + (at * 3 + i) * H);
     work->tau = sums + 2 * padded;
     work->h = h;
     turn_row(shared, work);
@@ -450,17 +443,18 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
     for (int64_t t = 0; t < scan->T; t++) {
         for (int64_t i = 0; i < rows; i++)
             memcpy(work->sums + i * 3 * padded, shared->bias, 3 * padded * sizeof(real));
-        for (int64_t i = 0; scan->sums != NULL && i < 3 * rows; i++)
-            read_row(shared, work->sums + i * padded, scan->sums + (first * 3 + i) * H);
         Ahead ahead = {.count = 0};
         ask_for(scan, &ahead, scan->gates, t, first, rows, kept_of(scan));
         ask_for(scan, &ahead, scan->out_copy, t, first, rows, H);
         ask_for(scan, &ahead, scan->out, t, first, rows, H);
         ask_for(scan, &ahead, scan->xp, t + 1, first, rows, 3 * H);
-        if (shared->packs)
+        if (!shared->direct)
             matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &ahead);
-        for (int64_t i = 0; shared->direct && (t > 0 || scan->h0 != NULL) && i < 3 * rows; i++)
-            add_dots(scan->weight + i % 3 * H * H, H, H, work->states + i / 3 * padded, work->sums + i * padded);
+        if (shared->direct && (t > 0 || scan->h0 != NULL)) {
+            const Rows states = pack_rows(work->states, padded, rows, H, work->columns);
+            for (int64_t i = 0; i < 3; i++)
+                add_products(scan->weight + i * H * H, H, &states, work->sums + i * padded, 3 * padded);
+        }
         for (int64_t i = 0; i < rows; i++) {
             const int64_t b = first + i, at = t * scan->B + b;
             if (!has_ended(scan, t, b))
@@ -487,7 +481,7 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
     for (int64_t t = scan->T - 1; t >= 0; t--) {
         for (int64_t i = 0; i < rows; i++) {
             const int64_t b = first + i, at = t * scan->B + b;
-            real *grad_h = work->grad_h + i * padded, *to_sums = scan->to_sums != NULL ? scan->to_sums + b * 3 * H : work->to_sums + i * 3 * H;
+            real *grad_h = work->grad_h + i * padded, *to_sums = work->to_sums + i * 3 * H;
             if (scan->grad_out != NULL)
                 read_row(shared, work->grad, scan->grad_out + at * H);
             for (int64_t j = 0; scan->grad_out != NULL && j < padded; j += LANES)
@@ -503,8 +497,6 @@ static void gated_walk_backward(const GatedShared *shared, int64_t first, int64_
         }
         if (t == 0 && scan->grad_h0 == NULL)
             return;
-        if (scan->to_sums != NULL)
-            break;
         if (shared->direct) {
             add_rows(scan->weight, 3 * H, H, work->to_sums, 3 * H, rows, work->grad_h, padded);
             continue;
@@ -548,10 +540,11 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
     GatedArena arena = {memory, 0};
     real *bias = take_row(&arena, 3 * padded), *turns = take_row(&arena, shared->width), *rotated = take_row(&arena, padded);
     shared->bias = bias, shared->turns = turns, shared->rotated = rotated;
+    shared->projected = scan->features > 0 ? take_row(&arena, scan->T * scan->B * (scan->backward ? 4 : 3) * H) : NULL;
+    shared->xp = scan->features > 0 ? shared->projected : scan->xp;
     shared->weight = scan->backward ? packed_shape(3 * H, padded) : packed_shape(H, 3 * padded);
-    shared->direct = scan->T * scan->B <= DIRECT_ROWS;
-    shared->packs = !shared->direct && scan->sums == NULL && scan->to_sums == NULL;
-    shared->weight.data = !shared->packs ? NULL : take_row(&arena, shared->weight.K * shared->weight.vectors * LANES);
+    shared->direct = reads_directly(scan->T, scan->B);
+    shared->weight.data = shared->direct ? NULL : take_row(&arena, shared->weight.K * shared->weight.vectors * LANES);
     if (memory == NULL)
         return arena.used;
     for (int64_t i = 0; scan->bias != NULL && i < 3; i++)
@@ -560,67 +553,68 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
         rotated[j] = 1;
     for (int64_t at = 0; at < (K + n - 1) / n * shared->size; at++)
         turns[at] = units_of(shared, at) > 1;
-    if (!shared->packs)
+    if (shared->direct)
         return arena.used;
     if (scan->backward)
         pack_straight(&shared->weight, scan->weight, H);
     else
-        pack_transposed(&shared->weight, scan->weight, H, padded);
+        pack_transposed(&shared->weight, scan->weight, H, H, padded);
     return arena.used;
 }
 
-/* Gradients of UNITS_AT_ONCE rows of the weights and biases from few rows and steps, straight to their places. */
-static void few_gradients(const void *context, int64_t block, real *work)
+/* Project x: one thread's share of the units, for all rows and steps. */
+static void project(const void *context, int64_t block, real *memory)
 {
     const GatedShared *shared = context;
     const GatedScan *scan = shared->scan;
-    const int64_t H = scan->H, I = scan->features, steps = scan->T * scan->B;
-    const real *x[DIRECT_ROWS], *h[DIRECT_ROWS];
-    (void)work;
-    for (int64_t k = 0; k < steps; k++) {
-        x[k] = scan->x + k * I;
-        h[k] = k >= scan->B ? scan->out + (k - scan->B) * H : scan->h0 == NULL ? NULL : scan->h0 + k * H;
-    }
-    const int64_t skipped = scan->h0 == NULL ? (scan->B < steps ? scan->B : steps) : 0;
-    for (int64_t unit = block * UNITS_AT_ONCE; unit < 3 * H && unit < (block + 1) * UNITS_AT_ONCE; unit++) {
-        real to_input[DIRECT_ROWS], to_state[DIRECT_ROWS], input_sum = 0, state_sum = 0;
-        for (int64_t k = 0; k < steps; k++) {
-            to_input[k] = scan->grad_xp[k * 3 * H + unit];
-            to_state[k] = unit < 2 * H ? to_input[k] : scan->grad_tau[k * H + unit - 2 * H];
-            input_sum += to_input[k];
-            state_sum += to_state[k];
-        }
-        if (I > 0)
-            write_outer(scan->grad_weight_ih + unit * I, I, to_input, x, steps);
-        write_outer(scan->grad_weight + unit * H, H, to_state + skipped, h + skipped, steps - skipped);
-        if (scan->grad_bias_ih != NULL)
-            scan->grad_bias_ih[unit] = input_sum;
-        if (scan->grad_bias != NULL)
-            scan->grad_bias[unit] = state_sum;
-    }
+    const int64_t I = scan->features, units = 3 * scan->H, steps = scan->T * scan->B;
+    const int64_t first = block * units / scan->threads, count = (block + 1) * units / scan->threads - first;
+    const Rows x = pack_rows(scan->x, I, steps, I, memory);
+    for (int64_t k = 0; scan->bias_ih != NULL && k < steps; k++)
+        memcpy(shared->projected + k * units + first, scan->bias_ih + first, count * sizeof(real));
+    add_products(scan->weight_ih + first * I, count, &x, shared->projected + first, units);
 }
 
 /* One gated scan, forward or backward; returns 0, or 1 where memory ran out. */
-static int run_gated(const GatedScan *scan)
+static int run_gated(const GatedScan *given)
 {
+    GatedScan own = *given, *scan = &own; /* with memory for what nobody asked for */
     const int64_t H = scan->H, steps = scan->T * scan->B;
     GatedShared shared = {.scan = scan};
     real *memory = zeros(prepare_gated(&shared, NULL));
     if (memory == NULL)
         return 1;
     prepare_gated(&shared, memory);
+    if (scan->backward && scan->grad_xp == NULL)
+        scan->grad_xp = shared.projected, scan->grad_tau = shared.projected + steps * 3 * H;
     expect_writes(scan->backward ? scan->grad_xp : scan->out, steps * (scan->backward ? 3 : 1) * H);
     expect_writes(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? H : kept_of(scan)));
     expect_writes(scan->out_copy, steps * H);
-    Job jobs[5] = {{gated_walk, &shared, lay_out_gated(&shared, NULL, &(GatedWork){0}), (scan->B + scan->block - 1) / scan->block, 0, 0}};
-    if (!scan->backward || scan->to_sums != NULL) {
-        int failed = run_threads(jobs, 1, scan->threads);
+    const Job walk = {gated_walk, &shared, lay_out_gated(&shared, NULL, &(GatedWork){0}), (scan->B + scan->block - 1) / scan->block, 0, 0};
+    Job jobs[5] = {walk};
+    if (!scan->backward) {
+        if (shared.projected != NULL) {
+            jobs[0] = (Job){project, &shared, LANES + columns_size(steps, scan->features), scan->threads, 0, 0};
+            jobs[1] = walk;
+        }
+        int failed = run_threads(jobs, shared.projected != NULL ? 2 : 1, scan->threads);
         free(memory);
         return failed;
     }
-    if (shared.direct) {
-        jobs[1] = (Job){few_gradients, &shared, LANES, (3 * H + UNITS_AT_ONCE - 1) / UNITS_AT_ONCE, 0, 0};
-        int failed = run_threads(jobs, 2, scan->threads);
+    /* the weight's rows of r and u, and of tau, whose gradients xp has none of */
+    Source gates = {H, 2 * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
+    Source target = gates, input = {scan->features, 3 * H, .x = scan->x, .to_weight = scan->grad_weight_ih};
+    target.units = H;
+    target.to_weight = scan->grad_weight + 2 * H * H;
+    real *bias = scan->grad_bias;
+    Gradient of_gates = {.rows = steps, .units = 2 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {gates}, .to_bias = bias};
+    Gradient of_target = {.rows = steps, .units = H, .grads = scan->grad_tau, .stride = H, .sources = {target},
+                          .to_bias = bias == NULL ? NULL : bias + 2 * H};
+    Gradient of_input = {.rows = steps, .units = 3 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {input},
+                         .to_bias = scan->grad_bias_ih};
+    if (steps <= DIRECT_ROWS) {
+        jobs[1] = few_rows_job(&of_gates), jobs[2] = few_rows_job(&of_target), jobs[3] = few_rows_job(&of_input);
+        int failed = run_threads(jobs, scan->features > 0 ? 4 : 3, scan->threads);
         free(memory);
         if (scan->grad_x != NULL && !failed) {
             memset(scan->grad_x, 0, steps * scan->features * sizeof(real));
@@ -628,15 +622,6 @@ static int run_gated(const GatedScan *scan)
         }
         return failed;
     }
-    /* the weight's rows of r and u, and of tau, whose gradients xp has none of */
-    Source gates = {H, 2 * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
-    Source target = gates;
-    target.units = H;
-    target.to_weight = scan->grad_weight + 2 * H * H;
-    real *bias = scan->grad_bias;
-    Gradient of_gates = {.rows = steps, .units = 2 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {gates}, .to_bias = bias};
-    Gradient of_target = {.rows = steps, .units = H, .grads = scan->grad_tau, .stride = H, .sources = {target},
-                          .to_bias = bias == NULL ? NULL : bias + 2 * H};
     int failed = prepare_gradients(&of_gates) || prepare_gradients(&of_target);
     if (!failed) {
         plan_gradients(&of_gates, jobs + 1);

@@ -12,11 +12,12 @@
 #define WIDE 4           /* panels of a stripe: they share one packing of x */
 #define MANY_UNITS 16    /* stripes times segments, where there are rows enough */
 #define SEGMENT_ROWS 512 /* at least, so that adding up the segments costs little */
+#define UNITS_AT_ONCE 64 /* units whose gradients a thread finds at a time, where there are few rows */
 
 /* to_weight (units, features) = sum_k grads[k]^T x[k], of the first ``units`` columns of grads; no to_weight, no source. */
 typedef struct {
     int64_t features, units;
-    const real *first; /* x of the first ``ahead`` rows, and of those behind them */
+    const real *first; /* x of the first ``ahead`` rows, and of those behind them; NULL for zeros */
     int64_t ahead;
     const real *x;
     real *to_weight;
@@ -111,6 +112,8 @@ static void gradient_unit(const void *context, int64_t unit, real *work)
         for (int i = 0; i < 2 && it->sources[i].to_weight != NULL; piece.place += it->sources[i++].features) {
             const Source *source = &it->sources[i];
             const int behind = piece.row >= source->ahead;
+            if (!behind && source->first == NULL)
+                continue;
             piece.x = behind ? source->x + (piece.row - source->ahead) * source->features
                              : source->first + piece.row * source->features;
 #define ADD(ROWS, i) add_columns(ROWS, it, source, &piece, i)
@@ -161,6 +164,46 @@ static int prepare_gradients(Gradient *it)
         it->depth += it->sources[i].features;
     it->sums = zeros(it->segments * it->panels * it->depth * PANEL * LANES);
     return it->sums == NULL;
+}
+
+/* The gradients of ``step`` units of few rows, OUTER_UNITS or 1, straight to their places: nothing need be prepared. */
+static void few_rows_step(const Gradient *it, int64_t unit, int64_t step)
+{
+    real scale[DIRECT_ROWS][OUTER_UNITS], sums[OUTER_UNITS] = {0};
+    for (int64_t k = 0; k < it->rows; k++)
+        for (int64_t i = 0; i < step; i++)
+            sums[i] += scale[k][i] = it->grads[k * it->stride + unit + i];
+    if (it->to_bias != NULL)
+        memcpy(it->to_bias + unit, sums, step * sizeof(real));
+    for (int i = 0; i < 2 && it->sources[i].to_weight != NULL; i++) {
+        const Source *source = &it->sources[i];
+        const int64_t features = source->features, skipped = source->first == NULL ? source->ahead : 0;
+        const real *x[DIRECT_ROWS];
+        for (int64_t k = skipped; k < it->rows; k++)
+            x[k] = k < source->ahead ? source->first + k * features : source->x + (k - source->ahead) * features;
+        real *target = source->to_weight + unit * features;
+        if (unit < source->units && step == OUTER_UNITS)
+            write_outer(OUTER_UNITS, target, features, scale + skipped, x + skipped, it->rows - skipped);
+        else if (unit < source->units)
+            write_outer(1, target, features, scale + skipped, x + skipped, it->rows - skipped);
+    }
+}
+
+static void few_rows_unit(const void *context, int64_t block, real *work)
+{
+    const Gradient *it = context;
+    const int64_t stop = (block + 1) * UNITS_AT_ONCE, end = stop < it->units ? stop : it->units;
+    (void)work;
+    for (int64_t unit = block * UNITS_AT_ONCE, step; unit < end; unit += step) {
+        const int64_t first = it->sources[0].units, last = unit < first && first < end ? first : end;
+        step = unit + OUTER_UNITS <= last ? OUTER_UNITS : 1;
+        few_rows_step(it, unit, step);
+    }
+}
+
+static Job few_rows_job(const Gradient *it)
+{
+    return (Job){few_rows_unit, it, LANES, (it->units + UNITS_AT_ONCE - 1) / UNITS_AT_ONCE, 0, 0};
 }
 
 /* The two jobs that compute prepared gradients. */

@@ -12,6 +12,13 @@
 #endif
 #define PANEL 3
 
+#define DIRECT_ROWS 32 /* rows times steps up to which a matmul does not pack its weight */
+#define FEW_ROWS 4     /* up to which it takes the rows one by one */
+#define OUTER_UNITS 4  /* rows of the gradient of a weight that are found at a time, where there are so few */
+
+/* Whether a recurrent weight is read as it is. Over several steps packing it pays sooner. */
+INLINE int reads_directly(int64_t T, int64_t B) { return T * B <= (T == 1 ? DIRECT_ROWS : FEW_ROWS); }
+
 /* Memory that will soon be read or written. A matmul asks for it line by line while it computes; all at once would make
  * the core wait. */
 typedef struct {
@@ -170,6 +177,79 @@ static void add_dots(const real *w, int64_t rows, int64_t K, const real *v, real
     }
 }
 
+/* Pack weight (groups * units, K), rows ``stride`` apart, so that rows (rows, K) times it give groups of `padded`
+ * columns, `units` of them used. */
+static void pack_transposed(Packed *w, const real *weight, int64_t stride, int64_t units, int64_t padded)
+{
+    const int64_t K = w->K;
+    for (int64_t panel = 0; panel < w->panels; panel++) {
+        const int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start;
+        for (int64_t j = 0; j < width; j++) {
+            const int64_t group = (start + j) * LANES / padded, unit = (start + j) * LANES % padded;
+            const int64_t rows = units - unit < LANES ? units - unit : LANES;
+            const real *source = weight + (group * units + unit) * stride;
+            for (int64_t k = 0; k < K; k += LANES) {
+                const int64_t columns = K - k < LANES ? K - k : LANES;
+                real *target = w->data + (start * K + k * width + j) * LANES;
+                vec square[LANES] = {{0}};
+                for (int64_t i = 0; i < rows; i++)
+                    if (columns == LANES)
+                        square[i] = load_loose(source + i * stride + k);
+                    else
+                        memcpy(&square[i], source + i * stride + k, columns * sizeof(real));
+                transpose(square);
+                for (int64_t i = 0; i < columns; i++)
+                    store(target + i * width * LANES, square[i]);
+            }
+        }
+    }
+}
+
+/* A few rows v (count, K), ``stride`` apart, as ``add_products`` takes them; ``memory`` is of ``columns_size``. */
+typedef struct {
+    const real *v;
+    int64_t stride, count;
+    Packed columns; /* of more than FEW_ROWS rows: v transposed, so that each lane has a row */
+} Rows;
+
+static int64_t columns_size(int64_t count, int64_t K) { return count > FEW_ROWS ? K * padded_size(count) : 0; }
+
+static Rows pack_rows(const real *v, int64_t stride, int64_t count, int64_t K, real *memory)
+{
+    Rows rows = {v, stride, count, packed_shape(K, padded_size(count))};
+    rows.columns.data = memory;
+    if (count > FEW_ROWS)
+        pack_transposed(&rows.columns, v, stride, count, padded_size(count));
+    return rows;
+}
+
+/* y (count, units) += v (count, K) w^T, where w (units, K) is read as it is: for at most DIRECT_ROWS rows. */
+static void add_products(const real *w, int64_t units, const Rows *v, real *y, int64_t y_stride)
+{
+    const int64_t K = v->columns.K, padded = padded_size(v->count);
+    for (int64_t i = 0; v->count <= FEW_ROWS && i < v->count; i++)
+        add_dots(w, units, K, v->v + i * v->stride, y + i * y_stride);
+    for (int64_t j = 0; v->count > FEW_ROWS && j < units; j += LANES) {
+        real sums[LANES * (DIRECT_ROWS + LANES)] __attribute__((aligned(VECTOR_BYTES)));
+        const int64_t width = units - j < LANES ? units - j : LANES;
+        memset(sums, 0, LANES * padded * sizeof(real));
+        matmul(w + j * K, K, &v->columns, sums, padded, width, NULL);
+        for (int64_t i = 0; i < v->count; i += LANES) {
+            vec square[LANES];
+            for (int64_t n = 0; n < LANES; n++)
+                square[n] = load(sums + n * padded + i);
+            transpose(square);
+            for (int64_t n = 0; n < LANES && i + n < v->count; n++) {
+                real *target = y + (i + n) * y_stride + j;
+                if (width == LANES)
+                    store_loose(target, load_loose(target) + square[n]);
+                for (int64_t m = 0; width < LANES && m < width; m++)
+                    target[m] += square[n][m];
+            }
+        }
+    }
+}
+
 /* y (rows, columns) += a (rows, K) w, where w (K, columns) is read as it is: for few rows. */
 static void add_rows(const real *w, int64_t K, int64_t columns, const real *a, int64_t a_stride, int64_t rows, real *y,
                      int64_t y_stride)
@@ -199,38 +279,28 @@ static void add_rows(const real *w, int64_t K, int64_t columns, const real *a, i
     }
 }
 
-/* y (columns) = sum_k scale[k] x[k], for few k. */
-INLINE void write_outer(real *y, int64_t columns, const real *scale, const real *const *x, int64_t count)
+/* y (UNITS, columns) = sum_k scale[k] x[k], of constant UNITS, for few k. */
+INLINE void write_outer(const int UNITS, real *y, int64_t columns, const real (*scale)[OUTER_UNITS], const real *const *x, int64_t count)
 {
     const int64_t whole = columns - columns % LANES;
     for (int64_t j = 0; j < whole; j += LANES) {
-        vec sum = {0};
-        for (int64_t k = 0; k < count; k++)
-            sum += load_loose(x[k] + j) * scale[k];
-        store_loose(y + j, sum);
+        vec sum[OUTER_UNITS] = {{0}};
+        for (int64_t k = 0; k < count; k++) {
+            const vec value = load_loose(x[k] + j);
+#pragma GCC unroll 4
+            for (int i = 0; i < UNITS; i++)
+                sum[i] += value * scale[k][i];
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < UNITS; i++)
+            store_loose(y + i * columns + j, sum[i]);
     }
-    for (int64_t j = whole; j < columns; j++) {
-        y[j] = 0;
-        for (int64_t k = 0; k < count; k++)
-            y[j] += x[k][j] * scale[k];
-    }
-}
-
-/* Pack weight (groups * units, K) so that rows (rows, K) times it give groups of `padded` columns, `units` of them used. */
-static void pack_transposed(Packed *w, const real *weight, int64_t units, int64_t padded)
-{
-    const int64_t K = w->K, depth = 16; /* so many rows of a panel stay in the first cache while columns are filled */
-    for (int64_t panel = 0; panel < w->panels; panel++) {
-        int64_t start = panel_start(w, panel), width = panel_start(w, panel + 1) - start;
-        real *target = w->data + start * K * LANES;
-        for (int64_t k0 = 0; k0 < K; k0 += depth)
-            for (int64_t column = 0; column < width * LANES; column++) {
-                int64_t place = start * LANES + column, group = place / padded, unit = place % padded;
-                const real *source = unit < units ? weight + (group * units + unit) * K : NULL;
-                for (int64_t k = k0; k < K && k < k0 + depth; k++)
-                    target[k * width * LANES + column] = source == NULL ? 0 : source[k];
-            }
-    }
+    for (int64_t i = 0; i < UNITS; i++)
+        for (int64_t j = whole; j < columns; j++) {
+            y[i * columns + j] = 0;
+            for (int64_t k = 0; k < count; k++)
+                y[i * columns + j] += x[k][j] * scale[k][i];
+        }
 }
 
 /* Pack a matrix (K, columns) as it is, with zeros behind its columns. */

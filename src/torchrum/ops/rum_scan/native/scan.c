@@ -1,7 +1,5 @@
 /* The entry point for ctypes. */
 #define _DEFAULT_SOURCE
-#define DIRECT_ROWS 4 /* rows times steps up to which packing the weights costs more than it saves */
-#define UNITS_AT_ONCE 64 /* rows of the weights whose gradients a thread finds at a time, where there are so few */
 
 #include "gated.h"
 #include "gradient.h"
@@ -42,7 +40,8 @@ static int64_t prepare(Shared *shared, real *memory)
     shared->gain = pad(scan, &arena, scan->ln_weight, scan->layer_norm ? gates + 1 : 0);
     shared->shift = pad(scan, &arena, scan->ln_bias, scan->layer_norm ? gates + 1 : 0);
     shared->bias = pad(scan, &arena, scan->bias, scan->features > 0 ? gates + 1 : 0);
-    shared->direct = !scan->backward && scan->T * scan->B <= DIRECT_ROWS;
+    shared->few = scan->T * scan->B <= DIRECT_ROWS;
+    shared->direct = reads_directly(scan->T, scan->B);
     if (!shared->direct) {
         shared->weight = scan->backward ? packed_shape(gates * H, padded) : packed_shape(H, gates * padded);
         shared->weight.data = take(&arena, shared->weight.K * shared->weight.vectors * LANES);
@@ -58,14 +57,16 @@ static int64_t prepare(Shared *shared, real *memory)
         shared->tail[i] = i < H % LANES ? LANES - H % LANES + i : LANES;
         shared->overlap[i] = H % LANES + i;
     }
+    if (shared->direct)
+        return arena.used;
     if (scan->backward) {
         pack_straight(&shared->weight, scan->weight, H);
-        if (scan->grad_x != NULL)
+        if (scan->grad_x != NULL && !shared->few)
             pack_straight(&shared->weight_ih, scan->weight_ih, scan->features);
-    } else if (!shared->direct) {
-        pack_transposed(&shared->weight, scan->weight, H, padded);
+    } else {
+        pack_transposed(&shared->weight, scan->weight, H, H, padded);
         if (scan->features > 0)
-            pack_transposed(&shared->weight_ih, scan->weight_ih, H, padded);
+            pack_transposed(&shared->weight_ih, scan->weight_ih, scan->features, H, padded);
     }
     return arena.used;
 }
@@ -93,10 +94,20 @@ EXPORT int torchrum_scan(const Scan *scan)
     Gradient gradient = {.rows = steps, .units = (gates + (scan->features > 0)) * H, .grads = scan->grad_xp,
                          .stride = (gates + 1) * H, .sources = {recurrent, projected}, .to_bias = scan->grad_bias};
     Job jobs[3] = {{walk, &shared, lay_out(&shared, NULL, &(Work){0}), (scan->B + scan->block - 1) / scan->block, 0, 0}};
-    int failed = scan->backward && prepare_gradients(&gradient);
-    if (scan->backward)
+    int64_t count = 1;
+    int failed = 0;
+    if (scan->backward && shared.few) {
+        jobs[count++] = few_rows_job(&gradient);
+    } else if (scan->backward) {
+        failed = prepare_gradients(&gradient);
         plan_gradients(&gradient, jobs + 1);
-    failed = failed || run_threads(jobs, scan->backward ? 3 : 1, scan->threads);
+        count = 3;
+    }
+    failed = failed || run_threads(jobs, count, scan->threads);
+    if (scan->grad_x != NULL && shared.few && !failed) {
+        memset(scan->grad_x, 0, steps * scan->features * sizeof(real));
+        add_rows(scan->weight_ih, (gates + 1) * H, scan->features, scan->grad_xp, (gates + 1) * H, steps, scan->grad_x, scan->features);
+    }
     free(gradient.sums);
     free(memory);
     return failed;

@@ -19,7 +19,7 @@ typedef struct {
     double eta, ln_eps, zoneout; /* eta 0: states keep their length */
     const real *xp;                     /* (T, B, (gates + 1) * H), or instead of it: */
     const real *x, *weight_ih, *bias;   /* (T, B, features), ((gates + 1) * H, features), ((gates + 1) * H,) or NULL */
-    const real *h0, *R0, *weight, *ln_weight, *ln_bias;
+    const real *h0, *R0, *weight, *ln_weight, *ln_bias; /* h0 may be NULL for zeros, R0 for the identity */
     const int64_t *lengths;
     real *out;
     real *out_copy;     /* out once more, for the caller to write to, or NULL */
@@ -28,7 +28,7 @@ typedef struct {
     real *R_n, *R_copy, *kept; /* lam = 1 only; kept: (T, B, 2, H), R e and R n before their reflections */
     const real *grad_out, *grad_last; /* (T, B, H) and, of the last state once more, (B, H); each may be NULL */
     const real *grad_K;               /* (B, H, H), M - M^T with M = dL/dR_n R_n^T */
-    real *grad_xp, *grad_h0, *grad_weight;
+    real *grad_xp, *grad_h0, *grad_weight; /* grad_h0 may be NULL */
     real *grad_x, *grad_weight_ih, *grad_bias; /* with x only; grad_x may be NULL */
     real *grad_z;  /* (T, B, H): gradients of R h */
     real *ln_sums; /* (blocks, 2, gates + 1, H): gradients of layer norm's parameters, to be summed */
@@ -46,7 +46,8 @@ typedef struct {
     const real *inside;       /* (padded): 1 for a unit, 0 behind the last one */
     const real *gain, *shift; /* (gates + 1, padded) */
     const real *bias;         /* (gates + 1, padded) */
-    int direct;               /* too few rows and steps to pack the weights */
+    int few;                  /* at most DIRECT_ROWS rows and steps */
+    int direct;               /* the weights are read as they are */
     Packed weight, weight_ih;
 } Shared;
 

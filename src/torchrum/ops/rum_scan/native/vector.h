@@ -100,6 +100,36 @@ INLINE real total_of(vec x)
     return sum;
 }
 
+/* For LANES of ``step`` and ``step`` more by turns: the first ones of a and of b, and the others of a and of b. */
+INLINE void exchange(vec a, vec b, const int64_t step, vec *first, vec *second)
+{
+#ifdef __clang__
+    for (int64_t i = 0; i < LANES; i++) {
+        (*first)[i] = i & step ? b[i - step] : a[i];
+        (*second)[i] = i & step ? b[i] : a[i + step];
+    }
+#else
+    mask low, high;
+    for (int64_t i = 0; i < LANES; i++) {
+        low[i] = i & step ? LANES + i - step : i;
+        high[i] = i & step ? LANES + i : i + step;
+    }
+    *first = __builtin_shuffle(a, b, low);
+    *second = __builtin_shuffle(a, b, high);
+#endif
+}
+
+/* Transpose LANES vectors. */
+INLINE void transpose(vec *square)
+{
+#pragma GCC unroll 4
+    for (int64_t step = 1; step < LANES; step *= 2)
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < LANES; i++)
+            if (!(i & step))
+                exchange(square[i], square[i + step], step, &square[i], &square[i + step]);
+}
+
 /* Inner product of padded rows. */
 INLINE real dot(const real *x, const real *y, int64_t size)
 {

@@ -12,6 +12,7 @@ typedef struct {
     real *pending;       /* (block, 4, padded) */
     real *y, *z, *products;
     real *grad_x;        /* (block, features), rows padded */
+    real *columns;       /* for add_products */
     Row row;
     Plane plane;
 } Work;
@@ -45,6 +46,8 @@ static int64_t lay_out(const Shared *shared, real *start, Work *work)
     work->grad_h = take(&arena, backward * block * padded);
     work->sums = take(&arena, backward * 2 * (scan->gates + 1) * padded);
     work->grad_x = take(&arena, backward * block * padded_size(scan->features));
+    if (shared->direct && !backward)
+        work->columns = take(&arena, padded_size(columns_size(block, scan->H > scan->features ? scan->H : scan->features)));
     if (scan->R_n != NULL) {
         work->pending = take(&arena, block * 4 * padded);
         work->y = take(&arena, 2 * padded);
@@ -81,11 +84,17 @@ static void find_raw(const Shared *shared, const Work *work, int64_t t, int64_t 
                 fetch(shared, raw, scan->xp + ((at + i) * (gates + 1) + part) * H);
             else
                 memcpy(raw, shared->bias + part * padded, padded * sizeof(real));
-            if (features > 0 && shared->direct)
-                add_dots(scan->weight_ih + part * H * features, H, features, scan->x + (at + i) * features, raw);
-            if (part < gates && shared->direct)
-                add_dots(scan->weight + part * H * H, H, H, work->h + i * padded, raw);
         }
+    if (shared->direct && features > 0) {
+        const Rows x = pack_rows(scan->x + at * features, features, rows, features, work->columns);
+        for (int64_t part = 0; part <= gates; part++)
+            add_products(scan->weight_ih + part * H * features, H, &x, work->raw + part * padded, stride);
+    }
+    if (shared->direct && (t > 0 || scan->h0 != NULL)) {
+        const Rows states = pack_rows(work->h, padded, rows, H, work->columns);
+        for (int64_t part = 0; part < gates; part++)
+            add_products(scan->weight + part * H * H, H, &states, work->raw + part * padded, stride);
+    }
     if (shared->direct)
         return;
     if (features > 0)
@@ -189,7 +198,10 @@ static void walk_forward(const Shared *shared, int64_t block, Work *work)
     const int64_t first = block * scan->block;
     const int64_t rows = scan->B - first < scan->block ? scan->B - first : scan->block;
     for (int64_t i = 0; i < rows; i++) {
-        fetch(shared, work->h + i * padded, scan->h0 + (first + i) * H);
+        if (scan->h0 != NULL)
+            fetch(shared, work->h + i * padded, scan->h0 + (first + i) * H);
+        else
+            memset(work->h + i * padded, 0, padded * sizeof(real));
         if (scan->R_n != NULL) {
             if (i > 0 && scan->R0_stride == 0)
                 memcpy(work->R + i * matrix, work->R, matrix * sizeof(real));
@@ -326,7 +338,11 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
                     memset(scan->grad_z + at * H, 0, H * sizeof(real));
                 continue;
             }
-            fetch(shared, work->h, t > 0 ? scan->out + (at - scan->B) * H : scan->h0 + (first + i) * H);
+            const real *h = t > 0 ? scan->out + (at - scan->B) * H : scan->h0 == NULL ? NULL : scan->h0 + (first + i) * H;
+            if (h != NULL)
+                fetch(shared, work->h, h);
+            else
+                memset(work->h, 0, padded * sizeof(real));
             step_backward(shared, work, t, first + i, work->h, grad_h, R, remembers ? work->K + i * matrix : NULL);
         }
         Ahead ahead = {.count = 0};
@@ -336,11 +352,16 @@ static void walk_backward(const Shared *shared, int64_t block, Work *work)
         expect_rows(scan, &ahead, scan->kept, t - 1, first, rows, 2 * H);
         expect_rows(scan, &ahead, scan->xp, t - 1, first, rows, (gates + 1) * H);
         expect_rows(scan, &ahead, scan->saved, t - 1, first, rows, saved_rows(scan) * H);
-        matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows, &ahead);
-        if (scan->grad_x != NULL)
+        if (scan->grad_x != NULL && !shared->few)
             find_grad_x(shared, work, t * scan->B + first, rows);
+        if (t == 0 && scan->grad_h0 == NULL)
+            break;
+        if (shared->direct)
+            add_rows(scan->weight, gates * H, H, grad_xp, (gates + 1) * H, rows, work->grad_h, padded);
+        else
+            matmul(grad_xp, (gates + 1) * H, &shared->weight, work->grad_h, padded, rows, &ahead);
     }
-    for (int64_t i = 0; i < rows; i++)
+    for (int64_t i = 0; scan->grad_h0 != NULL && i < rows; i++)
         put(shared, scan->grad_h0 + (first + i) * H, work->grad_h + i * padded);
     for (int64_t k = 0; scan->ln_sums != NULL && k < 2 * (gates + 1); k++)
         put(shared, scan->ln_sums + (block * 2 * (gates + 1) + k) * H, work->sums + k * padded);
