@@ -1,0 +1,1 @@
+"""Compare recurrent layers on a user's own data."""
