@@ -130,13 +130,14 @@ def compare(console: "Console", runs: dict[str, Path], folder: Path) -> None:
     """Write the page and the picture, print the table, and say where to go next."""
     from rich.table import Table
 
+    from torchrum.lab.page import write_page
+    from torchrum.lab.plot_style import drawing, save
     from torchrum.lab.tasks import Recall
     from torchrum.lab.training import read_config
     from torchrum.lab.training.environment import read_environment
     from torchrum.lab.training.run_folder import read_metrics
     from torchrum.paper.plots.run import comparison_figure
-    from torchrum.paper.plots.style import drawing, save
-    from torchrum.paper.report import runs_page, write_page
+    from torchrum.paper.report import runs_page
 
     task = read_config(next(iter(runs.values()))).task
     assert isinstance(task, Recall)

@@ -28,8 +28,9 @@ def main(arguments: list[str]) -> int:
     if options.write and options.out:
         parser.error("--write makes no page; leave --out out")
 
+    from torchrum.lab.page import write_page
     from torchrum.paper.ledger import read_ledger
-    from torchrum.paper.report import ledger_page, runs_page, write_page
+    from torchrum.paper.report import ledger_page, runs_page
     from torchrum.paper.report.headline import write_headlines
 
     use_recipe(options.recipe)
