@@ -1,0 +1,124 @@
+"""The page of a comparison: the verdict first, then the table, the curves, the guesses, and how to go on."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torchrum.lab.compare.models import MODELS
+from torchrum.lab.compare.problem import Problem
+from torchrum.lab.compare.verdict import RATES, RULE, SEEDS, Standing, Verdict, in_words
+from torchrum.lab.page import Block, Items, Page, Section, picture
+from torchrum.lab.plot_style import Axes, Figure, baseline, count_steps
+from torchrum.lab.tables import Table, code
+
+COLOURS = {"GRU": "#808080", "LSTM": "#009e73", "RUM": "#0072b2", "RUM lam=1": "#d55e00"}
+"""Colours of the models; those with the window have the same, dashed."""
+KINDS = {
+    "classification": "a class for each sequence",
+    "regression": "numbers for each sequence",
+    "forecasting": "the next values at every step",
+    "tagging": "a class at every step",
+    "symbols": "the next symbol",
+}
+
+
+def curves(found: Sequence[Standing], floor: Mapping[str, float], metric: str) -> Figure:
+    """Draw the scores on the validation part over steps and over seconds: the mean over the seeds and their range."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    by_steps, by_seconds = figure.subplots(1, 2, sharey=True)
+    ends = []
+    for each in found:
+        name, _, window = each.model.partition(",")
+        style = {"color": COLOURS[name], "linestyle": "--" if window else "-"}
+        curves = [run.curve for run in each.runs]
+        points = list(zip(*(curve[: min(map(len, curves))] for curve in curves), strict=True))
+        scores = [[score for *_, score in point] for point in points]
+        ends += [values[-1] for values in scores[-1:]] + [min(map(min, scores))] if scores else []
+        for axes, column in ((by_steps, 0), (by_seconds, 1)):
+            where = [sum(place[column] for place in point) / len(point) for point in points]
+            label = in_words(each.model) if column == 0 and points else None
+            axes.plot(where, [sum(values) / len(values) for values in scores], label=label, **style)
+            axes.fill_between(where, [*map(min, scores)], [*map(max, scores)], color=style["color"], alpha=0.12, lw=0)
+    best = min(floor, key=lambda name: floor[name])
+    for axes in (by_steps, by_seconds):
+        baseline(axes, floor[best], f"{best}, on the test part" if axes is by_steps else "_")
+    _limit(by_steps, [*ends, floor[best]], metric)
+    count_steps(by_steps)
+    by_seconds.set_xlabel("seconds of one training")
+    by_steps.set_ylabel(f"{metric}, validation")
+    figure.legend(loc="outside upper center", ncols=5)
+    return figure
+
+
+def _limit(axes: Axes, values: Sequence[float], metric: str) -> None:
+    """Show the range of the final scores; the first scores, before any step, may be far above it."""
+    low, high = min(values), max(values)
+    margin = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
+    bottom = 0.0 if metric == "error rate" else low - margin
+    axes.set_ylim(max(bottom, 0.0), high + 2 * margin)
+
+
+def loading(folder: Path) -> str:
+    """The two lines that load the best model."""
+    return f'from torchrum.lab.compare import load\nmodel = load("{folder.as_posix()}")'
+
+
+def comparison_page(
+    title: str,
+    folder: Path,
+    problem: Problem,
+    verdict: Verdict,
+    table: Table,
+    found: Sequence[Standing],
+    more: str,
+) -> Page:
+    """Gather the page.
+
+    Args:
+        title: name of the data.
+        folder: of the comparison.
+        problem: what was learnt.
+        verdict: the outcome.
+        table: the scores.
+        found: the models.
+        more: the command that goes on.
+    """
+    caption = (
+        f"{problem.metric} on the validation part over the steps and the seconds of a training: the mean over the seeds "
+        f"and their range."
+    )
+    scored = [each for each in found if each.runs]
+    results: list[Block] = [table]
+    if scored:
+        results.append(picture("curves", lambda: curves(scored, problem.floor, problem.metric), caption))
+    parts = (problem.train, problem.validation, problem.test)
+    counts = " / ".join(f"{len(part.inputs):,}" for part in parts)
+    facts = [
+        ("to predict", KINDS[problem.kind]),
+        ("sequences for training / validation / test", counts),
+        ("score", f"{problem.metric}, lower is better"),
+    ]
+    use: list[Block] = []
+    if scored:
+        first, second = loading(folder.resolve()).splitlines()
+        use = [
+            "The best model on the validation part is saved. Two lines load it, and a third uses it on data like yours:",
+            Items([code(first), code(second), code("model.predict(new_data)")]),
+        ]
+    how = [
+        RULE,
+        f"Learning rates: {', '.join(f'{rate:g}' for rate in RATES)}. Fresh seeds: {len(SEEDS)}. All models have "
+        f"about as many parameters, meet the same examples in the same order, and start every sequence with an empty state. "
+        f"{len(MODELS)} models: with the window a model reads each input together with the one before it.",
+        f"To go on where this stopped: {code(more)}",
+    ]
+    return Page(
+        title,
+        verdict.sentence,
+        [
+            Section("Scores", results),
+            *([Section("Use the best model", use)] if use else []),
+            Section("What was guessed", [Items([*problem.guesses])] if problem.guesses else ["Nothing."]),
+            Section("How it was decided", how),
+        ],
+        facts,
+    )
