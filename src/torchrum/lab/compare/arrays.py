@@ -129,8 +129,8 @@ def _check_finite(name: str, which: str, values: Array) -> None:
     if len(wrong):
         place = ", ".join(map(str, wrong[0]))
         raise BadDataError(
-            f"{name}: {which}[{place}] is {values[tuple(wrong[0])]} ({len(wrong)} such values in it); fill or remove "
-            "them."
+            f"{name}: {which}[{place}] is {values[tuple(wrong[0])]}, one of {len(wrong)} such values; all must be "
+            "finite numbers."
         )
 
 

@@ -81,7 +81,7 @@ def _split(given: Sequences) -> Pieces:
         return _split_by_time(given)
     count = len(given.inputs)
     if given.kind in ("classification", "regression") and count < LEAST_EXAMPLES:
-        raise BadDataError(f"{given.name} has {count} sequences; {given.kind} needs at least {LEAST_EXAMPLES}.")
+        raise BadDataError(f"{given.name} has {count} sequences; at least {LEAST_EXAMPLES} are needed.")
     everything = np.arange(count)
     groups = [everything]
     if given.kind == "classification" and given.shuffle:
@@ -121,7 +121,7 @@ def _split_by_time(given: Sequences) -> Pieces:
     rows = sum(map(len, given.inputs))
     if rows < LEAST_ROWS:
         what = "symbols" if given.alphabet is not None else "rows"
-        raise BadDataError(f"{given.name} has {rows} {what}; {given.kind} needs at least {LEAST_ROWS}.")
+        raise BadDataError(f"{given.name} has {rows} {what}; at least {LEAST_ROWS} are needed.")
     shares = (1 - 2 * HELD_OUT, 1 - HELD_OUT)
     moments = None
     if given.times is not None and len(given.times) > 1:

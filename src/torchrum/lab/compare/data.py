@@ -85,7 +85,7 @@ def _read_path(path: Path, options: dict[str, Any], kind: Kind | None) -> Sequen
         _refuse_columns(f"{path.name} is read as text, since its name does not end in .csv", options)
         return _read_text(path, kind)
     except OSError as error:
-        raise BadDataError(f"{error.filename or path} cannot be read: {error.strerror}; {SHARED}.") from error
+        raise BadDataError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
 
 
 def _refuse_columns(what: str, options: dict[str, Any]) -> None:
@@ -105,6 +105,9 @@ def _refuse_binary(path: Path) -> None:
 
 
 def _read_arrays(path: Path, kind: Kind | None) -> Sequences:
+    with path.open("rb") as start:
+        if start.read(6) not in (b"\x93NUMPY", b"PK\3\4\x2d\0", b"PK\3\4\x14\0"):
+            raise BadDataError(f"{path.name} was not written by numpy; use numpy.save or numpy.savez.")
     try:
         if path.suffix.lower() == ".npy":
             return sequences_of_arrays(path.name, np.load(path, mmap_mode="r", allow_pickle=False), None, kind)
@@ -116,12 +119,12 @@ def _read_arrays(path: Path, kind: Kind | None) -> Sequences:
     except (ValueError, EOFError, zipfile.BadZipFile, KeyError, AttributeError, TypeError) as error:
         if isinstance(error, BadDataError):
             raise
-        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+        if "Object arrays" in str(error) or "Python objects" in str(error):
             raise BadDataError(
                 f"{path.name} holds Python objects, which are not loaded, since they could run code; save arrays of "
                 "numbers."
             ) from error
-        raise BadDataError(f"{path.name} is damaged or not made by numpy: {error!s:.100}") from error
+        raise BadDataError(f"{path.name} is damaged: {error!s:.100}") from error
 
 
 def _read_text(path: Path, kind: Kind | None) -> Sequences:
@@ -152,7 +155,11 @@ def _read_folder(path: Path, kind: Kind | None) -> Sequences:
             "symbol, give one text file."
         )
     if {folder.name.lower() for folder in folders} <= SPLIT_NAMES:
-        raise BadDataError(f"{path.name} is divided into {folders[0].name} and others; give {folders[0]} itself.")
+        names = " and ".join(folder.name for folder in folders)
+        raise BadDataError(
+            f"{path.name} is divided into {names}, which are not classes; give one of them, or join them by class. "
+            "The parts are divided anew."
+        )
     contents, labels = [], []
     for label, folder in enumerate(folders):
         files = sorted(file for file in folder.rglob("*") if not file.name.startswith(".") and not file.is_dir())

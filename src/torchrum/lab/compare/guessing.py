@@ -8,7 +8,7 @@ from torchrum.lab.compare.problem import Array, BadDataError, Kind
 from torchrum.lab.compare.table import Column, Table
 
 TARGET_NAMES = ("target", "label", "class", "y")
-TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "year", "step", "epoch")
+TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "year", "step", "frame", "t")
 GROUP_NAMES = ("group", "series", "sequence", "session", "subject", "patient", "trial", "id")
 MOST_CLASSES = 20
 """Distinct whole numbers up to which a column of them is taken for classes."""
@@ -38,7 +38,7 @@ def guess_time(table: Table, taken: set[str | None], group: str | None) -> tuple
         named = column.name.lower() in TIME_NAMES and column.labels is None
         if column.name in taken or column.name == group or not (column.dates or named):
             continue
-        if column.bad is not None and not column.dates:
+        if not column.dates and (column.bad is not None or not _rises(table, column, group)):
             continue
         table.require(column)
         why = "since it holds dates" if column.dates else "by its name"
@@ -55,6 +55,15 @@ def guess_time(table: Table, taken: set[str | None], group: str | None) -> tuple
         if column.dates:
             check_duplicates(table, column, group)
     return None, group
+
+
+def _rises(table: Table, column: Column, group: str | None) -> bool:
+    """Whether numbers rise from row to row of each group."""
+    values, starts = column.values, np.zeros(len(column.values) - 1, dtype=bool)
+    if group is not None:
+        order = np.argsort(table.columns[group].values, kind="stable")
+        values, starts = values[order], np.diff(table.columns[group].values[order]) != 0
+    return bool(np.all((np.diff(values) > 0) | starts))
 
 
 def _duplicate(table: Table, time: Column, group: str | None) -> tuple[int, int] | None:
@@ -109,7 +118,7 @@ def _is_categorical(column: Column, most: int) -> bool:
     values = column.values
     if column.dates or np.any(values != np.round(values)):
         return False
-    return len(np.unique(values)) <= min(most, len(values) // 2)
+    return 2 <= len(np.unique(values)) <= min(most, len(values) // 2)
 
 
 def varies(column: Column, order: Array, bounds: list[tuple[int, int]]) -> tuple[int, int] | None:
@@ -125,8 +134,8 @@ def varies(column: Column, order: Array, bounds: list[tuple[int, int]]) -> tuple
 def guess_kind(
     table: Table, target: Column, time: str | None, group: str | None, order: Array, bounds: list[tuple[int, int]]
 ) -> Kind:
-    varies = varies(target, order, bounds) is not None
-    if group is not None and not varies:
+    changes = varies(target, order, bounds) is not None
+    if group is not None and not changes:
         categorical, why = _is_categorical(target, MOST_CLASSES), "has one value for each group"
         kind: Kind = "classification" if categorical else "regression"
     elif group is None and time is None and _is_categorical(target, MOST_CLASSES):

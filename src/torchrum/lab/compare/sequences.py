@@ -153,11 +153,15 @@ def _note_unequal_steps(table: Table, time: Column, group: str | None) -> None:
     if group is not None:
         steps = steps[np.diff(keys[1][order]) == 0]
     if len(steps) and steps.max() > 1.5 * np.median(steps):
-        unit = " seconds" if time.dates else ""
+        shortest, longest = (_duration(step) if time.dates else f"{step:g}" for step in (steps.min(), steps.max()))
         table.guesses.append(
-            f'steps: rows are taken as equally spaced, but "{time.name}" goes in steps of {steps.min():g} to '
-            f"{steps.max():g}{unit}"
+            f'steps: rows are taken as equally spaced, but "{time.name}" goes in steps of {shortest} to {longest}'
         )
+
+
+def _duration(seconds: float) -> str:
+    unit, size = next(pair for pair in (("d", 86400), ("h", 3600), ("min", 60), ("s", 0)) if seconds >= pair[1])
+    return f"{seconds / max(size, 1):g} {unit}"
 
 
 def _check_target(
@@ -169,7 +173,7 @@ def _check_target(
         distinct = len(np.unique(target.values))
         if distinct > max(2, table.rows / 2) or (target.labels is None and distinct > 1000):
             what = "numbers" if target.labels is None else "texts"
-            advice = "; or --kind regression or forecasting" if target.labels is None else ""
+            advice = "; try --kind regression or forecasting" if target.labels is None else ""
             raise BadDataError(
                 f'{table.name}, column "{target.name}" has {distinct:,} different {what} in {table.rows:,} rows; '
                 f"{kind} needs classes that occur several times{advice}."

@@ -86,10 +86,10 @@ class Table:
 
     def require(self, column: Column, numbers: bool = False) -> None:
         """Raise the error of the first bad cell of a column that is used."""
-        if numbers and column.labels is not None:
+        if numbers and not column.numeric:
             raise BadDataError(
                 f'{self.place(0, column.name)}: "{column.text(0)}" is not a number; '
-                "give a column of numbers, or another --kind."
+                "name a column of numbers, or another --kind."
             )
         if column.bad is not None:
             row, wrong = column.bad
@@ -204,7 +204,12 @@ class ColumnBuilder:
         values = np.frombuffer(self.values, dtype=np.float64)[start:]
         for index in np.flatnonzero(~np.isfinite(values)):
             row = start + int(index)
-            self._note(row, wrong.get(row, f'"{values[index]:g}" is not a finite number'))
+            self._note(
+                row,
+                wrong.get(
+                    row, "the value is missing" if np.isnan(values[index]) else f"{values[index]:g} is not finite"
+                ),
+            )
 
     def _note(self, row: int, wrong: str) -> None:
         self.bad = self.bad or (row, wrong)
