@@ -3,9 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from numpy.typing import NDArray
 from torch import Tensor
 
+Array = NDArray[Any]
 Kind = Literal["classification", "regression", "forecasting", "tagging", "symbols"]
+
+
+class BadDataError(ValueError):
+    """Data that cannot become a problem; the message names the place and the remedy."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, kw_only=True)
