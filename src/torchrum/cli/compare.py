@@ -11,9 +11,9 @@ def main(arguments: list[str]) -> int:
     """Compare GRU, LSTM and RUM on a user's data."""
     parser = Parser(
         "compare",
-        "Train GRU, LSTM and RUM on your data with the same search of learning rates, the same number of steps and three "
-        "seeds, and say whether RUM is worth it. What is not given is guessed, and said. Ctrl-C keeps what was done; the "
-        "same command again goes on.",
+        "Train GRU, LSTM and RUM on your data with the same search of learning rates, the same number of steps and "
+        "three seeds, and say whether RUM is worth it. What is not given is guessed, and the guesses are printed. "
+        "Ctrl-C keeps what was done; the same command again goes on.",
     )
     parser.add_argument(
         "data",

@@ -5,9 +5,10 @@ import time as clock
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from torchrum.lab.compare.best import Best, load, save_best
-from torchrum.lab.compare.data import Data, read_problem
+from torchrum.lab.compare.data import read_problem
 from torchrum.lab.compare.models import Network, Sizes, time_steps
 from torchrum.lab.compare.page import comparison_page
 from torchrum.lab.compare.problem import Kind, Problem
@@ -51,7 +52,7 @@ class Comparison:
 
 
 def compare(
-    data: Data,
+    data: Any,
     *,
     target: str | None = None,
     time: str | None = None,
@@ -82,7 +83,12 @@ def compare(
     _check_minutes(minutes)
     problem = read_problem(data, target=target, time=time, group=group, inputs=inputs, kind=kind)
     path = Path(data) if isinstance(data, str | Path) else None
-    options = {"target": target, "time": time, "group": group, "inputs": list(inputs) if inputs else None}
+    options: dict[str, object] = {
+        "target": target,
+        "time": time,
+        "group": group,
+        "inputs": list(inputs) if inputs else None,
+    }
     options |= {"kind": kind, "minutes": minutes}
     settings = settings_for(problem, "" if path is None else str(path.resolve()), options)
     name = "data" if path is None else re.sub(r"[^\w.-]+", "-", path.resolve().stem) or "data"

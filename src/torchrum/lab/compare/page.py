@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torchrum.lab.compare.models import MODELS
 from torchrum.lab.compare.problem import Problem
 from torchrum.lab.compare.verdict import RATES, RULE, SEEDS, Standing, Verdict, in_words
 from torchrum.lab.page import Block, Items, Page, Section, picture
@@ -62,6 +61,14 @@ def loading(folder: Path) -> str:
     return f'from torchrum.lab.compare import load\nmodel = load("{folder.as_posix()}")'
 
 
+def new_sequences(problem: Problem) -> str:
+    """Say what ``predict`` takes."""
+    if problem.symbols is not None:
+        return "a list of texts, or of lists of symbols"
+    columns = ", ".join(problem.reading.get("columns", []))
+    return f"a list of arrays (steps, {problem.features})" + (f" with the columns {columns}" if columns else "")
+
+
 def comparison_page(
     title: str,
     folder: Path,
@@ -83,8 +90,8 @@ def comparison_page(
         more: the command that goes on.
     """
     caption = (
-        f"{problem.metric} on the validation part over the steps and the seconds of a training: the mean over the seeds "
-        f"and their range."
+        f"{problem.metric} on the validation part over the steps and the seconds of a training: the mean over the "
+        "seeds and their range."
     )
     scored = [each for each in found if each.runs]
     results: list[Block] = [table]
@@ -101,14 +108,15 @@ def comparison_page(
     if scored:
         first, second = loading(folder.resolve()).splitlines()
         use = [
-            "The best model on the validation part is saved. Two lines load it, and a third uses it on data like yours:",
-            Items([code(first), code(second), code("model.predict(new_data)")]),
+            "The best model on the validation part is saved. Two lines load it, and a third reads new sequences, as "
+            f"they are in your data: {new_sequences(problem)}.",
+            Items([code(first), code(second), code("model.predict(sequences)")]),
         ]
     how = [
         RULE,
         f"Learning rates: {', '.join(f'{rate:g}' for rate in RATES)}. Fresh seeds: {len(SEEDS)}. All models have "
-        f"about as many parameters, meet the same examples in the same order, and start every sequence with an empty state. "
-        f"{len(MODELS)} models: with the window a model reads each input together with the one before it.",
+        "about as many parameters, meet the same examples in the same order, and begin every sequence with an empty "
+        "state. With the window a model reads each input together with the one before it.",
         f"To go on where this stopped: {code(more)}",
     ]
     return Page(

@@ -49,6 +49,7 @@ FILLED = 0.8
 """Share of the time limit that the plan fills: a machine may become slower."""
 LEAST_STEPS = 50
 SETTINGS, PROBLEM, TRAININGS, WEIGHTS = "settings.json", "problem.pt", "trainings.jsonl", "weights"
+PARTS = ("train", "validation", "test")
 TICK = 16
 """Steps after which a training adds to the progress, and looks whether it is to stop."""
 PLAIN_SECONDS = 10.0
@@ -107,7 +108,7 @@ def digest(problem: Problem) -> str:
 
 def save_problem(folder: Path, problem: Problem) -> None:
     """Write the prepared data for the trainings, and what they are for a reader."""
-    parts = {name: vars(getattr(problem, name)) for name in ("train", "validation", "test")}
+    parts = {name: vars(getattr(problem, name)) for name in PARTS}
     torch.save({**vars(problem), **parts}, folder / PROBLEM)
     words = {name: value for name, value in vars(problem).items() if name not in (*parts, "target_scale")}
     sequences = {name: len(part["inputs"]) for name, part in parts.items()}
@@ -118,11 +119,8 @@ def load_problem(folder: Path) -> Problem:
     """Read the prepared data of a folder."""
     if not (folder / PROBLEM).is_file():
         raise ConfigError(f"{folder} is not a folder of torchrum compare: it has no {PROBLEM}.")
-    fields = torch.load(folder / PROBLEM, weights_only=True)
-    return Problem(**{name: Part(**value) if name in PARTS else value for name, value in fields.items()})
-
-
-PARTS = ("train", "validation", "test")
+    fields: dict[str, Any] = torch.load(folder / PROBLEM, weights_only=True)
+    return Problem(**fields | {name: Part(**fields[name]) for name in PARTS})
 
 
 def read_settings(folder: Path) -> Settings:
@@ -184,7 +182,7 @@ def _start_worker(folder: Path, hidden_sizes: Mapping[str, int], device: str, st
     _worker = Worker(load_problem(folder), hidden_sizes, torch.device(device), stop, done)
 
 
-class _Stopped(Exception):
+class _StopError(Exception):
     """The trainings are to end."""
 
 
@@ -205,14 +203,14 @@ def _train(training: Training, steps: int) -> tuple[Finished, dict[str, Tensor]]
             with done.get_lock():
                 done.value += TICK
             if stop.is_set():
-                raise _Stopped
+                raise _StopError
 
     model, rate, seed = training
     size = _worker.hidden_sizes[model]
     fresh = seed != SEARCH_SEED
     try:
         found = train(_worker.problem, model, size, rate, seed, steps, fresh, _worker.device, tick)
-    except _Stopped:
+    except _StopError:
         return None
     with done.get_lock():
         done.value += steps - count // TICK * TICK

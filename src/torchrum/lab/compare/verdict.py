@@ -12,10 +12,11 @@ SEARCH_SEED, SEEDS = 0, (1, 2, 3)
 """The seed of the search, and the fresh seeds that are compared."""
 
 RULE = (
-    "Every model tries the same learning rates with one seed, and trains with three fresh seeds at the rate that is best on "
-    "the validation part; every training has the same number of steps. Of the RUMs the best on the validation part is "
-    "compared with the best of the GRUs and LSTMs, on the test part: one is ahead if all its seeds are better than all "
-    "seeds of the other. If neither is better than the best model without memory with all its seeds, none is worth it."
+    "Every model tries the same learning rates with one seed, and trains with three fresh seeds at the rate that is "
+    "best on the validation part; every training has the same number of steps. Of the RUMs the best on the validation "
+    "part is compared with the best of the GRUs and LSTMs, on the test part: one is ahead if all its seeds are better "
+    "than all seeds of the other. If neither is better than the best model without memory with all its seeds, none is "
+    "worth it."
 )
 
 
