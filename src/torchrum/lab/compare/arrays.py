@@ -1,14 +1,12 @@
 """Sequences of arrays ``x`` and ``y``, and of texts."""
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from torchrum.lab.compare.guessing import MOST_CLASSES
 from torchrum.lab.compare.problem import Array, BadDataError, Kind
-from torchrum.lab.compare.sequences import LEAST_WHOLE, Sequences
+from torchrum.lab.compare.sequences import LEAST_WHOLE, Sequences, symbols_of_texts
 from torchrum.lab.compare.table import MOST_VALUES
 
 WIDE = 16
@@ -56,19 +54,9 @@ def sequences_of_arrays(name: str, x: Any, y: Any, kind: Kind | None) -> Sequenc
     return found
 
 
-def symbols_of_texts(texts: Sequence[str]) -> tuple[list[Array], list[str]]:
-    """Number the characters of texts by their code points."""
-    points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    present = np.flatnonzero(np.bincount(points))
-    codes = np.searchsorted(present, points).astype(np.int64)
-    edges = np.cumsum([0, *map(len, texts)]).tolist()
-    pieces = [codes[start:stop] for start, stop in itertools.pairwise(edges)]
-    return pieces, [chr(point) for point in present]
-
-
 def _as_arrays(name: str, which: str, given: Any) -> Array | list[Array]:
     """Make one array, or a list of arrays if their shapes differ."""
-    if isinstance(given, list | tuple) and any(np.ndim(item) > 0 for item in given):
+    if isinstance(given, list | tuple) and any(isinstance(item, list | tuple) or np.ndim(item) for item in given):
         arrays = [_as_array(name, f"{which}[{i}]", item) for i, item in enumerate(given)]
         if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
             return arrays
@@ -128,10 +116,8 @@ def _check_finite(name: str, which: str, values: Array) -> None:
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         place = ", ".join(map(str, wrong[0]))
-        raise BadDataError(
-            f"{name}: {which}[{place}] is {values[tuple(wrong[0])]}, one of {len(wrong)} such values; all must be "
-            "finite numbers."
-        )
+        more = f" ({len(wrong)} such values in it)" if len(wrong) > 1 else ""
+        raise BadDataError(f"{name}: {which}[{place}] is {values[tuple(wrong[0])]}{more}; fill or remove it.")
 
 
 def _shorten(

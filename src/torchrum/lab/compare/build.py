@@ -185,7 +185,8 @@ def _scale_inputs(given: Sequences, raw: Arrays) -> Arrays:
 
 def _mean_and_scale(given: Sequences, arrays: list[Array]) -> tuple[Array, Array]:
     values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    mean, scale = values.mean(0), values.std(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, scale = values.mean(0), values.std(0)
     if not np.isfinite(scale).all():
         raise BadDataError(f"{given.name} has numbers too large to square; divide them first.")
     return mean, np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)

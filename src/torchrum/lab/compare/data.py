@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from torchrum.lab.compare.arrays import sequences_of_arrays, symbols_of_texts
+from torchrum.lab.compare.arrays import sequences_of_arrays
 from torchrum.lab.compare.build import build
 from torchrum.lab.compare.problem import BadDataError, Kind, Problem
-from torchrum.lab.compare.sequences import Sequences, sequences_of_table
+from torchrum.lab.compare.sequences import MOST_OF_A_TEXT, Sequences, sequences_of_table, symbols_of_texts
 from torchrum.lab.compare.table import MOST_VALUES, read_csv, read_parquet, table_of_columns
 
 KINDS = ("classification", "regression", "forecasting", "tagging", "symbols")
 SHARED = "give a CSV, Parquet, .npz, .npy or text file, or a folder with a subfolder of texts for each class"
-MOST_OF_A_TEXT = 512
-"""Symbols of each file that are read from a folder of texts."""
 MOST_CONTROLS = 0.01
 """Share of control characters beyond which a file is not text."""
 SPLIT_NAMES = frozenset(("train", "test", "valid", "validation", "val", "dev"))
@@ -106,7 +104,7 @@ def _refuse_binary(path: Path) -> None:
 
 def _read_arrays(path: Path, kind: Kind | None) -> Sequences:
     with path.open("rb") as start:
-        if start.read(6) not in (b"\x93NUMPY", b"PK\3\4\x2d\0", b"PK\3\4\x14\0"):
+        if not start.read(6).startswith((b"\x93NUMPY", b"PK\3\4")):
             raise BadDataError(f"{path.name} was not written by numpy; use numpy.save or numpy.savez.")
     try:
         if path.suffix.lower() == ".npy":
@@ -157,8 +155,7 @@ def _read_folder(path: Path, kind: Kind | None) -> Sequences:
     if {folder.name.lower() for folder in folders} <= SPLIT_NAMES:
         names = " and ".join(folder.name for folder in folders)
         raise BadDataError(
-            f"{path.name} is divided into {names}, which are not classes; give one of them, or join them by class. "
-            "The parts are divided anew."
+            f"{path.name} is divided into {names}, which are not classes; give one of them, or join them by class."
         )
     contents, labels = [], []
     for label, folder in enumerate(folders):

@@ -97,6 +97,8 @@ def check_duplicates(table: Table, time: Column, group: str | None) -> None:
 def guess_target(table: Table, taken: set[str | None], inputs: Sequence[str]) -> Column:
     free = [column for column in table.columns.values() if column.name not in taken and column.name not in inputs]
     free = [column for column in free if not column.dates and not _is_counter(column)]
+    telling = [column for column in free if len(column.labels or ()) <= table.rows / 2]
+    free = telling or free  # texts that are all different are no classes
     if not free:
         raise BadDataError(f"{table.name} has no column left to predict; name one with --target.")
     named = [column for column in free if column.name.lower() in TARGET_NAMES]

@@ -1,5 +1,6 @@
 """Sequences before they are split and scaled, and how a table becomes some: the roles of its columns."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from torchrum.lab.compare.guessing import (
 from torchrum.lab.compare.problem import Array, BadDataError, Kind
 from torchrum.lab.compare.table import Column, Table
 
+MOST_OF_A_TEXT = 512
+"""Symbols of each text that are read where a text has one class."""
 LEAST_WHOLE = 5
 """Sequences from which the parts get whole ones; fewer are cut by time."""
 
@@ -248,8 +251,28 @@ def _fill_targets(found: Sequences, target: Column, order: Array, bounds: list[t
         found.targets = [codes[order[a]] for a, _ in bounds]
 
 
+def symbols_of_texts(texts: Sequence[str]) -> tuple[list[Array], list[str]]:
+    """Number the characters of texts by their code points."""
+    points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    present = np.flatnonzero(np.bincount(points))
+    codes = np.searchsorted(present, points).astype(np.int64)
+    edges = np.cumsum([0, *map(len, texts)]).tolist()
+    pieces = [codes[start:stop] for start, stop in itertools.pairwise(edges)]
+    return pieces, [chr(point) for point in present]
+
+
 def _fill_rows(found: Sequences, table: Table, chosen: list[Column], target: Column, order: Array) -> None:
-    """Make each row a sequence of its numbers."""
+    """Make each row a sequence of its numbers, or of the characters of its only text."""
+    if len(chosen) == 1 and chosen[0].labels is not None:
+        table.require(chosen[0])
+        labels = [text[:MOST_OF_A_TEXT] for text in chosen[0].labels]
+        by_label, found.alphabet = symbols_of_texts(labels)
+        found.inputs = [by_label[code] for code in chosen[0].values[order]]
+        found.columns = [chosen[0].name]
+        cut = f"; only the first {MOST_OF_A_TEXT} of each" if max(map(len, labels)) == MOST_OF_A_TEXT else ""
+        found.guesses.append(f'sequences: the characters of "{chosen[0].name}" in each row{cut}')
+        _fill_targets(found, target, order, [(row, row + 1) for row in range(table.rows)])
+        return
     for column in chosen:
         table.require(column, numbers=True)
     found.columns = [column.name for column in chosen]
