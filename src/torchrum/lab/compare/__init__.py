@@ -10,7 +10,6 @@ from typing import Any
 from torchrum.lab.compare.best import Best, load, save_best
 from torchrum.lab.compare.data import read_problem
 from torchrum.lab.compare.models import Network, Sizes, time_steps
-from torchrum.lab.compare.page import comparison_page
 from torchrum.lab.compare.problem import Kind, Problem
 from torchrum.lab.compare.run import (
     SETTINGS,
@@ -24,7 +23,6 @@ from torchrum.lab.compare.run import (
     train_all,
 )
 from torchrum.lab.compare.verdict import Standing, Verdict, decide, score_table, standings
-from torchrum.lab.page import write_page
 from torchrum.lab.tables import Table
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.files import write_json
@@ -147,6 +145,9 @@ def _more(folder: Path) -> str:
 
 def _report(folder: Path, problem: Problem, settings: Settings) -> Comparison:
     """Judge the finished trainings, save the best model, and write the page."""
+    from torchrum.lab.compare.page import comparison_page  # the processes that train have no use for matplotlib
+    from torchrum.lab.page import write_page
+
     found = standings(read_trainings(folder))
     verdict = decide(found, problem.floor, problem.metric, _more(folder))
     sizes = Sizes.of(problem)

@@ -19,13 +19,13 @@ REFERENCE_SIZE = 56
 BATCH_SIZE, SCORE_BATCH_SIZE = 32, 256
 CLIP = 1.0
 """Largest norm of a gradient."""
-CHECKS = 20
+CHECKS = 15
 """Scores on the validation part during a training; its best weights are kept."""
-CHECKED = 1000
+CHECKED = 500
 """Sequences of the validation part that are scored, chosen at random, the same for every training."""
 IMPROVING = 0.01
 """A training whose last fifth makes the best score better by more than this share is still improving."""
-WARMUP, TIMING_SECONDS = 3, 1.5
+WARMUP, TIMING_SECONDS = 3, 0.5
 """Steps before a timing, and its length."""
 
 
@@ -115,12 +115,12 @@ def choose_hidden_sizes(sizes: Sizes) -> dict[str, int]:
     """Choose the hidden size of each model so that all have about as many parameters as the GRU."""
 
     def count(name: str, hidden_size: int) -> int:
-        with torch.device("meta"):
-            return count_parameters(Network(name, sizes, hidden_size))
+        return count_parameters(Network(name, sizes, hidden_size))
 
-    wanted = count("GRU", REFERENCE_SIZE)
-    # multiples of 4 suit the vector units of processors
-    return {name: min(range(8, 97, 4), key=lambda size: abs(count(name, size) - wanted)) for name in MODELS}
+    with torch.random.fork_rng(devices=[]):
+        wanted = count("GRU", REFERENCE_SIZE)
+        # multiples of 4 suit the vector units of processors
+        return {name: min(range(8, 97, 4), key=lambda size: abs(count(name, size) - wanted)) for name in MODELS}
 
 
 class Batch(NamedTuple):

@@ -140,6 +140,15 @@ def read_trainings(folder: Path) -> list[Finished]:
     return found
 
 
+def add_training(folder: Path, row: Finished) -> None:
+    """Add a finished training, on a line of its own even where the last one was cut off."""
+    with (folder / TRAININGS).open("a+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        torn = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * torn + json.dumps(row._asdict()).encode() + b"\n")
+
+
 def claim_folder(out: Path | None, name: str, settings: Settings) -> FolderLock:
     """Lock the folder of a comparison: one that holds the same comparison, to go on with it, or a new one.
 
@@ -236,7 +245,7 @@ class Pool:
         self.jobs = 1 if cuda else count_cores()
         self._interrupts = Interrupts()
         self._deadline, self._bar = deadline, bar
-        context = start_context("torch", "torchrum.lab.compare.models")
+        context = start_context("torch._dynamo", "torchrum.lab.compare.run")  # the optimizers import dynamo
         self._stop, self._done = context.Event(), context.Value("q", 0)
         given = folder, settings.hidden_sizes, "cuda" if cuda else "cpu", self._stop, self._done
         self._executor = ProcessPoolExecutor(self.jobs, context, _start_worker, given)
@@ -357,8 +366,8 @@ def plan_steps(times: Mapping[str, tuple[float, float]], jobs: int, seconds: flo
     if steps < LEAST_STEPS:
         needed = trainings * (LEAST_STEPS * step + scores) / (jobs * FILLED) / 60
         raise ConfigError(
-            f"{seconds / 60:.2g} minutes are too short for {LEAST_STEPS} steps of every model on this data; give it at "
-            f"least --minutes {math.ceil(needed + 1)}."
+            f"the time left, {seconds:.0f} seconds, is too short for {LEAST_STEPS} steps of every model on this data; "
+            f"give it --minutes {math.ceil(needed + 1)} or more."
         )
     return steps
 
@@ -395,11 +404,7 @@ def train_all(folder: Path, settings: Settings, minutes: float, begin: float, qu
             row, weights = outcome
             if weights:
                 save_file(weights, folder / WEIGHTS / task[0].weights)
-            with (folder / TRAININGS).open("a+b") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(end - 1, 0))
-                torn = file.read(1) not in (b"", b"\n")  # a line that was cut off
-                file.write(b"\n" * torn + json.dumps(row._asdict()).encode() + b"\n")
+            add_training(folder, row)
 
         def train_missing(what: str, wanted: Sequence[Training]) -> bool:
             bar.say(what)

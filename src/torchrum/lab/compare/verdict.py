@@ -113,7 +113,7 @@ def decide(found: Sequence[Standing], floor: Mapping[str, float], metric: str, m
     rum, other = champion(found, ["RUM"]), champion(found, ["GRU", "LSTM"])
     without = min(floor, key=lambda name: floor[name])
     if max(rum.test) >= floor[without] and max(other.test) >= floor[without]:
-        return Verdict("no memory", f"No recurrent model beats {without}; none is worth it here.")
+        return Verdict("no memory", f"No recurrent model beats the {without}; none is worth it here.")
     scores = f"{metric} {describe(rum.test, metric)} against {describe(other.test, metric)}"
     mine, keep = in_words(rum.model), f"Keep your {MODELS[other.model].family}"
     if max(rum.test) < min(other.test):
