@@ -159,6 +159,5 @@ def _report(folder: Path, problem: Problem, settings: Settings) -> Comparison:
     table = score_table(found, problem.floor, problem.metric, settings.steps or 0, facts)
     if any(each.runs for each in found):
         save_best(folder, found, problem, settings)
-    title = f"torchrum compare {folder.name}"
-    page = comparison_page(title, folder, problem, verdict, table, found, _more(folder))
+    page = comparison_page(folder, problem, verdict, table, found, _more(folder))
     return Comparison(folder, verdict, table, found, write_page(page, folder / "report.html"))

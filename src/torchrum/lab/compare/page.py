@@ -1,12 +1,16 @@
 """The page of a comparison: the verdict first, then the table, the curves, the guesses, and how to go on."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from torchrum.lab.compare.problem import Problem
+from torchrum.lab.compare.run import count_cores
 from torchrum.lab.compare.verdict import RATES, RULE, SEEDS, Standing, Verdict, in_words
 from torchrum.lab.page import Block, Items, Page, Section, picture
-from torchrum.lab.plot_style import Axes, Figure, baseline, count_steps
+from torchrum.lab.plot_style import Figure, baseline, count_steps
 from torchrum.lab.tables import Table, code
 
 COLOURS = {"GRU": "#808080", "LSTM": "#009e73", "RUM": "#0072b2", "RUM lam=1": "#d55e00"}
@@ -24,36 +28,30 @@ def curves(found: Sequence[Standing], floor: Mapping[str, float], metric: str) -
     """Draw the scores on the validation part over steps and over seconds: the mean over the seeds and their range."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     by_steps, by_seconds = figure.subplots(1, 2, sharey=True)
-    ends = []
+    shown = [min(floor.values())]
     for each in found:
         name, _, window = each.model.partition(",")
         style = {"color": COLOURS[name], "linestyle": "--" if window else "-"}
-        curves = [run.curve for run in each.runs]
-        points = list(zip(*(curve[: min(map(len, curves))] for curve in curves), strict=True))
+        points = list(zip(*(run.curve for run in each.runs), strict=False))  # a training that diverged is shorter
         scores = [[score for *_, score in point] for point in points]
-        ends += [values[-1] for values in scores[-1:]] + [min(map(min, scores))] if scores else []
+        shown += scores[-1]
         for axes, column in ((by_steps, 0), (by_seconds, 1)):
             where = [sum(place[column] for place in point) / len(point) for point in points]
-            label = in_words(each.model) if column == 0 and points else None
+            label = in_words(each.model) if axes is by_steps else None
             axes.plot(where, [sum(values) / len(values) for values in scores], label=label, **style)
             axes.fill_between(where, [*map(min, scores)], [*map(max, scores)], color=style["color"], alpha=0.12, lw=0)
     best = min(floor, key=lambda name: floor[name])
     for axes in (by_steps, by_seconds):
-        baseline(axes, floor[best], f"{best}, on the test part" if axes is by_steps else "_")
-    _limit(by_steps, [*ends, floor[best]], metric)
+        baseline(axes, floor[best], f"{best}, on the test part" if axes is by_steps else "")
+    # the first scores, before any step, may be far above the others
+    low, high = min(shown), max(shown)
+    margin = 0.15 * (high - low) or 0.1 * abs(high)
+    by_steps.set_ylim(0 if metric == "error rate" else max(0, low - margin), high + 2 * margin)
     count_steps(by_steps)
-    by_seconds.set_xlabel("seconds of one training")
+    by_seconds.set_xlabel("seconds of one training, on one core or the GPU")
     by_steps.set_ylabel(f"{metric}, validation")
     figure.legend(loc="outside upper center", ncols=5)
     return figure
-
-
-def _limit(axes: Axes, values: Sequence[float], metric: str) -> None:
-    """Show the range of the final scores; the first scores, before any step, may be far above it."""
-    low, high = min(values), max(values)
-    margin = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
-    bottom = 0.0 if metric == "error rate" else low - margin
-    axes.set_ylim(max(bottom, 0.0), high + 2 * margin)
 
 
 def loading(folder: Path) -> str:
@@ -70,7 +68,6 @@ def new_sequences(problem: Problem) -> str:
 
 
 def comparison_page(
-    title: str,
     folder: Path,
     problem: Problem,
     verdict: Verdict,
@@ -81,7 +78,6 @@ def comparison_page(
     """Gather the page.
 
     Args:
-        title: name of the data.
         folder: of the comparison.
         problem: what was learnt.
         verdict: the outcome.
@@ -103,6 +99,7 @@ def comparison_page(
         ("to predict", KINDS[problem.kind]),
         ("sequences for training / validation / test", counts),
         ("score", f"{problem.metric}, lower is better"),
+        ("trained on", torch.cuda.get_device_name() if torch.cuda.is_available() else f"{count_cores()} cores"),
     ]
     use: list[Block] = []
     if scored:
@@ -120,7 +117,7 @@ def comparison_page(
         f"To go on where this stopped: {code(more)}",
     ]
     return Page(
-        title,
+        f"{folder.name}: {re.split('[:;]', verdict.sentence)[0].rstrip('.')}",
         verdict.sentence,
         [
             Section("Scores", results),
