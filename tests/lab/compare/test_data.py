@@ -155,6 +155,14 @@ def test_events_of_users(tmp_path):
     assert torch.equal(problem.train.inputs[0][1:], problem.train.targets[0][:-1])
 
 
+def test_a_lone_column(tmp_path):
+    """Texts are symbols, also with times; whole numbers are numbers."""
+    events = read_problem(write(tmp_path / "e.csv", "date,event", [[day(i), "abc"[i % 3]] for i in range(90)]))
+    assert (events.kind, events.outputs, events.reading["time"]) == ("symbols", 4, "date")
+    counts = read_problem(write(tmp_path / "c.csv", "rainy days", [[i % 5] for i in range(90)]))
+    assert guess(counts, "kind") == 'kind: forecasting, since "rainy days" is numeric, and there are no other inputs'
+
+
 def test_each_row_is_a_series(tmp_path):
     rows = [[*np.round(DRAW.normal(size=8), 3), i % 3] for i in range(60)]
     head = ",".join(f"pixel{i}" for i in range(8)) + ",digit"

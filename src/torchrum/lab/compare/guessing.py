@@ -140,6 +140,9 @@ def guess_kind(
     if group is not None and not changes:
         categorical, why = _is_categorical(target, MOST_CLASSES), "has one value for each group"
         kind: Kind = "classification" if categorical else "regression"
+    elif not _free(table, target, time, group):
+        kind, why = ("symbols", "holds texts") if target.labels is not None else ("forecasting", "is numeric")
+        why += ", and there are no other inputs"
     elif group is None and time is None and _is_categorical(target, MOST_CLASSES):
         kind, why = "classification", "holds classes, and no time or group joins the rows"
     elif group is None and time is None and series_columns(table, target):
@@ -162,8 +165,7 @@ def series_columns(table: Table, target: Column) -> bool:
 
 
 def guess_inputs(table: Table, target: Column, time: str | None, group: str | None, kind: Kind) -> list[Column]:
-    free = [column for column in table.columns.values() if column.name not in (time, group, target.name)]
-    free = [column for column in free if not (column.dates or _is_counter(column) or _is_name(column))]
+    free = _free(table, target, time, group)
     numbers = [column for column in free if column.numeric]
     texts = [column for column in free if column.labels is not None]
     if kind == "forecasting":
@@ -185,6 +187,12 @@ def guess_inputs(table: Table, target: Column, time: str | None, group: str | No
     chosen = numbers + few
     table.guesses.append(f"inputs: {_listing([column.name for column in chosen])}")
     return chosen
+
+
+def _free(table: Table, target: Column, time: str | None, group: str | None) -> list[Column]:
+    """Columns that may be inputs: those without another role, and no dates, row numbers or names of things."""
+    free = [column for column in table.columns.values() if column.name not in (time, group, target.name)]
+    return [column for column in free if not (column.dates or _is_counter(column) or _is_name(column))]
 
 
 def _listing(names: Sequence[str]) -> str:
