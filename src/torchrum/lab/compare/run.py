@@ -10,6 +10,7 @@ A folder of a comparison has
 """
 
 import hashlib
+import heapq
 import itertools
 import json
 import math
@@ -242,7 +243,7 @@ class Pool:
 
     def __init__(self, folder: Path, settings: Settings, deadline: float, bar: "Bar") -> None:
         cuda = torch.cuda.is_available()
-        self.jobs = 1 if cuda else count_cores()
+        self.jobs = 1 if cuda else min(count_cores(), len(MODELS) * len(SEEDS))
         self._interrupts = Interrupts()
         self._deadline, self._bar = deadline, bar
         context = start_context("torch._dynamo", "torchrum.lab.compare.run")  # the optimizers import dynamo
@@ -360,16 +361,26 @@ def plan_steps(times: Mapping[str, tuple[float, float]], jobs: int, seconds: flo
         jobs: trainings at the same time.
         seconds: time for all of them.
     """
-    step, scores = (sum(column) for column in zip(*times.values(), strict=True))
-    trainings = len(RATES) + len(SEEDS)
-    steps = int((jobs * FILLED * seconds / trainings - scores) / step)
+    step, scores = (
+        sum(in_parallel(count * column, jobs) for count in (len(RATES), len(SEEDS)))
+        for column in zip(*times.values(), strict=True)
+    )
+    steps = int((FILLED * seconds - scores) / step)
     if steps < LEAST_STEPS:
-        needed = trainings * (LEAST_STEPS * step + scores) / (jobs * FILLED) / 60
+        needed = (LEAST_STEPS * step + scores) / FILLED / 60
         raise ConfigError(
             f"the time left, {seconds:.0f} seconds, is too short for {LEAST_STEPS} steps of every model on this data; "
             f"give it --minutes {math.ceil(needed + 1)} or more."
         )
     return steps
+
+
+def in_parallel(costs: Sequence[float], jobs: int) -> float:
+    """Seconds until all of some trainings have ended, which start in this order and ``jobs`` at a time."""
+    free = [0.0] * jobs
+    for cost in costs:
+        heapq.heapreplace(free, free[0] + cost)
+    return max(free)
 
 
 def train_all(folder: Path, settings: Settings, minutes: float, begin: float, quiet: bool) -> tuple[Settings, bool]:
