@@ -129,7 +129,10 @@ def test_folders_are_named_after_the_data(tmp_path, monkeypatch):
     for settings, name in ((first, "load"), (other, "load-2"), (first, "load")):
         with run.claim_folder(None, "load", settings) as lock:
             assert lock.folder == Path("runs", name)
-            run.write_json(lock.folder / "settings.json", vars(settings))
+            run.write_json(lock.folder / "settings.json", vars(settings) | {"steps": 9})
+    run.write_json(Path("runs/load/settings.json"), vars(first))  # it was planned, and nothing was trained
+    with run.claim_folder(None, "load", other) as lock:
+        assert lock.folder == Path("runs/load")
 
 
 def test_without_time_the_outcome_is_undecided(tmp_path):

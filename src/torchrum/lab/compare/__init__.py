@@ -91,8 +91,8 @@ def compare(
     settings = settings_for(problem, "" if path is None else str(path.resolve()), options)
     name = "data" if path is None else re.sub(r"[^\w.-]+", "-", path.resolve().stem) or "data"
     with claim_folder(None if out is None else Path(out), name, settings) as lock:
-        if (lock.folder / SETTINGS).exists():
-            settings = read_settings(lock.folder)
+        if (lock.folder / SETTINGS).exists() and (there := read_settings(lock.folder)).steps is not None:
+            settings = there
         else:
             save_problem(lock.folder, problem)
             write_json(lock.folder / SETTINGS, asdict(settings))

@@ -114,7 +114,7 @@ def comparison_page(
         f"Learning rates: {', '.join(f'{rate:g}' for rate in RATES)}. Fresh seeds: {len(SEEDS)}. All models have "
         "about as many parameters, meet the same examples in the same order, and begin every sequence with an empty "
         "state. With the window a model reads each input together with the one before it.",
-        f"To go on where this stopped: {code(more)}",
+        *([f"To go on where this stopped: {code(more)}"] if verdict.word == "undecided" else []),
     ]
     return Page(
         f"{folder.name}: {re.split('[:;]', verdict.sentence)[0].rstrip('.')}",

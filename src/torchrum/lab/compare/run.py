@@ -151,7 +151,7 @@ def add_training(folder: Path, row: Finished) -> None:
 
 
 def claim_folder(out: Path | None, name: str, settings: Settings) -> FolderLock:
-    """Lock the folder of a comparison: one that holds the same comparison, to go on with it, or a new one.
+    """Lock the folder of a comparison: one with the same comparison, to go on with it, or one with no training yet.
 
     Args:
         out: the folder; None takes the first of ``runs/NAME``, ``runs/NAME-2``, ... that is either.
@@ -163,8 +163,10 @@ def claim_folder(out: Path | None, name: str, settings: Settings) -> FolderLock:
         lock = lock_folder(folder)
         if not holds_files(folder):
             return lock
-        if (folder / SETTINGS).exists() and read_settings(folder).same_request(settings):
-            return lock
+        if (folder / SETTINGS).exists():
+            there = read_settings(folder)
+            if there.same_request(settings) or there.steps is None:  # None: nothing was trained
+                return lock
         lock.release()
     raise ConfigError(f"{out} holds something else already; name another folder with --out, or leave --out out.")
 
