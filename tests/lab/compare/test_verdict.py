@@ -44,6 +44,15 @@ def test_equal_ends_are_an_overlap():
     assert found.sentence.startswith("Keep your LSTM: RUM is level with LSTM,")
 
 
+def test_the_verdict_says_who_still_improved():
+    rows = [
+        row._replace(curve=[(0, 0.0, 1.0), (100, 1.0, row.validation)]) if row.model == "LSTM" else row
+        for row in finished({"RUM": (0.1, (0.1, 0.12, 0.3)), "LSTM": (0.2, (0.3, 0.31, 0.32))})
+    ]
+    sentence = decide(standings(rows), FLOOR, "error rate", "").sentence
+    assert sentence.endswith("(30.00% to 32.00%). At the end LSTM still improved: more minutes may change this.")
+
+
 def test_rum_may_lose():
     found = verdict({"RUM": (0.5, (0.4, 0.41, 0.42)), "GRU, window": (0.1, (0.1, 0.2, 0.3))})
     assert found.word == "behind"

@@ -86,8 +86,8 @@ def comparison_page(
         more: the command that goes on.
     """
     caption = (
-        f"{problem.metric} on the validation part over the steps and the seconds of a training: the mean over the "
-        "seeds and their range."
+        "Scores on the validation part over the steps and the seconds of a training: the mean over the seeds and their "
+        "range."
     )
     scored = [each for each in found if each.runs]
     results: list[Block] = [table]

@@ -116,11 +116,13 @@ def decide(found: Sequence[Standing], floor: Mapping[str, float], metric: str, m
         return Verdict("no memory", f"No recurrent model beats the {without}; none is worth it here.")
     scores = f"{metric} {describe(rum.test, metric)} against {describe(other.test, metric)}"
     mine, keep = in_words(rum.model), f"Keep your {MODELS[other.model].family}"
+    late = [in_words(each.model) for each in (rum, other) if each.improving]
+    later = f" At the end {' and '.join(late)} still improved: more minutes may change this." if late else ""
     if max(rum.test) < min(other.test):
-        return Verdict("ahead", f"Take {mine}: it is ahead of {in_words(other.model)}, {scores}.")
+        return Verdict("ahead", f"Take {mine}: it is ahead of {in_words(other.model)}, {scores}.{later}")
     if min(rum.test) > max(other.test):
-        return Verdict("behind", f"{keep}: {mine} is behind {in_words(other.model)}, {scores}.")
-    return Verdict("level", f"{keep}: {mine} is level with {in_words(other.model)}, {scores}.")
+        return Verdict("behind", f"{keep}: {mine} is behind {in_words(other.model)}, {scores}.{later}")
+    return Verdict("level", f"{keep}: {mine} is level with {in_words(other.model)}, {scores}.{later}")
 
 
 def in_words(model: str) -> str:
