@@ -154,9 +154,10 @@ def test_a_training_repeats():
     assert not torch.equal(first.weights["readout.weight"], other.weights["readout.weight"])
 
 
-def test_a_training_that_diverges_ends_with_its_best_weights():
-    trained = train(problem("regression"), "RUM", 8, 1e38, 3, 40, True, CPU, lambda: None)
-    assert trained.diverged
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_a_training_that_diverges_ends_with_its_best_weights(kind):
+    trained = train(problem(kind), "RUM", 8, 1e38, 3, 40, True, CPU, lambda: None)
+    assert trained.diverged and len(trained.curve) < 15
     assert trained.validation == trained.curve[0][2]
     assert trained.test is not None and math.isfinite(trained.test)
 

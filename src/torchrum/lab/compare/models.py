@@ -297,7 +297,8 @@ def train(
         learner.wait()
         seconds += time.perf_counter() - begin
         found = learner.validate()
-        diverged = not math.isfinite(found)
+        # an error rate stays finite
+        diverged = not (math.isfinite(found) and network.readout.weight.isfinite().all())
         if diverged:
             break
         if found < min(earlier for *_, earlier in curve):
