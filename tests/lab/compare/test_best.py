@@ -15,7 +15,7 @@ from torchrum.lab.compare.data import read_problem
 from torchrum.lab.compare.models import train
 from torchrum.lab.compare.problem import Problem
 from torchrum.lab.compare.run import WEIGHTS, Training, settings_for
-from torchrum.lab.compare.verdict import Finished, Standing
+from torchrum.lab.compare.verdict import Standing
 
 RANDOM = np.random.default_rng(0)
 
@@ -23,11 +23,10 @@ RANDOM = np.random.default_rng(0)
 def trained(folder: Path, problem: Problem, name: str) -> Best:
     """Train one model for a few steps, save it as the best, and load it."""
     settings = settings_for(problem, "", {})
-    found = train(problem, name, settings.hidden_sizes[name], 1e-3, 1, 10, True, torch.device("cpu"), lambda: None)
-    training = Training(name, 1e-3, 1)
+    size, device = settings.hidden_sizes[name], torch.device("cpu")
+    row, weights = train(problem, name, size, 1e-3, 1, 10, True, device, lambda: None)
     (folder / WEIGHTS).mkdir()
-    save_file(found.weights, folder / WEIGHTS / training.weights)
-    row = Finished(*training, found.validation, found.test, found.seconds, False, found.curve)
+    save_file(weights, folder / WEIGHTS / Training(*row[:3]).weights)
     save_best(folder, [Standing(name, 1e-3, [row])], problem, settings)
     return load(folder)
 

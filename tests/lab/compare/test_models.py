@@ -133,30 +133,30 @@ def test_an_epoch_has_each_sequence_once():
 @pytest.mark.parametrize("name", ["LSTM", "RUM, window"])
 def test_training_keeps_the_best_weights(kind, name):
     given, count = problem(kind), []
-    trained = train(given, name, 8, 1e-2, 3, 45, True, CPU, lambda: count.append(1))
+    trained, weights = train(given, name, 8, 1e-2, 3, 45, True, CPU, lambda: count.append(1))
     assert len(count) == trained.curve[-1][0] == 45
     assert [step for step, *_ in trained.curve[:2]] == [0, 3]
     assert trained.validation == min(value for *_, value in trained.curve)
     assert trained.validation < 0.98 * trained.curve[0][2]
     assert trained.test is not None and not trained.diverged
     network = Network(name, Sizes.of(given), 8)
-    network.load_state_dict(trained.weights)
+    network.load_state_dict(weights)
     for wanted, part in ((trained.validation, given.validation), (trained.test, given.test)):
         examples = Examples(given, part, CPU)
         assert score(network, given, examples, torch.arange(len(examples))) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_training_repeats():
-    first, second = (train(problem(), "RUM", 8, 1e-2, 3, 20, True, CPU, lambda: None) for _ in range(2))
-    other = train(problem(), "RUM", 8, 1e-2, 4, 20, True, CPU, lambda: None)
-    assert first.weights.keys() == second.weights.keys()
-    assert all(torch.equal(value, second.weights[name]) for name, value in first.weights.items())
-    assert not torch.equal(first.weights["readout.weight"], other.weights["readout.weight"])
+    first, second = (train(problem(), "RUM", 8, 1e-2, 3, 20, True, CPU, lambda: None)[1] for _ in range(2))
+    _, other = train(problem(), "RUM", 8, 1e-2, 4, 20, True, CPU, lambda: None)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert not torch.equal(first["readout.weight"], other["readout.weight"])
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_a_training_that_diverges_ends_with_its_best_weights(kind):
-    trained = train(problem(kind), "RUM", 8, 1e38, 3, 40, True, CPU, lambda: None)
+    trained, _ = train(problem(kind), "RUM", 8, 1e38, 3, 40, True, CPU, lambda: None)
     assert trained.diverged and len(trained.curve) < 15
     assert trained.validation == trained.curve[0][2]
     assert trained.test is not None and math.isfinite(trained.test)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchrum.lab.compare.models import MODELS
-from torchrum.lab.compare.verdict import RATES, SEEDS, Finished, choose_rates, decide, describe, score_table, standings
+from torchrum.lab.compare.models import MODELS, Finished
+from torchrum.lab.compare.verdict import RATES, SEEDS, choose_rates, decide, describe, score_table, standings
 
 Scores = tuple[float, float, float]
 FLOOR = {"majority class": 0.9, "bag of inputs": 0.6}

@@ -235,21 +235,22 @@ class Learner:
         return score(self.network, self._problem, examples, torch.arange(len(examples)))
 
 
-class Trained(NamedTuple):
-    """One finished training."""
+class Finished(NamedTuple):
+    """A finished training, one line of ``trainings.jsonl``."""
 
-    curve: list[tuple[int, float, float]]
-    """Step, seconds of training so far, and score on the validation part."""
+    model: str
+    rate: float
+    seed: int
     validation: float
-    """The best of those scores."""
+    """Best score on the validation part."""
     test: float | None
-    """Score of its weights on the test part; None where they only served to choose a rate."""
+    """Score of the same weights on the test part; None in the search of the rates."""
     seconds: float
     """Time of the training without the scores."""
     diverged: bool
-    """Whether the loss stopped being finite, which ended the training."""
-    weights: dict[str, Tensor]
-    """The best on the validation part."""
+    """Whether the weights stopped being finite, which ended the training."""
+    curve: Sequence[tuple[int, float, float]]
+    """Step, seconds of training so far, and score on the validation part."""
 
 
 def is_improving(curve: Sequence[Sequence[float]]) -> bool:
@@ -268,7 +269,7 @@ def train(
     test: bool,
     device: torch.device,
     tick: Callable[[], None],
-) -> Trained:
+) -> tuple[Finished, dict[str, Tensor]]:
     """Train one model with Adam at a constant rate, and keep its best weights on the validation part.
 
     Args:
@@ -281,6 +282,9 @@ def train(
         test: whether to score the best weights on the test part.
         device: where to train.
         tick: called after every step.
+
+    Returns:
+        The scores, and the weights that are best on the validation part.
     """
     torch.manual_seed(seed)
     learner = Learner(problem, name, hidden_size, rate, seed, device)
@@ -306,14 +310,9 @@ def train(
         curve.append((step, round(seconds, 3), found))
         begin = time.perf_counter()
     network.load_state_dict(weights)
-    return Trained(
-        curve,
-        min(found for *_, found in curve),
-        learner.test() if test else None,
-        round(seconds, 3),
-        diverged,
-        weights,
-    )
+    best = min(found for *_, found in curve)
+    tested = learner.test() if test else None
+    return Finished(name, rate, seed, best, tested, round(seconds, 3), diverged, curve), weights
 
 
 def _copy(network: Network) -> dict[str, Tensor]:

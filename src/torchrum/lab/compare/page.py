@@ -54,11 +54,6 @@ def curves(found: Sequence[Standing], floor: Mapping[str, float], metric: str) -
     return figure
 
 
-def loading(folder: Path) -> str:
-    """The two lines that load the best model."""
-    return f'from torchrum.lab.compare import load\nmodel = load("{folder.as_posix()}")'
-
-
 def new_sequences(problem: Problem) -> str:
     """Say what ``predict`` takes."""
     if problem.symbols is not None:
@@ -103,11 +98,15 @@ def comparison_page(
     ]
     use: list[Block] = []
     if scored:
-        first, second = loading(folder.resolve()).splitlines()
+        lines = (
+            "from torchrum.lab.compare import load",
+            f'model = load("{folder.resolve().as_posix()}")',
+            "model.predict(sequences)",
+        )
         use = [
             "The best model on the validation part is saved. Two lines load it, and a third reads new sequences, as "
             f"they are in your data: {new_sequences(problem)}.",
-            Items([code(first), code(second), code("model.predict(sequences)")]),
+            Items([code(line) for line in lines]),
         ]
     how = [
         RULE,

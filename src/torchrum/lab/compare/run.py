@@ -32,6 +32,7 @@ from torch import Tensor
 
 from torchrum.lab.compare.models import (
     MODELS,
+    Finished,
     Network,
     Sizes,
     choose_hidden_sizes,
@@ -40,7 +41,7 @@ from torchrum.lab.compare.models import (
     train,
 )
 from torchrum.lab.compare.problem import Part, Problem
-from torchrum.lab.compare.verdict import RATES, SEARCH_SEED, SEEDS, Finished, choose_rates
+from torchrum.lab.compare.verdict import RATES, SEARCH_SEED, SEEDS, choose_rates
 from torchrum.lab.training.distributed import Interrupts, hold_back_interrupts, start_context
 from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.files import read_json, write_json
@@ -221,13 +222,12 @@ def _train(training: Training, steps: int) -> tuple[Finished, dict[str, Tensor]]
     size = _worker.hidden_sizes[model]
     fresh = seed != SEARCH_SEED
     try:
-        found = train(_worker.problem, model, size, rate, seed, steps, fresh, _worker.device, tick)
+        row, weights = train(_worker.problem, model, size, rate, seed, steps, fresh, _worker.device, tick)
     except _StopError:
         return None
     with done.get_lock():
         done.value += steps - count // TICK * TICK
-    row = Finished(model, rate, seed, found.validation, found.test, found.seconds, found.diverged, found.curve)
-    return row, found.weights if fresh else {}
+    return row, weights if fresh else {}
 
 
 # ---- in the main process ----

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from torchrum.lab.compare.models import MODELS, is_improving
+from torchrum.lab.compare.models import MODELS, Finished, is_improving
 from torchrum.lab.tables import Table
 
 RATES = (1e-3, 3e-3, 1e-2)
@@ -18,22 +18,6 @@ RULE = (
     "than all seeds of the other. If neither is better than the best model without memory with all its seeds, none is "
     "worth it."
 )
-
-
-class Finished(NamedTuple):
-    """A finished training, one line of ``trainings.jsonl``."""
-
-    model: str
-    rate: float
-    seed: int
-    validation: float
-    """Best score on the validation part."""
-    test: float | None
-    """Score of the same weights on the test part; None in the search."""
-    seconds: float
-    diverged: bool
-    curve: Sequence[tuple[int, float, float]]
-    """Step, seconds of training so far, and score on the validation part."""
 
 
 class Standing(NamedTuple):
