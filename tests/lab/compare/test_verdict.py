@@ -3,7 +3,7 @@
 import pytest
 
 from torchrum.lab.compare.models import MODELS, Finished
-from torchrum.lab.compare.verdict import RATES, SEEDS, choose_rates, decide, describe, score_table, standings
+from torchrum.lab.compare.verdict import RATES, SEEDS, choose_rates, decide, describe, form, score_table, standings
 
 Scores = tuple[float, float, float]
 FLOOR = {"majority class": 0.9, "bag of inputs": 0.6}
@@ -42,6 +42,10 @@ def test_equal_ends_are_an_overlap():
     found = verdict({"RUM": (0.1, (0.1, 0.12, 0.3)), "LSTM": (0.2, (0.3, 0.31, 0.32))})
     assert found.word == "level"
     assert found.sentence.startswith("Keep your LSTM: RUM is level with LSTM,")
+
+
+def test_numbers_have_four_digits():
+    assert [form(value, "RMSE") for value in (2.48, 0.0123456, 1234.4)] == ["2.480", "0.01235", "1234"]
 
 
 def test_the_verdict_says_who_still_improved():
@@ -133,7 +137,7 @@ def test_a_table_can_have_models_without_scores():
 @pytest.mark.parametrize(
     "metric, text",
     [
-        ("RMSE", "0.2 (0.1 to 0.3)"),
+        ("RMSE", "0.2000 (0.1000 to 0.3000)"),
         ("bits per symbol", "0.200 (0.100 to 0.300)"),
         ("error rate", "20.00% (10.00% to 30.00%)"),
     ],

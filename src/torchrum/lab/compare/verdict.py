@@ -118,7 +118,7 @@ def form(value: float, metric: str) -> str:
     """Format a score."""
     if metric == "error rate":
         return f"{value:.2%}"
-    return f"{value:.3f}" if "bits" in metric else f"{value:.4g}"
+    return f"{value:.3f}" if "bits" in metric else f"{value:#.4g}".rstrip(".")
 
 
 def describe(values: Sequence[float], metric: str) -> str:
