@@ -27,7 +27,7 @@ napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"torchrum {release}"
-html_static_path = ["_static", "../src/torchrum/paper/report/assets"]  # the playground and the sorting are the report's
+html_static_path = ["_static", "../src/torchrum/lab/page/assets"]  # the playground and the sorting are the report's
 html_css_files = ["torchrum.css"]
 html_js_files = ["sortable.js", "figures.js", "flags.js"]
 pygments_style = "a11y-light"

@@ -3,6 +3,7 @@
 import sys
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "compare": ("torchrum.cli.compare:main", "compare GRU, LSTM and RUM on your data"),
     "train": ("torchrum.cli.train:main", "train a recipe, or resume a run"),
     "eval": ("torchrum.cli.eval:main", "score a run on its validation or test set"),
     "sample": ("torchrum.cli.generate:sample", "generate text with a trained language model"),

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrum.paper.plots import curves, style
+from torchrum.lab import plot_style
+from torchrum.paper.plots import curves
 
 
 def draw_less(patch: pytest.MonkeyPatch) -> None:
@@ -13,14 +14,14 @@ def draw_less(patch: pytest.MonkeyPatch) -> None:
 
     The dark figure, the same data in other colours, becomes a copy of the light one.
     """
-    save, gradients = style.save, curves.initial_gradients
+    save, gradients = plot_style.save, curves.initial_gradients
 
-    def save_light(figure: style.Figure, path: Path) -> Path:
+    def save_light(figure: plot_style.Figure, path: Path) -> Path:
         if path.stem.endswith("-dark"):
             shutil.copy(path.with_name(path.name.replace("-dark", "")), path)
             return path
         figure.set_layout_engine("none")
         return save(figure, path)
 
-    patch.setattr(style, "save", save_light)
+    patch.setattr(plot_style, "save", save_light)
     patch.setattr(curves, "initial_gradients", lambda delay, units, sequences: gradients(5, 4, 2))

@@ -62,7 +62,7 @@ def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
     wanted = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
     assert packed == {name for name in wanted if "__pycache__" not in name}
     assert "torchrum/py.typed" in packed
-    assert "torchrum/paper/report/assets/page.html" in packed
+    assert "torchrum/lab/page/assets/page.html" in packed
     assert any(name.startswith("torchrum/lab/trained/alice/checkpoints/step-") for name in packed)
 
 

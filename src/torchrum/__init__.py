@@ -1,5 +1,7 @@
 """torchrum: the Rotational Unit of Memory for PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 # These imports also register the operators that a saved torch.export program names.
 from torchrum.cells.rum import RUMCell
 from torchrum.layers.cuda_graphs import graphed
@@ -8,6 +10,9 @@ from torchrum.layers.stream import Stream
 from torchrum.layers.window import InputWindow
 from torchrum.ops.orthogonal_power import orthogonal_power
 from torchrum.ops.rotation import rotate, rotation_angle, rotation_matrix
+
+if TYPE_CHECKING:
+    from torchrum.lab.compare import compare as compare
 
 __version__ = "0.1.0"
 
@@ -22,3 +27,11 @@ __all__ = [
     "rotation_angle",
     "rotation_matrix",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "compare":  # needs the extra "train"; the layers need torch alone
+        from torchrum.lab.compare import compare
+
+        return compare
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

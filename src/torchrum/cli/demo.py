@@ -113,9 +113,10 @@ def state(run: Path) -> tuple[int, str]:
 
 def compare(console: Console, runs: dict[str, Path], folder: Path) -> None:
     """Write the page and the picture, print the table, and say where to go next."""
+    from torchrum.lab.page import write_page
+    from torchrum.lab.plot_style import drawing, save
     from torchrum.paper.plots.run import comparison_figure
-    from torchrum.paper.plots.style import drawing, save
-    from torchrum.paper.report import runs_page, write_page
+    from torchrum.paper.report import runs_page
 
     task = read_config(next(iter(runs.values()))).task
     assert isinstance(task, Recall)

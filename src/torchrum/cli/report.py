@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> int:
     if options.write and options.out:
         parser.error("--write makes no page; leave --out out")
 
-    from torchrum.paper.report import ledger_page, runs_page, write_page
+    from torchrum.lab.page import write_page
+    from torchrum.paper.report import ledger_page, runs_page
     from torchrum.paper.report.headline import write_headlines
 
     use_recipe(options.recipe)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torchrum.cli import main
+from torchrum.lab.tables import markdown_tables
 from torchrum.lab.training import ConfigError
 from torchrum.paper.bench import cpu
 from torchrum.paper.bench.gpu import gpu_cases, target_cases
@@ -15,7 +16,6 @@ from torchrum.paper.bench.measure import Times
 from torchrum.paper.bench.records import Report, Row, Target, read_report, text_table
 from torchrum.paper.bench.report import draw_report, panels_by_size, report_tables, short, typed, write_markdown
 from torchrum.paper.ledger import LedgerError
-from torchrum.paper.table import markdown_tables
 
 GPU = Shape(N=1000, T=150, dtype="bfloat16", device="cuda")
 PLACE = {

@@ -6,11 +6,11 @@ import pytest
 
 from entries import make_entry
 from torchrum.lab.recipes import RECIPES, paper_preset
+from torchrum.lab.tables import markdown_tables
 from torchrum.lab.training import RunError
 from torchrum.paper.ledger import Entry, LedgerError, read_ledger
 from torchrum.paper.ledger.runs import best_settings, changed_settings, place, table_rows
 from torchrum.paper.ledger.tables import asked_table, task_tables, write_tables
-from torchrum.paper.table import markdown_tables
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,6 +7,7 @@ import pytest
 
 from entries import make_entry
 from torchrum.cli import main
+from torchrum.lab.plot_style import DARK, Figure, drawing, save, save_themes
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training import ConfigError, RunError
@@ -25,7 +26,6 @@ from torchrum.paper.plots.curves import (
     recall_figure,
 )
 from torchrum.paper.plots.run import draw_curve
-from torchrum.paper.plots.style import DARK, Figure, drawing, save, save_themes
 
 
 def entry(recipe: str, seed: int, steps: int = 400) -> Entry:

@@ -10,6 +10,7 @@ import torch
 
 from torchrum import RUM
 from torchrum.cli import main
+from torchrum.lab.plot_style import drawing
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training import ConfigError, RunError, Trainer, override
@@ -18,7 +19,6 @@ from torchrum.paper.ledger import read_ledger, record
 from torchrum.paper.ledger.schema import arrays_path
 from torchrum.paper.plots.catalog import draw_run, plan, representative
 from torchrum.paper.plots.run import diagonal_figure, kernels_figure, phases_figure, rotation_figure, symbol_names
-from torchrum.paper.plots.style import drawing
 
 TINY = ["task.length=6", "task.validation_size=8", "task.test_size=8", "model.hidden_size=8", "device=cpu"]
 

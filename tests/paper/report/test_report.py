@@ -18,13 +18,14 @@ from browser import Browser
 from drawing import draw_less
 from sharing import made_once
 from torchrum.cli import main
+from torchrum.lab.page import Page, Section, render, write_page
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import RunError, Trainer, override
 from torchrum.paper.ledger import LedgerError, read_ledger
 from torchrum.paper.ledger.schema import Entry
 from torchrum.paper.ledger.tables import condensed, runs_table, verdicts
 from torchrum.paper.plots.catalog import FIGURES, plan
-from torchrum.paper.report import Page, Section, ledger_page, render, runs_page, write_page
+from torchrum.paper.report import ledger_page, runs_page
 from torchrum.paper.report.headline import Headline, Side, compared, headline_table, headlines, write_headlines
 
 ROOT = Path(__file__).parents[3]

@@ -354,17 +354,17 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
 
 
 def _start(call: Call, threads: int) -> Worker:
-    context = _context()
+    context = start_context("torch", "lightning_fabric", "safetensors.torch")
     answer, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(call, sender, threads))
-    with _held_back():
+    with hold_back_interrupts():
         process.start()
     sender.close()
     return Worker(process, answer)
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def hold_back_interrupts() -> Iterator[None]:
     """Hold Ctrl-C back while a process starts, which would die of it: a terminal sends it to all, and we pass it on.
 
     The fork server and what it starts inherit this: a process ignores Ctrl-C until it trains. What came meanwhile
@@ -381,15 +381,15 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _context() -> Any:
+def start_context(*preload: str) -> Any:
     """How processes start: never as forks of this one, which would share its CUDA and miss its threads.
 
-    Where the system can, they are forks of a fresh one that has done nothing but import what takes long.
+    Where the system can, they are forks of a fresh one that has done nothing but import ``preload``.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lightning_fabric", "safetensors.torch"])
+    context.set_forkserver_preload(list(preload))
     return context
 
 

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torchrum.lab.tables import Table
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
 from torchrum.lab.training.typed_data import Reader
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
-from torchrum.paper.table import Table
 
 T = TypeVar("T")
 

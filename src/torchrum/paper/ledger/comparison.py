@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from torchrum.lab.recipes import RECIPES
+from torchrum.lab.tables import Table
 from torchrum.lab.training.config import rate_factors
 from torchrum.paper.ledger.runs import (
     FALLING,
@@ -22,7 +23,7 @@ from torchrum.paper.ledger.runs import (
     table_rows,
 )
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.table import Table, span, spread, with_best
+from torchrum.paper.table import span, spread, with_best
 
 Setting = tuple[str, ...]
 """Tuned fields that matter up to the budget; empty for the setting of the paper."""

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Literal
 
 from torchrum.lab.recipes import FAMILIES, PAPER_ONLY, RECIPES, is_preset, paper_preset
+from torchrum.lab.tables import Table, code, markdown_tables
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import Paper, TrainConfig
 from torchrum.paper.ledger.babi import REGENERATED, babi_tables, paper_family, sentence
@@ -38,7 +39,7 @@ from torchrum.paper.ledger.runs import (
     table_rows,
 )
 from torchrum.paper.ledger.schema import Entry, LedgerError
-from torchrum.paper.table import Table, code, markdown_tables, span, spread, with_best, write_marked
+from torchrum.paper.table import span, spread, with_best, write_marked
 
 TITLES = {"char": "character language modelling"}
 """Task to its title, if that is not its name."""

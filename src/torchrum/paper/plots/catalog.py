@@ -7,6 +7,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
+from torchrum.lab.plot_style import Figure, save_themes
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError, RunError
@@ -24,7 +25,6 @@ from torchrum.paper.plots.curves import (
     recall_figure,
 )
 from torchrum.paper.plots.run import Arrays, diagonal_figure, kernels_figure, phases_figure, rotation_figure
-from torchrum.paper.plots.style import Figure, save_themes
 from torchrum.paper.table import spread, write_marked
 
 FIGURES = {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from torchrum.cells.rum import PAPER_OPTIONS
 from torchrum.lab.data.babi import NAMES, TASKS
+from torchrum.lab.plot_style import LOOKS, PALETTE, Axes, Figure, baseline, count_steps, grid_of_panels, ink, look
 from torchrum.lab.recipes.babi import PAPER
 from torchrum.lab.tasks import CharLM, Copying, Recall
 from torchrum.lab.tasks.base import Task
@@ -23,7 +24,6 @@ from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.babi import Column, best_columns
 from torchrum.paper.ledger.runs import Row, model_label
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.plots.style import LOOKS, PALETTE, Axes, Figure, baseline, count_steps, grid_of_panels, ink, look
 
 T = TypeVar("T", Copying, Recall, CharLM)
 Points = NDArray[np.float64]

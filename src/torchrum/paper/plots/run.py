@@ -10,11 +10,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.ticker import FixedLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
-from torchrum.lab.tasks import Copying, Recall
-from torchrum.lab.tasks.base import Task
-from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.run_folder import read_config, read_metrics, shared_scores
-from torchrum.paper.plots.style import (
+from torchrum.lab.plot_style import (
     LOOKS,
     PALETTE,
     Axes,
@@ -27,6 +23,10 @@ from torchrum.paper.plots.style import (
     look,
     save,
 )
+from torchrum.lab.tasks import Copying, Recall
+from torchrum.lab.tasks.base import Task
+from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.run_folder import read_config, read_metrics, shared_scores
 
 Arrays = Mapping[str, NDArray[np.float64]]
 """What ``torchrum.paper.ledger.arrays.read_arrays`` returns."""

@@ -1,26 +1,18 @@
-"""A self-contained HTML page, of the whole ledger beside the paper or of a few run folders, from one template."""
+"""The HTML page of the whole ledger beside the paper, or of a few run folders."""
 
 import shlex
 import sys
-import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib import resources
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from torchrum import __version__
 from torchrum.lab.models import build_model, count_parameters
+from torchrum.lab.page import Block, Items, Page, Playground, Section, picture
+from torchrum.lab.tables import Table, code
 from torchrum.lab.training.config import flat, to_json
 from torchrum.lab.training.environment import read_environment
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import write_atomic
 from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.paper.bench.records import read_report
 from torchrum.paper.bench.report import report_figure, report_tables
@@ -39,111 +31,13 @@ from torchrum.paper.ledger.tables import (
 )
 from torchrum.paper.plots.catalog import FIGURES, plan, plan_run
 from torchrum.paper.plots.run import comparison_figure
-from torchrum.paper.plots.style import Figure, save_themes
 from torchrum.paper.report.headline import HEADER, headlines
-from torchrum.paper.table import Table, code, html_flags, html_text
-
-
-@dataclass(frozen=True)
-class Items:
-    """A list of texts."""
-
-    items: Sequence[str]
-    kind: ClassVar = "items"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure in both themes, as data URIs, with its caption and the command that draws it."""
-
-    name: str
-    light: str
-    dark: str
-    caption: str
-    command: str = ""
-    kind: ClassVar = "picture"
-
-
-@dataclass(frozen=True)
-class Playground:
-    """The rotation playground."""
-
-    kind: ClassVar = "playground"
-
-
-Block = str | Items | Table | Picture | Playground
-"""A text is a paragraph; it may have `` `code` `` and ``**strong**`` parts."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with the blocks below it."""
-
-    title: str
-    blocks: Sequence[Block]
-    key: str = ""
-    """Address on the page; made from the title if empty."""
-
-    @property
-    def anchor(self) -> str:
-        """The part of the address after #."""
-        words = "".join(letter if letter.isalnum() else " " for letter in (self.key or self.title).lower())
-        return "-".join(words.split())
-
-
-@dataclass(frozen=True)
-class Page:
-    """Everything on one page."""
-
-    title: str
-    lead: str
-    sections: Sequence[Section]
-    facts: Sequence[tuple[str, str]] = field(default_factory=tuple)
-    """Name and value, shown below the lead."""
 
 
 def pictures(name: str, entries: Sequence[Entry], results: Path) -> list[Block]:
     """Draw every figure of one name that the ledger has runs for."""
     drawings = plan(name, entries, results)
     return [picture(each.name, each.draw, each.caption, f"torchrum figure {name}") for each in drawings]
-
-
-def picture(name: str, draw: Callable[[], Figure], caption: str, command: str = "") -> Picture:
-    """Draw a figure in both themes and keep it as data URIs."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [path.read_text(encoding="utf-8") for path in save_themes(draw, Path(folder) / name)]
-    # escaped text is smaller than base64, and srcset ends at a bare space
-    light, dark = ("data:image/svg+xml," + quote(file, safe="()/:;=,.-_'!*~@&?+$") for file in files)
-    return Picture(name, light, dark, caption, command)
-
-
-def render(page: Page) -> str:
-    """Render the page as HTML; texts from the ledger are escaped."""
-    environment = Environment(
-        loader=PackageLoader("torchrum.paper.report", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {  # each escapes the text it is given
-        "inline": lambda text: Markup(html_text(text)),
-        "flags": lambda text: Markup(html_flags(text)),
-        "rows": lambda table: Markup(table.html()),
-    }
-    assets = resources.files("torchrum.paper.report") / "assets"
-    styles, scripts = (
-        [Markup(assets.joinpath(name).read_text(encoding="utf-8")) for name in names]  # as they are
-        for names in (("page.css", "playground.css"), ("sortable.js", "playground.js", "page.js"))
-    )
-    return environment.get_template("page.html").render(page=page, styles=styles, scripts=scripts, version=__version__)
-
-
-def write_page(page: Page, path: Path) -> Path:
-    """Write the page; return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, render(page).encode())
-    return path
 
 
 TASKS: dict[str, tuple[str, str, int | None]] = {

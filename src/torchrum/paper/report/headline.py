@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from torchrum.lab.tables import Link, Table
 from torchrum.paper.bench.gpu import STEPS
 from torchrum.paper.bench.records import Report, read_report
 from torchrum.paper.ledger.babi import Column, best_columns
 from torchrum.paper.ledger.runs import Row, model_label, reached_goal
 from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.table import Link, Table, span, write_marked
+from torchrum.paper.table import span, write_marked
 
 HEADER = ("what", "RUM", "the other", "equal for both", "RUM is")
 LEAST_SEEDS = 3

@@ -1,6 +1,6 @@
 """The one type of table, in its three formats."""
 
-from torchrum.paper.table import Link, Table
+from torchrum.lab.tables import Link, Table
 
 TABLE = Table(
     ("model", "**score**"),

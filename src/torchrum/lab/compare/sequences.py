@@ -1,0 +1,284 @@
+"""Sequences before they are split and scaled, and how a table becomes some: the roles of its columns."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from torchrum.lab.compare.guessing import (
+    MOST_ONE_HOT,
+    check_duplicates,
+    guess_group,
+    guess_inputs,
+    guess_kind,
+    guess_target,
+    guess_time,
+    series_columns,
+    varies,
+)
+from torchrum.lab.compare.problem import Array, BadDataError, Kind
+from torchrum.lab.compare.table import Column, Table
+
+MOST_OF_A_TEXT = 512
+"""Symbols of each text that are read where a text has one class."""
+LEAST_WHOLE = 5
+"""Sequences from which the parts get whole ones; fewer are cut by time."""
+
+
+@dataclass(kw_only=True)
+class Sequences:
+    """Sequences with raw values; ``build`` splits, scales and scores them."""
+
+    name: str
+    kind: Kind
+    inputs: list[Array]
+    """Each ``(T, F)`` numbers, or ``(T,)`` int64 codes."""
+    targets: list[Array] | None
+    """One per sequence, as in ``Part`` but not scaled; None if the targets are later inputs."""
+    columns: list[str]
+    """Name of each input number."""
+    target_columns: list[str]
+    """Name of each target."""
+    ahead: list[int] | None = None
+    """Forecasting: the input columns to predict one step ahead."""
+    classes: list[Any] | None = None
+    """Name of each class or tag."""
+    alphabet: list[Any] | None = None
+    """Name of each code of the inputs; None if they are numbers."""
+    whole: bool = True
+    """Whether sequences belong to one part as a whole; else each is cut by time."""
+    shuffle: bool = True
+    """Whether whole sequences are dealt to the parts at random; else the last ones are the test part."""
+    times: list[Array] | None = None
+    """Time of each row, to cut all sequences at the same moments."""
+    one_hot: int = 0
+    """The last so many input columns are 0 or 1, and are not scaled."""
+    turned: bool = False
+    """Whether the F numbers of the only step become F steps of one number, once they are scaled."""
+    guesses: list[str] = field(default_factory=list)
+    reading: dict[str, Any] = field(default_factory=dict)
+
+
+def sequences_of_table(
+    table: Table,
+    target: str | None,
+    time: str | None,
+    group: str | None,
+    inputs: Sequence[str] | None,
+    kind: Kind | None,
+) -> Sequences:
+    """Find the role of each column, and make sequences of the rows."""
+    guesses = table.guesses
+    for option, given in {"--target": target, "--time": time, "--group": group}.items():
+        if given is not None:
+            table.column(given, option)
+    chosen = [table.column(name, "--inputs") for name in inputs] if inputs is not None else None
+    _check_roles(table, target, time, group, inputs or ())
+    taken = {target, time, group} - {None}
+    if group is None:
+        group = guess_group(table, taken)
+    rows_are_examples = kind in ("classification", "regression") and group is None
+    if time is None and not rows_are_examples:
+        time, group = guess_time(table, taken, group)
+    target_column = table.columns[target] if target else guess_target(table, {time, group}, inputs or ())
+    order, bounds = _order(table, time, group, unique=not rows_are_examples)
+    table.require(target_column)
+    if kind is None:
+        kind = guess_kind(table, target_column, time, group, order, bounds)
+    rows_are_examples = kind in ("classification", "regression") and group is None
+    _check_target(table, target_column, kind, group, order, bounds)
+    if chosen is None:
+        chosen = guess_inputs(table, target_column, time, group, kind)
+    elif kind != "forecasting" and target_column in chosen:
+        raise BadDataError(f'{table.name}: "{target_column.name}" is the target, so it cannot be among --inputs.')
+    reading = {**table.reading, "source": "table", "target": target_column.name, "time": time, "group": group}
+    found = Sequences(
+        name=table.name, kind=kind, inputs=[], targets=None, columns=[], target_columns=[target_column.name],
+        guesses=guesses, reading=reading,
+    )  # fmt: skip
+    if rows_are_examples:
+        found.shuffle = time is None
+        _fill_rows(found, table, chosen, target_column, order)
+        return found
+    _fill_inputs(found, table, chosen, target_column, order, bounds)
+    _fill_targets(found, target_column, order, bounds)
+    if time is not None:
+        found.times = [table.columns[time].values[order[a:b]] for a, b in bounds]
+    found.whole = len(bounds) >= LEAST_WHOLE and not (kind == "forecasting" and time is not None)
+    return found
+
+
+def _check_roles(table: Table, target: str | None, time: str | None, group: str | None, inputs: Sequence[str]) -> None:
+    roles = {"--target": target, "--time": time, "--group": group}
+    names = [name for name in roles.values() if name is not None]
+    for name in names:
+        if names.count(name) > 1:
+            options = " and ".join(option for option, given in roles.items() if given == name)
+            raise BadDataError(f'{table.name}: {options} both name "{name}"; give each its own column.')
+    for option in ("--time", "--group"):
+        if roles[option] in inputs:
+            raise BadDataError(f'{table.name}: "{roles[option]}" is {option}, so it cannot be among --inputs.')
+
+
+def _order(table: Table, time: str | None, group: str | None, unique: bool) -> tuple[Array, list[tuple[int, int]]]:
+    """Sort rows by group and time; the groups are slices of the order."""
+    keys: list[Array] = []
+    if time is not None:
+        column = table.columns[time]
+        if column.labels is not None:
+            raise BadDataError(
+                f'{table.place(0, time)}: "{column.text(0)}" is neither a number nor a date that is known; '
+                "write dates as 2024-12-31 or 2024-12-31 23:59:59."
+            )
+        table.require(column)
+        if unique:
+            check_duplicates(table, column, group)
+            _note_unequal_steps(table, column, group)
+        keys.append(column.values)
+    if group is None:
+        order = np.argsort(keys[0], kind="stable") if keys else np.arange(table.rows)
+        return order, [(0, table.rows)]
+    column = table.columns[group]
+    table.require(column)
+    _, codes = np.unique(column.values, return_inverse=True)
+    order = np.lexsort([*keys, codes])
+    edges = np.flatnonzero(np.diff(codes[order])) + 1
+    stops = [*edges.tolist(), table.rows]
+    return order, list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def _note_unequal_steps(table: Table, time: Column, group: str | None) -> None:
+    keys = [time.values] if group is None else [time.values, table.columns[group].values]
+    order = np.lexsort(keys)
+    steps = np.diff(time.values[order])
+    if group is not None:
+        steps = steps[np.diff(keys[1][order]) == 0]
+    if len(steps) and steps.max() > 1.5 * np.median(steps):
+        shortest, longest = (_duration(step) if time.dates else f"{step:g}" for step in (steps.min(), steps.max()))
+        table.guesses.append(
+            f'steps: rows are taken as equally spaced, but "{time.name}" goes in steps of {shortest} to {longest}'
+        )
+
+
+def _duration(seconds: float) -> str:
+    unit, size = next(pair for pair in (("d", 86400), ("h", 3600), ("min", 60), ("s", 0)) if seconds >= pair[1])
+    return f"{seconds / max(size, 1):g} {unit}"
+
+
+def _check_target(
+    table: Table, target: Column, kind: Kind, group: str | None, order: Array, bounds: list[tuple[int, int]]
+) -> None:
+    if kind in ("regression", "forecasting"):
+        table.require(target, numbers=True)
+    else:
+        distinct = len(np.unique(target.values))
+        if distinct > max(2, table.rows / 2) or (target.labels is None and distinct > 1000):
+            what = "numbers" if target.labels is None else "texts"
+            advice = "; try --kind regression or forecasting" if target.labels is None else ""
+            raise BadDataError(
+                f'{table.name}, column "{target.name}" has {distinct:,} different {what} in {table.rows:,} rows; '
+                f"{kind} needs classes that occur several times{advice}."
+            )
+    found = varies(target, order, bounds) if kind in ("classification", "regression") and group else None
+    if found is not None:
+        first, second = found
+        raise BadDataError(
+            f"{table.place(second, target.name)}: {target.text(second)} differs from row {first + table.first} of the "
+            f'same group ({target.text(first)}); {kind} needs one value for each "{group}". '
+            "Try --kind tagging or forecasting."
+        )
+
+
+def _fill_inputs(
+    found: Sequences, table: Table, chosen: list[Column], target: Column, order: Array, bounds: list[tuple[int, int]]
+) -> None:
+    if found.kind == "symbols":
+        chosen = [target]
+    if found.kind == "forecasting" and target not in chosen:
+        chosen = [*chosen, target]
+    for column in chosen:
+        table.require(column)
+    if found.kind == "symbols" or (len(chosen) == 1 and chosen[0].labels is not None):
+        codes, found.alphabet = _codes(chosen[0])
+        found.inputs = [codes[order[a:b]] for a, b in bounds]
+        found.columns = [chosen[0].name]
+        return
+    numbers = [column for column in chosen if column.labels is None]
+    texts = [column for column in chosen if column.labels is not None]
+    pieces = [column.values for column in numbers]
+    found.columns = [column.name for column in numbers]
+    for column in texts:
+        labels = column.labels or []
+        if len(labels) > MOST_ONE_HOT:
+            raise BadDataError(
+                f'{table.name}, column "{column.name}" has {len(labels):,} different texts; beside numbers an input '
+                f"may have {MOST_ONE_HOT}. Leave it out of --inputs."
+            )
+        for label in sorted(labels):
+            pieces.append(column.values == labels.index(label))
+            found.columns.append(f"{column.name}={label}")
+            found.one_hot += 1
+    matrix = np.stack(pieces, 1, dtype=np.float64)[order]
+    found.inputs = [matrix[a:b] for a, b in bounds]
+    if found.kind == "forecasting":
+        found.ahead = [numbers.index(target)]
+
+
+def _codes(column: Column) -> tuple[Array, list[Any]]:
+    """Number the classes of a column in their order."""
+    values, codes = np.unique(column.values, return_inverse=True)
+    if column.labels is None:
+        return codes.astype(np.int64), [int(value) if value == int(value) else float(value) for value in values]
+    names = [column.labels[int(value)] for value in values]
+    ranks = sorted(range(len(names)), key=names.__getitem__)
+    place = np.empty(len(names), dtype=np.int64)
+    place[ranks] = np.arange(len(names))
+    return place[codes], [names[i] for i in ranks]
+
+
+def _fill_targets(found: Sequences, target: Column, order: Array, bounds: list[tuple[int, int]]) -> None:
+    if found.kind in ("forecasting", "symbols"):
+        return
+    if found.kind == "regression":
+        found.targets = [target.values[order[a], None] for a, _ in bounds]
+        return
+    codes, found.classes = _codes(target)
+    if found.kind == "tagging":
+        found.targets = [codes[order[a:b]] for a, b in bounds]
+    else:
+        found.targets = [codes[order[a]] for a, _ in bounds]
+
+
+def symbols_of_texts(texts: Sequence[str]) -> tuple[list[Array], list[str]]:
+    """Number the characters of texts by their code points."""
+    points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    present = np.flatnonzero(np.bincount(points))
+    codes = np.searchsorted(present, points).astype(np.int64)
+    edges = np.cumsum([0, *map(len, texts)]).tolist()
+    pieces = [codes[start:stop] for start, stop in itertools.pairwise(edges)]
+    return pieces, [chr(point) for point in present]
+
+
+def _fill_rows(found: Sequences, table: Table, chosen: list[Column], target: Column, order: Array) -> None:
+    """Make each row a sequence of its numbers, or of the characters of its only text."""
+    if len(chosen) == 1 and chosen[0].labels is not None:
+        table.require(chosen[0])
+        labels = [text[:MOST_OF_A_TEXT] for text in chosen[0].labels]
+        by_label, found.alphabet = symbols_of_texts(labels)
+        found.inputs = [by_label[code] for code in chosen[0].values[order]]
+        found.columns = [chosen[0].name]
+        cut = f"; only the first {MOST_OF_A_TEXT} of each" if max(map(len, labels)) == MOST_OF_A_TEXT else ""
+        found.guesses.append(f'sequences: the characters of "{chosen[0].name}" in each row{cut}')
+        _fill_targets(found, target, order, [(row, row + 1) for row in range(table.rows)])
+        return
+    for column in chosen:
+        table.require(column, numbers=True)
+    found.columns = [column.name for column in chosen]
+    matrix = np.stack([column.values for column in chosen], 1)[order]
+    found.turned = not series_columns(table, target)
+    scale = "each scaled by itself" if found.turned else "scaled together, since they are numbered"
+    found.guesses.append(f"sequences: each row is one of {len(chosen)} steps, its numbers from left to right, {scale}")
+    found.inputs = list(matrix[:, None, :] if found.turned else matrix[:, :, None])
+    _fill_targets(found, target, order, [(row, row + 1) for row in range(table.rows)])
