@@ -179,3 +179,38 @@ def test_graphed_layers_pass_resets_on():
     layer, x, reset = graphed(build_layer("goru", I, H)), torch.randn(T, B, I), draw_reset()
     torch.testing.assert_close(layer(x, reset=reset), layer.layer(x, reset=reset))
     assert "reset is given" in layer.explain().reason
+
+
+@pytest.mark.parametrize("lam", [0, 1])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_very_different_lengths_run_side_by_side_with_their_like(lam, packed, monkeypatch):
+    layer = RUM(I, H, num_layers=2, bidirectional=True, lam=lam, dtype=torch.float64)
+    lengths = torch.tensor([2, 20, 1, 3])
+    x = torch.randn(20, B, I, dtype=torch.float64)
+    hx = draw_state(layer, lam)
+    computed = []
+    scan = layer.scan
+
+    def counted(index, x, *rest):
+        computed.append(x.shape[0] * x.shape[1])
+        return scan(index, x, *rest)
+
+    monkeypatch.setattr(layer, "scan", counted)
+    given = x
+    if packed:
+        given = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+    whole, ends = layer(given, tuple(hx) if lam else hx[0], **({} if packed else {"lengths": lengths}))
+    if packed:
+        whole, _ = nn.utils.rnn.pad_packed_sequence(whole)
+    assert max(computed) == 20 and sum(computed) == 4 * (20 + 2 * 3 + 1)  # without it 4 times 80
+    grads = torch.autograd.grad(whole.square().sum() + parts_of(ends)[-1].sum(), [*layer.parameters(), *hx])
+    outs, lasts = [], []
+    for row, length in enumerate(lengths.tolist()):
+        state = tuple(part[:, row] for part in hx)
+        out, last = layer(x[:length, row], state if lam else state[0])
+        torch.testing.assert_close(whole[:length, row], out)
+        assert (whole[length:, row] == 0).all()
+        outs.append(out.square().sum())
+        lasts.append(parts_of(last)[-1].sum())
+    alone = torch.autograd.grad(sum(outs) + sum(lasts), [*layer.parameters(), *hx])
+    torch.testing.assert_close(grads, alone)

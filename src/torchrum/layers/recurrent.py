@@ -201,8 +201,12 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         self, x: Tensor, states: list[State], lengths: Tensor | None, reset: Tensor | None = None
     ) -> tuple[Tensor, list[State]]:
         last: list[State] = []
-        lead: dict[str, Any] = {"lead": (1,)} if self.takes_lead and len(states) == 1 and reset is None else {}
-        segments = None if reset is None else find_segments(reset, lengths)
+        segments = None
+        if reset is not None:
+            segments = find_segments(reset, lengths)
+        elif lengths is not None and mostly_padding(x, lengths):  # rows of like lengths run side by side
+            segments = find_segments(torch.zeros(x.shape[:2], dtype=torch.bool), lengths)
+        lead: dict[str, Any] = {"lead": (1,)} if self.takes_lead and len(states) == 1 and segments is None else {}
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout > 0:
                 x = F.dropout(x, self.dropout, self.training)
@@ -410,6 +414,13 @@ def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unba
             + ("...)." if unbatched else "B, ...).")
         )
     check_state_fits(where, name, part, like)
+
+
+def mostly_padding(x: Tensor, lengths: Tensor) -> bool:
+    """Whether more than half of ``x`` ``(T, B, I)`` is padding; a GPU computes it at no cost, and a graph is for all."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return 2 * int(lengths.sum()) < x.shape[0] * x.shape[1]
 
 
 def find_segments(reset: Tensor, lengths: Tensor | None) -> Segments:
