@@ -112,7 +112,7 @@ def errors(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype, training: boo
     x = torch.randn(T, B, EMBEDDING, device="cuda")
     with torch.no_grad():
         state = cell.initial_state(B, device=torch.device("cuda"), dtype=torch.float32)
-        _, fast, slow, weights, _ = cell.scan_inputs(x, state)
+        _, fast, slow, weights, *_ = cell.scan_inputs(x, state)
         options, xp = cell.scan_options(), cell.fast[0].project(x).to(dtype)
         rounded = [cell_weights._replace(**round_weights(cell_weights, dtype)) for cell_weights in weights]
     seed = torch.tensor(12345, device="cuda") if options.draws else None
@@ -159,7 +159,7 @@ def pieces(cell: FastSlowCell, T: int, B: int, dtype: torch.dtype) -> None:
     length = 64
     x = torch.randn(T, B, EMBEDDING, device="cuda")
     state = cell.initial_state(B, device=torch.device("cuda"), dtype=torch.float32)
-    (_, fast, slow, weights, _), options = cell.scan_inputs(x, state), cell.scan_options()
+    (_, fast, slow, weights, *_), options = cell.scan_inputs(x, state), cell.scan_options()
     seeds = stream_seeds(torch.tensor(1, device="cuda"), CELL_STREAMS * len(weights))
     inputs = ChainInputs(cell.fast[0].project(x).to(dtype), (*fast, *slow), weights, seeds)
     plans = fast_slow_plans(fast[0].shape[1], slow[0].shape[1], options)

@@ -1,6 +1,7 @@
 """The Fast-Slow scan: its reference against the cells, its kernels against the reference in float64."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -75,7 +76,16 @@ GRID += [make_options(slow_dropout=0.5, slow_zoneout=0.5, training=True)]
 class Case:
     """Random inputs of a scan, as one flat list of tensors with names."""
 
-    def __init__(self, T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        T: int,
+        B: int,
+        H: int,
+        S: int,
+        options: FastSlowOptions,
+        dtype: torch.dtype = torch.float32,
+        masked: Sequence[int] = (),
+    ):
         def normal(*shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
             return (mean + std * torch.randn(shape, device=DEVICE)).to(dtype)
 
@@ -100,6 +110,11 @@ class Case:
                 self.tensors[f"ln_bias{number}"] = normal(norms * N, std=0.2)
         self.grads = [normal(T, B, H), *(torch.randn_like(v) for n, v in self.tensors.items() if n[4:] in ("_h", "_c"))]
         self.seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
+        sizes = [S if number == 1 else H for number in range(len(options.cells))]
+        self.masks = [
+            torch.nn.functional.dropout(torch.ones(B, N, device=DEVICE), 0.4) if number in masked else None
+            for number, N in enumerate(sizes)
+        ]
 
     def inputs(self, x: dict[str, Tensor] | None = None) -> FastSlowInputs:
         x = self.tensors if x is None else x
@@ -108,12 +123,12 @@ class Case:
             CellWeights(*(x.get(f"{name}{number}") for name in CellWeights._fields))
             for number in range(len(self.options.cells))
         ]
-        return FastSlowInputs(x["xp"], (x["fast_h"], x["fast_c"]), slow, weights, self.seed)
+        return FastSlowInputs(x["xp"], (x["fast_h"], x["fast_c"]), slow, weights, self.seed, self.masks)
 
     def chain_inputs(self) -> ChainInputs:
         """The inputs as the chain of kernels takes them."""
-        xp, fast, slow, weights, seed = self.inputs()
-        return ChainInputs(xp, (*fast, *slow), weights, stream_seeds(seed, CELL_STREAMS * len(weights)))
+        xp, fast, slow, weights, seed, masks = self.inputs()
+        return ChainInputs(xp, (*fast, *slow), weights, stream_seeds(seed, CELL_STREAMS * len(weights)), None, masks)
 
     def gradients(self, scan, dtype: torch.dtype) -> dict[str, Tensor]:
         """Results and gradients of ``scan`` computed in ``dtype``."""
@@ -126,9 +141,16 @@ class Case:
 
 
 def check(
-    T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32, error: float = 0.0
+    T: int,
+    B: int,
+    H: int,
+    S: int,
+    options: FastSlowOptions,
+    dtype: torch.dtype = torch.float32,
+    error: float = 0.0,
+    masked: Sequence[int] = (),
 ) -> None:
-    case = Case(T, B, H, S, options, dtype)
+    case = Case(T, B, H, S, options, dtype, masked)
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
     assert_close(case.gradients(fast_slow_scan_fused, dtype), wanted, error or NORM_ERROR[dtype])
 
@@ -227,6 +249,13 @@ def test_16bit_dtypes_match_reference(dtype, options):
     check(3, 3, 48, 40, options, dtype)
 
 
+@pytest.mark.parametrize("masked", [(1,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("slow", ["rum", "lstm"])
+def test_state_dropout_matches_reference(slow, masked):
+    """The masks act on what the matmuls read, and on nothing else that needs h: zoneout, the rotation, its gate."""
+    check(3, 2, 9, 7, make_options(slow=slow, k=3, zoneout=0.2, dropout=0.3, training=True), masked=masked)
+
+
 class _RoundedMatmul(torch.autograd.Function):
     """``x @ weight.T`` and its backward with every operand rounded to ``dtype``, everything else as it is."""
 
@@ -321,9 +350,9 @@ def test_steps_through_the_table_match_direct_ones(slow):
     """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
     options = make_options(slow=slow, k=3, zoneout=0.2, dropout=0.3, training=True)
     T, B, H, S = 5, 2, 6, 5
-    case = Case(T, B, H, S, options)
+    case = Case(T, B, H, S, options, masked=(0, 1))
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
-    plans, inputs = fast_slow_plans(H, S, options), case.chain_inputs()
+    plans, inputs = fast_slow_plans(H, S, options, (True, True, False, False)), case.chain_inputs()
     _, _, saved = chain_forward(plans, inputs)  # for the shapes
     for parts in saved:
         for part in parts:
@@ -417,6 +446,20 @@ def test_cell_in_training_draws_anew(monkeypatch):
     x, state = torch.randn(1, 2, 4, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
     one, other = (cell.scan(x, state)[0] for _ in range(2))
     assert not torch.equal(one == 0, other == 0)
+
+
+@pytest.mark.parametrize("slow", ["rum", "lstm"])
+def test_cell_gives_its_masks_of_state_dropout_to_the_kernels(monkeypatch, slow):
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)
+    cell = fast_slow(4, 9, slow_size=7, slow=slow, num_fast=3, state_dropout=0.4, device=DEVICE)
+    x, state = torch.randn(3, 2, 4, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
+    outputs = []
+    for backend in ("fused", "reference"):
+        cell.backend = backend
+        torch.manual_seed(6)
+        outputs.append(cell.scan(x, state)[0])
+    torch.testing.assert_close(*outputs, **DEEP[torch.float32])
+    assert not torch.allclose(cell.scan(x, state)[0], outputs[1])
 
 
 def test_cell_without_bias_on_eps_and_without_any(monkeypatch):

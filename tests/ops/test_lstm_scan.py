@@ -66,12 +66,12 @@ def gradients(scan, case: dict[str, Tensor | None], grads: tuple[Tensor, ...], d
     return {**named, **{f"d{name}": g for name, g in zip(wanted, found, strict=True)}}
 
 
-def by_reference(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions):
-    return lambda *x: lstm_scan_reference(LstmInputs(*x, lengths, seed), options)
+def by_reference(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions, mask: Tensor | None = None):
+    return lambda *x: lstm_scan_reference(LstmInputs(*x, lengths, seed, mask), options)
 
 
-def by_kernels(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions):
-    return lambda *x: lstm_scan_fused(LstmInputs(*x, lengths, seed), options)
+def by_kernels(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions, mask: Tensor | None = None):
+    return lambda *x: lstm_scan_fused(LstmInputs(*x, lengths, seed, mask), options)
 
 
 def chain_inputs(case: dict[str, Tensor], seeds: Tensor | None = None, lengths: Tensor | None = None) -> ChainInputs:
@@ -84,12 +84,18 @@ def draw_grads(T: int, B: int, H: int, dtype: torch.dtype = torch.float32) -> tu
 
 
 def check(
-    T: int, B: int, H: int, options: LstmOptions, dtype: torch.dtype = torch.float32, lengths: bool = False
+    T: int,
+    B: int,
+    H: int,
+    options: LstmOptions,
+    dtype: torch.dtype = torch.float32,
+    lengths: bool = False,
+    mask: Tensor | None = None,
 ) -> None:
     case, grads = draw(T, B, H, options, dtype), draw_grads(T, B, H, dtype)
     rows = torch.randint(0, T + 1, (B,), device=DEVICE) if lengths else None
     seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
-    more = (rows, seed, options)
+    more = (rows, seed, options, mask)
     wanted = gradients(by_reference(*more), case, grads, torch.float64)
     found = gradients(by_kernels(*more), case, grads, dtype)
     assert_close(found, wanted, NORM_ERROR[dtype])
@@ -225,6 +231,13 @@ def test_empty_input(T, B):
         assert found[f"d{name}"].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("lengths", [False, True])
+def test_state_dropout_matches_reference(lengths):
+    options = LstmOptions(layer_norm=True, zoneout=0.3, zoneout_cell=0.4, training=True)
+    mask = torch.nn.functional.dropout(torch.ones(3, 7, device=DEVICE), 0.4)
+    check(4, 3, 7, options, lengths=lengths, mask=mask)
+
+
 def test_second_derivatives_go_through_the_reference():
     options = LstmOptions(layer_norm=True, zoneout=0.2, training=True)
     case, seed = draw(3, 2, 4, options), torch.tensor(3, device=DEVICE)
@@ -249,7 +262,7 @@ def test_steps_through_the_table_match_direct_ones():
     wanted = gradients(by_reference(lengths, seed, options), case, grads, torch.float64)
     plans, inputs = lstm_plans(H, options), chain_inputs(case, seeds, lengths)
     _, _, (saved,) = chain_forward(plans, inputs)  # for tensors of the right shapes
-    saved = [Saved(*(torch.full_like(part, float("nan")) for part in saved))]
+    saved = [Saved(*(torch.full_like(part, float("nan")) for part in saved if part is not None))]
     out, dgates = torch.empty(T, B, H, device=DEVICE), [torch.empty(T, B, 4 * H, device=DEVICE)]
 
     def run(chain: Chain) -> None:

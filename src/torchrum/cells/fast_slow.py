@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State
+from torchrum.cells.base import Cell, State, with_mask
 from torchrum.cells.lstm import LSTMCell, projected_like
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS, Eta, RUMCell
 from torchrum.ops._checks import check_choice, check_positive_int, check_probability
@@ -83,9 +83,26 @@ class FastSlowCell(Cell):
             f"{part}_{name}" for part, cell in (("fast", fast[0]), ("slow", slow)) for name in cell.state_names
         )
 
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells in the order of a step: F1, S, F2, F3, ..."""
+        first, *others = self.fast
+        return first, self.slow, *others
+
     def reset_parameters(self) -> None:
-        for cell in (*self.fast, self.slow):
+        for cell in self.cells:
             cell.reset_parameters()  # type: ignore[operator]
+
+    @property
+    def mask_size(self) -> int:
+        return sum(cell.mask_size for cell in self.cells)
+
+    def draw_mask(self, like: Tensor) -> Tensor | None:
+        masks = [mask for mask in self._draw_masks(like) if mask is not None]
+        return torch.cat(masks, -1) if masks else None
+
+    def _draw_masks(self, like: Tensor) -> list[Tensor | None]:
+        return [cell.draw_mask(like) for cell in self.cells]
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
         fast = self.fast[0].initial_state(batch_size, device=device, dtype=dtype)
@@ -95,14 +112,22 @@ class FastSlowCell(Cell):
         return self.fast[0].project(self._drop(x, self.dropout))
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        x, mask = self.split_mask(x)
+        masks: Sequence[Tensor | None] = (None,) * len(self.cells)
+        if mask is not None:
+            masks = mask.split([cell.mask_size for cell in self.cells], -1)
         first, second, *others = self.fast
         parts = len(first.state_names)
         fast, slow = state[:parts], state[parts:]
-        output, fast = first.step(x, fast)
-        told, slow = self.slow.step(self.slow.project(self._drop(output, self.slow_dropout)), slow)
-        output, fast = second.step(second.project(self._drop(told, self.dropout)), fast)
-        for cell in others:
-            output, fast = cell.step(cell.project(output[:, :0]), fast)  # nothing to read
+
+        def step(cell: Cell, x: Tensor, state: State, mask: Tensor | None) -> tuple[Tensor, State]:
+            return cell.step(with_mask(x, mask), state)
+
+        output, fast = step(first, x, fast, masks[0])
+        told, slow = step(self.slow, self.slow.project(self._drop(output, self.slow_dropout)), slow, masks[1])
+        output, fast = step(second, second.project(self._drop(told, self.dropout)), fast, masks[2])
+        for cell, mask in zip(others, masks[3:], strict=True):
+            output, fast = step(cell, cell.project(output[:, :0]), fast, mask)  # nothing to read
         return self._drop(output, self.dropout), (*fast, *slow)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
@@ -153,7 +178,8 @@ class FastSlowCell(Cell):
             for cell in others
             if cell.bias is not None and cell.weight_ih is not None
         ]
-        return FastSlowInputs(self.project(x), state[:2], state[2:], weights)
+        xp = self.project(x)
+        return FastSlowInputs(xp, state[:2], state[2:], weights, masks=self._draw_masks(xp))
 
     def _drop(self, x: Tensor, chance: float) -> Tensor:
         return F.dropout(x, chance, self.training) if chance > 0 else x
@@ -186,6 +212,8 @@ def fast_slow(
     zoneout: float = 0.0,
     slow_zoneout: float | None = None,
     zoneout_cell: float = 0.0,
+    state_dropout: float = 0.0,
+    slow_state_dropout: float | None = None,
     eta: Eta = None,
     ln_order: LNOrder = "before",
     device: torch.device | str | None = None,
@@ -206,6 +234,8 @@ def fast_slow(
         layer_norm, zoneout: in every cell.
         slow_zoneout: zoneout of the slow cell's h; None means ``zoneout``. In trials a slow RUM did better with 0.
         zoneout_cell: of the LSTMs' c.
+        state_dropout: chance that a unit of h is hidden from the recurrent matmul of a cell, one mask per call.
+        slow_state_dropout: the same for the slow cell; None means ``state_dropout``.
         eta: norm of the slow RUM's state. None leaves it free with the paper's options; with ``"rum-tanh"`` it is
             ``"sqrt"``, the root of the cell's size.
         ln_order: of the slow RUM.
@@ -216,19 +246,22 @@ def fast_slow(
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
     slow_zoneout = zoneout if slow_zoneout is None else slow_zoneout
+    slow_state_dropout = state_dropout if slow_state_dropout is None else slow_state_dropout
     check_probability("fast_slow", cell_dropout=cell_dropout, zoneout=zoneout, slow_zoneout=slow_zoneout)
+    check_probability("fast_slow", state_dropout=state_dropout, slow_state_dropout=slow_state_dropout)
     if slow == "lstm" and (eta is not None or ln_order != "before"):
         raise ValueError(
             f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need a slow RUM; slow={slow!r} has neither."
         )
 
-    def lstm(inputs: int, hidden: int, zoneout: float = zoneout) -> LSTMCell:
+    def lstm(inputs: int, hidden: int, zoneout: float = zoneout, state_dropout: float = state_dropout) -> LSTMCell:
         return LSTMCell(
             inputs,
             hidden,
             layer_norm=layer_norm,
             zoneout=zoneout,
             zoneout_cell=zoneout_cell,
+            state_dropout=state_dropout,
             init="orthogonal",
             device=device,
             dtype=dtype,
@@ -237,7 +270,7 @@ def fast_slow(
     fast = [lstm(inputs, hidden_size) for inputs in (input_size, size, *[0] * (num_fast - 2))[:num_fast]]
     own: Cell
     if slow == "lstm":
-        own = lstm(hidden_size, size, slow_zoneout)
+        own = lstm(hidden_size, size, slow_zoneout, slow_state_dropout)
     else:
         options = TANH_OPTIONS if slow == "rum-tanh" else RELU_OPTIONS
         own = RUMCell(
@@ -246,6 +279,7 @@ def fast_slow(
             layer_norm=layer_norm,
             ln_order=ln_order,
             zoneout=slow_zoneout,
+            state_dropout=slow_state_dropout,
             device=device,
             dtype=dtype,
             form="paper",

@@ -43,6 +43,7 @@ class LSTMCell(Cell):
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step; not trained.
         zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value, from 0 to 1.
+        state_dropout: chance that a unit of h is hidden from U, one mask for all steps of a call, from 0 to 1.
         init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows, or
             ``"block_orthogonal"``: W and U tiled with square orthogonal blocks, as the Zoneout LSTM starts.
         device, dtype: of the parameters.
@@ -62,13 +63,14 @@ class LSTMCell(Cell):
         forget_bias: float = 1.0,
         zoneout: float = 0.0,
         zoneout_cell: float = 0.0,
+        state_dropout: float = 0.0,
         init: str = "glorot",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         backend: Backend = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell)
+        check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell, state_dropout=state_dropout)
         check_finite("LSTMCell", forget_bias=forget_bias)
         check_not_negative("LSTMCell", ln_eps=ln_eps)
         check_flags("LSTMCell", layer_norm=layer_norm)
@@ -81,6 +83,7 @@ class LSTMCell(Cell):
             zoneout=zoneout,
             zoneout_cell=zoneout_cell,
         )
+        self.state_dropout = state_dropout
         self.init = init
         self.backend: Backend = backend
         empty = new_parameter(device, dtype)
@@ -113,8 +116,9 @@ class LSTMCell(Cell):
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state
+        x, mask = self.split_mask(x)
         weights, options = self._step_weights(x.dtype), self.scan_options()
-        h, c = lstm_step(x, h, c, weights, zoneout_masks(None, 0, h, options), options)
+        h, c = lstm_step(x, h, c, weights, zoneout_masks(None, 0, h, options), options, mask)
         return h, (h, c)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
@@ -123,7 +127,8 @@ class LSTMCell(Cell):
         h, c = state
         weights = self.scan_weights()
         norms = (weights.ln_weight, weights.ln_bias)
-        inputs = LstmInputs(self.project(x), h, c, weights.weight_hh, *norms, lengths)
+        xp = self.project(x)
+        inputs = LstmInputs(xp, h, c, weights.weight_hh, *norms, lengths, mask=self.draw_mask(xp))
         output, h, c = lstm_scan(inputs, self.scan_options(), backend="fused")
         return output, (h, c)
 
@@ -155,6 +160,7 @@ class LSTMCell(Cell):
     def extra_repr(self) -> str:
         options = vars(self.options).items()
         words = [f"{name}={value}" for name, value in options if name not in ("ln_eps", "training")]
+        words += [f"state_dropout={self.state_dropout}"] if self.state_dropout else []
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *words, f"init={self.init!r}"])
 
 
@@ -175,11 +181,12 @@ class GRUCell(Cell):
         input_size, hidden_size: I, H.
         reset_after: reset U_c h instead of h.
         gate_bias: start of the biases of r and u.
+        state_dropout: chance that a unit of h is hidden from U and U_c, one mask for all steps of a call, from 0 to 1.
         init: ``"glorot"``, or ``"orthogonal"``: semi-orthogonal over [x; h], one matrix for the gates, one for h~.
         device, dtype: of the parameters.
     """
 
-    shown = ("reset_after", "gate_bias", "init")
+    shown = ("reset_after", "gate_bias", "state_dropout", "init")
 
     def __init__(
         self,
@@ -188,16 +195,19 @@ class GRUCell(Cell):
         *,
         reset_after: bool = False,
         gate_bias: float = 1.0,
+        state_dropout: float = 0.0,
         init: str = "glorot",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_finite("GRUCell", gate_bias=gate_bias)
+        check_probability("GRUCell", state_dropout=state_dropout)
         check_flags("GRUCell", reset_after=reset_after)
         check_choice("GRUCell", "init", init, INITS)
         self.reset_after = reset_after
         self.gate_bias = gate_bias
+        self.state_dropout = state_dropout
         self.init = init
         empty = new_parameter(device, dtype)
         self.weight_ih = empty(3 * hidden_size, input_size)  # rows: r, u, candidate
@@ -224,11 +234,13 @@ class GRUCell(Cell):
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state
+        x, mask = self.split_mask(x)
+        seen = h if mask is None else h * mask
         x_gates, x_c = x.split((2 * self.hidden_size, self.hidden_size), -1)
-        r, u = torch.sigmoid(x_gates + F.linear(h, self.weight_hh)).chunk(2, -1)
+        r, u = torch.sigmoid(x_gates + F.linear(seen, self.weight_hh)).chunk(2, -1)
         if self.reset_after:
-            candidate = torch.tanh(x_c + r * F.linear(h, self.weight_hc, self.bias_hc))
+            candidate = torch.tanh(x_c + r * F.linear(seen, self.weight_hc, self.bias_hc))
         else:
-            candidate = torch.tanh(x_c + F.linear(r * h, self.weight_hc))
+            candidate = torch.tanh(x_c + F.linear(r * seen, self.weight_hc))
         h = u * h + (1 - u) * candidate
         return h, (h,)

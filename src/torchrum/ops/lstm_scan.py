@@ -96,6 +96,8 @@ class LstmInputs(NamedTuple):
     """``(B,)`` int64; a row past its length keeps its state."""
     seed: Tensor | None = None
     """int64 scalar that zoneout's masks come from."""
+    mask: Tensor | None = None
+    """``(B, H)``, multiplies the h that the matmul of every step reads: state dropout."""
 
 
 class LstmStepWeights(NamedTuple):
@@ -127,26 +129,34 @@ def step_weights(
 
 
 def lstm_step(
-    xp: Tensor, h: Tensor, c: Tensor, weights: LstmStepWeights, keeps: Keeps, options: LstmOptions
+    xp: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: LstmStepWeights,
+    keeps: Keeps,
+    options: LstmOptions,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one step: projected input ``xp`` ``(B, 4H)`` and state ``h, c`` ``(B, H)`` -> new h, new c.
 
-    ``keeps`` are true where zoneout takes the new h and the new c; None outside training.
+    ``keeps`` are true where zoneout takes the new h and the new c; None outside training. ``mask`` is as in
+    ``LstmInputs``.
     """
     H = h.shape[-1]
+    seen = h if mask is None else h * mask
     weight_hh, ln_weight, ln_bias, ln_weight_c, ln_bias_c = weights
     if xp.dtype == h.dtype:
-        gates = xp + F.linear(h, weight_hh)  # (B, 4H)
+        gates = xp + F.linear(seen, weight_hh)  # (B, 4H)
     else:  # the state has the higher precision
-        gates = xp.to(h.dtype) + F.linear(h.to(xp.dtype), weight_hh).to(h.dtype)
+        gates = xp.to(h.dtype) + F.linear(seen.to(xp.dtype), weight_hh).to(h.dtype)
     if ln_weight is None or ln_bias is None:
         i, j, f, o = gates.chunk(4, -1)
     else:
         i, j, f, o = norm_gates(gates.reshape(-1, 4, H), ln_weight, ln_bias, options.ln_eps).unbind(-2)
-    seen = new_c = c * torch.sigmoid(f + options.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
+    squashed = new_c = c * torch.sigmoid(f + options.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
     if ln_weight_c is not None and ln_bias_c is not None:
-        seen = F.layer_norm(new_c, (H,), ln_weight_c, ln_bias_c, options.ln_eps)
-    new_h = torch.tanh(seen) * torch.sigmoid(o)
+        squashed = F.layer_norm(new_c, (H,), ln_weight_c, ln_bias_c, options.ln_eps)
+    new_h = torch.tanh(squashed) * torch.sigmoid(o)
     return zone(new_h, h, options.zoneout, keeps[0]), zone(new_c, c, options.zoneout_cell, keeps[1])
 
 
@@ -184,14 +194,14 @@ def zoneout_masks(seeds: Tensor | None, t: int, like: Tensor, options: LstmOptio
 
 def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Run a whole sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
-    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask = inputs
     dtype = working_dtype(xp.dtype)
     h, c = h0.to(dtype), c0.to(dtype)
     weights = step_weights(weight_hh, ln_weight, ln_bias, dtype)
     seeds = None if seed is None else stream_seeds(seed, CELL_STREAMS)
     states = []
     for t, x in enumerate(xp.unbind(0)):
-        new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options)
+        new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options, mask)
         if lengths is not None:
             going = (t < lengths).unsqueeze(-1)  # (B, 1)
             new_h, new_c = torch.where(going, new_h, h), torch.where(going, new_c, c)
@@ -239,7 +249,7 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
 
 
 @functools.lru_cache(256)
-def lstm_plans(hidden: int, options: LstmOptions) -> tuple["Plan", ...]:
+def lstm_plans(hidden: int, options: LstmOptions, masked: bool = False) -> tuple["Plan", ...]:
     """The chain of an LSTM, which reads its own state."""
     from torchrum.ops.kernels.chain import LstmBackward, LstmForward, Plan  # triton is absent on machines without CUDA
 
@@ -254,6 +264,7 @@ def lstm_plans(hidden: int, options: LstmOptions) -> tuple["Plan", ...]:
         plain=(0, 0),
         dropped=None,
         dropout=0.0,
+        masked=masked,
         flags=tuple(options.kernel_flags().items()),
     )
     return (plan,)
@@ -264,13 +275,14 @@ def lstm_scan_fused(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, T
     """The arguments and results of ``lstm_scan_reference``."""
     from torchrum.ops.kernels.chain import chain_scan
 
-    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask = inputs
 
     def reference(xp: Tensor, states: Sequence[Tensor], weights: Sequence[CellWeights]) -> tuple[Tensor, ...]:
         (h0, c0), (_, weight_hh, _, ln_weight, ln_bias) = states, weights[0]
-        return lstm_scan_reference(LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed), options)
+        given = LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask)
+        return lstm_scan_reference(given, options)
 
     weights = [CellWeights(None, weight_hh, None, ln_weight, ln_bias)]
-    plans = lstm_plans(weight_hh.shape[1], options)
-    out, (h, c) = chain_scan(plans, xp, (h0, c0), weights, seed, lengths, options.training, reference)
+    plans = lstm_plans(weight_hh.shape[1], options, mask is not None)
+    out, (h, c) = chain_scan(plans, xp, (h0, c0), weights, seed, lengths, (mask,), options.training, reference)
     return out, h, c

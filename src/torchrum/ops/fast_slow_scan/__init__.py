@@ -53,7 +53,7 @@ def fast_slow_scan(
     Returns:
         Outputs ``(T, B, H)``, through dropout, and the last states of the fast cells and of the slow one.
     """
-    xp, _, slow, weights, seed = inputs
+    xp, _, slow, weights, seed, _ = inputs
     if len(weights) != len(options.fast) + 1 or len(weights) < 3:
         raise ValueError(
             f"fast_slow_scan: there are {len(weights)} cells of weights and {len(options.fast)} fast cells in options; "

@@ -66,6 +66,8 @@ class FastSlowInputs(NamedTuple):
     """Of the cells in the order F1, S, F2, F3, ..."""
     seed: Tensor | None = None
     """int64 scalar that the masks of zoneout and dropout come from."""
+    masks: Sequence[Tensor | None] = ()
+    """Of each cell, ``(B, H)`` or None: multiplies the h that its matmul reads in every step; none at all if empty."""
 
 
 def cell_step(
@@ -75,15 +77,16 @@ def cell_step(
     seeds: Tensor | None,
     t: int,
     options: LstmOptions | RumOptions,
+    mask: Tensor | None,
 ) -> State:
     """Run one step of an LSTM or a RUM on the projected input ``x`` -> the new state, output first."""
     B, H = state[0].shape
     parameters = (weights.weight_hh, weights.ln_weight, weights.ln_bias)
     if isinstance(options, LstmOptions):
         masks = zoneout_masks(None if seeds is None else seeds[:2], t, state[0], options)
-        return lstm_step(x, state[0], state[1], step_weights(*parameters, state[0].dtype), masks, options)
+        return lstm_step(x, state[0], state[1], step_weights(*parameters, state[0].dtype), masks, options, mask)
     keep = keep_mask(seeds[0], t, B, H, options.zoneout) if seeds is not None and options.draws else None
-    return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options)[0],)
+    return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options, mask=mask)[0],)
 
 
 def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
@@ -97,7 +100,7 @@ def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
 
 def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
     """Run a whole sequence -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
-    xp, fast, slow, weights, seed = inputs
+    xp, fast, slow, weights, seed, masks = inputs
     dtype, B = working_dtype(xp.dtype), xp.shape[1]
     kinds = [part.dtype for part in (*fast, *slow)]
     fast, slow = tuple(part.to(dtype) for part in fast), tuple(part.to(dtype) for part in slow)
@@ -114,7 +117,8 @@ def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -
 
     def step(number: int, x: Tensor, state: State, t: int) -> State:
         streams = None if seeds is None else seeds[number]
-        return cell_step(x, state, weights[number], streams, t, options.cells[number])
+        mask = masks[number] if masks else None
+        return cell_step(x, state, weights[number], streams, t, options.cells[number], mask)
 
     outputs = []
     for t, x in enumerate(xp.unbind(0)):

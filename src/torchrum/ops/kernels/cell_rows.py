@@ -71,13 +71,16 @@ def drop(x, seeds, STREAM: tl.constexpr, t, index, SCALE: tl.constexpr, KEEP_BEL
 
 @triton.jit
 def hand_on(
-    new, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+    new, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
     STREAM: tl.constexpr,
 ):  # fmt: skip
-    """Store a new state where its readers find it."""
+    """Store a new state where its readers find it; ``plain_mask`` is what the plain one reads it through, or None."""
     dtype = plain.dtype.element_ty
-    value = new.to(dtype)
+    seen = new
+    if plain_mask is not None:
+        seen = new * tl.load(plain_mask + index, mask=mask, other=0.0)
+    value = seen.to(dtype)
     tl.store(low_plain + b * PLAIN_WIDTH + j, value, mask=mask)
     tl.store(plain + row * PLAIN_WIDTH + j, value, mask=mask)
     if DROPPED_WIDTH is not None:
@@ -89,13 +92,16 @@ def hand_on(
 
 @triton.jit
 def gather_grad(
-    dstate, parts_plain, parts_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
+    dstate, parts_plain, parts_dropped, grad_out, plain_mask, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a new state, from its carry and its readers; the transpose of ``hand_on``."""
     dh = tl.load(dstate + b * H + j, mask=mask, other=0.0)
-    dh += load_parts(parts_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
+    seen = load_parts(parts_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
+    if plain_mask is not None:
+        seen *= tl.load(plain_mask + index, mask=mask, other=0.0)
+    dh += seen
     if DROPPED_WIDTH is not None:
         if parts_dropped is not None:
             arriving = load_parts(parts_dropped, b * DROPPED_WIDTH + j, mask, B * DROPPED_WIDTH, DROPPED_PARTS)
@@ -176,7 +182,7 @@ def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mas
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def lstm_forward_kernel(
     table, slots, xp, gates, cells, stats, plain, dropped,
-    parts, bias, h_state, c_state, low_plain, low_dropped, ln_weight, ln_bias, lengths, seeds, t, T, B,
+    parts, bias, h_state, c_state, low_plain, low_dropped, plain_mask, ln_weight, ln_bias, lengths, seeds, t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr,
     LN_EPS: tl.constexpr, FORGET: tl.constexpr, READS_XP: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, ZONEOUT_C: tl.constexpr, KEEP_BELOW_C: tl.constexpr,
@@ -249,7 +255,7 @@ def lstm_forward_kernel(
     tl.store(h_state + index, new_h, mask=mask)
     tl.store(c_state + index, new_c, mask=mask)
     hand_on(
-        new_h, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+        new_h, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
         PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
 
@@ -257,7 +263,7 @@ def lstm_forward_kernel(
 @triton.jit(do_not_specialize=["t", "B"])
 def lstm_backward_kernel(
     table, slots, gates, cells, stats, grad_out, dgates, dnormed,
-    parts_plain, parts_dropped, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
+    parts_plain, parts_dropped, plain_mask, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr, FORGET: tl.constexpr,
     FROM_OUT: tl.constexpr,
@@ -286,7 +292,7 @@ def lstm_backward_kernel(
     c = tl.load(cells + row * H + j, mask=mask, other=0.0)
     dc_after = tl.load(dc_state + index, mask=mask, other=0.0)
     dh_after = gather_grad(
-        dh_state, parts_plain, parts_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H,
+        dh_state, parts_plain, parts_dropped, grad_out, plain_mask, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
     if t > 0:  # what the next step back begins with
