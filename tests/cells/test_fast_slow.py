@@ -183,7 +183,9 @@ def test_wrong_arguments_are_refused():
         FastSlowCell([lstm, LSTMCell(S, H)], LSTMCell(H, S), dropout=2)
     with pytest.raises(ValueError, match="slow='gru'"):
         fast_slow(I, H, slow="gru")
-    with pytest.raises(ValueError, match=r"eta=1\.0 and ln_order='before' need a slow RUM; slow='lstm' has neither"):
+    with pytest.raises(
+        ValueError, match=r"eta=1\.0 and ln_order='before' need a slow RUM of the paper's form; slow='lstm' has"
+    ):
         fast_slow(I, H, eta=1.0)
     with pytest.raises(ValueError, match="fast has 1 cells"):
         fast_slow(I, H, num_fast=1)

@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.utils import parametrize
 
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense, check_positive_int
-from torchrum.ops.kernels.linear import weight_gradient
+from torchrum.ops.kernels.linear import weight_gradient, working_dtype
 from torchrum.ops.kernels.machine import autocast_dtype
 
 State = tuple[Tensor, ...]
@@ -80,10 +80,11 @@ class Cell(nn.Module, ABC):
         return self.hidden_size if self.training and self.state_dropout > 0 else 0
 
     def draw_mask(self, like: Tensor) -> Tensor | None:
-        """Draw the mask of one sequence, ``(B, mask_size)``, of the dtype and device of ``like`` ``(..., B, N)``."""
+        """Draw the mask of one sequence, ``(B, mask_size)``, for an input ``(..., B, N)``; None where there is none."""
         if self.mask_size == 0:
             return None
-        return F.dropout(like.new_ones(like.shape[-2], self.hidden_size), self.state_dropout)
+        ones = like.new_ones(like.shape[-2], self.hidden_size, dtype=working_dtype(like.dtype))
+        return F.dropout(ones, self.state_dropout)
 
     def prepare(self, x: Tensor) -> Tensor:
         """What the steps of a sequence are given: ``project(x)``, and behind it one mask for all steps.

@@ -34,6 +34,13 @@ class LSTMCell(Cell):
     c' = c * sigmoid(f + forget_bias) + sigmoid(i) * tanh(j);   h' = tanh(LN(c')) * sigmoid(o)
     then zoneout keeps single units of h and c; c' itself is stored without LN.
 
+    With ``rotational`` it is the rotational LSTM: a RUM's candidate behind an LSTM's gates. The blocks of W are then i,
+    tau, f, o, eps, those of U are i, tau, f, o, eps has no LN, and::
+
+        c' = c * sigmoid(f + forget_bias) + sigmoid(i) * tanh(LN(eps + Rotation(eps, tau) h))
+
+    Zoneout of c leaves the h that is rotated as it is.
+
     Shapes: x ``(B, I)``, state ``(h, c)`` of ``(B, H)`` -> output h' ``(B, H)``, state ``(h', c')``.
 
     Args:
@@ -42,9 +49,10 @@ class LSTMCell(Cell):
         layer_norm: normalise each gate and the cell state that h' is made from.
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step; not trained.
+        rotational: rotate h into the candidate.
         zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value, from 0 to 1.
         state_dropout: chance that a unit of h is hidden from U, one mask for all steps of a call, from 0 to 1.
-        init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows, or
+        init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all rows, or
             ``"block_orthogonal"``: W and U tiled with square orthogonal blocks, as the Zoneout LSTM starts.
         device, dtype: of the parameters.
         backend: of ``scan``: "auto", or "fused" to insist on the kernels, "torch" or "reference" on the plain loop.
@@ -61,6 +69,7 @@ class LSTMCell(Cell):
         layer_norm: bool = False,
         ln_eps: float = 1e-3,
         forget_bias: float = 1.0,
+        rotational: bool = False,
         zoneout: float = 0.0,
         zoneout_cell: float = 0.0,
         state_dropout: float = 0.0,
@@ -73,13 +82,14 @@ class LSTMCell(Cell):
         check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell, state_dropout=state_dropout)
         check_finite("LSTMCell", forget_bias=forget_bias)
         check_not_negative("LSTMCell", ln_eps=ln_eps)
-        check_flags("LSTMCell", layer_norm=layer_norm)
+        check_flags("LSTMCell", layer_norm=layer_norm, rotational=rotational)
         check_choice("LSTMCell", "init", init, INITS)
         check_choice("LSTMCell", "backend", backend, ("auto", "fused", "torch", "reference"))
         self.options = LstmOptions(
             layer_norm=layer_norm,
             ln_eps=ln_eps,
             forget_bias=forget_bias,
+            rotational=rotational,
             zoneout=zoneout,
             zoneout_cell=zoneout_cell,
         )
@@ -87,14 +97,18 @@ class LSTMCell(Cell):
         self.init = init
         self.backend: Backend = backend
         empty = new_parameter(device, dtype)
-        self.weight_ih = empty(4 * hidden_size, input_size)  # rows: i, j, f, o
+        blocks = self.options.blocks
+        self.weight_ih = empty(blocks * hidden_size, input_size)  # rows: i, j, f, o; i, tau, f, o, eps
         self.weight_hh = empty(4 * hidden_size, hidden_size)
-        self.bias = empty(4 * hidden_size)
+        self.bias = empty(blocks * hidden_size)
         if layer_norm:
-            self.ln_weight = empty(4 * hidden_size)  # i, j, f, o
+            self.ln_weight = empty(4 * hidden_size)  # i, j or tau, f, o
             self.ln_bias = empty(4 * hidden_size)
             self.ln_weight_c = empty(hidden_size)
             self.ln_bias_c = empty(hidden_size)
+            if rotational:
+                self.ln_weight_j = empty(hidden_size)
+                self.ln_bias_j = empty(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -107,12 +121,20 @@ class LSTMCell(Cell):
                 fill(weight)
         nn.init.zeros_(self.bias)
         if self.options.layer_norm:
-            for gain, shift in ((self.ln_weight, self.ln_bias), (self.ln_weight_c, self.ln_bias_c)):
+            for gain, shift in zip(*self._norms(), strict=True):
                 nn.init.ones_(gain)
                 nn.init.zeros_(shift)
 
+    def _norms(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Gains and shifts of layer norm: of the gates, of c and, if rotational, of the candidate."""
+        gains, shifts = [self.ln_weight, self.ln_weight_c], [self.ln_bias, self.ln_bias_c]
+        if self.options.rotational:
+            gains.append(self.ln_weight_j)
+            shifts.append(self.ln_bias_j)
+        return gains, shifts
+
     def project(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight_ih, self.bias)  # (..., 4H)
+        return F.linear(x, self.weight_ih, self.bias)  # (..., 4H), or 5H if rotational
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state
@@ -134,18 +156,18 @@ class LSTMCell(Cell):
 
     def explain_backend(self, x: Tensor) -> Choice:
         """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""
-        return lstm_scan_choice(projected_like(x, 4 * self.hidden_size), backend=self.backend)
+        xp = projected_like(x, self.options.blocks * self.hidden_size)
+        return lstm_scan_choice(xp, self.options, backend=self.backend)
 
     def scan_options(self) -> LstmOptions:
         """The cell's hyper-parameters as the kernels take them."""
         return self.options.with_training(self.training)
 
     def scan_weights(self) -> CellWeights:
-        """The cell's parameters as the kernels take them; layer norm's are i, j, f, o, c."""
+        """The cell's parameters as the kernels take them; layer norm's: i, j, f, o, c, rotated candidate."""
         gains = shifts = None
         if self.options.layer_norm:
-            gains = torch.cat((self.ln_weight, self.ln_weight_c))
-            shifts = torch.cat((self.ln_bias, self.ln_bias_c))
+            gains, shifts = (torch.cat(tuple(parts)) for parts in self._norms())
         return CellWeights(self.weight_ih, self.weight_hh, self.bias, gains, shifts)
 
     def _step_weights(self, dtype: torch.dtype) -> LstmStepWeights:
@@ -155,11 +177,13 @@ class LSTMCell(Cell):
             weight_hh = weight_hh.to(dtype)
         if not self.options.layer_norm:
             return LstmStepWeights(weight_hh)
-        return LstmStepWeights(weight_hh, self.ln_weight, self.ln_bias, self.ln_weight_c, self.ln_bias_c)
+        pairs = zip(*self._norms(), strict=True)
+        return LstmStepWeights(weight_hh, *(part for pair in pairs for part in pair))
 
     def extra_repr(self) -> str:
         options = vars(self.options).items()
-        words = [f"{name}={value}" for name, value in options if name not in ("ln_eps", "training")]
+        hidden = ("ln_eps", "training", *([] if self.options.rotational else ["rotational"]))
+        words = [f"{name}={value}" for name, value in options if name not in hidden]
         words += [f"state_dropout={self.state_dropout}"] if self.state_dropout else []
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *words, f"init={self.init!r}"])
 

@@ -23,6 +23,7 @@ from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._checks import MismatchError
 from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.gated_scan import gated_scan_choice
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.machine import autocast_dtype
 from torchrum.ops.rum_scan import rum_scan_choice
 from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, Form, LNOrder, RumOptions, documents_options
@@ -194,7 +195,8 @@ class RUM(Recurrent, nn.RNNBase):
             raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
         returned, mask = lead if last else None, None
         if self._masks:
-            mask = F.dropout(x.new_ones(x.shape[1], self.hidden_size), self.settings.state_dropout)
+            ones = x.new_ones(x.shape[1], self.hidden_size, dtype=working_dtype(x.dtype))
+            mask = F.dropout(ones, self.settings.state_dropout)
         output, end = run_rum(x, state, weights, self.options, lengths, self.training, self.backend, returned, mask)
         usual = state[0].dtype if state else x.dtype
         if output.dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRU keeps the state's dtype

@@ -12,7 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrum.ops.fast_slow_scan.gated_stage import GatedBackward, GatedForward
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
+from torchrum.ops.gated_scan import GatedOptions
+from torchrum.ops.gated_scan.stepwise_triton import row_flags as gated_flags
 from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.chain import (
     BackwardStage,
@@ -37,6 +40,7 @@ from torchrum.ops.kernels.rum_step_backward import (
 )
 from torchrum.ops.kernels.triton_launch import Launch, prepare, tensor_at
 from torchrum.ops.lstm_scan import LstmOptions
+from torchrum.ops.rum_scan import RumOptions
 
 
 @triton.jit(do_not_specialize=["t", "B"])
@@ -182,7 +186,7 @@ class RumBackward(BackwardStage):
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         unused = ("LN_EPS", "FROM_OUT")  # the moments are saved, and the caller reads no slow state
         flags = {name: value for name, value in self.flags.items() if name not in unused}
-        flags["BEFORE_WIDTH"] = self.plan.hidden if self.plan.masked else self.plan.width
+        flags["BEFORE_WIDTH"] = self.plan.before_width
         return prepare(
             slow_rum_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.plain_mask, *self.state,
@@ -198,6 +202,13 @@ class RumBackward(BackwardStage):
         return norm_grads(raw, eps, before, None, stats, dseen, self.ln_weight, self.ln_bias, self.flags)
 
 
+STAGES: dict[type, tuple[type[ForwardStage], type[BackwardStage]]] = {
+    LstmOptions: (LstmForward, LstmBackward),
+    RumOptions: (RumForward, RumBackward),
+    GatedOptions: (GatedForward, GatedBackward),
+}
+
+
 @functools.lru_cache(256)
 def fast_slow_plans(H: int, S: int, options: FastSlowOptions, masked: tuple[bool, ...] = ()) -> tuple[Plan, ...]:
     """The chain F1, S, F2, F3, ... with ``H`` units in the fast cells and ``S`` in the slow one.
@@ -210,20 +221,20 @@ def fast_slow_plans(H: int, S: int, options: FastSlowOptions, masked: tuple[bool
     plans = []
     for number, cell in enumerate(options.cells):
         is_slow, is_lstm = number == 1, isinstance(cell, LstmOptions)
-        blocks, norms = (4, 5) if isinstance(cell, LstmOptions) else (cell.num_inputs, cell.num_inputs)
+        flags = gated_flags(S, cell) if isinstance(cell, GatedOptions) else cell.kernel_flags()
         plan = Plan(
-            stages=(LstmForward, LstmBackward) if is_lstm else (RumForward, RumBackward),
+            stages=STAGES[type(cell)],
             number=number,
             hidden=S if is_slow else H,
             inputs=inputs[number],
-            blocks=blocks,
-            norms=norms if cell.layer_norm else 0,
+            blocks=cell.blocks,
+            norms=cell.norms,
             state=((2, 3) if is_lstm else (2,)) if is_slow else (0, 1),
             plain=(2, 1) if number == 0 else (1, 1) if is_slow else ((number + 1) % len(options.cells), 0),
             dropped=(1, 0) if number == 0 else (2, 0) if is_slow else None,
             dropout=options.drops[number],
             masked=bool(masked) and masked[number],
-            flags=tuple(cell.kernel_flags().items()),
+            flags=tuple(flags.items()),
         )
         plans.append(plan)
     return tuple(plans)

@@ -11,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchrum.ops.gated_scan import GatedOptions
+from torchrum.ops.gated_scan.reference import gated_update
 from torchrum.ops.kernels.linear import CellWeights, working_dtype
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
 from torchrum.ops.lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
 from torchrum.ops.rum_scan import RumOptions, StepWeights, rum_step_reference
 
 State = tuple[Tensor, ...]
+CellOptions = LstmOptions | RumOptions | GatedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,8 @@ class FastSlowOptions:
 
     fast: tuple[LstmOptions, ...]
     """Options of two or more fast cells."""
-    slow: LstmOptions | RumOptions
-    """A RUM with lam 0, or an LSTM."""
+    slow: CellOptions
+    """An LSTM, a RUM of the paper's form with lam 0, or a gated one."""
     dropout: float = 0.0
     """Chance of dropout: after F1 on the way to S, after S, and after the last fast cell."""
     slow_dropout: float | None = None
@@ -35,7 +38,7 @@ class FastSlowOptions:
     """Whether dropout acts."""
 
     @property
-    def cells(self) -> tuple[LstmOptions | RumOptions, ...]:
+    def cells(self) -> tuple[CellOptions, ...]:
         """The cells' options in the order of a step: F1, S, F2, F3, ..."""
         return self.fast[0], self.slow, *self.fast[1:]
 
@@ -76,7 +79,7 @@ def cell_step(
     weights: CellWeights,
     seeds: Tensor | None,
     t: int,
-    options: LstmOptions | RumOptions,
+    options: CellOptions,
     mask: Tensor | None,
 ) -> State:
     """Run one step of an LSTM or a RUM on the projected input ``x`` -> the new state, output first."""
@@ -86,7 +89,20 @@ def cell_step(
         masks = zoneout_masks(None if seeds is None else seeds[:2], t, state[0], options)
         return lstm_step(x, state[0], state[1], step_weights(*parameters, state[0].dtype), masks, options, mask)
     keep = keep_mask(seeds[0], t, B, H, options.zoneout) if seeds is not None and options.draws else None
+    if isinstance(options, GatedOptions):
+        return (gated_step(x, state[0], weights.weight_hh, keep, options, mask),)
     return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options, mask=mask)[0],)
+
+
+def gated_step(
+    x: Tensor, h: Tensor, weight_hh: Tensor, keep: Tensor | None, options: GatedOptions, mask: Tensor | None
+) -> Tensor:
+    """Run one step of a gated RUM whose projected input ``x`` ``(B, 4H)`` holds all biases: blocks r, u, tau, eps."""
+    H = h.shape[-1]
+    seen = h if mask is None else h * mask
+    given, eps = x.to(h.dtype).split((3 * H, H), -1)
+    r, u, tau = (given + F.linear(seen.to(x.dtype), weight_hh).to(h.dtype)).chunk(3, -1)
+    return gated_update(torch.sigmoid(r), torch.sigmoid(u), tau, eps, h, keep, options)
 
 
 def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:

@@ -36,11 +36,17 @@ def gated_step_reference(
     ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training. ``mask`` ``(B, H)``
     multiplies the h that the matmul reads: the rotation and the gate see all of it.
     """
-    K = options.rotated_units
     x_r, x_u, eps = xp.to(h.dtype).chunk(3, -1)
     seen = h if mask is None else h * mask
     h_r, h_u, tau = F.linear(seen.to(xp.dtype), weight_hh, bias_hh).to(h.dtype).chunk(3, -1)
-    r, u = torch.sigmoid(x_r + h_r), torch.sigmoid(x_u + h_u)
+    return gated_update(torch.sigmoid(x_r + h_r), torch.sigmoid(x_u + h_u), tau, eps, h, keep, options)
+
+
+def gated_update(
+    r: Tensor, u: Tensor, tau: Tensor, eps: Tensor, h: Tensor, keep: Tensor | None, options: GatedOptions
+) -> Tensor:
+    """The new state from the gates and the two vectors of the rotation, ``(B, H)`` each."""
+    K = options.rotated_units
     rotated = rotate_heads(eps[..., :K], tau[..., :K], h[..., :K], options.head_size)
     candidate = torch.tanh(eps + r * (tau + F.pad(rotated, (0, h.shape[-1] - K))))
     new = u * h + (1 - u) * candidate

@@ -89,6 +89,30 @@ def inner_of(tau, h, e, m, j, K: tl.constexpr):
 
 
 @triton.jit
+def undo_gated(grad, r, u, tau, eps, h, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
+    """Gradients of the raw r and u, of tau, eps and h from ``grad``, that of the new value in the state."""
+    e, w, m, inv_eps, inv_tau, inv_s = find_plane(eps, tau, j, mask, K, HEAD)
+    inner = inner_of(tau, h, e, m, j, K)
+    candidate = tanh(eps + r * inner)
+    deps = grad * (1.0 - u) * (1.0 - candidate * candidate)
+    dr = deps * inner * r * (1.0 - r)
+    du = grad * (h - candidate) * u * (1.0 - u)
+    dtau = deps * r
+    dh = grad * u
+
+    dz = tl.where(j < K, dtau, 0.0)  # of R h: from here on as torch_backend.Plane.backward
+    p, m_dz = head_dot(e, h), head_dot(m, dz)
+    g = h - 2.0 * p * e
+    dg, m_g = dz - 2.0 * m_dz * m, head_dot(m, g)
+    e_dg = head_dot(e, dg)
+    ds = (4.0 * m_g * m_dz * m - 2.0 * (m_g * dz + m_dz * g)) * inv_s
+    along = head_dot(e, ds)
+    deps += (ds - 2.0 * (p * dg + e_dg * h) + (4.0 * p * e_dg - along) * e) * inv_eps
+    dtau += (ds + along * w) * inv_tau
+    return dr, du, dtau, deps, dh + dg - 2.0 * e_dg * e
+
+
+@triton.jit
 def lets_in(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
     """The share of the new value in the state, by zoneout and the length."""
     share = tl.zeros(j.shape, tl.float32) + 1.0
@@ -169,9 +193,6 @@ def gated_backward_kernel(
     tau = tl.load(gates + 2 * H, mask=mask, other=0.0)
     before = tl.load(out + (row - B) * H + j, mask=mask & (t > 0), other=0.0).to(tl.float32)
     h = tl.where(t > 0, before, tl.load(h0 + b * H + j, mask=mask & (t == 0), other=0.0))
-    e, w, m, inv_eps, inv_tau, inv_s = find_plane(eps, tau, j, mask, K, HEAD)
-    inner = inner_of(tau, h, e, m, j, K)
-    candidate = tanh(eps + r * inner)
     share = lets_in(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
 
     later = mask & (t + 1 < T)  # no step follows the last one
@@ -179,23 +200,8 @@ def gated_backward_kernel(
     total += tl.load(dstate + b * H + j, mask=later, other=0.0)
     total += load_parts(parts + b * HP, j, later, B * HP, PARTS)
     grad = total * share
-    deps = grad * (1.0 - u) * (1.0 - candidate * candidate)
-    dr = deps * inner * r * (1.0 - r)
-    du = grad * (h - candidate) * u * (1.0 - u)
-    dtau = deps * r
-    dh = grad * u + (total - grad)
-
-    dz = tl.where(j < K, dtau, 0.0)  # of R h: from here on as torch_backend.Plane.backward
-    p, m_dz = head_dot(e, h), head_dot(m, dz)
-    g = h - 2.0 * p * e
-    dg, m_g = dz - 2.0 * m_dz * m, head_dot(m, g)
-    e_dg = head_dot(e, dg)
-    ds = (4.0 * m_g * m_dz * m - 2.0 * (m_g * dz + m_dz * g)) * inv_s
-    along = head_dot(e, ds)
-    deps += (ds - 2.0 * (p * dg + e_dg * h) + (4.0 * p * e_dg - along) * e) * inv_eps
-    dtau += (ds + along * w) * inv_tau
-    dh += dg - 2.0 * e_dg * e
-
+    dr, du, dtau, deps, dh = undo_gated(grad, r, u, tau, eps, h, j, mask, K, HEAD)
+    dh += total - grad
     dxp += row * (3 * H) + j
     dgates += row * (3 * H) + j
     low += b * (3 * HP) + j
@@ -211,21 +217,26 @@ def gated_backward_kernel(
     tl.store(low + 2 * HP, dtau.to(dtype), mask=mask)
 
 
+def row_flags(H: int, options: GatedOptions) -> dict[str, Any]:
+    """Compile-time arguments that the row kernels share: how a row is cut into programs of whole heads, and zoneout."""
+    head = options.head_size if options.rotated_units > 0 else min(UNITS, triton.next_power_of_2(H))
+    size = triton.next_power_of_2(head)
+    heads = triton.next_power_of_2(min(max(1, UNITS // size), -(-H // head)))
+    zoneout, keep_below = zoneout_flags(options.zoneout, options.training)
+    return {
+        **{"HEAD": head, "SIZE": size, "HEADS": heads, "K": options.rotated_units},
+        **{"ZONEOUT": zoneout, "KEEP_BELOW": keep_below, "num_warps": max(1, min(4, heads * size // 128))},
+    }
+
+
 class Steps(ScanSteps):
     """What both directions share: the bias, and how rows are cut into programs."""
 
     def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
         super().__init__(inputs, 3, options.draws, graphed)
         self.bias = torch.empty(3 * self.H, device=self.h0.device)
-        head = options.head_size if options.rotated_units > 0 else min(UNITS, triton.next_power_of_2(self.H))
-        size = triton.next_power_of_2(head)
-        heads = triton.next_power_of_2(min(max(1, UNITS // size), -(-self.H // head)))
-        zoneout, keep_below = zoneout_flags(options.zoneout, options.training)
-        self.grid = self.B, triton.cdiv(self.H, head * heads)
-        self.flags = {
-            **{"H": self.H, "HP": self.HP, "HEAD": head, "SIZE": size, "HEADS": heads, "K": options.rotated_units},
-            **{"ZONEOUT": zoneout, "KEEP_BELOW": keep_below, "num_warps": max(1, min(4, heads * size // 128))},
-        }
+        self.flags = {"H": self.H, "HP": self.HP, **row_flags(self.H, options)}
+        self.grid = self.B, triton.cdiv(self.H, self.flags["HEAD"] * self.flags["HEADS"])
 
 
 class ForwardSteps(Steps):

@@ -37,6 +37,16 @@ class GatedOptions:
         """Whether a scan needs a seed."""
         return self.training and self.zoneout > 0
 
+    @property
+    def blocks(self) -> int:
+        """Row blocks of the one matmul over input and state in a Fast-Slow RNN: r, u, tau, eps."""
+        return 4
+
+    @property
+    def norms(self) -> int:
+        """Blocks of layer norm's gains: it has none."""
+        return 0
+
 
 class GatedInputs(NamedTuple):
     """The tensors of one scan."""

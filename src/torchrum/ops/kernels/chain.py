@@ -16,7 +16,13 @@ import torch
 import triton
 from torch import Tensor
 
-from torchrum.ops.kernels.cell_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
+from torchrum.ops.kernels.cell_rows import (
+    ROTATED_STATS,
+    STATS,
+    lstm_backward_kernel,
+    lstm_forward_kernel,
+    lstm_norm_grad_kernel,
+)
 from torchrum.ops.kernels.linear import CellWeights, reference_gradients, weight_gradient
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_threshold, stream_seeds
 from torchrum.ops.kernels.matmul import StepMatmul, scan_key
@@ -74,6 +80,16 @@ class Plan:
     def carries(self) -> bool:
         """Whether the next step reads the new h: the reader comes no later in the chain."""
         return self.plain[0] <= self.number
+
+    @property
+    def rotational(self) -> bool:
+        """Whether it is a rotational LSTM."""
+        return bool(dict(self.flags).get("ROTATED"))
+
+    @property
+    def before_width(self) -> int:
+        """How far apart the states before each step are in what ``BackwardStage.over_time`` is given."""
+        return self.hidden if self.masked else self.width
 
     def offset(self, number: int) -> int:
         """First column of an input."""
@@ -253,12 +269,18 @@ class LstmForward(ForwardStage):
     @staticmethod
     def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
         (T, B), H = xp.shape[:2], plan.hidden
-        stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32) if plan.norms else None
-        return Saved(inputs, xp.new_empty((T, B, 4 * H)), xp.new_empty((T, B, H), dtype=torch.float32), stats)
+        stats = states = None
+        if plan.norms or plan.rotational:
+            kept = ROTATED_STATS if plan.rotational else STATS
+            stats = xp.new_empty((T, B, kept.value), dtype=torch.float32)
+        if plan.rotational and plan.masked:
+            states = xp.new_empty((T, B, H))
+        gates, cells = xp.new_empty((T, B, plan.blocks * H)), xp.new_empty((T, B, H), dtype=torch.float32)
+        return Saved(inputs, gates, cells, stats, states)
 
     @staticmethod
     def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
-        return xp, saved.gates, saved.cells, saved.stats, plain, dropped
+        return xp, saved.gates, saved.cells, saved.stats, plain, dropped, saved.states
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         return prepare(
@@ -266,7 +288,8 @@ class LstmForward(ForwardStage):
             table, slots, *self.tensors(table),
             self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.plain_mask, self.ln_weight,
             self.ln_bias, self.lengths, self.seeds, t, T, self.B,
-            PARTS=self.matmul.parts, READS_XP=self.plan.number == 0, **self.flags,
+            PARTS=self.matmul.parts, READS_XP=self.plan.number == 0,
+            KEEPS_H=self.plan.rotational and self.plan.masked, **self.flags,
         )  # fmt: skip
 
 
@@ -275,29 +298,31 @@ class LstmBackward(BackwardStage):
 
     @staticmethod
     def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
-        dnormed = dgates.new_empty((*dgates.shape[:2], 5 * plan.hidden)) if plan.norms else None
-        return saved.gates, saved.cells, saved.stats, grad_out, dgates, dnormed
+        dnormed = dgates.new_empty((*dgates.shape[:2], plan.norms * plan.hidden)) if plan.norms else None
+        return saved.gates, saved.cells, saved.stats, grad_out, dgates, dnormed, before if plan.rotational else None
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         flags = {name: value for name, value in self.flags.items() if name != "LN_EPS"}  # the moments are saved
         return prepare(
             lstm_backward_kernel, (self.B,),
             table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.plain_mask, *self.state,
-            self.low, self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, self.B, **flags,
+            self.low, self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, self.B,
+            BEFORE_WIDTH=self.plan.before_width if self.plan.rotational else 0, **flags,
         )  # fmt: skip
 
     def norm_grads(self) -> Tensor | None:
         if self.ln_weight is None:
             return None
-        gates, cells, stats, _, _, dnormed = self.given
+        gates, cells, stats, _, _, dnormed, before = self.given
         assert gates is not None
         H, rows = self.plan.hidden, gates.shape[0] * self.B
         programs, block = min(rows, 256), min(256, self.flags["BLOCK"])
-        sums = torch.empty((programs, 2, 5 * H), device=gates.device)
+        sums = torch.empty((programs, 2, self.plan.norms * H), device=gates.device)
         launch(
             lstm_norm_grad_kernel, (programs, triton.cdiv(H, block)),
-            gates, cells, stats, dnormed, sums, self.ln_weight, self.ln_bias, rows,
-            H=H, BLOCK=block, FORGET=self.flags["FORGET"], num_warps=4,
+            gates, cells, stats, dnormed, before, sums, self.ln_weight, self.ln_bias, rows, H=H, BLOCK=block,
+            FORGET=self.flags["FORGET"], ROTATED=self.plan.rotational,
+            BEFORE_WIDTH=self.plan.before_width if self.plan.rotational else 0, num_warps=4,
         )  # fmt: skip
         return sums.sum(0)
 

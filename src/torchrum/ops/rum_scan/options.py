@@ -291,6 +291,16 @@ class RumOptions:
         return self.num_gates + 1
 
     @property
+    def blocks(self) -> int:
+        """Row blocks of ``weight_ih``, by the name that all cells of a chain have for it."""
+        return self.num_inputs
+
+    @property
+    def norms(self) -> int:
+        """Blocks of layer norm's gains; 0 without layer norm."""
+        return self.num_inputs if self.layer_norm else 0
+
+    @property
     def draws(self) -> bool:
         """Whether a scan needs a seed."""
         return self.training and self.zoneout > 0
