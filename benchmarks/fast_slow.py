@@ -51,7 +51,9 @@ def microseconds(run: Callable[[], object]) -> float:
 def make_cell(slow: str, backend: str = "auto") -> FastSlowCell:
     words = {"slow_size": 1000, "eta": 1.0} if slow == "rum" else {"slow_size": 400}
     randomness = {"cell_dropout": 0.35, "zoneout": 0.1, "zoneout_cell": 0.5}
-    return fast_slow(EMBEDDING, 700, slow=slow, device="cuda", backend=backend, **words, **randomness)  # type: ignore[arg-type]
+    cell = fast_slow(EMBEDDING, 700, slow=slow, device="cuda", backend=backend, **words, **randomness)  # type: ignore[arg-type]
+    assert isinstance(cell, FastSlowCell)
+    return cell
 
 
 class Update:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import Cell, State, with_mask
+from torchrum.cells.composite import CompositeCell, PrecededCell, SideBySideCell
 from torchrum.cells.lstm import LSTMCell, projected_like
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS, Eta, RUMCell
 from torchrum.ops._checks import check_choice, check_positive_int, check_probability
@@ -25,7 +26,7 @@ LSTMS = ("lstm", "rotational_lstm")
 SLOW = (*LSTMS, "rum", "rum-tanh", "rum-gated")
 
 
-class FastSlowCell(Cell):
+class FastSlowCell(CompositeCell):
     """FS-RNN-k (Mujika et al., 2017), k = ``len(fast)``, of any cells.
 
     f = F1(f, drop(x));   s = S(s, drop(out F1));   f = F2(f, drop(out S));   f = Fi(f), i >= 3;   y = drop(out Fk)
@@ -90,21 +91,6 @@ class FastSlowCell(Cell):
         first, *others = self.fast
         return first, self.slow, *others
 
-    def reset_parameters(self) -> None:
-        for cell in self.cells:
-            cell.reset_parameters()  # type: ignore[operator]
-
-    @property
-    def mask_size(self) -> int:
-        return sum(cell.mask_size for cell in self.cells)
-
-    def draw_mask(self, like: Tensor) -> Tensor | None:
-        masks = [mask for mask in self._draw_masks(like) if mask is not None]
-        return torch.cat(masks, -1) if masks else None
-
-    def _draw_masks(self, like: Tensor) -> list[Tensor | None]:
-        return [cell.draw_mask(like) for cell in self.cells]
-
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
         fast = self.fast[0].initial_state(batch_size, device=device, dtype=dtype)
         return fast + self.slow.initial_state(batch_size, device=device, dtype=dtype)
@@ -113,10 +99,7 @@ class FastSlowCell(Cell):
         return self.fast[0].project(self._drop(x, self.dropout))
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        x, mask = self.split_mask(x)
-        masks: Sequence[Tensor | None] = (None,) * len(self.cells)
-        if mask is not None:
-            masks = mask.split([cell.mask_size for cell in self.cells], -1)
+        x, masks = self.split_masks(x)
         first, second, *others = self.fast
         parts = len(first.state_names)
         fast, slow = state[:parts], state[parts:]
@@ -183,7 +166,7 @@ class FastSlowCell(Cell):
             if cell.bias is not None and cell.weight_ih is not None
         ]
         xp = self.project(x)
-        return FastSlowInputs(xp, state[:2], state[2:], weights, masks=self._draw_masks(xp))
+        return FastSlowInputs(xp, state[:2], state[2:], weights, masks=self.draw_masks(xp))
 
     def _drop(self, x: Tensor, chance: float) -> Tensor:
         return F.dropout(x, chance, self.training) if chance > 0 else x
@@ -235,10 +218,12 @@ def fast_slow(
     ln_order: LNOrder = "before",
     head_size: int = DEFAULTS.head_size,
     rotated: float = DEFAULTS.rotated,
+    memory_size: int = 0,
+    memory: str = "slow",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     backend: Backend = "auto",
-) -> FastSlowCell:
+) -> FastSlowCell | PrecededCell:
     """FS-LSTM-k or FS-RUM-k as in the Penn Treebank experiments: fast LSTMs and one slow LSTM or RUM.
 
     Args:
@@ -261,11 +246,18 @@ def fast_slow(
             ``"sqrt"``, the root of the cell's size.
         ln_order: of the slow RUM.
         head_size, rotated: of the slow gated RUM.
+        memory_size: units of an associative memory, a RUM of lam 1 with states of norm 1; 0 for none.
+        memory: ``"slow"`` puts it beside the slow cell: the second fast cell reads both, and there is no fused scan.
+            ``"input"`` puts it in front: it reads the input, the first fast cell reads both, and the two scan one after
+            the other, each by its kernels.
         device, dtype: of the parameters.
         backend: see :class:`FastSlowCell`.
     """
     check_choice("fast_slow", "slow", slow, SLOW)
     check_choice("fast_slow", "fast", fast, LSTMS)
+    check_choice("fast_slow", "memory", memory, ("slow", "input"))
+    if memory_size != 0:
+        check_positive_int("fast_slow", memory_size=memory_size)
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
     slow_zoneout = zoneout if slow_zoneout is None else slow_zoneout
@@ -299,7 +291,8 @@ def fast_slow(
             dtype=dtype,
         )
 
-    reads = (input_size, size, *[0] * (num_fast - 2))[:num_fast]
+    beside, before = (memory_size if memory == place else 0 for place in ("slow", "input"))
+    reads = (input_size + before, size + beside, *[0] * (num_fast - 2))[:num_fast]
     cells = [lstm(fast, inputs, hidden_size) for inputs in reads]
     own: Cell
     if slow in LSTMS:
@@ -329,4 +322,12 @@ def fast_slow(
             form="paper",
             **{**options, **({} if eta is None else {"eta": eta})},
         )
-    return FastSlowCell(cells, own, dropout=cell_dropout, slow_dropout=slow_dropout, backend=backend)
+
+    def associative(inputs: int) -> RUMCell:
+        options = {**RELU_OPTIONS, "eta": 1.0, "lam": 1.0, "layer_norm": layer_norm}
+        return RUMCell(inputs, memory_size, device=device, dtype=dtype, form="paper", **options)
+
+    if beside:
+        own = SideBySideCell(own, associative(hidden_size))
+    cell = FastSlowCell(cells, own, dropout=cell_dropout, slow_dropout=slow_dropout, backend=backend)
+    return PrecededCell(associative(input_size), cell) if before else cell
