@@ -192,3 +192,21 @@ def test_wrong_arguments_are_refused():
     assert "dropout=0.5" in repr(fast_slow(I, H, cell_dropout=0.5))
     assert "slow_dropout" not in repr(fast_slow(I, H, cell_dropout=0.5))
     assert "dropout=0.5, slow_dropout=0.0" in repr(fast_slow(I, H, cell_dropout=0.5, slow_dropout=0.0))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"slow": "rum-tanh", "num_fast": 3},
+        {"slow": "rum-gated", "state_dropout": 0.2},
+        {"slow": "rotational_lstm", "memory_size": 3},
+    ],
+    ids=str,
+)
+def test_a_step_is_one_graph_for_the_compiler(words):
+    """``compile_steps`` is what makes cells fast that the kernels do not know."""
+    cell, x = fast_slow(I, H, slow_size=S, **words), torch.randn(B, I)
+    state = cell.initial_state(B, device="cpu", dtype=torch.float32)
+    given = cell.prepare(x)
+    output, _ = torch.compile(type(cell).step, backend="eager", fullgraph=True)(cell, given, state)
+    torch.testing.assert_close(output, cell.step(given, state)[0])

@@ -103,15 +103,12 @@ class FastSlowCell(CompositeCell):
         first, second, *others = self.fast
         parts = len(first.state_names)
         fast, slow = state[:parts], state[parts:]
-
-        def step(cell: Cell, x: Tensor, state: State, mask: Tensor | None) -> tuple[Tensor, State]:
-            return cell.step(with_mask(x, mask), state)
-
-        output, fast = step(first, x, fast, masks[0])
-        told, slow = step(self.slow, self.slow.project(self._drop(output, self.slow_dropout)), slow, masks[1])
-        output, fast = step(second, second.project(self._drop(told, self.dropout)), fast, masks[2])
+        output, fast = first.step(with_mask(x, masks[0]), fast)
+        told = self.slow.project(self._drop(output, self.slow_dropout))
+        told, slow = self.slow.step(with_mask(told, masks[1]), slow)
+        output, fast = second.step(with_mask(second.project(self._drop(told, self.dropout)), masks[2]), fast)
         for cell, mask in zip(others, masks[3:], strict=True):
-            output, fast = step(cell, cell.project(output[:, :0]), fast, mask)  # nothing to read
+            output, fast = cell.step(with_mask(cell.project(output[:, :0]), mask), fast)  # nothing to read
         return self._drop(output, self.dropout), (*fast, *slow)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
