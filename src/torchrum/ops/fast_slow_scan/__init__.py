@@ -4,8 +4,7 @@ from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
-from torchrum.ops.gated_scan import GatedOptions
-from torchrum.ops.gated_scan.stepwise import LARGEST_HEAD
+from torchrum.ops.gated_scan import LARGEST_HEAD, GatedOptions
 from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import draw_seed

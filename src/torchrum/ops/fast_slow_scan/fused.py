@@ -15,7 +15,6 @@ from torch import Tensor
 from torchrum.ops.fast_slow_scan.gated_stage import GatedBackward, GatedForward
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
 from torchrum.ops.gated_scan import GatedOptions
-from torchrum.ops.gated_scan.stepwise_triton import row_flags as gated_flags
 from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.chain import (
     BackwardStage,
@@ -27,6 +26,7 @@ from torchrum.ops.kernels.chain import (
     Saved,
     chain_scan,
 )
+from torchrum.ops.kernels.gated_step import head_flags
 from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
@@ -221,7 +221,9 @@ def fast_slow_plans(H: int, S: int, options: FastSlowOptions, masked: tuple[bool
     plans = []
     for number, cell in enumerate(options.cells):
         is_slow, is_lstm = number == 1, isinstance(cell, LstmOptions)
-        flags = gated_flags(S, cell) if isinstance(cell, GatedOptions) else cell.kernel_flags()
+        flags = cell.kernel_flags()
+        if isinstance(cell, GatedOptions):
+            flags |= head_flags(S, cell.head_size, cell.rotated_units)
         plan = Plan(
             stages=STAGES[type(cell)],
             number=number,

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchrum.ops.gated_scan.stepwise_triton import find_plane, inner_of, own_units, undo_gated
 from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone, zone_backward
 from torchrum.ops.kernels.chain import BackwardStage, ForwardStage, Given, Plan, Saved, Stage
+from torchrum.ops.kernels.gated_step import find_plane, inner_of, own_units, undo_gated
 from torchrum.ops.kernels.rows import sigmoid, tanh
 from torchrum.ops.kernels.triton_launch import Launch, prepare, tensor_at
 

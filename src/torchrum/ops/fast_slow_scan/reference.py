@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrum.ops.gated_scan import GatedOptions
-from torchrum.ops.gated_scan.reference import gated_update
+from torchrum.ops.gated_scan import GatedOptions, gated_update
 from torchrum.ops.kernels.linear import CellWeights, working_dtype
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
 from torchrum.ops.lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks

@@ -6,11 +6,13 @@ from torchrum.ops._dispatch import Backend, Choice, choose_reference
 from torchrum.ops.gated_scan import native
 from torchrum.ops.gated_scan.designs import choose_design
 from torchrum.ops.gated_scan.op import gated_scan_backward, gated_scan_op
-from torchrum.ops.gated_scan.reference import gated_scan_reference, gated_step_reference
+from torchrum.ops.gated_scan.reference import gated_scan_reference, gated_step_reference, gated_update
+from torchrum.ops.gated_scan.stepwise import LARGEST_HEAD
 from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import draw_seed
 
 __all__ = [
+    "LARGEST_HEAD",
     "GatedInputs",
     "GatedOptions",
     "gated_scan",
@@ -18,6 +20,7 @@ __all__ = [
     "gated_scan_choice",
     "gated_scan_reference",
     "gated_step_reference",
+    "gated_update",
     "native",
 ]
 
