@@ -183,10 +183,30 @@ def test_wrong_arguments_are_refused():
         FastSlowCell([lstm, LSTMCell(S, H)], LSTMCell(H, S), dropout=2)
     with pytest.raises(ValueError, match="slow='gru'"):
         fast_slow(I, H, slow="gru")
-    with pytest.raises(ValueError, match=r"eta=1\.0 and ln_order='before' need a slow RUM; slow='lstm' has neither"):
+    with pytest.raises(
+        ValueError, match=r"eta=1\.0 and ln_order='before' need a slow RUM of the paper's form; slow='lstm' has"
+    ):
         fast_slow(I, H, eta=1.0)
     with pytest.raises(ValueError, match="fast has 1 cells"):
         fast_slow(I, H, num_fast=1)
     assert "dropout=0.5" in repr(fast_slow(I, H, cell_dropout=0.5))
     assert "slow_dropout" not in repr(fast_slow(I, H, cell_dropout=0.5))
     assert "dropout=0.5, slow_dropout=0.0" in repr(fast_slow(I, H, cell_dropout=0.5, slow_dropout=0.0))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"slow": "rum-tanh", "num_fast": 3},
+        {"slow": "rum-gated", "state_dropout": 0.2},
+        {"slow": "rotational_lstm", "memory_size": 3},
+    ],
+    ids=str,
+)
+def test_a_step_is_one_graph_for_the_compiler(words):
+    """``compile_steps`` is what makes cells fast that the kernels do not know."""
+    cell, x = fast_slow(I, H, slow_size=S, **words), torch.randn(B, I)
+    state = cell.initial_state(B, device="cpu", dtype=torch.float32)
+    given = cell.prepare(x)
+    output, _ = torch.compile(type(cell).step, backend="eager", fullgraph=True)(cell, given, state)
+    torch.testing.assert_close(output, cell.step(given, state)[0])

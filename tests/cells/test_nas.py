@@ -74,7 +74,7 @@ def test_state_dropout_hides_the_same_units_at_every_step():
     torch.manual_seed(3)
     output, _ = cell.scan(x, (h, c))
     torch.manual_seed(3)
-    mask = cell.project(x)[..., 8 * H :]
+    mask = cell.prepare(x)[..., 8 * H :]
     assert set(mask.unique().tolist()) == {0.0, 2.0}
     assert torch.equal(mask, mask[:1].expand_as(mask))
     plain = NASCell(I, H, dtype=torch.float64)

@@ -31,6 +31,9 @@ VARIANTS = [
     ("fast_weights", {"encoder": True, "start_norm": False, "bias": True}),
     ("ntm", {"num_slots": 6, "slot_size": 3, "style": "graves"}),
     ("fs", {"slow": "rum", "slow_size": 5, "num_fast": 3}),
+    ("fs", {"slow": "rum-gated", "fast": "rotational_lstm", "head_size": 2, "slow_size": 5}),
+    ("fs", {"slow": "rotational_lstm", "memory_size": 16}),  # layer norm over few units magnifies, as WIDE says
+    ("fs", {"memory_size": 16, "memory": "input"}),
 ]
 CASES = [(name, SMALL.get(name, {})) for name in LAYERS] + VARIANTS
 TORCH = ("lstm", "gru")

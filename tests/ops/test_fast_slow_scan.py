@@ -1,6 +1,7 @@
 """The Fast-Slow scan: its reference against the cells, its kernels against the reference in float64."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,7 @@ from torchrum.ops.fast_slow_scan import (
 )
 from torchrum.ops.fast_slow_scan.fused import fast_slow_plans, fast_slow_scan_fused
 from torchrum.ops.fast_slow_scan.reference import fast_slow_scan_reference
+from torchrum.ops.gated_scan import GatedOptions
 from torchrum.ops.kernels import matmul
 from torchrum.ops.kernels.chain import BackwardChain, Chain, ChainInputs, ForwardChain, chain_backward, chain_forward
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
@@ -41,6 +43,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def make_options(
     *,
     slow: str = "rum",
+    fast: str = "lstm",
     k: int = 2,
     layer_norm: bool = True,
     zoneout: float = 0.0,
@@ -52,7 +55,15 @@ def make_options(
 ) -> FastSlowOptions:
     shared = {"layer_norm": layer_norm, "zoneout": zoneout, "training": training}
     lstm = LstmOptions(**shared, zoneout_cell=min(1.5 * zoneout, 0.9))
-    cell = lstm if slow == "lstm" else RumOptions(**shared, **{"eta": 1.0, **rum})
+    turning = replace(lstm, rotational=True)
+    if slow == "rum":
+        cell = RumOptions(**shared, **{"eta": 1.0, **rum})
+    elif slow == "rum-gated":
+        cell = GatedOptions(zoneout=zoneout, training=training, **{"head_size": 3, "rotated_units": 6, **rum})
+    else:
+        cell = lstm if slow == "lstm" else turning
+    if fast == "rotational_lstm":
+        lstm = turning
     if slow_zoneout is not None:
         cell = replace(cell, zoneout=slow_zoneout)
     drops = {"dropout": dropout, "slow_dropout": slow_dropout}
@@ -75,31 +86,44 @@ GRID += [make_options(slow_dropout=0.5, slow_zoneout=0.5, training=True)]
 class Case:
     """Random inputs of a scan, as one flat list of tensors with names."""
 
-    def __init__(self, T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        T: int,
+        B: int,
+        H: int,
+        S: int,
+        options: FastSlowOptions,
+        dtype: torch.dtype = torch.float32,
+        masked: Sequence[int] = (),
+    ):
         def normal(*shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
             return (mean + std * torch.randn(shape, device=DEVICE)).to(dtype)
 
         self.options = options
-        self.tensors: dict[str, Tensor] = {"xp": normal(T, B, 4 * H), "fast_h": normal(B, H), "fast_c": normal(B, H)}
+        self.tensors: dict[str, Tensor] = {"xp": normal(T, B, options.fast[0].blocks * H)}
+        self.tensors |= {"fast_h": normal(B, H), "fast_c": normal(B, H)}
         self.tensors["slow_h"] = normal(B, S)
         if isinstance(options.slow, LstmOptions):
             self.tensors["slow_c"] = normal(B, S)
         for number, cell in enumerate(options.cells):
             N, reads = (S, H) if number == 1 else (H, S if number == 2 else 0)
-            if isinstance(cell, LstmOptions):
-                blocks, gates, norms = 4, 4, 5
-            else:
-                blocks, gates, norms = cell.num_inputs, cell.num_gates, cell.num_inputs
+            blocks, norms = cell.blocks, cell.norms
+            gates = 4 if isinstance(cell, LstmOptions) else 3 if isinstance(cell, GatedOptions) else cell.num_gates
             if reads:
                 self.tensors[f"weight_ih{number}"] = normal(blocks * N, reads, std=reads**-0.5)
             self.tensors[f"weight_hh{number}"] = normal(gates * N, N, std=N**-0.5)
             if number:
                 self.tensors[f"bias{number}"] = normal(blocks * N, std=0.5)
-            if cell.layer_norm:
+            if norms:
                 self.tensors[f"ln_weight{number}"] = normal(norms * N, mean=1.0, std=0.2)
                 self.tensors[f"ln_bias{number}"] = normal(norms * N, std=0.2)
         self.grads = [normal(T, B, H), *(torch.randn_like(v) for n, v in self.tensors.items() if n[4:] in ("_h", "_c"))]
         self.seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
+        sizes = [S if number == 1 else H for number in range(len(options.cells))]
+        self.masks = [
+            torch.nn.functional.dropout(torch.ones(B, N, device=DEVICE), 0.4) if number in masked else None
+            for number, N in enumerate(sizes)
+        ]
 
     def inputs(self, x: dict[str, Tensor] | None = None) -> FastSlowInputs:
         x = self.tensors if x is None else x
@@ -108,12 +132,12 @@ class Case:
             CellWeights(*(x.get(f"{name}{number}") for name in CellWeights._fields))
             for number in range(len(self.options.cells))
         ]
-        return FastSlowInputs(x["xp"], (x["fast_h"], x["fast_c"]), slow, weights, self.seed)
+        return FastSlowInputs(x["xp"], (x["fast_h"], x["fast_c"]), slow, weights, self.seed, self.masks)
 
     def chain_inputs(self) -> ChainInputs:
         """The inputs as the chain of kernels takes them."""
-        xp, fast, slow, weights, seed = self.inputs()
-        return ChainInputs(xp, (*fast, *slow), weights, stream_seeds(seed, CELL_STREAMS * len(weights)))
+        xp, fast, slow, weights, seed, masks = self.inputs()
+        return ChainInputs(xp, (*fast, *slow), weights, stream_seeds(seed, CELL_STREAMS * len(weights)), None, masks)
 
     def gradients(self, scan, dtype: torch.dtype) -> dict[str, Tensor]:
         """Results and gradients of ``scan`` computed in ``dtype``."""
@@ -126,9 +150,16 @@ class Case:
 
 
 def check(
-    T: int, B: int, H: int, S: int, options: FastSlowOptions, dtype: torch.dtype = torch.float32, error: float = 0.0
+    T: int,
+    B: int,
+    H: int,
+    S: int,
+    options: FastSlowOptions,
+    dtype: torch.dtype = torch.float32,
+    error: float = 0.0,
+    masked: Sequence[int] = (),
 ) -> None:
-    case = Case(T, B, H, S, options, dtype)
+    case = Case(T, B, H, S, options, dtype, masked)
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
     assert_close(case.gradients(fast_slow_scan_fused, dtype), wanted, error or NORM_ERROR[dtype])
 
@@ -149,7 +180,7 @@ def _seeded():
 # ---- the reference
 
 
-@pytest.mark.parametrize("slow", ["rum", "lstm"])
+@pytest.mark.parametrize("slow", ["rum", "lstm", "rotational_lstm", "rum-gated"])
 @pytest.mark.parametrize("k", [2, 4])
 @pytest.mark.parametrize("training", [False, True])
 def test_reference_is_the_cell_step_by_step(slow, k, training):
@@ -225,6 +256,42 @@ def test_shapes_match_reference(T, B, H, S, slow):
 @pytest.mark.parametrize("options", thinned([PENN, make_options(slow="lstm")], 2), ids=["rum", "lstm"])
 def test_16bit_dtypes_match_reference(dtype, options):
     check(3, 3, 48, 40, options, dtype)
+
+
+@pytest.mark.parametrize(
+    "slow, fast", [("rotational_lstm", "lstm"), ("rotational_lstm", "rotational_lstm"), ("rum", "rotational_lstm")]
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_rotational_cells_match_reference(slow, fast, training):
+    check(3, 2, 9, 7, make_options(slow=slow, fast=fast, k=3, zoneout=0.2, dropout=0.3, training=training))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"rotated_units": 0}, {"rotated_units": 7, "head_size": 8}, {"zoneout": 0.3}, {"slow_dropout": 0.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_slow_gated_rum_matches_reference(words, training):
+    check(3, 2, 9, 7, make_options(slow="rum-gated", training=training, **{"dropout": 0.3, **words}))
+
+
+def test_a_slow_gated_rum_of_several_programs_matches_reference():
+    check(2, 2, 5, 300, make_options(slow="rum-gated", rotated_units=296, head_size=8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("slow", ["rum-gated", "rotational_lstm"])
+def test_16bit_dtypes_of_further_slow_cells_match_reference(dtype, slow):
+    words = {"rotated_units": 40, "head_size": 8} if slow == "rum-gated" else {}
+    check(3, 3, 48, 40, make_options(slow=slow, zoneout=0.1, dropout=0.35, training=True, **words), dtype)
+
+
+@pytest.mark.parametrize("masked", [(1,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("slow", ["rum", "lstm", "rotational_lstm", "rum-gated"])
+def test_state_dropout_matches_reference(slow, masked):
+    """The masks act on what the matmuls read, and on nothing else that needs h: zoneout, the rotation, its gate."""
+    check(3, 2, 9, 7, make_options(slow=slow, k=3, zoneout=0.2, dropout=0.3, training=True), masked=masked)
 
 
 class _RoundedMatmul(torch.autograd.Function):
@@ -316,14 +383,14 @@ def test_empty_input(T, B):
     assert all(value.count_nonzero() == 0 for name, value in found.items() if name.startswith("dweight"))
 
 
-@pytest.mark.parametrize("slow", thinned(["rum", "lstm"], 2))
+@pytest.mark.parametrize("slow", ["rum", "lstm", "rotational_lstm", "rum-gated"])
 def test_steps_through_the_table_match_direct_ones(slow):
     """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
     options = make_options(slow=slow, k=3, zoneout=0.2, dropout=0.3, training=True)
-    T, B, H, S = 5, 2, 6, 5
-    case = Case(T, B, H, S, options)
+    T, B, H, S = 5, 2, 6, 7
+    case = Case(T, B, H, S, options, masked=(0, 1))
     wanted = case.gradients(fast_slow_scan_reference, torch.float64)
-    plans, inputs = fast_slow_plans(H, S, options), case.chain_inputs()
+    plans, inputs = fast_slow_plans(H, S, options, (True, True, False, False)), case.chain_inputs()
     _, _, saved = chain_forward(plans, inputs)  # for the shapes
     for parts in saved:
         for part in parts:
@@ -348,6 +415,8 @@ def test_steps_through_the_table_match_direct_ones(slow):
     found = {"result0": out, "result2": forward.states[1], "dxp": dgates[0], "dfast_h": dstates[0]}
     found |= {"dfast_c": dstates[1], "dslow_h": dstates[2]}
     for number, norm in enumerate(norms):
+        if norm is None:
+            continue
         found |= {f"dln_weight{number}": norm[0], f"dln_bias{number}": norm[1]}
     assert_close(found, {name: wanted[name] for name in found}, NORM_ERROR[torch.float32])
 
@@ -394,7 +463,9 @@ def test_wrong_number_of_cells_is_refused():
 # ---- the cell
 
 
-@pytest.mark.parametrize("slow, num_fast", thinned([("rum", 2), ("rum", 3), ("lstm", 2)], 2))
+@pytest.mark.parametrize(
+    "slow, num_fast", [*thinned([("rum", 2), ("rum", 3), ("lstm", 2)], 2), ("rum-gated", 2), ("rotational_lstm", 2)]
+)
 def test_cell_takes_the_kernels_where_they_can_run(monkeypatch, slow, num_fast):
     monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)  # which lets the interpreter run
     words = {"slow_size": 7, "slow": slow, "num_fast": num_fast, "zoneout": 0.1, "cell_dropout": 0.3, "device": DEVICE}
@@ -417,6 +488,20 @@ def test_cell_in_training_draws_anew(monkeypatch):
     x, state = torch.randn(1, 2, 4, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
     one, other = (cell.scan(x, state)[0] for _ in range(2))
     assert not torch.equal(one == 0, other == 0)
+
+
+@pytest.mark.parametrize("slow", ["rum", "lstm", "rotational_lstm", "rum-gated"])
+def test_cell_gives_its_masks_of_state_dropout_to_the_kernels(monkeypatch, slow):
+    monkeypatch.setattr(fast_slow_scan_module, "fused_obstacle", kernel_obstacle)
+    cell = fast_slow(4, 9, slow_size=7, slow=slow, num_fast=3, state_dropout=0.4, device=DEVICE)
+    x, state = torch.randn(3, 2, 4, device=DEVICE), cell.initial_state(2, device=DEVICE, dtype=torch.float32)
+    outputs = []
+    for backend in ("fused", "reference"):
+        cell.backend = backend
+        torch.manual_seed(6)
+        outputs.append(cell.scan(x, state)[0])
+    torch.testing.assert_close(*outputs, **DEEP[torch.float32])
+    assert not torch.allclose(cell.scan(x, state)[0], outputs[1])
 
 
 def test_cell_without_bias_on_eps_and_without_any(monkeypatch):

@@ -43,14 +43,19 @@ GRID = [
     {"layer_norm": norm, "training": training, "zoneout": h, "zoneout_cell": c}
     for norm, training, h, c in itertools.product((True, False), (True, False), (0.0, 0.3), (0.0, 0.5))
 ]
+ROTATIONAL = [
+    {"layer_norm": norm, "training": training, "zoneout": 0.3, "zoneout_cell": 0.5, "rotational": True}
+    for norm, training in itertools.product((True, False), (True, False))
+]
 
 
 def draw(T: int, B: int, H: int, options: LstmOptions, dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
     def normal(*shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
         return (mean + std * torch.randn(shape, device=DEVICE)).to(dtype)
 
-    norms = (normal(5 * H, mean=1.0, std=0.2), normal(5 * H, std=0.2)) if options.layer_norm else (None, None)
-    tensors = (normal(T, B, 4 * H), normal(B, H), normal(B, H), normal(4 * H, H, std=H**-0.5), *norms)
+    N = options.norms * H
+    norms = (normal(N, mean=1.0, std=0.2), normal(N, std=0.2)) if options.layer_norm else (None, None)
+    tensors = (normal(T, B, options.blocks * H), normal(B, H), normal(B, H), normal(4 * H, H, std=H**-0.5), *norms)
     return dict(zip(NAMES, tensors, strict=True))
 
 
@@ -66,12 +71,12 @@ def gradients(scan, case: dict[str, Tensor | None], grads: tuple[Tensor, ...], d
     return {**named, **{f"d{name}": g for name, g in zip(wanted, found, strict=True)}}
 
 
-def by_reference(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions):
-    return lambda *x: lstm_scan_reference(LstmInputs(*x, lengths, seed), options)
+def by_reference(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions, mask: Tensor | None = None):
+    return lambda *x: lstm_scan_reference(LstmInputs(*x, lengths, seed, mask), options)
 
 
-def by_kernels(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions):
-    return lambda *x: lstm_scan_fused(LstmInputs(*x, lengths, seed), options)
+def by_kernels(lengths: Tensor | None, seed: Tensor | None, options: LstmOptions, mask: Tensor | None = None):
+    return lambda *x: lstm_scan_fused(LstmInputs(*x, lengths, seed, mask), options)
 
 
 def chain_inputs(case: dict[str, Tensor], seeds: Tensor | None = None, lengths: Tensor | None = None) -> ChainInputs:
@@ -84,12 +89,18 @@ def draw_grads(T: int, B: int, H: int, dtype: torch.dtype = torch.float32) -> tu
 
 
 def check(
-    T: int, B: int, H: int, options: LstmOptions, dtype: torch.dtype = torch.float32, lengths: bool = False
+    T: int,
+    B: int,
+    H: int,
+    options: LstmOptions,
+    dtype: torch.dtype = torch.float32,
+    lengths: bool = False,
+    mask: Tensor | None = None,
 ) -> None:
     case, grads = draw(T, B, H, options, dtype), draw_grads(T, B, H, dtype)
     rows = torch.randint(0, T + 1, (B,), device=DEVICE) if lengths else None
     seed = torch.randint(2**31 - 1, (), device=DEVICE) if options.draws else None
-    more = (rows, seed, options)
+    more = (rows, seed, options, mask)
     wanted = gradients(by_reference(*more), case, grads, torch.float64)
     found = gradients(by_kernels(*more), case, grads, dtype)
     assert_close(found, wanted, NORM_ERROR[dtype])
@@ -225,6 +236,45 @@ def test_empty_input(T, B):
         assert found[f"d{name}"].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("options", ROTATIONAL, ids=str)
+def test_rotational_cell_matches_reference(options):
+    check(3, 2, 9, LstmOptions(**options, forget_bias=0.3), lengths=options["training"])
+
+
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 1, 2), (2, 2, 65)])
+def test_shapes_of_a_rotational_cell_match_reference(T, B, H):
+    check(T, B, H, LstmOptions(layer_norm=True, rotational=True))
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_opposite_and_zero_vectors_of_a_rotational_cell(layer_norm):
+    """Where the plane is not given by eps and tau: a half turn, and none."""
+    options, H = LstmOptions(layer_norm=layer_norm, rotational=True), 8
+    case, grads = draw(2, 3, H, options), draw_grads(2, 3, H)
+    case["weight_hh"] = torch.zeros_like(case["weight_hh"])  # tau is that of the input
+    tau = torch.tensor([1.0, -1.0] * (H // 2), device=DEVICE)  # layer norm only scales it
+    if layer_norm:
+        case["ln_weight"], case["ln_bias"] = torch.ones_like(case["ln_weight"]), torch.zeros_like(case["ln_bias"])
+    for row, eps in enumerate((-2 * tau, 0 * tau, 3 * tau)):
+        case["xp"][:, row, H : 2 * H], case["xp"][:, row, 4 * H :] = tau, eps
+    wanted = gradients(by_reference(None, None, options), case, grads, torch.float64)
+    found = gradients(by_kernels(None, None, options), case, grads, torch.float32)
+    assert_close(found, wanted, NORM_ERROR[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16bit_dtypes_of_a_rotational_cell_match_reference(dtype):
+    options = LstmOptions(layer_norm=True, zoneout=0.1, zoneout_cell=0.5, rotational=True, training=True)
+    check(4, 3, 48, options, dtype)
+
+
+@pytest.mark.parametrize("lengths, rotational", [(False, False), (True, False), (True, True)])
+def test_state_dropout_matches_reference(lengths, rotational):
+    options = LstmOptions(layer_norm=True, zoneout=0.3, zoneout_cell=0.4, rotational=rotational, training=True)
+    mask = torch.nn.functional.dropout(torch.ones(3, 7, device=DEVICE), 0.4)
+    check(4, 3, 7, options, lengths=lengths, mask=mask)
+
+
 def test_second_derivatives_go_through_the_reference():
     options = LstmOptions(layer_norm=True, zoneout=0.2, training=True)
     case, seed = draw(3, 2, 4, options), torch.tensor(3, device=DEVICE)
@@ -239,18 +289,20 @@ def test_second_derivatives_go_through_the_reference():
     assert_close(dict(zip(NAMES, found, strict=True)), dict(zip(NAMES, wanted, strict=True)), 1e-4)
 
 
-def test_steps_through_the_table_match_direct_ones():
+@pytest.mark.parametrize("rotational", [False, True])
+def test_steps_through_the_table_match_direct_ones(rotational):
     """Graphs replay in chunks that read the step and the addresses from the table; here without a graph."""
-    options = LstmOptions(layer_norm=True, zoneout=0.3, zoneout_cell=0.4, training=True)
+    options = LstmOptions(layer_norm=True, zoneout=0.3, zoneout_cell=0.4, rotational=rotational, training=True)
     T, B, H = 5, 2, 6
+    mask = torch.nn.functional.dropout(torch.ones(B, H, device=DEVICE), 0.4) if rotational else None
     case, grads = draw(T, B, H, options), draw_grads(T, B, H)
     seed, lengths = torch.tensor(5, device=DEVICE), torch.tensor([5, 3], device=DEVICE)
     seeds = stream_seeds(seed, CELL_STREAMS)
-    wanted = gradients(by_reference(lengths, seed, options), case, grads, torch.float64)
-    plans, inputs = lstm_plans(H, options), chain_inputs(case, seeds, lengths)
+    wanted = gradients(by_reference(lengths, seed, options, mask), case, grads, torch.float64)
+    plans, inputs = lstm_plans(H, options, mask is not None), chain_inputs(case, seeds, lengths)._replace(masks=[mask])
     _, _, (saved,) = chain_forward(plans, inputs)  # for tensors of the right shapes
-    saved = [Saved(*(torch.full_like(part, float("nan")) for part in saved))]
-    out, dgates = torch.empty(T, B, H, device=DEVICE), [torch.empty(T, B, 4 * H, device=DEVICE)]
+    saved = [Saved(*(torch.full_like(part, float("nan")) for part in saved if part is not None))]
+    out, dgates = torch.empty(T, B, H, device=DEVICE), [torch.empty_like(saved[0].gates)]
 
     def run(chain: Chain) -> None:
         for chunk in (4, 1):
@@ -276,18 +328,20 @@ def test_steps_through_the_table_match_direct_ones():
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the choice on a machine without a GPU")
 def test_choice_says_why():
-    choice = lstm_scan_choice(torch.empty(2, 2, 12))
+    choice = lstm_scan_choice(torch.empty(2, 2, 12), LstmOptions())
     assert choice.backend == "torch"
     assert "cpu" in choice.reason
     with pytest.raises(ValueError, match="the input is on cpu"):
-        lstm_scan_choice(torch.empty(2, 2, 12), backend="fused")
+        lstm_scan_choice(torch.empty(2, 2, 12), LstmOptions(), backend="fused")
 
 
 def test_obstacles():
-    assert kernel_obstacle(torch.empty(2, 2, 12, device=DEVICE)) is None
-    assert "float64" in kernel_obstacle(torch.empty(2, 2, 12, dtype=torch.float64, device=DEVICE))
-    assert "8192" in kernel_obstacle(torch.empty(1, 1, 4 * 8193, device=DEVICE))
-    seen = torch.func.vmap(lambda x: torch.tensor(kernel_obstacle(x) is not None))(
+    assert kernel_obstacle(torch.empty(2, 2, 12, device=DEVICE), LstmOptions()) is None
+    assert "float64" in kernel_obstacle(torch.empty(2, 2, 12, dtype=torch.float64, device=DEVICE), LstmOptions())
+    assert "8192" in kernel_obstacle(torch.empty(1, 1, 4 * 8193, device=DEVICE), LstmOptions())
+    turns = LstmOptions(rotational=True)
+    assert kernel_obstacle(torch.empty(1, 1, 5 * 8192, device=DEVICE), turns) is None
+    seen = torch.func.vmap(lambda x: torch.tensor(kernel_obstacle(x, LstmOptions()) is not None))(
         torch.empty(2, 1, 1, 4, device=DEVICE)
     )
     assert seen.all()
@@ -402,7 +456,7 @@ def test_gpu_outer_capture_gives_the_same():
 @gpu
 def test_gpu_public_op_takes_the_kernels_and_its_backward_runs_in_autograds_thread():
     case, grads, seed = draw(20, 4, 96, FULL), draw_grads(20, 4, 96), torch.tensor(9, device="cuda")
-    assert lstm_scan_choice(case["xp"]).backend == "fused"
+    assert lstm_scan_choice(case["xp"], FULL).backend == "fused"
     clear_graphs()
     with torch.inference_mode():
         lstm_scan(LstmInputs(**case, seed=seed), FULL)

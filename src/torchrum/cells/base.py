@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.utils import parametrize
 
 from torchrum.ops._checks import ArgumentTypeError, MismatchError, check_dense, check_positive_int
-from torchrum.ops.kernels.linear import weight_gradient
+from torchrum.ops.kernels.linear import weight_gradient, working_dtype
 from torchrum.ops.kernels.machine import autocast_dtype
 
 State = tuple[Tensor, ...]
@@ -48,6 +48,8 @@ class Cell(nn.Module, ABC):
     """Names of the parts of the state; one name makes a layer's ``hx`` a tensor, several a tuple."""
     may_read_nothing: ClassVar[bool] = False
     """Whether ``input_size`` may be 0: its steps then read ``(B, 0)``."""
+    state_dropout: float = 0.0
+    """Chance that a unit of h is hidden from the recurrent matmul for a whole sequence."""
     shown: tuple[str, ...] = ()
     """Names of the attributes that ``repr`` shows beside the sizes."""
     __prepare_scriptable__ = refuse_script
@@ -66,11 +68,36 @@ class Cell(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step on the projected input ``x`` ``(B, ...)`` -> output ``(B, H)`` and the new state."""
+        """One step on what ``prepare`` gives, ``x`` ``(B, ...)`` -> output ``(B, H)`` and the new state."""
 
     def project(self, x: Tensor) -> Tensor:
         """The part of a step that needs no state, for ``x`` ``(..., I)``."""
         return x
+
+    @property
+    def mask_size(self) -> int:
+        """Numbers of the mask that a step finds behind its projected input; 0 where it needs none."""
+        return self.hidden_size if self.training and self.state_dropout > 0 else 0
+
+    def draw_mask(self, like: Tensor) -> Tensor | None:
+        """Draw the mask of one sequence, ``(B, mask_size)``, for an input ``(..., B, N)``; None where there is none."""
+        if self.mask_size == 0:
+            return None
+        ones = like.new_ones(like.shape[-2], self.hidden_size, dtype=working_dtype(like.dtype))
+        return F.dropout(ones, self.state_dropout)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What the steps of a sequence are given: ``project(x)``, and behind it one mask for all steps.
+
+        So ``scan``, compiled steps and CUDA graphs need no second way to pass the mask.
+        """
+        projected = self.project(x)
+        return with_mask(projected, self.draw_mask(projected))
+
+    def split_mask(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Split what a step is given into the projected input and the mask, None where there is none."""
+        size = self.mask_size
+        return (x[..., :-size], x[..., -size:]) if size else (x, None)
 
     def at_step(self, step: int) -> None:
         """Called before the training step that follows ``step`` finished ones.
@@ -90,7 +117,7 @@ class Cell(nn.Module, ABC):
             return output.squeeze(0), tuple(part.squeeze(0) for part in new)
         if state is None:
             state = self.initial_state(x.shape[0], device=x.device, dtype=x.dtype)
-        return self.step(self.project(x), state)
+        return self.step(self.prepare(x), state)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         """All steps of ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
@@ -99,11 +126,16 @@ class Cell(nn.Module, ABC):
         """
         # a parametrised weight and a unitary matrix are built once for the sequence, not in every step
         with parametrize.cached(), matrices_fixed(self, state[0].dtype):
-            return run_steps(self.step, self.project(x).unbind(0), state, lengths)
+            return run_steps(self.step, self.prepare(x).unbind(0), state, lengths)
 
     def extra_repr(self) -> str:
         words = (f"{name}={getattr(self, name)!r}" for name in self.shown)
         return ", ".join((f"{self.input_size}, {self.hidden_size}", *words))
+
+
+def with_mask(x: Tensor, mask: Tensor | None) -> Tensor:
+    """``x`` ``(..., B, N)`` with the mask ``(B, M)`` behind each of its rows."""
+    return x if mask is None else torch.cat((x, mask.to(x.dtype).expand(*x.shape[:-1], -1)), -1)
 
 
 def run_steps(
@@ -327,7 +359,7 @@ class GatheredScan:
             return output, new
 
         by_step = zip(*(tap.unbind(0) for tap in taps), strict=True)
-        return run_steps(step, zip(cell.project(x).unbind(0), by_step, strict=True), state, lengths)
+        return run_steps(step, zip(cell.prepare(x).unbind(0), by_step, strict=True), state, lengths)
 
 
 class TappedLinear:

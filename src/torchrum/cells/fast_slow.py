@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.cells.base import Cell, State
+from torchrum.cells.base import Cell, State, with_mask
+from torchrum.cells.composite import CompositeCell, PrecededCell, SideBySideCell
 from torchrum.cells.lstm import LSTMCell, projected_like
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS, Eta, RUMCell
 from torchrum.ops._checks import check_choice, check_positive_int, check_probability
@@ -19,12 +20,13 @@ from torchrum.ops.fast_slow_scan import (
     fast_slow_scan,
     fast_slow_scan_choice,
 )
-from torchrum.ops.rum_scan.options import LNOrder
+from torchrum.ops.rum_scan.options import DEFAULTS, LNOrder
 
-SLOW = ("lstm", "rum", "rum-tanh")
+LSTMS = ("lstm", "rotational_lstm")
+SLOW = (*LSTMS, "rum", "rum-tanh", "rum-gated")
 
 
-class FastSlowCell(Cell):
+class FastSlowCell(CompositeCell):
     """FS-RNN-k (Mujika et al., 2017), k = ``len(fast)``, of any cells.
 
     f = F1(f, drop(x));   s = S(s, drop(out F1));   f = F2(f, drop(out S));   f = Fi(f), i >= 3;   y = drop(out Fk)
@@ -83,9 +85,11 @@ class FastSlowCell(Cell):
             f"{part}_{name}" for part, cell in (("fast", fast[0]), ("slow", slow)) for name in cell.state_names
         )
 
-    def reset_parameters(self) -> None:
-        for cell in (*self.fast, self.slow):
-            cell.reset_parameters()  # type: ignore[operator]
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells in the order of a step: F1, S, F2, F3, ..."""
+        first, *others = self.fast
+        return first, self.slow, *others
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
         fast = self.fast[0].initial_state(batch_size, device=device, dtype=dtype)
@@ -95,14 +99,16 @@ class FastSlowCell(Cell):
         return self.fast[0].project(self._drop(x, self.dropout))
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        x, masks = self.split_masks(x)
         first, second, *others = self.fast
         parts = len(first.state_names)
         fast, slow = state[:parts], state[parts:]
-        output, fast = first.step(x, fast)
-        told, slow = self.slow.step(self.slow.project(self._drop(output, self.slow_dropout)), slow)
-        output, fast = second.step(second.project(self._drop(told, self.dropout)), fast)
-        for cell in others:
-            output, fast = cell.step(cell.project(output[:, :0]), fast)  # nothing to read
+        output, fast = first.step(with_mask(x, masks[0]), fast)
+        told = self.slow.project(self._drop(output, self.slow_dropout))
+        told, slow = self.slow.step(with_mask(told, masks[1]), slow)
+        output, fast = second.step(with_mask(second.project(self._drop(told, self.dropout)), masks[2]), fast)
+        for cell, mask in zip(others, masks[3:], strict=True):
+            output, fast = cell.step(with_mask(cell.project(output[:, :0]), mask), fast)  # nothing to read
         return self._drop(output, self.dropout), (*fast, *slow)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
@@ -116,7 +122,7 @@ class FastSlowCell(Cell):
         obstacle = self._obstacle(lengths)
         if obstacle is not None:
             return choose_fused(self.backend, lambda: obstacle)
-        xp = projected_like(x, 4 * self.hidden_size)
+        xp = projected_like(x, self.scan_options().fast[0].blocks * self.hidden_size)
         return fast_slow_scan_choice(xp, self.slow.hidden_size, self.scan_options(), backend=self.backend)
 
     def _obstacle(self, lengths: Tensor | None) -> str | None:
@@ -127,8 +133,6 @@ class FastSlowCell(Cell):
             return f"the slow cell is a {type(self.slow).__name__}, and the kernels know LSTM and RUM"
         if isinstance(self.slow, RUMCell) and self.slow.lam is not None:
             return "the slow cell's lam is learnable, and the kernels are written for lam 0"
-        if isinstance(self.slow, RUMCell) and self.slow.options.form == "gated":
-            return "the slow cell is a gated RUM, and the kernels know that of the paper"
         if lengths is not None:
             return "the rows have lengths of their own, and the kernels take whole sequences"
         return None
@@ -137,7 +141,12 @@ class FastSlowCell(Cell):
         """The hyper-parameters as the kernels take them; only for cells that they know."""
         fast = tuple(cell.scan_options() for cell in self.fast if isinstance(cell, LSTMCell))
         slow: Any = self.slow
-        slow = slow.scan_options() if isinstance(slow, LSTMCell) else slow.options.with_training(slow.training)
+        if isinstance(slow, LSTMCell):
+            slow = slow.scan_options()
+        elif slow.options.gated is not None:
+            slow = slow.options.gated[slow.training]
+        else:
+            slow = slow.options.with_training(slow.training)
         return FastSlowOptions(
             fast=fast, slow=slow, dropout=self.dropout, slow_dropout=self.slow_dropout, training=self.training
         )
@@ -153,7 +162,8 @@ class FastSlowCell(Cell):
             for cell in others
             if cell.bias is not None and cell.weight_ih is not None
         ]
-        return FastSlowInputs(self.project(x), state[:2], state[2:], weights)
+        xp = self.project(x)
+        return FastSlowInputs(xp, state[:2], state[2:], weights, masks=self.draw_masks(xp))
 
     def _drop(self, x: Tensor, chance: float) -> Tensor:
         return F.dropout(x, chance, self.training) if chance > 0 else x
@@ -164,13 +174,25 @@ class FastSlowCell(Cell):
 
 
 def rum_weights(cell: Cell) -> CellWeights:
-    """A RUM's parameters as the kernels take them."""
+    """A RUM's parameters as the kernels take them: one matmul over its input and its state, and one bias."""
+    if isinstance(cell, RUMCell) and cell.options.gated is not None:
+        return gated_weights(cell)
     names = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias")
     weights = CellWeights(*(getattr(cell, name) for name in names))
     rows = weights.weight_ih.shape[0] if weights.weight_ih is not None else 0
     if weights.bias is not None and weights.bias.shape[0] < rows:
         return weights._replace(bias=F.pad(weights.bias, (0, rows - weights.bias.shape[0])))  # no bias for eps
     return weights
+
+
+def gated_weights(cell: RUMCell) -> CellWeights:
+    """The blocks r, u, tau, eps: tau reads the state alone, eps the input alone."""
+    S, bias = cell.hidden_size, None
+    ih, hh, first, second = (getattr(cell, name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    if first is not None and second is not None:
+        bias = torch.cat((first[: 2 * S] + second[: 2 * S], second[2 * S :], first[2 * S :]))
+    weight_ih = torch.cat((ih[: 2 * S], ih.new_zeros(S, ih.shape[1]), ih[2 * S :]))
+    return CellWeights(weight_ih, hh, bias, None, None)
 
 
 def fast_slow(
@@ -180,64 +202,109 @@ def fast_slow(
     slow_size: int | None = None,
     num_fast: int = 2,
     slow: str = "lstm",
+    fast: str = "lstm",
     cell_dropout: float = 0.0,
     slow_dropout: float | None = None,
     layer_norm: bool = True,
     zoneout: float = 0.0,
     slow_zoneout: float | None = None,
     zoneout_cell: float = 0.0,
+    state_dropout: float = 0.0,
+    slow_state_dropout: float | None = None,
     eta: Eta = None,
     ln_order: LNOrder = "before",
+    head_size: int = DEFAULTS.head_size,
+    rotated: float = DEFAULTS.rotated,
+    memory_size: int = 0,
+    memory: str = "slow",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     backend: Backend = "auto",
-) -> FastSlowCell:
+) -> FastSlowCell | PrecededCell:
     """FS-LSTM-k or FS-RUM-k as in the Penn Treebank experiments: fast LSTMs and one slow LSTM or RUM.
 
     Args:
         input_size, hidden_size: I, and H of the fast cells.
         slow_size: hidden size of the slow cell; None means H.
         num_fast: k.
-        slow: ``"lstm"``; ``"rum"``, a RUM with the paper's options; or ``"rum-tanh"``, one of the paper's form with
-            tanh and bounded states.
+        slow: ``"lstm"``; ``"rotational_lstm"``, one with a rotated candidate; ``"rum"``, a RUM with the paper's
+            options; ``"rum-tanh"``, one of the paper's form with tanh and bounded states; or ``"rum-gated"``, which
+            has no layer norm.
+        fast: ``"lstm"`` or ``"rotational_lstm"``.
         cell_dropout: between the cells, see :class:`FastSlowCell`.
         slow_dropout: dropout of what the slow cell reads; None means ``cell_dropout``. In trials a slow RUM did better
             with 0: what dropout adds to the two vectors of a rotation turns the plane, and does not average out.
         layer_norm, zoneout: in every cell.
         slow_zoneout: zoneout of the slow cell's h; None means ``zoneout``. In trials a slow RUM did better with 0.
         zoneout_cell: of the LSTMs' c.
+        state_dropout: chance that a unit of h is hidden from the recurrent matmul of a cell, one mask per call.
+        slow_state_dropout: the same for the slow cell; None means ``state_dropout``.
         eta: norm of the slow RUM's state. None leaves it free with the paper's options; with ``"rum-tanh"`` it is
             ``"sqrt"``, the root of the cell's size.
         ln_order: of the slow RUM.
+        head_size, rotated: of the slow gated RUM.
+        memory_size: units of an associative memory, a RUM of lam 1 with states of norm 1; 0 for none.
+        memory: ``"slow"`` puts it beside the slow cell: the second fast cell reads both, and there is no fused scan.
+            ``"input"`` puts it in front: it reads the input, the first fast cell reads both, and the two scan one after
+            the other, each by its kernels.
         device, dtype: of the parameters.
         backend: see :class:`FastSlowCell`.
     """
     check_choice("fast_slow", "slow", slow, SLOW)
+    check_choice("fast_slow", "fast", fast, LSTMS)
+    check_choice("fast_slow", "memory", memory, ("slow", "input"))
+    if memory_size != 0:
+        check_positive_int("fast_slow", memory_size=memory_size)
     size = hidden_size if slow_size is None else slow_size
     check_positive_int("fast_slow", num_fast=num_fast, slow_size=size)
     slow_zoneout = zoneout if slow_zoneout is None else slow_zoneout
+    slow_state_dropout = state_dropout if slow_state_dropout is None else slow_state_dropout
     check_probability("fast_slow", cell_dropout=cell_dropout, zoneout=zoneout, slow_zoneout=slow_zoneout)
-    if slow == "lstm" and (eta is not None or ln_order != "before"):
+    check_probability("fast_slow", state_dropout=state_dropout, slow_state_dropout=slow_state_dropout)
+    if slow not in ("rum", "rum-tanh") and (eta is not None or ln_order != "before"):
         raise ValueError(
-            f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need a slow RUM; slow={slow!r} has neither."
+            f"fast_slow: eta={eta!r} and ln_order={ln_order!r} need a slow RUM of the paper's form; slow={slow!r} has "
+            "neither."
+        )
+    if slow != "rum-gated" and (head_size, rotated) != (DEFAULTS.head_size, DEFAULTS.rotated):
+        raise ValueError(
+            f"fast_slow: head_size={head_size!r} and rotated={rotated!r} need slow='rum-gated'; slow={slow!r} has "
+            "neither."
         )
 
-    def lstm(inputs: int, hidden: int, zoneout: float = zoneout) -> LSTMCell:
+    def lstm(
+        kind: str, inputs: int, hidden: int, zoneout: float = zoneout, state_dropout: float = state_dropout
+    ) -> LSTMCell:
         return LSTMCell(
             inputs,
             hidden,
+            rotational=kind == "rotational_lstm",
             layer_norm=layer_norm,
             zoneout=zoneout,
             zoneout_cell=zoneout_cell,
+            state_dropout=state_dropout,
             init="orthogonal",
             device=device,
             dtype=dtype,
         )
 
-    fast = [lstm(inputs, hidden_size) for inputs in (input_size, size, *[0] * (num_fast - 2))[:num_fast]]
+    beside, before = (memory_size if memory == place else 0 for place in ("slow", "input"))
+    reads = (input_size + before, size + beside, *[0] * (num_fast - 2))[:num_fast]
+    cells = [lstm(fast, inputs, hidden_size) for inputs in reads]
     own: Cell
-    if slow == "lstm":
-        own = lstm(hidden_size, size, slow_zoneout)
+    if slow in LSTMS:
+        own = lstm(slow, hidden_size, size, slow_zoneout, slow_state_dropout)
+    elif slow == "rum-gated":
+        own = RUMCell(
+            hidden_size,
+            size,
+            head_size=head_size,
+            rotated=rotated,
+            zoneout=slow_zoneout,
+            state_dropout=slow_state_dropout,
+            device=device,
+            dtype=dtype,
+        )
     else:
         options = TANH_OPTIONS if slow == "rum-tanh" else RELU_OPTIONS
         own = RUMCell(
@@ -246,9 +313,18 @@ def fast_slow(
             layer_norm=layer_norm,
             ln_order=ln_order,
             zoneout=slow_zoneout,
+            state_dropout=slow_state_dropout,
             device=device,
             dtype=dtype,
             form="paper",
             **{**options, **({} if eta is None else {"eta": eta})},
         )
-    return FastSlowCell(fast, own, dropout=cell_dropout, slow_dropout=slow_dropout, backend=backend)
+
+    def associative(inputs: int) -> RUMCell:
+        options = {**RELU_OPTIONS, "eta": 1.0, "lam": 1.0, "layer_norm": layer_norm}
+        return RUMCell(inputs, memory_size, device=device, dtype=dtype, form="paper", **options)
+
+    if beside:
+        own = SideBySideCell(own, associative(hidden_size))
+    cell = FastSlowCell(cells, own, dropout=cell_dropout, slow_dropout=slow_dropout, backend=backend)
+    return PrecededCell(associative(input_size), cell) if before else cell

@@ -1,11 +1,10 @@
-"""Initial values of weights, orthogonal or uniform as in TensorFlow, and masks of variational dropout."""
+"""Initial values of weights, orthogonal or uniform as in TensorFlow."""
 
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 INITS = ("glorot", "orthogonal", "block_orthogonal")
 
@@ -54,24 +53,6 @@ def glorot_(*blocks: Tensor) -> None:
     bound = (6 / (fan_in + fan_out)) ** 0.5
     for block in blocks:
         block.uniform_(-bound, bound)
-
-
-def sequence_mask(like: Tensor, size: int, chance: float) -> Tensor:
-    """Draw one dropout mask per row of the batch, the same at every step.
-
-    A cell appends the mask of its state to the projected input: a step then finds it there, and ``scan``, compiled
-    steps and CUDA graphs need no second way to pass it.
-
-    Args:
-        like: ``(..., B, I)``; its leading dimensions, device and dtype are the mask's.
-        size: N, numbers per row.
-        chance: that a number is zeroed; the others are divided by ``1 - chance``.
-
-    Returns:
-        ``(..., B, N)``, expanded over the leading dimensions.
-    """
-    mask = F.dropout(like.new_ones(like.shape[-2], size), chance)
-    return mask.expand(*like.shape[:-1], size)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -34,6 +34,13 @@ class LSTMCell(Cell):
     c' = c * sigmoid(f + forget_bias) + sigmoid(i) * tanh(j);   h' = tanh(LN(c')) * sigmoid(o)
     then zoneout keeps single units of h and c; c' itself is stored without LN.
 
+    With ``rotational`` it is the rotational LSTM: a RUM's candidate behind an LSTM's gates. The blocks of W are then i,
+    tau, f, o, eps, those of U are i, tau, f, o, eps has no LN, and::
+
+        c' = c * sigmoid(f + forget_bias) + sigmoid(i) * tanh(LN(eps + Rotation(eps, tau) h))
+
+    Zoneout of c leaves the h that is rotated as it is.
+
     Shapes: x ``(B, I)``, state ``(h, c)`` of ``(B, H)`` -> output h' ``(B, H)``, state ``(h', c')``.
 
     Args:
@@ -42,8 +49,10 @@ class LSTMCell(Cell):
         layer_norm: normalise each gate and the cell state that h' is made from.
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step; not trained.
+        rotational: rotate h into the candidate.
         zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value, from 0 to 1.
-        init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all 4H rows, or
+        state_dropout: chance that a unit of h is hidden from U, one mask for all steps of a call, from 0 to 1.
+        init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all rows, or
             ``"block_orthogonal"``: W and U tiled with square orthogonal blocks, as the Zoneout LSTM starts.
         device, dtype: of the parameters.
         backend: of ``scan``: "auto", or "fused" to insist on the kernels, "torch" or "reference" on the plain loop.
@@ -60,38 +69,46 @@ class LSTMCell(Cell):
         layer_norm: bool = False,
         ln_eps: float = 1e-3,
         forget_bias: float = 1.0,
+        rotational: bool = False,
         zoneout: float = 0.0,
         zoneout_cell: float = 0.0,
+        state_dropout: float = 0.0,
         init: str = "glorot",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         backend: Backend = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell)
+        check_probability("LSTMCell", zoneout=zoneout, zoneout_cell=zoneout_cell, state_dropout=state_dropout)
         check_finite("LSTMCell", forget_bias=forget_bias)
         check_not_negative("LSTMCell", ln_eps=ln_eps)
-        check_flags("LSTMCell", layer_norm=layer_norm)
+        check_flags("LSTMCell", layer_norm=layer_norm, rotational=rotational)
         check_choice("LSTMCell", "init", init, INITS)
         check_choice("LSTMCell", "backend", backend, ("auto", "fused", "torch", "reference"))
         self.options = LstmOptions(
             layer_norm=layer_norm,
             ln_eps=ln_eps,
             forget_bias=forget_bias,
+            rotational=rotational,
             zoneout=zoneout,
             zoneout_cell=zoneout_cell,
         )
+        self.state_dropout = state_dropout
         self.init = init
         self.backend: Backend = backend
         empty = new_parameter(device, dtype)
-        self.weight_ih = empty(4 * hidden_size, input_size)  # rows: i, j, f, o
+        blocks = self.options.blocks
+        self.weight_ih = empty(blocks * hidden_size, input_size)  # rows: i, j, f, o; i, tau, f, o, eps
         self.weight_hh = empty(4 * hidden_size, hidden_size)
-        self.bias = empty(4 * hidden_size)
+        self.bias = empty(blocks * hidden_size)
         if layer_norm:
-            self.ln_weight = empty(4 * hidden_size)  # i, j, f, o
+            self.ln_weight = empty(4 * hidden_size)  # i, j or tau, f, o
             self.ln_bias = empty(4 * hidden_size)
             self.ln_weight_c = empty(hidden_size)
             self.ln_bias_c = empty(hidden_size)
+            if rotational:
+                self.ln_weight_j = empty(hidden_size)
+                self.ln_bias_j = empty(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -104,17 +121,26 @@ class LSTMCell(Cell):
                 fill(weight)
         nn.init.zeros_(self.bias)
         if self.options.layer_norm:
-            for gain, shift in ((self.ln_weight, self.ln_bias), (self.ln_weight_c, self.ln_bias_c)):
+            for gain, shift in zip(*self._norms(), strict=True):
                 nn.init.ones_(gain)
                 nn.init.zeros_(shift)
 
+    def _norms(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Gains and shifts of layer norm: of the gates, of c and, if rotational, of the candidate."""
+        gains, shifts = [self.ln_weight, self.ln_weight_c], [self.ln_bias, self.ln_bias_c]
+        if self.options.rotational:
+            gains.append(self.ln_weight_j)
+            shifts.append(self.ln_bias_j)
+        return gains, shifts
+
     def project(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight_ih, self.bias)  # (..., 4H)
+        return F.linear(x, self.weight_ih, self.bias)  # (..., 4H), or 5H if rotational
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state
+        x, mask = self.split_mask(x)
         weights, options = self._step_weights(x.dtype), self.scan_options()
-        h, c = lstm_step(x, h, c, weights, zoneout_masks(None, 0, h, options), options)
+        h, c = lstm_step(x, h, c, weights, zoneout_masks(None, 0, h, options), options, mask)
         return h, (h, c)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
@@ -123,24 +149,25 @@ class LSTMCell(Cell):
         h, c = state
         weights = self.scan_weights()
         norms = (weights.ln_weight, weights.ln_bias)
-        inputs = LstmInputs(self.project(x), h, c, weights.weight_hh, *norms, lengths)
+        xp = self.project(x)
+        inputs = LstmInputs(xp, h, c, weights.weight_hh, *norms, lengths, mask=self.draw_mask(xp))
         output, h, c = lstm_scan(inputs, self.scan_options(), backend="fused")
         return output, (h, c)
 
     def explain_backend(self, x: Tensor) -> Choice:
         """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""
-        return lstm_scan_choice(projected_like(x, 4 * self.hidden_size), backend=self.backend)
+        xp = projected_like(x, self.options.blocks * self.hidden_size)
+        return lstm_scan_choice(xp, self.options, backend=self.backend)
 
     def scan_options(self) -> LstmOptions:
         """The cell's hyper-parameters as the kernels take them."""
         return self.options.with_training(self.training)
 
     def scan_weights(self) -> CellWeights:
-        """The cell's parameters as the kernels take them; layer norm's are i, j, f, o, c."""
+        """The cell's parameters as the kernels take them; layer norm's: i, j, f, o, c, rotated candidate."""
         gains = shifts = None
         if self.options.layer_norm:
-            gains = torch.cat((self.ln_weight, self.ln_weight_c))
-            shifts = torch.cat((self.ln_bias, self.ln_bias_c))
+            gains, shifts = (torch.cat(tuple(parts)) for parts in self._norms())
         return CellWeights(self.weight_ih, self.weight_hh, self.bias, gains, shifts)
 
     def _step_weights(self, dtype: torch.dtype) -> LstmStepWeights:
@@ -150,11 +177,14 @@ class LSTMCell(Cell):
             weight_hh = weight_hh.to(dtype)
         if not self.options.layer_norm:
             return LstmStepWeights(weight_hh)
-        return LstmStepWeights(weight_hh, self.ln_weight, self.ln_bias, self.ln_weight_c, self.ln_bias_c)
+        pairs = zip(*self._norms(), strict=True)
+        return LstmStepWeights(weight_hh, *(part for pair in pairs for part in pair))
 
     def extra_repr(self) -> str:
         options = vars(self.options).items()
-        words = [f"{name}={value}" for name, value in options if name not in ("ln_eps", "training")]
+        hidden = ("ln_eps", "training", *([] if self.options.rotational else ["rotational"]))
+        words = [f"{name}={value}" for name, value in options if name not in hidden]
+        words += [f"state_dropout={self.state_dropout}"] if self.state_dropout else []
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *words, f"init={self.init!r}"])
 
 
@@ -175,11 +205,12 @@ class GRUCell(Cell):
         input_size, hidden_size: I, H.
         reset_after: reset U_c h instead of h.
         gate_bias: start of the biases of r and u.
+        state_dropout: chance that a unit of h is hidden from U and U_c, one mask for all steps of a call, from 0 to 1.
         init: ``"glorot"``, or ``"orthogonal"``: semi-orthogonal over [x; h], one matrix for the gates, one for h~.
         device, dtype: of the parameters.
     """
 
-    shown = ("reset_after", "gate_bias", "init")
+    shown = ("reset_after", "gate_bias", "state_dropout", "init")
 
     def __init__(
         self,
@@ -188,16 +219,19 @@ class GRUCell(Cell):
         *,
         reset_after: bool = False,
         gate_bias: float = 1.0,
+        state_dropout: float = 0.0,
         init: str = "glorot",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_finite("GRUCell", gate_bias=gate_bias)
+        check_probability("GRUCell", state_dropout=state_dropout)
         check_flags("GRUCell", reset_after=reset_after)
         check_choice("GRUCell", "init", init, INITS)
         self.reset_after = reset_after
         self.gate_bias = gate_bias
+        self.state_dropout = state_dropout
         self.init = init
         empty = new_parameter(device, dtype)
         self.weight_ih = empty(3 * hidden_size, input_size)  # rows: r, u, candidate
@@ -224,11 +258,13 @@ class GRUCell(Cell):
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state
+        x, mask = self.split_mask(x)
+        seen = h if mask is None else h * mask
         x_gates, x_c = x.split((2 * self.hidden_size, self.hidden_size), -1)
-        r, u = torch.sigmoid(x_gates + F.linear(h, self.weight_hh)).chunk(2, -1)
+        r, u = torch.sigmoid(x_gates + F.linear(seen, self.weight_hh)).chunk(2, -1)
         if self.reset_after:
-            candidate = torch.tanh(x_c + r * F.linear(h, self.weight_hc, self.bias_hc))
+            candidate = torch.tanh(x_c + r * F.linear(seen, self.weight_hc, self.bias_hc))
         else:
-            candidate = torch.tanh(x_c + F.linear(r * h, self.weight_hc))
+            candidate = torch.tanh(x_c + F.linear(r * seen, self.weight_hc))
         h = u * h + (1 - u) * candidate
         return h, (h,)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import GatherableCell, Linear, State
-from torchrum.cells.init import glorot_, new_parameter, orthogonal_, sequence_mask
+from torchrum.cells.init import glorot_, new_parameter, orthogonal_
 from torchrum.cells.lstm import LSTMCell
 from torchrum.ops._checks import (
     check_choice,
@@ -396,15 +396,8 @@ class NASCell(GatherableCell):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    @property
-    def _masked(self) -> bool:
-        return self.training and self.state_dropout > 0
-
     def project(self, x: Tensor) -> Tensor:
-        projected = F.linear(x, self.weight_ih)  # (..., 8H)
-        if not self._masked:
-            return projected
-        return torch.cat((projected, sequence_mask(x, self.hidden_size, self.state_dropout)), -1)
+        return F.linear(x, self.weight_ih)  # (..., 8H)
 
     def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         return [(self.weight_hh, self.bias)]
@@ -412,11 +405,8 @@ class NASCell(GatherableCell):
     def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
         h, c = state
         H = self.hidden_size
-        read = h
-        if self._masked:
-            x, mask = x.split((8 * H, H), -1)
-            read = h * mask
-        r = linear(read, self.weight_hh, self.bias)
+        x, mask = self.split_mask(x)
+        r = linear(h if mask is None else h * mask, self.weight_hh, self.bias)
         z0, z1, z2, _, z4, z5, z6, z7 = (x + r).chunk(8, -1)
         z3 = x[:, 3 * H : 4 * H] * r[:, 3 * H : 4 * H]  # the one leaf that multiplies
         k0 = torch.tanh(torch.sigmoid(z0) * F.relu(z1))

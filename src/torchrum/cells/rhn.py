@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.base import GatherableCell, Linear, State
-from torchrum.cells.init import new_parameter, sequence_mask
+from torchrum.cells.init import new_parameter
 from torchrum.ops._checks import check_finite, check_not_negative, check_positive_int, check_probability
 
 
@@ -70,26 +70,17 @@ class RHNCell(GatherableCell):
         for bias in self.bias:
             bias[self.hidden_size :] = self.transform_bias
 
-    @property
-    def _masked(self) -> bool:
-        return self.training and self.state_dropout > 0
-
     def project(self, x: Tensor) -> Tensor:
         if self.training and self.input_dropout > 0:
-            x = x * sequence_mask(x, self.input_size, self.input_dropout)
-        projected = F.linear(x, self.weight_ih)  # (..., 2H)
-        if not self._masked:
-            return projected
-        return torch.cat((projected, sequence_mask(x, self.hidden_size, self.state_dropout)), -1)
+            x = x * F.dropout(x.new_ones(x.shape[-2:]), self.input_dropout)
+        return F.linear(x, self.weight_ih)  # (..., 2H)
 
     def step_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         return list(zip(self.weight_hh, self.bias, strict=True))
 
     def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
         (s,) = state
-        H, mask = self.hidden_size, None
-        if self._masked:
-            x, mask = x.split((2 * H, H), -1)
+        x, mask = self.split_mask(x)
         for layer, (weight, bias) in enumerate(zip(self.weight_hh, self.bias, strict=True)):
             z = linear(s if mask is None else s * mask, weight, bias)
             g, t = (x + z if layer == 0 else z).chunk(2, -1)

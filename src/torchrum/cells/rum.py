@@ -106,6 +106,7 @@ class RUMCell(Cell):
         reset_bias_init: float = DEFAULTS.reset_bias_init,
         update_bias_init: float | None = DEFAULTS.update_bias_init,
         zoneout: float = DEFAULTS.zoneout,
+        state_dropout: float = DEFAULTS.state_dropout,
         lam: float = DEFAULTS.lam,
         learn_lam: bool = DEFAULTS.learn_lam,
         eta: Eta = DEFAULTS.eta,
@@ -126,6 +127,7 @@ class RUMCell(Cell):
         super().__init__(input_size, hidden_size)
         self.settings = RumOptions.given("RUMCell", locals())
         self.options = options_for_scan(self.settings, hidden_size)
+        self.state_dropout = self.settings.state_dropout
         self.backend: Backend = backend
         self._shapes = parameter_shapes(input_size, hidden_size, self.settings, bias)
         for name in PARAMETERS:
@@ -169,7 +171,8 @@ class RUMCell(Cell):
     def _advance(self, x: Tensor, state: State) -> State:
         """Return the state after the one step of ``x`` ``(1, B, I)``; with gradients it shares no memory with them."""
         returned, training = () if torch.is_grad_enabled() else None, self.training
-        end = run_rum(x, state, self._fitting(x), self.options, None, training, self.backend, returned, False)[1]
+        weights, mask = self._fitting(x), self.draw_mask(x)
+        end = run_rum(x, state, weights, self.options, None, training, self.backend, returned, False, mask)[1]
         usual = state[0].dtype if state else x.dtype
         if end[0].dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRUCell keeps the state's dtype
             return end[0].to(usual), *end[1:]
@@ -179,7 +182,9 @@ class RUMCell(Cell):
         """Return the prepared call of C for a step without gradients, or None where the usual way must be taken."""
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.input_size or len(self.state_names) > 1:
             return None
-        if h.shape != (x.shape[0], self.hidden_size) or (self.training and self.options.zoneout > 0):
+        if h.shape != (x.shape[0], self.hidden_size):
+            return None
+        if self.training and (self.options.zoneout > 0 or self.state_dropout > 0):
             return None
         steps, parts = self._steps, list(self._parameters.values())
         if steps is None or steps.rows != x.shape[0] or not steps.current(parts):
@@ -192,12 +197,14 @@ class RUMCell(Cell):
         return project_rum(x, self._fitting(x), self.options)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        weights = self._fitting(x)
-        output, state = scan_rum(x.unsqueeze(0), state, weights, self.options, None, self.training, self.backend)
+        x, mask = self.split_mask(x)
+        weights, training = self._fitting(x), self.training
+        output, state = scan_rum(x.unsqueeze(0), state, weights, self.options, None, training, self.backend, mask)
         return output.squeeze(0), state
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        return run_rum(x, state, self._fitting(x), self.options, lengths, self.training, self.backend)
+        weights, mask = self._fitting(x), self.draw_mask(x)
+        return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, mask=mask)
 
     def _weights(self) -> Weights:
         own = self._parameters  # a module's own look-up costs a small step's time
@@ -329,6 +336,7 @@ def run_rum(
     backend: Backend,
     returned: tuple[int, ...] | None = None,
     outputs: bool = True,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
@@ -338,9 +346,12 @@ def run_rum(
     ``returned`` is not None if the results go to a user, who may write to them: then they share no memory with each
     other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B. Without
     ``outputs`` the user gets the last state alone.
+
+    ``mask`` ``(B, H)`` multiplies the h that the matmul of every step reads.
     """
-    steps = None if torch.is_grad_enabled() else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
-    if steps is None or (options.gated is None and native.projects(x, backend)):
+    whole_at_once = torch.is_grad_enabled() or mask is not None
+    steps = None if whole_at_once else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
+    if mask is None and (steps is None or (options.gated is None and native.projects(x, backend))):
         h0, R0 = (*state, None, None)[:2]
         bias, weight_hh, norm = weights["bias_ih"], weights["weight_hh"], (weights["ln_weight"], weights["ln_bias"])
         inputs = LayerInputs(
@@ -354,7 +365,7 @@ def run_rum(
         state = (x.new_zeros(x.shape[1], weights["weight_hh"].shape[1]),)
     if steps is None:
         xp = project_rum(x, weights, options)
-        output, state = scan_rum(xp, state, weights, options, lengths, training, backend)
+        output, state = scan_rum(xp, state, weights, options, lengths, training, backend, mask)
     else:
         whole: Tensor | None = None
         for start in range(0, x.shape[0], steps):
@@ -402,6 +413,7 @@ def scan_rum(
     lengths: Tensor | None,
     training: bool,
     backend: Backend,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, State]:
     """Run one recurrence over projected inputs ``(T, B, ...)`` -> outputs and the last state."""
     if options.gated is not None:
@@ -411,10 +423,10 @@ def scan_rum(
 
             output = gated_scan_form(*given, gated)
         else:
-            output = gated_scan(*given, options=gated, backend=backend)
+            output = gated_scan(*given, options=gated, mask=mask, backend=backend)
         return output, (output[-1],)
     R = state[1] if len(state) == 2 else None
     norm = weights["ln_weight"], weights["ln_bias"]
     inputs = ScanInputs(xp, state[0], R, weights["weight_hh"], *norm, lengths)
-    output, R = rum_scan(inputs, options.with_training(training), lam=weights["lam"], backend=backend)
+    output, R = rum_scan(inputs, options.with_training(training), lam=weights["lam"], mask=mask, backend=backend)
     return output, (output[-1],) if R is None else (output[-1], R)

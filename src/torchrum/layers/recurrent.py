@@ -417,7 +417,7 @@ def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unba
 
 
 def mostly_padding(x: Tensor, lengths: Tensor) -> bool:
-    """Whether more than half of ``x`` ``(T, B, I)`` is padding; a GPU computes it at no cost, and a graph is for all."""
+    """Whether more than half of ``x`` ``(T, B, I)`` on the CPU is padding; a GPU's rows run at once anyway."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return 2 * int(lengths.sum()) < x.shape[0] * x.shape[1]

@@ -136,6 +136,11 @@ LAYERS: dict[str, Entry] = {
     "ln_lstm": Entry(
         "cells.lstm:LSTMCell", "LSTM with layer norm and zoneout", {"layer_norm": True, "init": "orthogonal"}
     ),
+    "rotational_lstm": Entry(
+        "cells.lstm:LSTMCell",
+        "LSTM with RUM's rotated state in its candidate",
+        {"layer_norm": True, "rotational": True, "init": "orthogonal"},
+    ),
     "gru_tf": Entry("cells.lstm:GRUCell", "GRU as in TensorFlow: reset gate before the matmul", {"init": "orthogonal"}),
     "urnn": Entry("cells.unitary:URNNCell", "unitary evolution RNN"),
     "full_urnn": Entry("cells.unitary:URNNCell", "unitary evolution RNN of full capacity", {"full_capacity": True}),

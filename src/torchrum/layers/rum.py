@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrum.cells.rum import (
@@ -22,6 +23,7 @@ from torchrum.layers.recurrent import Hidden, Recurrent, State
 from torchrum.ops._checks import MismatchError
 from torchrum.ops._dispatch import Backend, Choice
 from torchrum.ops.gated_scan import gated_scan_choice
+from torchrum.ops.kernels.linear import working_dtype
 from torchrum.ops.kernels.machine import autocast_dtype
 from torchrum.ops.rum_scan import rum_scan_choice
 from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, Form, LNOrder, RumOptions, documents_options
@@ -105,6 +107,7 @@ class RUM(Recurrent, nn.RNNBase):
         reset_bias_init: float = DEFAULTS.reset_bias_init,
         update_bias_init: float | None = DEFAULTS.update_bias_init,
         zoneout: float = DEFAULTS.zoneout,
+        state_dropout: float = DEFAULTS.state_dropout,
         lam: float = DEFAULTS.lam,
         learn_lam: bool = DEFAULTS.learn_lam,
         eta: Eta = DEFAULTS.eta,
@@ -190,12 +193,21 @@ class RUM(Recurrent, nn.RNNBase):
         weights, last = self._weights(index, x.device), not self.bidirectional and index == self.num_layers - 1
         if self._forms[index]["weight_hh"][1][1] != self.hidden_size:
             raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
-        returned = lead if last else None
-        output, end = run_rum(x, state, weights, self.options, lengths, self.training, self.backend, returned)
+        returned, mask = lead if last else None, None
+        if self._masks:
+            ones = x.new_ones(x.shape[1], self.hidden_size, dtype=working_dtype(x.dtype))
+            mask = F.dropout(ones, self.settings.state_dropout)
+        output, end = run_rum(
+            x, state, weights, self.options, lengths, self.training, self.backend, returned, mask=mask
+        )
         usual = state[0].dtype if state else x.dtype
         if output.dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRU keeps the state's dtype
             output, end = output.to(usual), (end[0].to(usual), *end[1:])
         return output, end
+
+    @property
+    def _masks(self) -> bool:
+        return self.training and self.settings.state_dropout > 0
 
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
@@ -218,9 +230,12 @@ class RUM(Recurrent, nn.RNNBase):
             *input.shape[:-1], self.options.num_inputs * self.hidden_size
         )
         if self.options.gated is not None:
-            return gated_scan_choice(projected, self.options.gated[self.training], backend=self.backend)
+            gated = self.options.gated[self.training]
+            return gated_scan_choice(projected, gated, masked=self._masks, backend=self.backend)
         learnable = "lam_l0" in self._parameters
-        return rum_scan_choice(projected, self.options, learnable_lam=learnable, backend=self.backend)
+        return rum_scan_choice(
+            projected, self.options, learnable_lam=learnable, masked=self._masks, backend=self.backend
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return pickled(self)

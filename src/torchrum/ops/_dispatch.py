@@ -73,6 +73,13 @@ def choose_fused(asked: str, obstacle: Callable[[], str | None]) -> Choice:
     return Choice(design.backend, reason)
 
 
+def choose_reference(asked: str, reason: str) -> Choice:
+    """The choice where ``reason`` keeps every faster backend from running."""
+    faster = tuple(Design(name, name) for name in ("fused", "native", "torch"))
+    design, why = choose_backend(asked, (*faster, REFERENCE), lambda design: None if design is REFERENCE else reason)
+    return Choice(design.backend, why)
+
+
 def _reason(asked: str, design: Design, skipped: Sequence[tuple[Design, str]]) -> str:
     name = "" if design.name == design.backend else f"the {design.name} design: "
     if skipped:

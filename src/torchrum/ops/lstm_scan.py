@@ -17,6 +17,7 @@ from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.kernels.linear import CellWeights, working_dtype
 from torchrum.ops.kernels.machine import row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import CELL_STREAMS, draw_seed, keep_mask, stream_seeds, zoneout_flags
+from torchrum.ops.rotation import rotate
 
 if TYPE_CHECKING:
     from torchrum.ops.kernels.chain import Plan
@@ -52,6 +53,8 @@ class LstmOptions:
     """Probability that a unit of h keeps its old value."""
     zoneout_cell: float = 0.0
     """The same for c."""
+    rotational: bool = False
+    """Take tanh(eps + R(eps, tau) h) for the candidate: block j is tau, and the input has a fifth block, eps."""
     training: bool = False
     """Zoneout draws masks when training and takes their expectation otherwise."""
 
@@ -64,6 +67,16 @@ class LstmOptions:
         """Whether a scan needs a seed."""
         return self.training and (self.zoneout > 0 or self.zoneout_cell > 0)
 
+    @property
+    def blocks(self) -> int:
+        """Row blocks of ``weight_ih``."""
+        return 5 if self.rotational else 4
+
+    @property
+    def norms(self) -> int:
+        """Blocks of layer norm's gains; 0 without layer norm."""
+        return self.blocks + 1 if self.layer_norm else 0
+
     def kernel_flags(self) -> dict[str, Any]:
         """Compile-time arguments of the kernels."""
         zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
@@ -72,6 +85,7 @@ class LstmOptions:
             "LN": self.layer_norm,
             "LN_EPS": float(self.ln_eps),
             "FORGET": float(self.forget_bias),
+            "ROTATED": self.rotational,
             "ZONEOUT": zoneout,
             "KEEP_BELOW": keep_below,
             "ZONEOUT_C": zoneout_c,
@@ -83,7 +97,7 @@ class LstmInputs(NamedTuple):
     """The tensors of one scan; ``T B H`` are steps, batch and hidden units."""
 
     xp: Tensor
-    """``(T, B, 4H)``, the projected input in blocks i, j, f, o."""
+    """``(T, B, 4H)``, the projected input in blocks i, j, f, o; ``(T, B, 5H)``, i, tau, f, o, eps, if rotational."""
     h0: Tensor
     c0: Tensor
     """Both ``(B, H)``."""
@@ -91,62 +105,84 @@ class LstmInputs(NamedTuple):
     """``(4H, H)``"""
     ln_weight: Tensor | None = None
     ln_bias: Tensor | None = None
-    """Both ``(5H,)``, blocks i, j, f, o, c, with layer norm."""
+    """Both ``(5H,)``, blocks i, j, f, o, c, with layer norm; ``(6H,)``, i, tau, f, o, c, candidate, if rotational."""
     lengths: Tensor | None = None
     """``(B,)`` int64; a row past its length keeps its state."""
     seed: Tensor | None = None
     """int64 scalar that zoneout's masks come from."""
+    mask: Tensor | None = None
+    """``(B, H)``, multiplies the h that the matmul of every step reads: state dropout."""
 
 
 class LstmStepWeights(NamedTuple):
-    """The parameters of one step, with layer norm's split into those of the gates and of c."""
+    """The parameters of one step, with layer norm's split into those of the gates, of c and of a rotated candidate."""
 
     weight_hh: Tensor
     """``(4H, H)``"""
     ln_weight: Tensor | None = None
     ln_bias: Tensor | None = None
-    """Both ``(4H,)``: of i, j, f, o."""
+    """Both ``(4H,)``: of i, j or tau, f, o."""
     ln_weight_c: Tensor | None = None
     ln_bias_c: Tensor | None = None
     """Both ``(H,)``: of c."""
+    ln_weight_j: Tensor | None = None
+    ln_bias_j: Tensor | None = None
+    """Both ``(H,)``: of eps + R h."""
 
 
 def step_weights(
     weight_hh: Tensor, ln_weight: Tensor | None, ln_bias: Tensor | None, dtype: torch.dtype
 ) -> LstmStepWeights:
-    """Split the weights of a scan, whose layer norm has all five blocks in one tensor, into those of a step.
+    """Split the weights of a scan, whose layer norm has all blocks in one tensor, into those of a step.
 
     ``dtype`` is the state's, in which layer norm computes.
     """
     if ln_weight is None or ln_bias is None:
         return LstmStepWeights(weight_hh)
-    gates, c = weight_hh.shape[0], weight_hh.shape[1]
-    gain, gain_c = ln_weight.to(dtype).split((gates, c))
-    shift, shift_c = ln_bias.to(dtype).split((gates, c))
-    return LstmStepWeights(weight_hh, gain, shift, gain_c, shift_c)
+    gates, H = weight_hh.shape
+    gain, *gains = ln_weight.to(dtype).tensor_split((gates, gates + H))
+    shift, *shifts = ln_bias.to(dtype).tensor_split((gates, gates + H))
+    (gain_c, gain_j), (shift_c, shift_j) = gains, shifts
+    if gain_j.numel() == 0:
+        return LstmStepWeights(weight_hh, gain, shift, gain_c, shift_c)
+    return LstmStepWeights(weight_hh, gain, shift, gain_c, shift_c, gain_j, shift_j)
 
 
 def lstm_step(
-    xp: Tensor, h: Tensor, c: Tensor, weights: LstmStepWeights, keeps: Keeps, options: LstmOptions
+    xp: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: LstmStepWeights,
+    keeps: Keeps,
+    options: LstmOptions,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one step: projected input ``xp`` ``(B, 4H)`` and state ``h, c`` ``(B, H)`` -> new h, new c.
+    """Run one step: projected input ``xp`` ``(B, 4H)`` or ``(B, 5H)``, state ``h, c`` ``(B, H)`` -> new h, new c.
 
-    ``keeps`` are true where zoneout takes the new h and the new c; None outside training.
+    ``keeps`` are true where zoneout takes the new h and the new c; None outside training. ``mask`` is as in
+    ``LstmInputs``.
     """
     H = h.shape[-1]
-    weight_hh, ln_weight, ln_bias, ln_weight_c, ln_bias_c = weights
+    seen = h if mask is None else h * mask
+    weight_hh, ln_weight, ln_bias, ln_weight_c, ln_bias_c, ln_weight_j, ln_bias_j = weights
+    given = xp[..., : 4 * H] if options.rotational else xp
     if xp.dtype == h.dtype:
-        gates = xp + F.linear(h, weight_hh)  # (B, 4H)
+        gates = given + F.linear(seen, weight_hh)  # (B, 4H)
     else:  # the state has the higher precision
-        gates = xp.to(h.dtype) + F.linear(h.to(xp.dtype), weight_hh).to(h.dtype)
+        gates = given.to(h.dtype) + F.linear(seen.to(xp.dtype), weight_hh).to(h.dtype)
     if ln_weight is None or ln_bias is None:
         i, j, f, o = gates.chunk(4, -1)
     else:
         i, j, f, o = norm_gates(gates.reshape(-1, 4, H), ln_weight, ln_bias, options.ln_eps).unbind(-2)
-    seen = new_c = c * torch.sigmoid(f + options.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
+    if options.rotational:  # j is tau
+        eps = xp[..., 4 * H :].to(h.dtype)
+        j = eps + rotate(eps, j, h)
+        if ln_weight_j is not None and ln_bias_j is not None:
+            j = F.layer_norm(j, (H,), ln_weight_j, ln_bias_j, options.ln_eps)
+    squashed = new_c = c * torch.sigmoid(f + options.forget_bias) + torch.sigmoid(i) * torch.tanh(j)
     if ln_weight_c is not None and ln_bias_c is not None:
-        seen = F.layer_norm(new_c, (H,), ln_weight_c, ln_bias_c, options.ln_eps)
-    new_h = torch.tanh(seen) * torch.sigmoid(o)
+        squashed = F.layer_norm(new_c, (H,), ln_weight_c, ln_bias_c, options.ln_eps)
+    new_h = torch.tanh(squashed) * torch.sigmoid(o)
     return zone(new_h, h, options.zoneout, keeps[0]), zone(new_c, c, options.zoneout_cell, keeps[1])
 
 
@@ -184,14 +220,14 @@ def zoneout_masks(seeds: Tensor | None, t: int, like: Tensor, options: LstmOptio
 
 def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Run a whole sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
-    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask = inputs
     dtype = working_dtype(xp.dtype)
     h, c = h0.to(dtype), c0.to(dtype)
     weights = step_weights(weight_hh, ln_weight, ln_bias, dtype)
     seeds = None if seed is None else stream_seeds(seed, CELL_STREAMS)
     states = []
     for t, x in enumerate(xp.unbind(0)):
-        new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options)
+        new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options, mask)
         if lengths is not None:
             going = (t < lengths).unsqueeze(-1)  # (B, 1)
             new_h, new_c = torch.where(going, new_h, h), torch.where(going, new_c, c)
@@ -201,19 +237,19 @@ def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tenso
     return out, h.to(h0.dtype), c.to(c0.dtype)
 
 
-def lstm_scan_choice(xp: Tensor, *, backend: Backend = "auto") -> Choice:
+def lstm_scan_choice(xp: Tensor, options: LstmOptions, *, backend: Backend = "auto") -> Choice:
     """Return the backend that ``lstm_scan`` takes for ``xp``, and the reason; "torch" and "reference" are the same."""
-    return choose_fused(backend, lambda: fused_obstacle(xp))
+    return choose_fused(backend, lambda: fused_obstacle(xp, options))
 
 
-def fused_obstacle(xp: Tensor) -> str | None:
+def fused_obstacle(xp: Tensor, options: LstmOptions) -> str | None:
     """Why the fused backend cannot run on ``xp``, or None."""
-    return f"the input is on {xp.device.type}" if xp.device.type != "cuda" else kernel_obstacle(xp)
+    return f"the input is on {xp.device.type}" if xp.device.type != "cuda" else kernel_obstacle(xp, options)
 
 
-def kernel_obstacle(xp: Tensor) -> str | None:
+def kernel_obstacle(xp: Tensor, options: LstmOptions) -> str | None:
     """Why the kernels cannot run on ``xp``, or None; Triton's interpreter also runs them on the CPU."""
-    return tracing_obstacle(xp) or row_kernel_obstacle(xp, xp.shape[-1] // 4)
+    return tracing_obstacle(xp) or row_kernel_obstacle(xp, xp.shape[-1] // options.blocks)
 
 
 def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +266,7 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
     xp = inputs.xp
     # under autocast the projected input has the lower precision
     inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype))
-    if lstm_scan_choice(xp, backend=backend).backend != "fused":
+    if lstm_scan_choice(xp, options, backend=backend).backend != "fused":
         return lstm_scan_reference(inputs, options)
     seed = inputs.seed if options.draws else None
     if options.draws and seed is None:
@@ -239,7 +275,7 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
 
 
 @functools.lru_cache(256)
-def lstm_plans(hidden: int, options: LstmOptions) -> tuple["Plan", ...]:
+def lstm_plans(hidden: int, options: LstmOptions, masked: bool = False) -> tuple["Plan", ...]:
     """The chain of an LSTM, which reads its own state."""
     from torchrum.ops.kernels.chain import LstmBackward, LstmForward, Plan  # triton is absent on machines without CUDA
 
@@ -248,12 +284,13 @@ def lstm_plans(hidden: int, options: LstmOptions) -> tuple["Plan", ...]:
         number=0,
         hidden=hidden,
         inputs=(hidden,),
-        blocks=4,
-        norms=5 if options.layer_norm else 0,
+        blocks=options.blocks,
+        norms=options.norms,
         state=(0, 1),
         plain=(0, 0),
         dropped=None,
         dropout=0.0,
+        masked=masked,
         flags=tuple(options.kernel_flags().items()),
     )
     return (plan,)
@@ -264,13 +301,14 @@ def lstm_scan_fused(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, T
     """The arguments and results of ``lstm_scan_reference``."""
     from torchrum.ops.kernels.chain import chain_scan
 
-    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
+    xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask = inputs
 
     def reference(xp: Tensor, states: Sequence[Tensor], weights: Sequence[CellWeights]) -> tuple[Tensor, ...]:
         (h0, c0), (_, weight_hh, _, ln_weight, ln_bias) = states, weights[0]
-        return lstm_scan_reference(LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed), options)
+        given = LstmInputs(xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask)
+        return lstm_scan_reference(given, options)
 
     weights = [CellWeights(None, weight_hh, None, ln_weight, ln_bias)]
-    plans = lstm_plans(weight_hh.shape[1], options)
-    out, (h, c) = chain_scan(plans, xp, (h0, c0), weights, seed, lengths, options.training, reference)
+    plans = lstm_plans(weight_hh.shape[1], options, mask is not None)
+    out, (h, c) = chain_scan(plans, xp, (h0, c0), weights, seed, lengths, (mask,), options.training, reference)
     return out, h, c

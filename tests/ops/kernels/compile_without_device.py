@@ -113,12 +113,12 @@ def gated(T: int) -> tuple[Pass, Pass]:
     return forward, lambda: stepwise.backward(torch.ones(T, B, H), inputs, *results, options)
 
 
-def fast_slow(T: int) -> tuple[Pass, Pass]:
+def fast_slow(T: int, slow: str = "rum", **words: Any) -> tuple[Pass, Pass]:
     from torchrum.cells.fast_slow import fast_slow as make_cell
     from torchrum.ops.fast_slow_scan.fused import fast_slow_scan_fused
 
     B = 3
-    cell = make_cell(5, 40, slow_size=48, slow="rum", cell_dropout=0.3, zoneout=0.1, zoneout_cell=0.5, eta=1.0)
+    cell = make_cell(5, 40, slow_size=48, slow=slow, cell_dropout=0.3, zoneout=0.1, zoneout_cell=0.5, **words)
     state = cell.initial_state(B, device=torch.device("cpu"), dtype=torch.float32)
     inputs, options = cell.scan_inputs(torch.ones(T, B, 5), state), cell.scan_options()
     inputs = inputs._replace(xp=inputs.xp.detach().bfloat16().requires_grad_(), seed=torch.tensor(1))
@@ -130,9 +130,19 @@ def fast_slow(T: int) -> tuple[Pass, Pass]:
     return forward, lambda: results[0].float().sum().backward()
 
 
+SCANS: dict[str, Callable[[int], tuple[Pass, Pass]]] = {
+    "stepwise": stepwise,
+    "stepwise_tf32": stepwise_tf32,
+    "gated": gated,
+    "fast_slow": lambda T: fast_slow(T, eta=1.0),
+    "fast_slow_gated": lambda T: fast_slow(T, "rum-gated", state_dropout=0.2),
+    "fast_slow_rotational": lambda T: fast_slow(T, "rotational_lstm", fast="rotational_lstm", state_dropout=0.2),
+}
+
+
 def main(name: str) -> None:
     stand_in()
-    make = {"stepwise": stepwise, "stepwise_tf32": stepwise_tf32, "gated": gated, "fast_slow": fast_slow}[name]
+    make = SCANS[name]
     counts = []
     for T, capturing in ((4, False), (4, True), (5, False)):
         torch.cuda.is_current_stream_capturing = lambda capturing=capturing: capturing  # type: ignore[assignment,misc]

@@ -67,7 +67,10 @@ def test_a_failed_rehearsal_leaves_the_kernels_to_their_launches(compiled):
     assert triton_launch.prepare(kernel, (1,))() == "launched"
 
 
-@pytest.mark.parametrize("name", thinned(["gated", "stepwise", "stepwise_tf32", "fast_slow"], 4))
+FAST_SLOW = ["fast_slow", "fast_slow_gated", "fast_slow_rotational"]
+
+
+@pytest.mark.parametrize("name", thinned(["gated", "stepwise", "stepwise_tf32", *FAST_SLOW], 6))
 def test_the_first_forward_compiles_all_kernels_once(tmp_path, name):
     """Forward and backward; then under a capture; then at another length. None compiles anything again."""
     source = str(Path(torchrum.__file__).parents[1])

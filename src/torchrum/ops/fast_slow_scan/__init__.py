@@ -4,6 +4,7 @@ from torch import Tensor
 
 from torchrum.ops._dispatch import Backend, Choice, choose_fused
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
+from torchrum.ops.gated_scan import LARGEST_HEAD, GatedOptions
 from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.machine import KERNEL_ACTIVATIONS, row_kernel_obstacle, tracing_obstacle
 from torchrum.ops.kernels.masks import draw_seed
@@ -21,8 +22,10 @@ def fused_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str 
 
 def kernel_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str | None:
     """Why the kernels cannot run, or None; Triton's interpreter also runs them on the CPU."""
-    common = tracing_obstacle(xp) or row_kernel_obstacle(xp, max(xp.shape[-1] // 4, slow_size))
+    common = tracing_obstacle(xp) or row_kernel_obstacle(xp, max(xp.shape[-1] // options.fast[0].blocks, slow_size))
     slow = options.slow
+    if isinstance(slow, GatedOptions) and slow.rotated_units > 0 and slow.head_size > LARGEST_HEAD:
+        return f"a head has {slow.head_size} units, and the kernels hold at most {LARGEST_HEAD}"
     if common is not None or not isinstance(slow, RumOptions):
         return common
     if slow.lam != 0:
@@ -53,7 +56,7 @@ def fast_slow_scan(
     Returns:
         Outputs ``(T, B, H)``, through dropout, and the last states of the fast cells and of the slow one.
     """
-    xp, _, slow, weights, seed = inputs
+    xp, _, slow, weights, seed, _ = inputs
     if len(weights) != len(options.fast) + 1 or len(weights) < 3:
         raise ValueError(
             f"fast_slow_scan: there are {len(weights)} cells of weights and {len(options.fast)} fast cells in options; "

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchrum.ops.fast_slow_scan.gated_stage import GatedBackward, GatedForward
 from torchrum.ops.fast_slow_scan.reference import FastSlowInputs, FastSlowOptions, State, fast_slow_scan_reference
+from torchrum.ops.gated_scan import GatedOptions
 from torchrum.ops.kernels.cell_rows import dependent_start, gather_grad, hand_on, load_gate, zone
 from torchrum.ops.kernels.chain import (
     BackwardStage,
@@ -24,6 +26,7 @@ from torchrum.ops.kernels.chain import (
     Saved,
     chain_scan,
 )
+from torchrum.ops.kernels.gated_step import head_flags
 from torchrum.ops.kernels.linear import CellWeights
 from torchrum.ops.kernels.rows import own_row, prefetch
 from torchrum.ops.kernels.rum_step import kept_new, load_norms, rum_cell, with_norm
@@ -37,18 +40,19 @@ from torchrum.ops.kernels.rum_step_backward import (
 )
 from torchrum.ops.kernels.triton_launch import Launch, prepare, tensor_at
 from torchrum.ops.lstm_scan import LstmOptions
+from torchrum.ops.rum_scan import RumOptions
 
 
 @triton.jit(do_not_specialize=["t", "B"])
 def slow_rum_forward_kernel(
-    table, slots, raw, stats, plain, dropped,
-    parts, bias, state, low_plain, low_dropped, ln_weight, ln_bias, seeds, t, B,
+    table, slots, raw, stats, plain, dropped, states,
+    parts, bias, state, low_plain, low_dropped, plain_mask, ln_weight, ln_bias, seeds, t, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step for row b; ``raw`` keeps tau, u and eps before layer norm."""
+    """One step for row b; ``raw`` keeps tau, u and eps before layer norm, ``states`` h where ``plain`` is masked."""
     dtype = low_plain.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -57,11 +61,15 @@ def slow_rum_forward_kernel(
         stats = tensor_at(slots, 2, tl.float32)
         plain = tensor_at(slots, 3, dtype)
         dropped = tensor_at(slots, 4, dtype)
+        if plain_mask is not None:
+            states = tensor_at(slots, 5, dtype)
     b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
     BLOCKS: tl.constexpr = 3 if GATE else 2
     raw += row * (BLOCKS * H)
     h = tl.load(state + index, mask=mask, other=0.0)
+    if plain_mask is not None:
+        tl.store(states + row * H + j, h.to(dtype), mask=mask)
     norms = load_norms(ln_weight, ln_bias, j, mask, H, GATE, LN)
     tau_raw = load_gate(parts, None, bias, raw, 0, b, B, j, mask, H, HP, BLOCKS, PARTS)
     u_raw = tau_raw
@@ -74,7 +82,7 @@ def slow_rum_forward_kernel(
     new = zone(new, h, seeds, STREAM, t, index, ZONEOUT, KEEP_BELOW)
     tl.store(state + index, new, mask=mask)
     hand_on(
-        new, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+        new, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
         PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
 
@@ -82,14 +90,15 @@ def slow_rum_forward_kernel(
 @triton.jit(do_not_specialize=["t", "B"])
 def slow_rum_backward_kernel(
     table, slots, raw, stats, before, draw, dseen,
-    parts_plain, parts_dropped, dstate, low, ln_weight, ln_bias, seeds, t, B,
+    parts_plain, parts_dropped, plain_mask, dstate, low, ln_weight, ln_bias, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr,
     LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
-    PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, STREAM: tl.constexpr, PDL: tl.constexpr,
+    PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, BEFORE_WIDTH: tl.constexpr,
+    STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step back for row b; ``before`` holds the states before each step, PLAIN_WIDTH apart: it reads itself."""
+    """One step back for row b; ``before`` holds the states before each step, BEFORE_WIDTH apart."""
     dtype = low.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -113,15 +122,15 @@ def slow_rum_backward_kernel(
     if GATE:
         u_raw = tl.load(raw + H + j, mask=mask, other=0.0).to(tl.float32)
     eps = tl.load(raw + (BLOCKS - 1) * H + j, mask=mask, other=0.0).to(tl.float32)
-    h = tl.load(before + row * PLAIN_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+    h = tl.load(before + row * BEFORE_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
     dh = gather_grad(
-        dstate, parts_plain, parts_dropped, None, seeds, t, b, B, row, index, j, mask, H,
+        dstate, parts_plain, parts_dropped, None, plain_mask, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
     if t > 0:  # what the next step back begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
         prefetch(raw - B.to(tl.int64) * (BLOCKS * H), BLOCKS * BYTES)
-        prefetch(before + (row - B) * PLAIN_WIDTH, BYTES)
+        prefetch(before + (row - B) * BEFORE_WIDTH, BYTES)
         prefetch(stats + (row - B) * STATS, 4 * STATS)
 
     seed = None
@@ -147,21 +156,22 @@ class RumForward(ForwardStage):
     """A RUM's step; its running h is float32."""
 
     @staticmethod
-    def kept(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
         T, B = xp.shape[:2]
         stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32)
-        return xp.new_empty((T, B, plan.blocks * plan.hidden)), None, stats
+        states = xp.new_empty((T, B, plan.hidden)) if plan.masked else None
+        return Saved(inputs, xp.new_empty((T, B, plan.blocks * plan.hidden)), None, stats, states)
 
     @staticmethod
     def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
-        return saved.gates, saved.stats, plain, dropped
+        return saved.gates, saved.stats, plain, dropped, saved.states
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         return prepare(
             slow_rum_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
-            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
-            self.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
+            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.plain_mask, self.ln_weight,
+            self.ln_bias, self.seeds, t, self.B, PARTS=self.matmul.parts, **self.flags,
         )  # fmt: skip
 
 
@@ -176,9 +186,10 @@ class RumBackward(BackwardStage):
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         unused = ("LN_EPS", "FROM_OUT")  # the moments are saved, and the caller reads no slow state
         flags = {name: value for name, value in self.flags.items() if name not in unused}
+        flags["BEFORE_WIDTH"] = self.plan.before_width
         return prepare(
             slow_rum_backward_kernel, (self.B,),
-            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, *self.state,
+            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.plain_mask, *self.state,
             self.low, self.ln_weight, self.ln_bias, self.seeds, t, self.B, **flags,
         )  # fmt: skip
 
@@ -191,30 +202,41 @@ class RumBackward(BackwardStage):
         return norm_grads(raw, eps, before, None, stats, dseen, self.ln_weight, self.ln_bias, self.flags)
 
 
+STAGES: dict[type, tuple[type[ForwardStage], type[BackwardStage]]] = {
+    LstmOptions: (LstmForward, LstmBackward),
+    RumOptions: (RumForward, RumBackward),
+    GatedOptions: (GatedForward, GatedBackward),
+}
+
+
 @functools.lru_cache(256)
-def fast_slow_plans(H: int, S: int, options: FastSlowOptions) -> tuple[Plan, ...]:
+def fast_slow_plans(H: int, S: int, options: FastSlowOptions, masked: tuple[bool, ...] = ()) -> tuple[Plan, ...]:
     """The chain F1, S, F2, F3, ... with ``H`` units in the fast cells and ``S`` in the slow one.
 
     F1's state goes to F2 and, through dropout, to S; that of S to itself and, through dropout, to F2; that of F2 and of
-    each later cell to the next one, and from the last cell to F1 and, through dropout, to the caller.
+    each later cell to the next one, and from the last cell to F1 and, through dropout, to the caller. ``masked`` says
+    which of the cells read their state through a mask; none if it is empty.
     """
     inputs = [(H,), (H, S), (S, H), *[(H,)] * (len(options.fast) - 2)]
     plans = []
     for number, cell in enumerate(options.cells):
         is_slow, is_lstm = number == 1, isinstance(cell, LstmOptions)
-        blocks, norms = (4, 5) if isinstance(cell, LstmOptions) else (cell.num_inputs, cell.num_inputs)
+        flags = cell.kernel_flags()
+        if isinstance(cell, GatedOptions):
+            flags |= head_flags(S, cell.head_size, cell.rotated_units)
         plan = Plan(
-            stages=(LstmForward, LstmBackward) if is_lstm else (RumForward, RumBackward),
+            stages=STAGES[type(cell)],
             number=number,
             hidden=S if is_slow else H,
             inputs=inputs[number],
-            blocks=blocks,
-            norms=norms if cell.layer_norm else 0,
+            blocks=cell.blocks,
+            norms=cell.norms,
             state=((2, 3) if is_lstm else (2,)) if is_slow else (0, 1),
             plain=(2, 1) if number == 0 else (1, 1) if is_slow else ((number + 1) % len(options.cells), 0),
             dropped=(1, 0) if number == 0 else (2, 0) if is_slow else None,
             dropout=options.drops[number],
-            flags=tuple(cell.kernel_flags().items()),
+            masked=bool(masked) and masked[number],
+            flags=tuple(flags.items()),
         )
         plans.append(plan)
     return tuple(plans)
@@ -223,13 +245,14 @@ def fast_slow_plans(H: int, S: int, options: FastSlowOptions) -> tuple[Plan, ...
 @torch.compiler.disable  # graphs and kernels of its own: a compiler has nothing to add
 def fast_slow_scan_fused(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
     """The arguments and results of ``fast_slow_scan_reference``."""
-    xp, fast, slow, weights, seed = inputs
+    xp, fast, slow, weights, seed, masks = inputs
 
     def reference(xp: Tensor, states: Sequence[Tensor], weights: Sequence[CellWeights]) -> tuple[Tensor, ...]:
-        given = FastSlowInputs(xp, tuple(states[:2]), tuple(states[2:]), weights, seed)
+        given = FastSlowInputs(xp, tuple(states[:2]), tuple(states[2:]), weights, seed, masks)
         out, fast, slow = fast_slow_scan_reference(given, options)
         return out, *fast, *slow
 
-    plans = fast_slow_plans(fast[0].shape[1], slow[0].shape[1], options)
-    out, last = chain_scan(plans, xp, (*fast, *slow), weights, seed, None, options.training, reference)
+    masked = tuple(mask is not None for mask in masks)
+    plans = fast_slow_plans(fast[0].shape[1], slow[0].shape[1], options, masked)
+    out, last = chain_scan(plans, xp, (*fast, *slow), weights, seed, None, masks, options.training, reference)
     return out, tuple(last[:2]), tuple(last[2:])

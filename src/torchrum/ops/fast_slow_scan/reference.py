@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchrum.ops.gated_scan import GatedOptions, gated_update
 from torchrum.ops.kernels.linear import CellWeights, working_dtype
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_mask, stream_seeds
 from torchrum.ops.lstm_scan import LstmOptions, lstm_step, step_weights, zoneout_masks
 from torchrum.ops.rum_scan import RumOptions, StepWeights, rum_step_reference
 
 State = tuple[Tensor, ...]
+CellOptions = LstmOptions | RumOptions | GatedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,8 @@ class FastSlowOptions:
 
     fast: tuple[LstmOptions, ...]
     """Options of two or more fast cells."""
-    slow: LstmOptions | RumOptions
-    """A RUM with lam 0, or an LSTM."""
+    slow: CellOptions
+    """An LSTM, a RUM of the paper's form with lam 0, or a gated one."""
     dropout: float = 0.0
     """Chance of dropout: after F1 on the way to S, after S, and after the last fast cell."""
     slow_dropout: float | None = None
@@ -35,7 +37,7 @@ class FastSlowOptions:
     """Whether dropout acts."""
 
     @property
-    def cells(self) -> tuple[LstmOptions | RumOptions, ...]:
+    def cells(self) -> tuple[CellOptions, ...]:
         """The cells' options in the order of a step: F1, S, F2, F3, ..."""
         return self.fast[0], self.slow, *self.fast[1:]
 
@@ -66,6 +68,8 @@ class FastSlowInputs(NamedTuple):
     """Of the cells in the order F1, S, F2, F3, ..."""
     seed: Tensor | None = None
     """int64 scalar that the masks of zoneout and dropout come from."""
+    masks: Sequence[Tensor | None] = ()
+    """Of each cell, ``(B, H)`` or None: multiplies the h that its matmul reads in every step; none at all if empty."""
 
 
 def cell_step(
@@ -74,16 +78,30 @@ def cell_step(
     weights: CellWeights,
     seeds: Tensor | None,
     t: int,
-    options: LstmOptions | RumOptions,
+    options: CellOptions,
+    mask: Tensor | None,
 ) -> State:
     """Run one step of an LSTM or a RUM on the projected input ``x`` -> the new state, output first."""
     B, H = state[0].shape
     parameters = (weights.weight_hh, weights.ln_weight, weights.ln_bias)
     if isinstance(options, LstmOptions):
         masks = zoneout_masks(None if seeds is None else seeds[:2], t, state[0], options)
-        return lstm_step(x, state[0], state[1], step_weights(*parameters, state[0].dtype), masks, options)
+        return lstm_step(x, state[0], state[1], step_weights(*parameters, state[0].dtype), masks, options, mask)
     keep = keep_mask(seeds[0], t, B, H, options.zoneout) if seeds is not None and options.draws else None
-    return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options)[0],)
+    if isinstance(options, GatedOptions):
+        return (gated_step(x, state[0], weights.weight_hh, keep, options, mask),)
+    return (rum_step_reference(x, state[0], None, StepWeights(*parameters), keep, options, mask=mask)[0],)
+
+
+def gated_step(
+    x: Tensor, h: Tensor, weight_hh: Tensor, keep: Tensor | None, options: GatedOptions, mask: Tensor | None
+) -> Tensor:
+    """Run one step of a gated RUM whose projected input ``x`` ``(B, 4H)`` holds all biases: blocks r, u, tau, eps."""
+    H = h.shape[-1]
+    seen = h if mask is None else h * mask
+    given, eps = x.to(h.dtype).split((3 * H, H), -1)
+    r, u, tau = (given + F.linear(seen.to(x.dtype), weight_hh).to(h.dtype)).chunk(3, -1)
+    return gated_update(torch.sigmoid(r), torch.sigmoid(u), tau, eps, h, keep, options)
 
 
 def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
@@ -97,7 +115,7 @@ def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
 
 def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
     """Run a whole sequence -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
-    xp, fast, slow, weights, seed = inputs
+    xp, fast, slow, weights, seed, masks = inputs
     dtype, B = working_dtype(xp.dtype), xp.shape[1]
     kinds = [part.dtype for part in (*fast, *slow)]
     fast, slow = tuple(part.to(dtype) for part in fast), tuple(part.to(dtype) for part in slow)
@@ -114,7 +132,8 @@ def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -
 
     def step(number: int, x: Tensor, state: State, t: int) -> State:
         streams = None if seeds is None else seeds[number]
-        return cell_step(x, state, weights[number], streams, t, options.cells[number])
+        mask = masks[number] if masks else None
+        return cell_step(x, state, weights[number], streams, t, options.cells[number], mask)
 
     outputs = []
     for t, x in enumerate(xp.unbind(0)):

@@ -2,15 +2,17 @@
 
 from torch import Tensor
 
-from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops._dispatch import Backend, Choice, choose_reference
 from torchrum.ops.gated_scan import native
 from torchrum.ops.gated_scan.designs import choose_design
 from torchrum.ops.gated_scan.op import gated_scan_backward, gated_scan_op
-from torchrum.ops.gated_scan.reference import gated_scan_reference, gated_step_reference
+from torchrum.ops.gated_scan.reference import gated_scan_reference, gated_step_reference, gated_update
+from torchrum.ops.gated_scan.stepwise import LARGEST_HEAD
 from torchrum.ops.gated_scan.types import GatedInputs, GatedOptions
 from torchrum.ops.kernels.masks import draw_seed
 
 __all__ = [
+    "LARGEST_HEAD",
     "GatedInputs",
     "GatedOptions",
     "gated_scan",
@@ -18,12 +20,18 @@ __all__ = [
     "gated_scan_choice",
     "gated_scan_reference",
     "gated_step_reference",
+    "gated_update",
     "native",
 ]
 
 
-def gated_scan_choice(xp: Tensor, options: GatedOptions, *, backend: Backend = "auto") -> Choice:
+MASKED = "state_dropout is at work, and only the reference has it"
+
+
+def gated_scan_choice(xp: Tensor, options: GatedOptions, *, masked: bool = False, backend: Backend = "auto") -> Choice:
     """The backend that ``gated_scan`` takes for ``xp`` ``(T, B, 3H)``, and why no faster one."""
+    if masked:
+        return choose_reference(backend, MASKED)
     H, one = xp.shape[-1] // 3, xp.new_empty(1)
     inputs = GatedInputs(xp, one.expand(*xp.shape[1:-1], H), one.expand(3 * H, H))
     design, reason = choose_design(inputs, options, backend)
@@ -39,6 +47,7 @@ def gated_scan(
     *,
     options: GatedOptions,
     seed: Tensor | None = None,
+    mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Run the gated form of RUM over a sequence of projected inputs.
@@ -51,6 +60,7 @@ def gated_scan(
         lengths: ``(B,)`` int64; a row past its length keeps its state.
         options: the hyper-parameters.
         seed: int64 scalar that zoneout's masks come from; drawn if it is None and needed.
+        mask: ``(B, H)``, multiplies the h that the matmul of every step reads: state dropout.
         backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"native"``, ``"torch"`` or ``"reference"``
             insists.
 
@@ -62,4 +72,8 @@ def gated_scan(
     # under autocast the projected input has the lower precision
     weight_hh = weight_hh.to(xp.dtype)
     bias_hh = None if bias_hh is None else bias_hh.to(xp.dtype)
-    return gated_scan_op(GatedInputs(xp, h0, weight_hh, bias_hh, lengths, seed), options, backend)
+    inputs = GatedInputs(xp, h0, weight_hh, bias_hh, lengths, seed)
+    if mask is not None:
+        choose_reference(backend, MASKED)  # refuses any other that is asked for
+        return gated_scan_reference(inputs, options, mask)
+    return gated_scan_op(inputs, options, backend)

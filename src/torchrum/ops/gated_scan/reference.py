@@ -23,16 +23,30 @@ def rotate_heads(eps: Tensor, tau: Tensor, h: Tensor, head_size: int) -> Tensor:
 
 
 def gated_step_reference(
-    xp: Tensor, h: Tensor, weight_hh: Tensor, bias_hh: Tensor | None, keep: Tensor | None, options: GatedOptions
+    xp: Tensor,
+    h: Tensor,
+    weight_hh: Tensor,
+    bias_hh: Tensor | None,
+    keep: Tensor | None,
+    options: GatedOptions,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """One step: projected input ``xp`` ``(B, 3H)``, rows r, u, n, and state ``h`` ``(B, H)`` -> new state ``(B, H)``.
 
-    ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training.
+    ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training. ``mask`` ``(B, H)``
+    multiplies the h that the matmul reads: the rotation and the gate see all of it.
     """
-    K = options.rotated_units
     x_r, x_u, eps = xp.to(h.dtype).chunk(3, -1)
-    h_r, h_u, tau = F.linear(h.to(xp.dtype), weight_hh, bias_hh).to(h.dtype).chunk(3, -1)
-    r, u = torch.sigmoid(x_r + h_r), torch.sigmoid(x_u + h_u)
+    seen = h if mask is None else h * mask
+    h_r, h_u, tau = F.linear(seen.to(xp.dtype), weight_hh, bias_hh).to(h.dtype).chunk(3, -1)
+    return gated_update(torch.sigmoid(x_r + h_r), torch.sigmoid(x_u + h_u), tau, eps, h, keep, options)
+
+
+def gated_update(
+    r: Tensor, u: Tensor, tau: Tensor, eps: Tensor, h: Tensor, keep: Tensor | None, options: GatedOptions
+) -> Tensor:
+    """The new state from the gates and the two vectors of the rotation, ``(B, H)`` each."""
+    K = options.rotated_units
     rotated = rotate_heads(eps[..., :K], tau[..., :K], h[..., :K], options.head_size)
     candidate = torch.tanh(eps + r * (tau + F.pad(rotated, (0, h.shape[-1] - K))))
     new = u * h + (1 - u) * candidate
@@ -41,14 +55,14 @@ def gated_step_reference(
     return new
 
 
-def gated_scan_reference(inputs: GatedInputs, options: GatedOptions) -> Tensor:
+def gated_scan_reference(inputs: GatedInputs, options: GatedOptions, mask: Tensor | None = None) -> Tensor:
     """A whole sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)``; rows past their length keep their state."""
     xp, h0, weight_hh, bias_hh, lengths, seed = inputs
     h, (B, H) = h0.to(working_dtype(xp.dtype)), h0.shape
     states = []
     for t, x in enumerate(xp.unbind(0)):
         keep = keep_mask(seed, t, B, H, options.zoneout) if seed is not None and options.draws else None
-        new = gated_step_reference(x, h, weight_hh, bias_hh, keep, options)
+        new = gated_step_reference(x, h, weight_hh, bias_hh, keep, options, mask)
         h = new if lengths is None else torch.where((t < lengths).unsqueeze(-1), new, h)
         states.append(h)
     return torch.stack(states).to(xp.dtype) if states else xp[..., :H]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchrum.ops.gated_scan.torch_backend import weight_gradients
 from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOptions
-from torchrum.ops.kernels.masks import zoneout_flags
+from torchrum.ops.kernels.gated_step import find_plane, head_flags, inner_of, own_units, undo_gated
 from torchrum.ops.kernels.matmul import ScanSteps, StepMatmul, load_parts, scan_key
 from torchrum.ops.kernels.rows import sigmoid, tanh, zoneout_keep_new
 from torchrum.ops.kernels.triton_launch import (
@@ -26,66 +26,6 @@ from torchrum.ops.kernels.triton_launch import (
     run_pass,
     tensor_at,
 )
-
-UNITS = 128  # of a program, or one head
-NO_DIRECTION = tl.constexpr(1e-12)  # as rotation.py: tiny_of, opposite_of
-OPPOSITE = tl.constexpr(1e-4)
-
-
-@triton.jit
-def own_units(H: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr):
-    """The units of this program ``(HEADS, SIZE)`` and which of them are real."""
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    i = tl.arange(0, SIZE)[None, :]
-    j = head * HEAD + i
-    return j, (i < HEAD) & (j < H)
-
-
-@triton.jit
-def head_dot(x, y):
-    return tl.sum(x * y, 1)[:, None]
-
-
-@triton.jit
-def inverse_above(length, tiny):
-    return tl.where(length <= tiny, 0.0, 1.0 / length)  # NaN is passed on
-
-
-@triton.jit
-def find_plane(eps, tau, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
-    """Where heads turn: e, w, m and the inverse lengths of eps, tau and e + w, as ``torch_backend.Plane``."""
-    rotated = mask & (j < K)
-    eps = tl.where(rotated, eps, 0.0)
-    tau = tl.where(rotated, tau, 0.0)
-    inv_eps = inverse_above(tl.sqrt(head_dot(eps, eps)), NO_DIRECTION)
-    inv_tau = inverse_above(tl.sqrt(head_dot(tau, tau)), NO_DIRECTION)
-    units = tl.sum(rotated.to(tl.int32), 1)[:, None]
-    fixed = (inv_eps == 0.0) | (inv_tau == 0.0) | (units < 2)
-    e, w = eps * inv_eps, tau * inv_tau
-    s, apart = e + w, e - w
-    square = head_dot(s, s)
-    s -= head_dot(s, apart) / tl.maximum(4.0 - square, 2.0) * apart  # rotation.md: rounding tilts a short s
-    length = tl.sqrt(square)
-    opposite = length <= OPPOSITE
-    inv_s = inverse_above(length, OPPOSITE)
-    # a half turn: m is the axis where |e| is smallest, made orthogonal to e
-    size = tl.where(rotated, tl.abs(e), 2.0)
-    smallest = tl.min(tl.where(size == tl.min(size, 1)[:, None], j, 2147483647), 1)[:, None]
-    axis = tl.where(j == smallest, 1.0, 0.0)
-    axis = tl.where(rotated, axis - head_dot(axis, e) * e, 0.0)
-    m = tl.where(opposite, axis * inverse_above(tl.sqrt(head_dot(axis, axis)), 0.0), s * inv_s)
-    inv_tau = tl.where(fixed | opposite, 0.0, inv_tau)
-    return (
-        tl.where(fixed, 0.0, e), w, tl.where(fixed, 0.0, m),
-        tl.where(fixed, 0.0, inv_eps), inv_tau, tl.where(fixed, 0.0, inv_s),
-    )  # fmt: skip
-
-
-@triton.jit
-def inner_of(tau, h, e, m, j, K: tl.constexpr):
-    """tau + P R h."""
-    g = h - 2.0 * head_dot(e, h) * e
-    return tau + tl.where(j < K, g - 2.0 * head_dot(m, g) * m, 0.0)
 
 
 @triton.jit
@@ -169,9 +109,6 @@ def gated_backward_kernel(
     tau = tl.load(gates + 2 * H, mask=mask, other=0.0)
     before = tl.load(out + (row - B) * H + j, mask=mask & (t > 0), other=0.0).to(tl.float32)
     h = tl.where(t > 0, before, tl.load(h0 + b * H + j, mask=mask & (t == 0), other=0.0))
-    e, w, m, inv_eps, inv_tau, inv_s = find_plane(eps, tau, j, mask, K, HEAD)
-    inner = inner_of(tau, h, e, m, j, K)
-    candidate = tanh(eps + r * inner)
     share = lets_in(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
 
     later = mask & (t + 1 < T)  # no step follows the last one
@@ -179,23 +116,8 @@ def gated_backward_kernel(
     total += tl.load(dstate + b * H + j, mask=later, other=0.0)
     total += load_parts(parts + b * HP, j, later, B * HP, PARTS)
     grad = total * share
-    deps = grad * (1.0 - u) * (1.0 - candidate * candidate)
-    dr = deps * inner * r * (1.0 - r)
-    du = grad * (h - candidate) * u * (1.0 - u)
-    dtau = deps * r
-    dh = grad * u + (total - grad)
-
-    dz = tl.where(j < K, dtau, 0.0)  # of R h: from here on as torch_backend.Plane.backward
-    p, m_dz = head_dot(e, h), head_dot(m, dz)
-    g = h - 2.0 * p * e
-    dg, m_g = dz - 2.0 * m_dz * m, head_dot(m, g)
-    e_dg = head_dot(e, dg)
-    ds = (4.0 * m_g * m_dz * m - 2.0 * (m_g * dz + m_dz * g)) * inv_s
-    along = head_dot(e, ds)
-    deps += (ds - 2.0 * (p * dg + e_dg * h) + (4.0 * p * e_dg - along) * e) * inv_eps
-    dtau += (ds + along * w) * inv_tau
-    dh += dg - 2.0 * e_dg * e
-
+    dr, du, dtau, deps, dh = undo_gated(grad, r, u, tau, eps, h, j, mask, K, HEAD)
+    dh += total - grad
     dxp += row * (3 * H) + j
     dgates += row * (3 * H) + j
     low += b * (3 * HP) + j
@@ -217,15 +139,9 @@ class Steps(ScanSteps):
     def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
         super().__init__(inputs, 3, options.draws, graphed)
         self.bias = torch.empty(3 * self.H, device=self.h0.device)
-        head = options.head_size if options.rotated_units > 0 else min(UNITS, triton.next_power_of_2(self.H))
-        size = triton.next_power_of_2(head)
-        heads = triton.next_power_of_2(min(max(1, UNITS // size), -(-self.H // head)))
-        zoneout, keep_below = zoneout_flags(options.zoneout, options.training)
-        self.grid = self.B, triton.cdiv(self.H, head * heads)
-        self.flags = {
-            **{"H": self.H, "HP": self.HP, "HEAD": head, "SIZE": size, "HEADS": heads, "K": options.rotated_units},
-            **{"ZONEOUT": zoneout, "KEEP_BELOW": keep_below, "num_warps": max(1, min(4, heads * size // 128))},
-        }
+        cut = head_flags(self.H, options.head_size, options.rotated_units)
+        self.flags = {"H": self.H, "HP": self.HP, **cut, **options.kernel_flags()}
+        self.grid = self.B, triton.cdiv(self.H, self.flags["HEAD"] * self.flags["HEADS"])
 
 
 class ForwardSteps(Steps):

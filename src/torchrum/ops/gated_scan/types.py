@@ -1,14 +1,14 @@
 """The options of a gated scan, what it is given and what its backward returns; ``T B H`` are steps, batch, units."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchrum.ops._checks import check_flags, check_positive_int
 from torchrum.ops.kernels.linear import working_dtype
-from torchrum.ops.kernels.masks import keep_mask
+from torchrum.ops.kernels.masks import keep_mask, zoneout_flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,21 @@ class GatedOptions:
     def draws(self) -> bool:
         """Whether a scan needs a seed."""
         return self.training and self.zoneout > 0
+
+    def kernel_flags(self) -> dict[str, Any]:
+        """Compile-time arguments of the kernels, beside those that ``head_flags`` cuts a row by."""
+        zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
+        return {"ZONEOUT": zoneout, "KEEP_BELOW": keep_below}
+
+    @property
+    def blocks(self) -> int:
+        """Row blocks of the one matmul over input and state in a Fast-Slow RNN: r, u, tau, eps."""
+        return 4
+
+    @property
+    def norms(self) -> int:
+        """Blocks of layer norm's gains: it has none."""
+        return 0
 
 
 class GatedInputs(NamedTuple):

@@ -6,6 +6,6 @@ counter counts) and ``cuda`` (CUDA C++ at run time, the driver, graph capture).
 
 In Triton: ``rows`` (arithmetic on one batch row), ``matmul`` and ``matmul_hopper`` (the matmul of a step),
 ``triton_launch`` (compiling and launching, CUDA graphs of time steps), ``rum_step`` and ``rum_step_backward`` (the RUM
-step), ``chain`` (a scan of one or more cells) and ``cell_rows`` (the row kernels of its
-cells).
+step), ``gated_step`` (that of the gated RUM), ``chain`` (a scan of one or more cells) and ``cell_rows`` (the row
+kernels of its cells).
 """

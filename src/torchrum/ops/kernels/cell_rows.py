@@ -22,10 +22,13 @@ from torchrum.ops.kernels.rows import (
     sigmoid,
     sum2,
     sum4,
+    sum5,
     sum8,
     tanh,
     zoneout_keep_new,
 )
+from torchrum.ops.kernels.rum_step import rotation_scalars
+from torchrum.ops.kernels.rum_step_backward import rotation_backward
 from torchrum.ops.kernels.triton_launch import tensor_at
 
 
@@ -71,13 +74,16 @@ def drop(x, seeds, STREAM: tl.constexpr, t, index, SCALE: tl.constexpr, KEEP_BEL
 
 @triton.jit
 def hand_on(
-    new, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+    new, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
     STREAM: tl.constexpr,
 ):  # fmt: skip
-    """Store a new state where its readers find it."""
+    """Store a new state where its readers find it; ``plain_mask`` is what the plain one reads it through, or None."""
     dtype = plain.dtype.element_ty
-    value = new.to(dtype)
+    seen = new
+    if plain_mask is not None:
+        seen = new * tl.load(plain_mask + index, mask=mask, other=0.0)
+    value = seen.to(dtype)
     tl.store(low_plain + b * PLAIN_WIDTH + j, value, mask=mask)
     tl.store(plain + row * PLAIN_WIDTH + j, value, mask=mask)
     if DROPPED_WIDTH is not None:
@@ -89,13 +95,16 @@ def hand_on(
 
 @triton.jit
 def gather_grad(
-    dstate, parts_plain, parts_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
+    dstate, parts_plain, parts_dropped, grad_out, plain_mask, seeds, t, b, B, row, index, j, mask, H: tl.constexpr,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a new state, from its carry and its readers; the transpose of ``hand_on``."""
     dh = tl.load(dstate + b * H + j, mask=mask, other=0.0)
-    dh += load_parts(parts_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
+    seen = load_parts(parts_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
+    if plain_mask is not None:
+        seen *= tl.load(plain_mask + index, mask=mask, other=0.0)
+    dh += seen
     if DROPPED_WIDTH is not None:
         if parts_dropped is not None:
             arriving = load_parts(parts_dropped, b * DROPPED_WIDTH + j, mask, B * DROPPED_WIDTH, DROPPED_PARTS)
@@ -120,7 +129,11 @@ def load_gate(
     return raw
 
 
-STATS = tl.constexpr(16)  # float32 numbers kept for each row of each step: mean and 1/std of i, g, f, o, c
+# Float32 numbers kept for each row of each step: mean and 1/std of i, g, f, o, c and, in a rotational LSTM, of the
+# candidate; then what ``rotation_scalars`` returns.
+STATS = tl.constexpr(16)
+ROTATED_STATS = tl.constexpr(24)
+TURN = tl.constexpr(12)  # the first of the rotation
 
 
 @triton.jit
@@ -173,20 +186,61 @@ def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mas
     return normed, normed * weight + bias, weight
 
 
+@triton.jit
+def store_turn(stats, turn):
+    """Keep what ``rotation_scalars`` returns."""
+    inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = turn
+    stats += TURN
+    tl.store(stats + 0, inv_eps)
+    tl.store(stats + 1, inv_tau)
+    tl.store(stats + 2, cos)
+    tl.store(stats + 3, k)
+    tl.store(stats + 4, p)
+    tl.store(stats + 5, q)
+    tl.store(stats + 6, al)
+    tl.store(stats + 7, be)
+    tl.store(stats + 8, ga)
+    tl.store(stats + 9, i.to(tl.float32))
+    tl.store(stats + 10, e_i)
+    tl.store(stats + 11, inv_f)
+
+
+@triton.jit
+def load_turn(stats):
+    """What ``store_turn`` kept."""
+    stats += TURN
+    return (
+        tl.load(stats + 0), tl.load(stats + 1), tl.load(stats + 2), tl.load(stats + 3), tl.load(stats + 4),
+        tl.load(stats + 5), tl.load(stats + 6), tl.load(stats + 7), tl.load(stats + 8), tl.load(stats + 9),
+        tl.load(stats + 10), tl.load(stats + 11),
+    )  # fmt: skip
+
+
+@triton.jit
+def turned(eps, tau, h, turn, j):
+    """eps + Rot(eps, tau) h, pointwise, and the directions e and w."""
+    inv_eps, inv_tau, _, _, _, _, al, be, ga, i, _, _ = turn
+    e = eps * inv_eps
+    w = tau * inv_tau
+    return eps + h + al * e + be * w + tl.where(j == i.to(tl.int32), ga, 0.0), e, w
+
+
 @triton.jit(do_not_specialize=["t", "T", "B"])
 def lstm_forward_kernel(
-    table, slots, xp, gates, cells, stats, plain, dropped,
-    parts, bias, h_state, c_state, low_plain, low_dropped, ln_weight, ln_bias, lengths, seeds, t, T, B,
+    table, slots, xp, gates, cells, stats, plain, dropped, states,
+    parts, bias, h_state, c_state, low_plain, low_dropped, plain_mask, ln_weight, ln_bias, lengths, seeds, t, T, B,
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr,
-    LN_EPS: tl.constexpr, FORGET: tl.constexpr, READS_XP: tl.constexpr,
+    LN_EPS: tl.constexpr, FORGET: tl.constexpr, ROTATED: tl.constexpr, KEEPS_H: tl.constexpr, READS_XP: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, ZONEOUT_C: tl.constexpr, KEEP_BELOW_C: tl.constexpr,
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One step for row b. A table holds the step that ``t`` counts from; slots hold the tensors over all steps, and T.
 
-    Streams of masks: STREAM for h, STREAM + 1 for c, STREAM + 2 for dropout.
+    Streams of masks: STREAM for h, STREAM + 1 for c, STREAM + 2 for dropout. A rotational LSTM (ROTATED) has tau for g,
+    and eps in a fifth block; with KEEPS_H it stores h before the step in ``states``.
     """
+    BLOCKS: tl.constexpr = 5 if ROTATED else 4
     dtype = low_plain.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -200,29 +254,46 @@ def lstm_forward_kernel(
         plain = tensor_at(slots, 5, dtype)
         if DROPPED_WIDTH is not None:
             dropped = tensor_at(slots, 6, dtype)
+        if KEEPS_H:
+            states = tensor_at(slots, 8, dtype)
     b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
-    gates += row * (4 * H)
+    gates += row * (BLOCKS * H)
     if READS_XP:
-        xp += row * (4 * H)
+        xp += row * (BLOCKS * H)
     h = tl.load(h_state + index, mask=mask, other=0.0)
     c = tl.load(c_state + index, mask=mask, other=0.0)
     tl.store(cells + row * H + j, c, mask=mask)
-    i = load_gate(parts, xp, bias, gates, 0, b, B, j, mask, H, HP, 4, PARTS)
-    g = load_gate(parts, xp, bias, gates, 1, b, B, j, mask, H, HP, 4, PARTS)
-    f = load_gate(parts, xp, bias, gates, 2, b, B, j, mask, H, HP, 4, PARTS)
-    o = load_gate(parts, xp, bias, gates, 3, b, B, j, mask, H, HP, 4, PARTS)
+    if KEEPS_H:
+        tl.store(states + row * H + j, h.to(dtype), mask=mask)
+    i = load_gate(parts, xp, bias, gates, 0, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    g = load_gate(parts, xp, bias, gates, 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    f = load_gate(parts, xp, bias, gates, 2, b, B, j, mask, H, HP, BLOCKS, PARTS)
+    o = load_gate(parts, xp, bias, gates, 3, b, B, j, mask, H, HP, BLOCKS, PARTS)
     if READS_XP:  # noqa: SIM102 -- decided when compiling, the other at run time
         if t + 1 < T:
-            prefetch(xp + B.to(tl.int64) * (4 * H), 4 * H * dtype.primitive_bitwidth // 8)
+            prefetch(xp + B.to(tl.int64) * (BLOCKS * H), BLOCKS * H * dtype.primitive_bitwidth // 8)
 
+    if LN or ROTATED:
+        stats += row * (ROTATED_STATS if ROTATED else STATS)
     if LN:
-        stats += row * STATS
         mean_i, mean_g, mean_f, mean_o, rstd_i, rstd_g, rstd_f, rstd_o = gate_moments(i, g, f, o, mask, LN_EPS, H)
         _, i, _ = normed_gate(i, mean_i, rstd_i, ln_weight, ln_bias, 0, j, mask, H)
         _, g, _ = normed_gate(g, mean_g, rstd_g, ln_weight, ln_bias, 1, j, mask, H)
         _, f, _ = normed_gate(f, mean_f, rstd_f, ln_weight, ln_bias, 2, j, mask, H)
         _, o, _ = normed_gate(o, mean_o, rstd_o, ln_weight, ln_bias, 3, j, mask, H)
+    if ROTATED:
+        eps = load_gate(parts, xp, bias, gates, 4, b, B, j, mask, H, HP, BLOCKS, PARTS)
+        ee, eh, tt, et, th = sum5(eps * eps, eps * h, g * g, eps * g, g * h)
+        turn = rotation_scalars(eps, g, h, j, mask, ee, eh, tt, et, th, H)
+        store_turn(stats, turn)
+        g, _, _ = turned(eps, g, h, turn, j)
+        if LN:
+            total, squares = sum2(g, g * g)
+            mean, rstd = moments(g, mask, total, squares, LN_EPS, H)
+            _, g, _ = normed_gate(g, mean, rstd, ln_weight, ln_bias, 5, j, mask, H)
+            tl.store(stats + 10, mean)
+            tl.store(stats + 11, rstd)
     new_c = c * sigmoid(f + FORGET) + sigmoid(i) * tanh(g)
     new_c = tl.where(mask, new_c, 0.0)
     seen = new_c
@@ -249,23 +320,28 @@ def lstm_forward_kernel(
     tl.store(h_state + index, new_h, mask=mask)
     tl.store(c_state + index, new_c, mask=mask)
     hand_on(
-        new_h, low_plain, low_dropped, plain, dropped, seeds, t, b, row, index, j, mask,
+        new_h, low_plain, low_dropped, plain, dropped, plain_mask, seeds, t, b, row, index, j, mask,
         PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["t", "B"])
 def lstm_backward_kernel(
-    table, slots, gates, cells, stats, grad_out, dgates, dnormed,
-    parts_plain, parts_dropped, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
+    table, slots, gates, cells, stats, grad_out, dgates, dnormed, before,
+    parts_plain, parts_dropped, plain_mask, dh_state, dc_state, low, ln_weight, ln_bias, lengths, seeds, t, B,
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, LN: tl.constexpr, FORGET: tl.constexpr,
-    FROM_OUT: tl.constexpr,
+    ROTATED: tl.constexpr, BEFORE_WIDTH: tl.constexpr, FROM_OUT: tl.constexpr,
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, ZONEOUT_C: tl.constexpr, KEEP_BELOW_C: tl.constexpr,
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step back for row b. ``dnormed`` gets the gradients behind layer norm, for those of its gains and shifts."""
+    """One step back for row b. ``dnormed`` gets the gradients behind layer norm, for those of its gains and shifts.
+
+    ``before`` holds h before each step, BEFORE_WIDTH apart, for a rotational LSTM.
+    """
+    BLOCKS: tl.constexpr = 5 if ROTATED else 4
+    WIDTH: tl.constexpr = ROTATED_STATS if ROTATED else STATS
     dtype = low.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -277,30 +353,35 @@ def lstm_backward_kernel(
             grad_out = tensor_at(slots, 4, dtype)
         dgates = tensor_at(slots, 5, dtype)
         dnormed = tensor_at(slots, 6, dtype)
+        if ROTATED:
+            before = tensor_at(slots, 8, dtype)
     b, row, j, mask = own_row(t, B, H, BLOCK)
     index = b * H + j
-    gates += row * (4 * H)
-    dgates += row * (4 * H)
-    low += b * (4 * HP)
+    gates += row * (BLOCKS * H)
+    dgates += row * (BLOCKS * H)
+    low += b * (BLOCKS * HP)
     i, g, f, o = load_gates(gates, j, mask, H)
     c = tl.load(cells + row * H + j, mask=mask, other=0.0)
     dc_after = tl.load(dc_state + index, mask=mask, other=0.0)
     dh_after = gather_grad(
-        dh_state, parts_plain, parts_dropped, grad_out, seeds, t, b, B, row, index, j, mask, H,
+        dh_state, parts_plain, parts_dropped, grad_out, plain_mask, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
     if t > 0:  # what the next step back begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
-        prefetch(gates - B.to(tl.int64) * (4 * H), 4 * BYTES)
+        prefetch(gates - B.to(tl.int64) * (BLOCKS * H), BLOCKS * BYTES)
+        if ROTATED:
+            prefetch(before + (row - B) * BEFORE_WIDTH, BYTES)
         prefetch(cells + (row - B) * H, 4 * H)
-        if LN:
-            prefetch(stats + (row - B) * STATS, 4 * STATS)
+        if LN or ROTATED:
+            prefetch(stats + (row - B) * WIDTH, 4 * WIDTH)
         if FROM_OUT:
             prefetch(grad_out + (row - B) * H, BYTES)
 
     # the step again, pointwise
+    if LN or ROTATED:
+        stats += row * WIDTH
     if LN:
-        stats += row * STATS
         rstd_i = tl.load(stats + 1)
         rstd_g = tl.load(stats + 3)
         rstd_f = tl.load(stats + 5)
@@ -310,6 +391,14 @@ def lstm_backward_kernel(
         ng, g, wg = normed_gate(g, tl.load(stats + 2), rstd_g, ln_weight, ln_bias, 1, j, mask, H)
         nf, f, wf = normed_gate(f, tl.load(stats + 4), rstd_f, ln_weight, ln_bias, 2, j, mask, H)
         no, o, wo = normed_gate(o, tl.load(stats + 6), rstd_o, ln_weight, ln_bias, 3, j, mask, H)
+    if ROTATED:
+        h = tl.load(before + row * BEFORE_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+        eps = tl.load(gates + 4 * H + j, mask=mask, other=0.0).to(tl.float32)
+        turn = load_turn(stats)
+        g, e, w = turned(eps, g, h, turn, j)
+        if LN:
+            rstd_j = tl.load(stats + 11)
+            nj, g, wj = normed_gate(g, tl.load(stats + 10), rstd_j, ln_weight, ln_bias, 5, j, mask, H)
     i = sigmoid(i)
     g = tanh(g)
     f = sigmoid(f + FORGET)
@@ -329,7 +418,7 @@ def lstm_backward_kernel(
     do = dh * y * o * (1.0 - o)
     dseen = dh * o * (1.0 - y * y)
     if LN:
-        dnormed += row * (5 * H)
+        dnormed += row * ((BLOCKS + 1) * H)
         tl.store(dnormed + 4 * H + j, dseen.to(dtype), mask=mask)
         total, projection = sum2(dseen * wc, dseen * wc * nc)
         dc += tl.where(mask, ln_backward(dseen, nc, wc, rstd_c, total, projection, H), 0.0)
@@ -338,6 +427,18 @@ def lstm_backward_kernel(
     di = dc * g * i * (1.0 - i)
     dg = dc * i * (1.0 - g * g)
     df = dc * c * f * (1.0 - f)
+    if ROTATED:
+        if LN:
+            tl.store(dnormed + 5 * H + j, dg.to(dtype), mask=mask)
+            total, projection = sum2(dg * wj, dg * wj * nj)
+            dg = tl.where(mask, ln_backward(dg, nj, wj, rstd_j, total, projection, H), 0.0)
+        dg_e, dg_w = sum2(dg * e, dg * w)
+        dh_turn, deps, dtau, _ = rotation_backward(dg, dg_e, dg_w, e, w, h, turn, j)
+        deps += dg
+        dg = dtau
+        dh_before += dh_turn
+        tl.store(low + 4 * HP + j, deps.to(dtype), mask=mask)
+        tl.store(dgates + 4 * H + j, deps.to(dtype), mask=mask)
     if LN:
         store_gates(dnormed, di, dg, df, do, j, mask, H)
         ti, pi, tg, pg, tf, pf, to, po = sum8(
@@ -356,30 +457,43 @@ def lstm_backward_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def lstm_norm_grad_kernel(
-    gates, cells, stats, dnormed, sums, ln_weight, ln_bias, rows,
-    H: tl.constexpr, BLOCK: tl.constexpr, FORGET: tl.constexpr,
+    gates, cells, stats, dnormed, before, sums, ln_weight, ln_bias, rows,
+    H: tl.constexpr, BLOCK: tl.constexpr, FORGET: tl.constexpr, ROTATED: tl.constexpr, BEFORE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of layer norm's gains and shifts, all steps in parallel; each program sums its own rows."""
+    BLOCKS: tl.constexpr = 5 if ROTATED else 4
     program = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = j < H
     zero = tl.zeros([BLOCK], tl.float32)
-    wi, wg, wf, wo, wc = zero, zero, zero, zero, zero
-    bi, bg, bf, bo, bc = zero, zero, zero, zero, zero
+    wi, wg, wf, wo, wc, wj = zero, zero, zero, zero, zero, zero
+    bi, bg, bf, bo, bc, bj = zero, zero, zero, zero, zero, zero
     gain_i, shift_i = load_ln(ln_weight, ln_bias, 0, j, mask, H)
     gain_g, shift_g = load_ln(ln_weight, ln_bias, 1, j, mask, H)
     gain_f, shift_f = load_ln(ln_weight, ln_bias, 2, j, mask, H)
+    if ROTATED:
+        gain_j, shift_j = load_ln(ln_weight, ln_bias, 5, j, mask, H)
     row = program.to(tl.int64)
     while row < rows:
-        raw = gates + row * (4 * H) + j
-        grad = dnormed + row * (5 * H) + j
-        stat = stats + row * STATS
+        raw = gates + row * (BLOCKS * H) + j
+        grad = dnormed + row * ((BLOCKS + 1) * H) + j
+        stat = stats + row * (ROTATED_STATS if ROTATED else STATS)
         i = (tl.load(raw, mask=mask, other=0.0).to(tl.float32) - tl.load(stat)) * tl.load(stat + 1)
         g = (tl.load(raw + H, mask=mask, other=0.0).to(tl.float32) - tl.load(stat + 2)) * tl.load(stat + 3)
         f = (tl.load(raw + 2 * H, mask=mask, other=0.0).to(tl.float32) - tl.load(stat + 4)) * tl.load(stat + 5)
         o = (tl.load(raw + 3 * H, mask=mask, other=0.0).to(tl.float32) - tl.load(stat + 6)) * tl.load(stat + 7)
         c = tl.load(cells + row * H + j, mask=mask, other=0.0) * sigmoid(f * gain_f + shift_f + FORGET)
-        c += sigmoid(i * gain_i + shift_i) * tanh(g * gain_g + shift_g)
+        candidate = g * gain_g + shift_g
+        if ROTATED:
+            h = tl.load(before + row * BEFORE_WIDTH + j, mask=mask, other=0.0).to(tl.float32)
+            eps = tl.load(raw + 4 * H, mask=mask, other=0.0).to(tl.float32)
+            n, _, _ = turned(eps, candidate, h, load_turn(stat), j)
+            n = (n - tl.load(stat + 10)) * tl.load(stat + 11)
+            candidate = n * gain_j + shift_j
+            dj = tl.load(grad + 5 * H, mask=mask, other=0.0).to(tl.float32)
+            wj += dj * n
+            bj += dj
+        c += sigmoid(i * gain_i + shift_i) * tanh(candidate)
         c = (c - tl.load(stat + 8)) * tl.load(stat + 9)
         di = tl.load(grad, mask=mask, other=0.0).to(tl.float32)
         dg = tl.load(grad + H, mask=mask, other=0.0).to(tl.float32)
@@ -397,14 +511,12 @@ def lstm_norm_grad_kernel(
         bo += do
         bc += dc
         row += tl.num_programs(0)
-    sums += program * (10 * H) + j
-    tl.store(sums, wi, mask=mask)
-    tl.store(sums + H, wg, mask=mask)
-    tl.store(sums + 2 * H, wf, mask=mask)
-    tl.store(sums + 3 * H, wo, mask=mask)
-    tl.store(sums + 4 * H, wc, mask=mask)
-    tl.store(sums + 5 * H, bi, mask=mask)
-    tl.store(sums + 6 * H, bg, mask=mask)
-    tl.store(sums + 7 * H, bf, mask=mask)
-    tl.store(sums + 8 * H, bo, mask=mask)
-    tl.store(sums + 9 * H, bc, mask=mask)
+    sums += program * (2 * (BLOCKS + 1) * H)
+    shifts = sums + (BLOCKS + 1) * H
+    store_gates(sums, wi, wg, wf, wo, j, mask, H)
+    store_gates(shifts, bi, bg, bf, bo, j, mask, H)
+    tl.store(sums + 4 * H + j, wc, mask=mask)
+    tl.store(shifts + 4 * H + j, bc, mask=mask)
+    if ROTATED:
+        tl.store(sums + 5 * H + j, wj, mask=mask)
+        tl.store(shifts + 5 * H + j, bj, mask=mask)

@@ -16,7 +16,13 @@ import torch
 import triton
 from torch import Tensor
 
-from torchrum.ops.kernels.cell_rows import STATS, lstm_backward_kernel, lstm_forward_kernel, lstm_norm_grad_kernel
+from torchrum.ops.kernels.cell_rows import (
+    ROTATED_STATS,
+    STATS,
+    lstm_backward_kernel,
+    lstm_forward_kernel,
+    lstm_norm_grad_kernel,
+)
 from torchrum.ops.kernels.linear import CellWeights, reference_gradients, weight_gradient
 from torchrum.ops.kernels.masks import CELL_STREAMS, keep_threshold, stream_seeds
 from torchrum.ops.kernels.matmul import StepMatmul, scan_key
@@ -60,6 +66,8 @@ class Plan:
     """The same for the new h after dropout. The last cell instead writes it to the chain's output."""
     dropout: float
     """Chance of dropout after the cell, in training."""
+    masked: bool
+    """Whether its matmul reads its state through a mask, one for all steps."""
     flags: tuple[tuple[str, Any], ...]
     """Compile-time arguments from the cell's options: pairs, since a dictionary is not hashable."""
 
@@ -72,6 +80,16 @@ class Plan:
     def carries(self) -> bool:
         """Whether the next step reads the new h: the reader comes no later in the chain."""
         return self.plain[0] <= self.number
+
+    @property
+    def rotational(self) -> bool:
+        """Whether it is a rotational LSTM."""
+        return bool(dict(self.flags).get("ROTATED"))
+
+    @property
+    def before_width(self) -> int:
+        """How far apart the states before each step are in what ``BackwardStage.over_time`` is given."""
+        return self.hidden if self.masked else self.width
 
     def offset(self, number: int) -> int:
         """First column of an input."""
@@ -95,6 +113,13 @@ class ChainInputs(NamedTuple):
     """``(CELL_STREAMS * cells,)`` int64, for the masks of zoneout and dropout."""
     lengths: Tensor | None = None
     """``(B,)`` int64; a row past its length keeps its state."""
+    masks: Sequence[Tensor | None] = ()
+    """Of each cell, ``(B, H)``: what multiplies the state that its matmuls read; none at all where no cell has one."""
+
+    def seen(self, part: int, reader: int) -> Tensor:
+        """A part of the first states as the matmul of cell ``reader`` reads it."""
+        mask = self.masks[reader] if self.masks else None
+        return self.states[part] if mask is None else self.states[part] * mask
 
 
 class Saved(NamedTuple):
@@ -108,6 +133,8 @@ class Saved(NamedTuple):
     """``(T, B, hidden)`` float32: c before each step, for an LSTM."""
     stats: Tensor | None
     """Scalars per row and step, float32."""
+    states: Tensor | None = None
+    """``(T, B, hidden)``: h before each step, where the backward needs it and ``inputs`` have it masked."""
 
 
 class Stage:
@@ -142,6 +169,8 @@ class Stage:
         self.bias = zeros(plan.blocks * plan.hidden) if plan.number > 0 else None
         self.ln_weight = zeros(plan.norms * plan.hidden) if plan.norms else None
         self.ln_bias = zeros(plan.norms * plan.hidden) if plan.norms else None
+        self.mask = zeros(B, plan.hidden) if plan.masked else None
+        self.plain_mask: Tensor | None = None  # that of the cell which reads the new h
         self.given: Given = ()
 
     def load(self, weights: CellWeights) -> None:
@@ -174,8 +203,8 @@ class ForwardStage(Stage):
     direction = "forward"
 
     @staticmethod
-    def kept(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Allocate the tensors that the forward saves: gates, cells and stats."""
+    def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
+        """Allocate the tensors that the forward saves beside ``inputs``."""
         raise NotImplementedError
 
     @staticmethod
@@ -187,6 +216,7 @@ class ForwardStage(Stage):
         """Find the buffers of the cells that read the new state."""
         plan, (reader, number) = self.plan, self.plan.plain
         self.low_plain = stages[reader].low[:, stages[reader].plan.offset(number) :]
+        self.plain_mask = stages[reader].mask
         self.low_dropped = None
         to_out = plan.number == len(stages) - 1
         self.flags.update(PLAIN_WIDTH=stages[reader].plan.width, DROPPED_WIDTH=plan.hidden if to_out else None)
@@ -217,6 +247,7 @@ class BackwardStage(Stage):
         """Find the matmuls of the cells that read the new state."""
         plan, (reader, number) = self.plan, self.plan.plain
         self.parts_plain = stages[reader].matmul.out[:, :, stages[reader].plan.offset(number) :]
+        self.plain_mask = stages[reader].mask
         self.parts_dropped = None
         from_out = plan.number == len(stages) - 1
         self.flags.update(
@@ -236,22 +267,29 @@ class LstmForward(ForwardStage):
     """An LSTM's step; its running h and c are float32."""
 
     @staticmethod
-    def kept(xp: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
         (T, B), H = xp.shape[:2], plan.hidden
-        stats = xp.new_empty((T, B, STATS.value), dtype=torch.float32) if plan.norms else None
-        return xp.new_empty((T, B, 4 * H)), xp.new_empty((T, B, H), dtype=torch.float32), stats
+        stats = states = None
+        if plan.norms or plan.rotational:
+            kept = ROTATED_STATS if plan.rotational else STATS
+            stats = xp.new_empty((T, B, kept.value), dtype=torch.float32)
+        if plan.rotational and plan.masked:
+            states = xp.new_empty((T, B, H))
+        gates, cells = xp.new_empty((T, B, plan.blocks * H)), xp.new_empty((T, B, H), dtype=torch.float32)
+        return Saved(inputs, gates, cells, stats, states)
 
     @staticmethod
     def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
-        return xp, saved.gates, saved.cells, saved.stats, plain, dropped
+        return xp, saved.gates, saved.cells, saved.stats, plain, dropped, saved.states
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         return prepare(
             lstm_forward_kernel, (self.B,),
             table, slots, *self.tensors(table),
-            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.ln_weight, self.ln_bias,
-            self.lengths, self.seeds, t, T, self.B,
-            PARTS=self.matmul.parts, READS_XP=self.plan.number == 0, **self.flags,
+            self.matmul.out, self.bias, *self.state, self.low_plain, self.low_dropped, self.plain_mask, self.ln_weight,
+            self.ln_bias, self.lengths, self.seeds, t, T, self.B,
+            PARTS=self.matmul.parts, READS_XP=self.plan.number == 0,
+            KEEPS_H=self.plan.rotational and self.plan.masked, **self.flags,
         )  # fmt: skip
 
 
@@ -260,29 +298,31 @@ class LstmBackward(BackwardStage):
 
     @staticmethod
     def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
-        dnormed = dgates.new_empty((*dgates.shape[:2], 5 * plan.hidden)) if plan.norms else None
-        return saved.gates, saved.cells, saved.stats, grad_out, dgates, dnormed
+        dnormed = dgates.new_empty((*dgates.shape[:2], plan.norms * plan.hidden)) if plan.norms else None
+        return saved.gates, saved.cells, saved.stats, grad_out, dgates, dnormed, before if plan.rotational else None
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
         flags = {name: value for name, value in self.flags.items() if name != "LN_EPS"}  # the moments are saved
         return prepare(
             lstm_backward_kernel, (self.B,),
-            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, *self.state,
-            self.low, self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, self.B, **flags,
+            table, slots, *self.tensors(table), self.parts_plain, self.parts_dropped, self.plain_mask, *self.state,
+            self.low, self.ln_weight, self.ln_bias, self.lengths, self.seeds, t, self.B,
+            BEFORE_WIDTH=self.plan.before_width if self.plan.rotational else 0, **flags,
         )  # fmt: skip
 
     def norm_grads(self) -> Tensor | None:
         if self.ln_weight is None:
             return None
-        gates, cells, stats, _, _, dnormed = self.given
+        gates, cells, stats, _, _, dnormed, before = self.given
         assert gates is not None
         H, rows = self.plan.hidden, gates.shape[0] * self.B
         programs, block = min(rows, 256), min(256, self.flags["BLOCK"])
-        sums = torch.empty((programs, 2, 5 * H), device=gates.device)
+        sums = torch.empty((programs, 2, self.plan.norms * H), device=gates.device)
         launch(
             lstm_norm_grad_kernel, (programs, triton.cdiv(H, block)),
-            gates, cells, stats, dnormed, sums, self.ln_weight, self.ln_bias, rows,
-            H=H, BLOCK=block, FORGET=self.flags["FORGET"], num_warps=4,
+            gates, cells, stats, dnormed, before, sums, self.ln_weight, self.ln_bias, rows, H=H, BLOCK=block,
+            FORGET=self.flags["FORGET"], ROTATED=self.plan.rotational,
+            BEFORE_WIDTH=self.plan.before_width if self.plan.rotational else 0, num_warps=4,
         )  # fmt: skip
         return sums.sum(0)
 
@@ -323,6 +363,9 @@ class Chain:
         for mine, theirs in ((self.seeds, inputs.seeds), (self.lengths, inputs.lengths)):
             if mine is not None and theirs is not None:
                 mine.copy_(theirs)
+        for cell, mask in zip(self.cells, inputs.masks, strict=False):  # there may be none at all
+            if cell.mask is not None and mask is not None:
+                cell.mask.copy_(mask)
         for cell, weights, tensors in zip(self.cells, inputs.weights, given, strict=True):
             cell.load(weights)
             cell.given = tensors
@@ -364,8 +407,9 @@ class ForwardChain(Chain):
         for mine, start in zip(self.states, inputs.states, strict=True):
             mine.copy_(start)
         for reader, columns, h, _ in self.carried():
-            self.cells[reader].low[:, columns].copy_(inputs.states[h])
-            saved[reader].inputs[0, :, columns].copy_(inputs.states[h])
+            seen = inputs.seen(h, reader)
+            self.cells[reader].low[:, columns].copy_(seen)
+            saved[reader].inputs[0, :, columns].copy_(seen)
         given: list[Given] = []
         for cell in self.cells:
             plan, (reader, number) = cell.plan, cell.plan.plain
@@ -377,11 +421,11 @@ class ForwardChain(Chain):
             given.append(cell.over_time(inputs.xp if plan.number == 0 else None, saved[plan.number], plain, dropped))
         self.load(inputs, given)
 
-    def finish(self, inputs: ChainInputs, saved: Sequence[Saved]) -> list[Tensor]:
-        """The last states in the dtypes of the first ones. Each h is as its reader has it, in the input's dtype."""
+    def finish(self, inputs: ChainInputs) -> list[Tensor]:
+        """The last states in the dtypes of the first ones. Each h has the digits that its reader has of it."""
         last = list(inputs.states)
-        for reader, columns, h, others in self.carried():
-            last[h] = saved[reader].inputs[-1, :, columns].to(last[h].dtype)
+        for _, _, h, others in self.carried():
+            last[h] = self.states[h].to(inputs.xp.dtype).to(last[h].dtype, copy=True)
             for part in others:
                 last[part] = self.states[part].to(last[part].dtype, copy=True)
         return last
@@ -402,8 +446,9 @@ class BackwardChain(Chain):
             self.cells[reader].matmul.out.zero_()  # no step follows the last one
         given: list[Given] = []
         for cell, kept, dgate in zip(self.cells, saved, dgates, strict=True):
-            reader, number = cell.plan.plain
-            before = saved[reader].inputs[..., self.cells[reader].plan.offset(number) :]
+            before = kept.states
+            if before is None:
+                before = kept.inputs[..., cell.plan.offset(len(cell.plan.inputs) - 1) :]
             grad_out = grads[0] if cell is self.cells[-1] else None
             given.append(cell.over_time(kept, before, grad_out, dgate, cell.plan))
         self.load(inputs, given)
@@ -412,7 +457,8 @@ class BackwardChain(Chain):
         """Gradients of the first states and of each cell's layer norm, in float32."""
         states = list(self.states)
         for reader, columns, h, others in self.carried():
-            states[h] = self.states[h] + self.cells[reader].matmul.out[:, :, columns].float().sum(0)
+            arriving, mask = self.cells[reader].matmul.out[:, :, columns].float().sum(0), self.cells[reader].mask
+            states[h] = self.states[h] + (arriving if mask is None else arriving * mask)
             for part in others:
                 states[part] = self.states[part].clone()
         return states, [cell.norm_grads() for cell in self.cells]
@@ -434,7 +480,7 @@ def chain_forward(
         for plan in plans:
             carried = any(other.carries and other.plain[0] == plan.number for other in plans)
             multiplied = inputs.xp.new_empty((T + carried, B, plan.width))  # padding is never read
-            saved.append(Saved(multiplied, *plan.stages[0].kept(inputs.xp, plan)))
+            saved.append(plan.stages[0].kept(inputs.xp, plan, multiplied))
         if inputs.xp.numel() == 0:
             return out, [state.clone() for state in inputs.states], saved
         inputs = inputs._replace(xp=aligned(inputs.xp))
@@ -446,7 +492,7 @@ def chain_forward(
             key=lambda: _key("forward", plans, inputs),
             build=lambda graphed: ForwardChain(plans, inputs, graphed),
             begin=lambda chain: chain.begin(inputs, saved, out),
-            finish=lambda chain: chain.finish(inputs, saved),
+            finish=lambda chain: chain.finish(inputs),
             following=following if training else None,
         )
         return out, run_pass(scan_pass, inputs.xp, T), saved
@@ -459,7 +505,7 @@ def chain_backward(
 
     ``grads`` belong to the output and the last states; None counts as zero.
     """
-    (xp, states, weights, _, _), (grad_out, *grad_states) = inputs, grads
+    (xp, states, weights, *_), (grad_out, *grad_states) = inputs, grads
     with plain_mode(xp):
         dgates = [torch.empty_like(cell.gates) for cell in saved]
         if xp.numel() == 0:
@@ -509,29 +555,30 @@ class _ChainScan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, plans: tuple[Plan, ...], training: bool, reference: Reference, seeds: Tensor | None,
-        lengths: Tensor | None, *tensors: Any,
+        lengths: Tensor | None, masks: Sequence[Tensor | None], *tensors: Any,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        inputs = ChainInputs(*_unflatten(plans, tensors), seeds, lengths)
+        inputs = ChainInputs(*_unflatten(plans, tensors), seeds, lengths, masks)
         out, last, saved = chain_forward(plans, inputs, training)
-        ctx.plans, ctx.reference, ctx.count = plans, reference, len(tensors)
+        ctx.plans, ctx.reference, ctx.counts = plans, reference, (len(tensors), len(masks))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, seeds, lengths, *(part for cell in saved for part in cell))
+        ctx.save_for_backward(*tensors, seeds, lengths, *masks, *(part for cell in saved for part in cell))
         return out, *last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         plans, everything = ctx.plans, ctx.saved_tensors  # once: checkpointing unpacks them only once
-        tensors, (seeds, lengths, *flat) = everything[: ctx.count], everything[ctx.count :]
+        count, masked = ctx.counts
+        tensors, (seeds, lengths, *flat) = everything[:count], everything[count:]
         if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
 
             def scan(*given: Any) -> tuple[Tensor, ...]:
                 return ctx.reference(*_unflatten(plans, given))
 
-            return *[None] * 5, *reference_gradients(scan, tensors, grads, ctx.needs_input_grad[5:])
-        saved = [Saved(*parts) for parts in _chunks(flat, len(Saved._fields))]
-        inputs = ChainInputs(*_unflatten(plans, tensors), seeds, lengths)
+            return *[None] * 6, *reference_gradients(scan, tensors, grads, ctx.needs_input_grad[6:])
+        saved = [Saved(*parts) for parts in _chunks(flat[masked:], len(Saved._fields))]
+        inputs = ChainInputs(*_unflatten(plans, tensors), seeds, lengths, flat[:masked])
         dxp, dstates, dweights = chain_backward(plans, inputs, saved, grads)
-        return *[None] * 5, dxp, *dstates, *(part for cell in dweights for part in cell)
+        return *[None] * 6, dxp, *dstates, *(part for cell in dweights for part in cell)
 
 
 def _unflatten(plans: Sequence[Plan], tensors: Sequence[Any]) -> tuple[Tensor, Sequence[Tensor], list[CellWeights]]:
@@ -551,6 +598,7 @@ def chain_scan(
     weights: Sequence[CellWeights],
     seed: Tensor | None,
     lengths: Tensor | None,
+    masks: Sequence[Tensor | None],
     training: bool,
     reference: Reference,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -561,5 +609,5 @@ def chain_scan(
     """
     seeds = None if seed is None else stream_seeds(seed, CELL_STREAMS * len(plans))
     flat = (part for cell in weights for part in cell)
-    out, *last = _ChainScan.apply(plans, training, reference, seeds, lengths, xp, *states, *flat)
+    out, *last = _ChainScan.apply(plans, training, reference, seeds, lengths, masks, xp, *states, *flat)
     return out, last

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchrum.ops._dispatch import Backend, Choice
+from torchrum.ops._dispatch import Backend, Choice, choose_reference
 from torchrum.ops.kernels.flops import register_flops
 from torchrum.ops.kernels.machine import autocasts, is_unwatched
 from torchrum.ops.kernels.masks import draw_seed
@@ -33,16 +33,26 @@ __all__ = [
 ]
 
 
+MASKED = "state_dropout is at work, and only the reference has it"
+
+
 def rum_scan_choice(
-    xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, backend: Backend = "auto"
+    xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, masked: bool = False, backend: Backend = "auto"
 ) -> Choice:
     """The backend that ``rum_scan`` takes for such an input, and why: which of its designs, and why no faster one."""
+    if masked:
+        return choose_reference(backend, MASKED)
     design, reason = choose_design(ScanInputs.shaped_like(xp, options), options, backend, learnable_lam=learnable_lam)
     return Choice(design.backend, reason)
 
 
 def rum_scan(
-    inputs: ScanInputs, options: RumOptions, *, lam: Tensor | None = None, backend: Backend = "auto"
+    inputs: ScanInputs,
+    options: RumOptions,
+    *,
+    lam: Tensor | None = None,
+    mask: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Run a RUM over a sequence whose inputs are projected already.
 
@@ -50,6 +60,7 @@ def rum_scan(
         inputs: the tensors; a seed that zoneout needs is drawn if it is None.
         options: everything a step can vary.
         lam: a learnable exponent, instead of ``options.lam``.
+        mask: ``(B, H)``, multiplies the h that the matmul of every step reads: state dropout.
         backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"native"``, ``"torch"`` or ``"reference"``
             insists, and ``"persistent"``, ``"stepwise"`` or ``"lam1"`` on one design of the fused backend.
 
@@ -61,6 +72,9 @@ def rum_scan(
         seed = draw_seed(xp.device)
     # under autocast the projected input comes in the lower precision
     inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
+    if mask is not None:
+        choose_reference(backend, MASKED)  # refuses any other that is asked for
+        return rum_scan_reference(inputs, options, lam, mask)
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         return rum_scan_form(inputs, options)
     design, _ = choose_design(inputs, options, backend, learnable_lam=lam is not None)

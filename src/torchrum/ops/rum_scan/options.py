@@ -84,6 +84,13 @@ class RumOptions:
         "proportion.",
         form=None,
     )
+    state_dropout: float = _option(
+        0.0,
+        "probability that a unit of h is hidden from W_hh, one mask for all steps of a call (Gal and Ghahramani, "
+        "2016). The rotation and the update gate see all of h. Only the reference backend has it, in training.",
+        form=None,
+        scan=False,
+    )
     lam: float = _option(
         0.0,
         "exponent of the accumulated rotation R. 0 keeps none; 1 accumulates the rotations; other integers and reals "
@@ -159,7 +166,7 @@ class RumOptions:
         starts = {name: getattr(self, name) for name in ("reset_bias_init", "target_bias_init", "embed_bias_init")}
         check_finite(where, lam=self.lam, zoneout=self.zoneout, **starts)
         check_positive_int(where, head_size=self.head_size)
-        check_probability(where, rotated=self.rotated)
+        check_probability(where, rotated=self.rotated, state_dropout=self.state_dropout)
         if self.embed_bias_init < 0:
             raise ValueError(
                 f"{where}: embed_bias_init={self.embed_bias_init!r} is a standard deviation; it must be 0 or more."
@@ -282,6 +289,16 @@ class RumOptions:
     def num_inputs(self) -> int:
         """Row blocks of ``weight_ih``: tau, u with the update gate, eps."""
         return self.num_gates + 1
+
+    @property
+    def blocks(self) -> int:
+        """Row blocks of ``weight_ih``, by the name that all cells of a chain have for it."""
+        return self.num_inputs
+
+    @property
+    def norms(self) -> int:
+        """Blocks of layer norm's gains; 0 without layer norm."""
+        return self.num_inputs if self.layer_norm else 0
 
     @property
     def draws(self) -> bool:

@@ -41,11 +41,14 @@ def block_norm(x: Tensor, block: int, weights: StepWeights, options: RumOptions)
     return F.layer_norm(x, (H,), weight[rows].to(x.dtype), bias[rows].to(x.dtype), options.ln_eps)
 
 
-def rotation_vectors(xp: Tensor, h: Tensor, weights: StepWeights, options: RumOptions) -> tuple[Tensor, Tensor, Tensor]:
+def rotation_vectors(
+    xp: Tensor, h: Tensor, weights: StepWeights, options: RumOptions, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The two vectors that span the rotation, eps and tau ``(B, H)``, and the gates' sums ``(B, num_gates * H)``."""
     H = h.shape[-1]
+    seen = h if mask is None else h * mask
     eps = xp[..., -H:].to(h.dtype)
-    gates = xp[..., :-H].to(h.dtype) + F.linear(h.to(xp.dtype), weights.weight_hh).to(h.dtype)
+    gates = xp[..., :-H].to(h.dtype) + F.linear(seen.to(xp.dtype), weights.weight_hh).to(h.dtype)
     tau = block_norm(gates[..., :H], 0, weights, options)
     if options.target_activation is not None:
         tau = activate(tau, options.target_activation, "target_activation")
@@ -60,13 +63,15 @@ def rum_step_reference(
     keep: Tensor | None,
     options: RumOptions,
     lam: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """One step: projected input ``xp`` ``(B, 3H)`` and state ``h`` ``(B, H)``, ``R`` ``(B, H, H)`` -> new h, new R.
 
-    ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training.
+    ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training. ``mask`` ``(B, H)``
+    multiplies the h that the matmul reads: the rotation and the gate see all of it.
     """
     H = h.shape[-1]
-    eps, tau, gates = rotation_vectors(xp, h, weights, options)
+    eps, tau, gates = rotation_vectors(xp, h, weights, options, mask)
 
     def norm(x: Tensor, block: int) -> Tensor:
         return block_norm(x, block, weights, options)
@@ -97,7 +102,7 @@ def accumulate(R: Tensor, eps: Tensor, tau: Tensor, lam: float | Tensor) -> Tens
 
 
 def rum_scan_reference(
-    inputs: ScanInputs, options: RumOptions, lam: Tensor | None = None
+    inputs: ScanInputs, options: RumOptions, lam: Tensor | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """A whole sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
     xp, h0, R0, *_, lengths, seed = inputs
@@ -110,7 +115,7 @@ def rum_scan_reference(
     states = []
     for t, x in enumerate(xp.unbind(0)):
         keep = keep_mask(seed, t, B, H, options.zoneout) if seed is not None and options.draws else None
-        new, new_R = rum_step_reference(x, h, R, inputs.weights, keep, options, lam)
+        new, new_R = rum_step_reference(x, h, R, inputs.weights, keep, options, lam, mask)
         if lengths is not None:
             going = (t < lengths).unsqueeze(-1)  # (B, 1)
             new = torch.where(going, new, h)
