@@ -2,13 +2,14 @@
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from grids import form_of
 from torchrum import RUM
-from torchrum.export import exportable, to_onnx, to_program
+from torchrum.export import exportable, to_onnx, to_onnx_step, to_program
 
 LIMIT = 1e-5  # largest difference allowed; the formats reorder a few float32 sums
 SIZES = [(1, 1), (4, 3), (9, 2)]  # (T, B); (5, 3) is traced
@@ -171,3 +172,75 @@ def test_the_layer_itself_exports_with_trainable_weights(lam: int) -> None:
     operator = "gated_scan" if lam is None else "rum_scan"
     assert any(operator in str(node.target) for node in program.graph.nodes)
     assert torch.equal(program.module()(x)[0], layer(x)[0])
+
+
+@torch.no_grad()
+def stream(rum: RUM, path, steps: int = 4, B: int = 3) -> None:
+    """Feed a step graph its own state and compare each output with the layer's."""
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(to_onnx_step(rum, path), providers=["CPUExecutionProvider"])
+    x = torch.randn(steps, B, rum.input_size)
+    state = [np.zeros([B if n == "B" else n for n in part.shape], "f") for part in session.get_inputs()[1:]]
+    whole, last = rum(x.transpose(0, 1) if rum.batch_first else x)
+    for x_t, want in zip(x, whole.transpose(0, 1) if rum.batch_first else whole, strict=True):
+        given = dict(zip(["input", "h0", "R0"], [x_t.numpy(), *state], strict=False))
+        output, *state = session.run(None, given)
+        assert_near([output], [want])
+    assert_near(state, list(last) if isinstance(last, tuple) else [last])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 2, "batch_first": True, "zoneout": 0.2},
+        pytest.param({"lam": 1, "num_layers": 2}, marks=pytest.mark.slow),
+        pytest.param(form_of(0, layer_norm=True, eta=1.5), marks=pytest.mark.slow),
+        pytest.param({"rotated": 0.0}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_step_graph_streams(options, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    stream(make(4, 12, **options), tmp_path / "step.onnx")
+    assert not {"Scan", "Loop"} & {node.op_type for node in onnx.load(tmp_path / "step.onnx").graph.node}
+
+
+def test_step_graph_of_two_directions_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="rum is bidirectional, which needs whole sequences; take to_onnx"):
+        to_onnx_step(RUM(2, 3, bidirectional=True), tmp_path / "step.onnx")
+
+
+@pytest.mark.parametrize("lam", [None, 0, pytest.param(1, marks=pytest.mark.slow)])
+@torch.no_grad()
+def test_onnx_of_vectors_without_a_direction(lam, tmp_path):
+    """Zero, tiny and opposite vectors in one batch; tau is W_n h or W_tau h, and eps is the input."""
+    ort = pytest.importorskip("onnxruntime")
+    H = 8
+    rum = RUM(H, H, **({"rotated": 1.0, "head_size": 4} if lam is None else form_of(lam, target_bias_init=0.0)))
+    blocks = {None: (2, 2), 0: (2, 0), 1: (2, 0)}[lam]  # where eps and tau are
+    for weight, block in zip((rum.weight_ih_l0, rum.weight_hh_l0), blocks, strict=True):
+        weight.zero_()
+        weight[block * H : (block + 1) * H] = torch.eye(H)
+    if lam is None:
+        rum.bias_ih_l0.zero_(), rum.bias_hh_l0.zero_()
+    h = torch.tensor([[1.0, 2, -3, 0.5, 0.3, -1, 2, 1]]).expand(6, H).clone()
+    x = torch.stack([h[0], -3 * h[0], 0 * h[0], 1e-13 * h[0], -h[0] + 1e-6 * h[0].flip(0), h[0].flip(0)])
+    h[0] = 0
+    want, _ = rum.eval()(x.unsqueeze(0), h.unsqueeze(0) if lam != 1 else (h.unsqueeze(0), None))
+    session = ort.InferenceSession(to_onnx_step(rum, tmp_path / "step.onnx"), providers=["CPUExecutionProvider"])
+    memory = {"R0": np.zeros((1, 6, H, H), "f")} if lam == 1 else {}
+    assert_near(session.run(None, {"input": x.numpy(), "h0": h.unsqueeze(0).numpy(), **memory})[:1], [want[0]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"lam": 1, "bidirectional": True}], ids=str)
+@torch.no_grad()
+def test_openvino_reads_the_same_file(options, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    rum = make(4, 16, **options)
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(to_onnx(rum, tmp_path / "rum.onnx"), "CPU", exact)
+    for T, B in SIZES:
+        given = draw(rum, T, B)
+        results = compiled({name: part.numpy() for name, part in given.items()})
+        assert_near([results[part] for part in compiled.outputs], expected(rum, **given))

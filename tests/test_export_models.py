@@ -13,8 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from grids import form_of
 from torchrum import RUM
 from torchrum.export import exportable, to_program
-from torchrum.ops.rum_scan import ScanInputs
-from torchrum.ops.rum_scan.reference import rum_scan_form
+from torchrum.ops.rum_scan import ScanInputs, rum_scan_form
 
 SIZES = [(1, 1), (9, 2), (20, 4)]  # (T, B); (5, 3) is traced
 STACKED = dict(num_layers=2, bidirectional=True)

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from torchrum.cells.base import state_parts
 from torchrum.cells.rum import project_rum
 from torchrum.layers.recurrent import Recurrent, State
 from torchrum.layers.rum import RUM
-from torchrum.ops.gated_scan.scan_form import gated_scan_form
+from torchrum.ops.gated_scan.scan_form import folded, gate_signs, gated_scan_form, onnx_form
 from torchrum.ops.rum_scan import ScanInputs, rum_scan_form
 
-__all__ = ["exportable", "to_onnx", "to_program"]
+__all__ = ["exportable", "to_onnx", "to_onnx_step", "to_program"]
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 
@@ -54,17 +56,20 @@ class _ScanForm(Recurrent):
         return output, *(hidden if isinstance(hidden, tuple) else (hidden,))
 
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        weights = self.rum._weights(index)
-        options = self.rum.options
+        states, *R = self.states(index, x, state, lengths)
+        return states, (states[-1], *R)
+
+    def states(self, index: int, x: Tensor, state: State, lengths: Tensor | None = None) -> State:
+        """All states of a recurrence, and the last R where it has one; for ``x`` ``(B, I)`` the new state."""
+        weights, options = self.rum._weights(index), self.rum.options
         xp, weight_hh = project_rum(x, weights, options), weights["weight_hh"]
         assert weight_hh is not None
         if options.gated is not None:
-            states = gated_scan_form(xp, state[0], weight_hh, weights["bias_hh"], lengths, options.gated[False])
-            return states, (states[-1],)
+            return (gated_scan_form(xp, state[0], weight_hh, weights["bias_hh"], lengths, options.gated[False]),)
         R0 = state[1] if len(state) == 2 else None
         inputs = ScanInputs(xp, state[0], R0, weight_hh, weights["ln_weight"], weights["ln_bias"], lengths)
         states, R_n = rum_scan_form(inputs, options)
-        return states, (states[-1],) if R_n is None else (states[-1], R_n)
+        return (states,) if R_n is None else (states, R_n)
 
     def example(self, initial_state: bool, lengths: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Inputs to trace with, by name, and which of their dimensions are dynamic."""
@@ -145,17 +150,85 @@ def to_onnx(rum: RUM, path: str | Path, *, initial_state: bool = True, lengths: 
         session = onnxruntime.InferenceSession("rum.onnx")
         output, h_n = session.run(None, {"input": x, "h0": h0})
     """
+    form = _onnx_form("to_onnx", rum)
+    values, dynamic = form.example(initial_state, lengths)
+    return _write(form, form, values, dynamic, path)
+
+
+def to_onnx_step(rum: RUM, path: str | Path) -> Path:
+    """Write one step of ``rum`` as an ONNX file, for streams: no ``Scan``, and the state is input and output.
+
+    Inputs are ``input`` ``(B, I)`` and ``h0`` ``(num_layers, B, H)``, and ``R0`` with lam 1; outputs are ``output``
+    ``(B, H)`` and ``h_n``, and ``R_n`` with lam 1, which are the next step's ``h0`` and ``R0``. B is dynamic. The first
+    ``h0`` and ``R0`` may be zeros.
+
+    Args:
+        rum: as in :func:`to_onnx`, in one direction.
+        path: of the file to write.
+
+    Returns:
+        ``path``.
+
+    Example::
+
+        to_onnx_step(rum, "step.onnx")
+        session, h = onnxruntime.InferenceSession("step.onnx"), numpy.zeros((rum.num_layers, 1, rum.hidden_size), "f")
+        for x in stream:
+            output, h = session.run(None, {"input": x, "h0": h})
+    """
+    form = _onnx_form("to_onnx_step", rum)
+    if form.bidirectional:
+        raise ValueError("to_onnx_step: rum is bidirectional, which needs whole sequences; take to_onnx.")
+    values, dynamic = form.example(True, False)
+    time = int(form.batch_first)
+    values["input"], dynamic["input"] = values["input"].select(time, 0), {0: dynamic["input"][1 - time]}
+    return _write(_Step(form), form, values, dynamic, path)
+
+
+class _Step(nn.Module):
+    """One step of all layers of a form in one direction."""
+
+    def __init__(self, form: _ScanForm) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, input: Tensor, h0: Tensor, R0: Tensor | None = None) -> tuple[Tensor, ...]:
+        before = (h0,) if R0 is None else state_parts("RUM", (h0, R0), self.form.state_names)
+        after, x = [], input
+        for layer in range(self.form.num_layers):
+            after.append(self._layer(layer, x, tuple(part[layer] for part in before if part is not None)))
+            x = after[-1][0]
+        return x, *(torch.stack(column) for column in zip(*after, strict=True))
+
+    def _layer(self, layer: int, x: Tensor, state: State) -> State:
+        weights, options = self.form.rum._weights(layer), self.form.rum.options
+        weight_hh = weights["weight_hh"]
+        if options.gated is None:
+            return self.form.states(layer, x, state)
+        zeros = weight_hh.new_zeros(len(weight_hh))
+        bias_ih, bias_hh = (zeros if weights[name] is None else weights[name] for name in ("bias_ih", "bias_hh"))
+        bias, weight_hh = folded(bias_ih, weight_hh, bias_hh)
+        parts = F.linear(x, weights["weight_ih"] * gate_signs(zeros), torch.cat(bias)).chunk(3, -1)
+        return (onnx_form(list(parts), state[0], weight_hh, bias_hh, None, options.gated[False]),)
+
+
+def _onnx_form(where: str, rum: RUM) -> _ScanForm:
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ImportError(f'to_onnx: {" and ".join(missing)} not installed. Run: pip install "torchrum[export]"')
+        raise ImportError(f'{where}: {" and ".join(missing)} not installed. Run: pip install "torchrum[export]"')
     form = exportable(rum)
     assert isinstance(form, _ScanForm)
     dtype = next(rum.parameters()).dtype
     if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"to_onnx: the weights are {dtype}; allowed are float32 and float64. Pass rum.float().")
-    values, dynamic = form.cpu().example(initial_state, lengths)
+        raise ValueError(f"{where}: the weights are {dtype}; allowed are float32 and float64. Pass rum.float().")
+    return form.cpu()
+
+
+def _write(
+    module: nn.Module, form: _ScanForm, values: dict[str, Tensor], dynamic: dict[str, Any], path: str | Path
+) -> Path:
     program = torch.onnx.export(
-        form,
+        module,
         (),
         kwargs=values,
         dynamic_shapes=dynamic,

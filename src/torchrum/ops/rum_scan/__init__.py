@@ -11,7 +11,8 @@ from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import choose_design
 from torchrum.ops.rum_scan.op import rum_scan_op
 from torchrum.ops.rum_scan.options import ACTIVATIONS, RumOptions
-from torchrum.ops.rum_scan.reference import rum_scan_form, rum_scan_reference, rum_step_reference
+from torchrum.ops.rum_scan.reference import rum_scan_reference, rum_step_reference
+from torchrum.ops.rum_scan.scan_form import rum_scan_form
 from torchrum.ops.rum_scan.types import Copies, Gradients, LayerInputs, Residuals, Results, ScanInputs, StepWeights
 
 __all__ = [

@@ -1,0 +1,118 @@
+"""The scan of the paper's form as torch's ``scan`` operator: what ONNX and programs without torchrum can hold."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchrum.ops.kernels.linear import working_dtype
+from torchrum.ops.onnx_loop import bisector, going_on, is_one_step, reflect, run_steps, turning_from, twos, unit
+from torchrum.ops.rum_scan.options import RumOptions
+from torchrum.ops.rum_scan.reference import activate, block_norm, rum_step_reference
+from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
+
+
+def rum_scan_form(inputs: ScanInputs, options: RumOptions) -> tuple[Tensor, Tensor | None]:
+    """All states ``(T, B, H)`` and the last R, in evaluation, for lam 0 and 1, with dynamic T and B.
+
+    ONNX has the same operator, ``Scan``, and also takes one step, ``(B, 3H)`` -> ``(B, H)``. Everything is detached:
+    the exporter to ONNX fails on an operator whose operands ask for gradients.
+    """
+    from torch._higher_order_ops.scan import scan_op  # a prototype of torch: there is no public path to it yet
+
+    if options.lam not in (0, 1):
+        raise ValueError(
+            f"RUM: lam is {options.lam}; ONNX holds 0 and 1 only, other powers of R have no operator there."
+        )
+    options = options.with_training(False)
+    xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, _ = inputs
+    dtype, (B, H) = working_dtype(xp.dtype), h0.shape
+    start = [h0.detach().to(dtype).contiguous()]
+    if options.keeps_rotation:
+        R = torch.eye(H, dtype=dtype, device=xp.device).expand(B, H, H) if R0 is None else R0.detach()
+        start.append(R.to(dtype).contiguous())
+    norm = [part.detach() for part in (ln_weight, ln_bias) if part is not None]
+    if torch.onnx.is_in_onnx_export():
+        given = (start, weight_hh.detach().to(xp.dtype), norm)
+        if is_one_step(xp):
+            states, R_n = _onnx_form(xp.detach()[0], *given, None, options)
+            return states.unsqueeze(0), R_n
+        return _onnx_form(xp.detach(), *given, lengths, options)
+    fixed = [weight_hh.detach().to(xp.dtype), *norm, *([] if lengths is None else [lengths])]
+    # a symbolic batch size must be among the operands, or Inductor cannot allocate the stacked states
+    sizes = [size for size in xp.shape[1:2] if isinstance(size, torch.SymInt)]
+    step = _make_step(len(start), bool(norm), lengths is not None, options)
+    steps = torch.arange(xp.shape[0], device=xp.device)
+    _, *memory, states = scan_op(step, start, [xp.detach(), steps], (*fixed, *sizes))
+    return states.to(xp.dtype), memory[0] if memory else None
+
+
+def _make_step(carried: int, norm: bool, masked: bool, options: RumOptions) -> Callable[..., list[Tensor]]:
+    def step(*parts: Tensor) -> list[Tensor]:
+        """Carry, slices of this step, then what stays: the order in which the operator passes them."""
+        h, *memory = parts[:carried]
+        now, t, weight_hh, *others = parts[carried:]
+        R = memory[0] if memory else None
+        weights = StepWeights(weight_hh, *(others[:2] if norm else ()))
+        new, new_R = rum_step_reference(now, h, R, weights, None, options)
+        if masked:
+            going = (t < others[2 if norm else 0]).unsqueeze(-1)  # (B, 1)
+            new = torch.where(going, new, h)
+            new_R = None if R is None or new_R is None else torch.where(going.unsqueeze(-1), new_R, R)
+        return [new, *([] if new_R is None else [new_R]), new.clone()]  # carry, then output: they may not alias
+
+    return step
+
+
+def _onnx_form(
+    xp: Tensor, start: list[Tensor], weight_hh: Tensor, norm: list[Tensor], lengths: Tensor | None, options: RumOptions
+) -> tuple[Tensor, Tensor | None]:
+    """The same with few nodes per step; ``onnx_loop.py`` and ``gated_scan/scan_form.py`` say how."""
+    H, G, dtype = start[0].shape[1], options.num_gates, start[0].dtype
+    gates, eps = [xp[..., i * H : (i + 1) * H] for i in range(G)], xp[..., -H:].to(dtype)
+    matrices = [weight_hh[i * H : (i + 1) * H].t() for i in range(G)]
+    complement = options.update_gate and not options.layer_norm  # then 1 - u is the sigmoid of the other sign
+    if complement:
+        gates[1], matrices[1] = -gates[1], -matrices[1]
+    given = [eps, *gates, *going_on(xp, lengths), *turning_from(eps)]
+    fixed = [twos(H, start[0]), *matrices, *norm]
+
+    def step(state: list[Tensor], given: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
+        (h, *memory), (eps, *others), (matrix, *fixed) = state, given, fixed
+        weights = StepWeights(matrix, *fixed[G:])
+        tau, *update = (torch.addmm(others.pop(0), h.to(xp.dtype), part).to(dtype) for part in fixed[:G])
+        going = None if lengths is None else others.pop(0)
+        tau = block_norm(tau, 0, weights, options)
+        if options.target_activation is not None:
+            tau = activate(tau, options.target_activation, "target_activation")
+        e, m = others[0], others[0] if H == 1 else bisector(others, tau)  # the only rotation of a line is 1
+        if memory:
+            e, m = (e, m) if going is None else (e * going, m * going)  # R keeps what it is behind a row's end
+            memory = [_turn_memory(memory[0], e, m)]
+            turned = (memory[0] @ h.unsqueeze(-1)).squeeze(-1)
+        else:
+            turned = reflect(m, reflect(e, h, matrix), matrix)
+        new = activate(block_norm(eps + turned, G, weights, options), options.activation, "activation")
+        if complement:
+            new = h + update[0].sigmoid() * (new - h)
+        elif options.update_gate:
+            authors = options.ln_order == "authors"
+            u = block_norm(update[0].sigmoid() if authors else update[0], 1, weights, options)
+            new = h + (1 - (u if authors else u.sigmoid())) * (new - h)
+        if options.eta is not None:
+            new = options.eta * unit(new)
+        if options.zoneout > 0:
+            new = h + (1 - options.zoneout) * (new - h)
+        if going is not None:
+            new = h + going * (new - h)
+        return [new, *memory]
+
+    (_, *memory), states = run_steps(step, start, given, fixed)
+    return states.to(xp.dtype), memory[0] if memory else None
+
+
+def _turn_memory(R: Tensor, e: Tensor, m: Tensor) -> Tensor:
+    """R H_m H_e for ``R`` ``(B, H, H)``."""
+    for x in (m.unsqueeze(-2), e.unsqueeze(-2)):
+        R = R - (R @ x.mT) @ (2 * x)
+    return R
