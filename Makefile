@@ -34,6 +34,7 @@ pages: $(READY)
 	$(PY) benchmarks/judge.py results/bench/gpu.json results/bench/cpu.json
 	for suite in gpu cpu; do $(PY) -m torchrum bench --report results/bench/$$suite.json --write docs/benchmarks.md || exit 1; done
 	$(PY) -m torchrum bench --report results/bench/gpu.json --plot docs/figures/bench_gpu.svg
+	$(PY) benchmarks/compare_figure.py docs/figures
 	$(PY) -m torchrum report --write README.md
 
 # what the command line needs, and no more; the pinned torch keeps later packages from bringing another one
