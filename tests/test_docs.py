@@ -138,6 +138,7 @@ def test_figures_and_the_pages_that_show_them_agree() -> None:
     assert {name.removesuffix(".svg").removesuffix("-dark") for name in shown} <= known | {
         "bench_gpu",
         "cell",
+        "compare",
         "reflections",
     }
 

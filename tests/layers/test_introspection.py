@@ -60,7 +60,7 @@ def test_one_pass_is_observed():
         TypeError, match="call is a tuple; it must be a function without arguments, such as lambda: model"
     ):
         observe(rum, rum(x))
-    assert not {"scan", "step", "_advance"} & (vars(rum).keys() | vars(cell).keys())
+    assert not {"scan", "step", "_advance", "_native_steps"} & (vars(rum).keys() | vars(cell).keys())
 
 
 @pytest.mark.parametrize("lam", [None, 0, 1])

@@ -173,12 +173,15 @@ def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
             "step": lambda result, x, state: note(0, x.unsqueeze(0), state, result[0].unsqueeze(0)),
             "_advance": lambda result, x, state: note(0, module.project(x), state, result[0].unsqueeze(0)),
         }
-    for name, watch in watches.items():
-        setattr(module, name, _followed(getattr(module, name), watch))
+    replaced = {name: _followed(getattr(module, name), watch) for name, watch in watches.items()}
+    if isinstance(module, RUMCell):
+        replaced["_native_steps"] = lambda *_: None  # a prepared step of C would bypass the watched methods
+    for name, method in replaced.items():
+        setattr(module, name, method)
     try:
         yield
     finally:
-        for name in watches:
+        for name in replaced:
             delattr(module, name)  # the method of the class shows again
 
 

@@ -17,6 +17,7 @@ Row = list[Entry]
 NAMES = {
     "rum-gated": "gated RUM",
     "lstm": "LSTM",
+    "rotational_lstm": "rotational LSTM",
     "gru": "GRU",
     "ln_lstm": "LN-LSTM",
     "gru_tf": "GRU (TensorFlow)",
