@@ -1,5 +1,7 @@
 """The documentation keeps its word: it builds without a warning, its code runs, its commands exist."""
 
+import importlib
+import json
 import os
 import re
 import shlex
@@ -141,6 +143,18 @@ def test_figures_and_the_pages_that_show_them_agree() -> None:
         "compare",
         "reflections",
     }
+
+
+@pytest.mark.parametrize(
+    "script, page",
+    [("latency", "deploying"), ("serve_load", "deploying"), ("onnx_speed", "beyond-gru")],
+)
+def test_a_page_has_the_table_of_its_record(script: str, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    record = json.loads((ROOT / f"results/bench/{script}.json").read_text(encoding="utf-8"))
+    table = importlib.import_module(script).table(record["measured"])
+    assert table in (DOCS / f"{page}.md").read_text(encoding="utf-8"), table
 
 
 @pytest.fixture(scope="module")
