@@ -19,6 +19,7 @@ PACKAGES = {
     "darts_forecast": ("darts",),
     "lightning_forecast": ("pytorch_lightning", "onnxruntime", "onnxscript"),
     "opacus_private": ("opacus",),
+    "ray_search": ("ray",),
     "serve_http": ("starlette", "httpx2"),
     "skorch_search": ("skorch", "sklearn"),
     "torchrl_cue": ("torchrl",),
@@ -75,6 +76,14 @@ def test_opacus_takes_exact_per_sample_gradients():
     accuracy, epsilon = example.main()
     assert accuracy > 0.65
     assert 0 < epsilon < 20
+
+
+@pytest.mark.slow
+def test_ray(tmp_path):
+    accuracy, setting = load("ray_search").main(steps=20, trials=2, folder=tmp_path)
+    assert accuracy > 0
+    assert set(setting) == {"optimizer.lr", "model.hidden_size", "steps"}
+    assert len(list(tmp_path.rglob("run/metrics.jsonl"))) == 2
 
 
 def test_only_a_model_of_text_is_served():
