@@ -3,9 +3,9 @@
 pip install "torchrum[train]" "ray[tune]"
 python examples/ray_search.py
 
-Ray starts on this machine. After ``ray.init(address="auto")`` the trials run on all machines of a cluster. Each gets the
-cores, and the GPU or a part of one, that ``tune.with_resources`` asks for. Without Ray, ``torchrum sweep --storage`` lets
-workers on any machines share a search.
+Ray starts on this machine. After ``ray.init(address="auto")`` the trials run on all machines of a cluster.
+``tune.with_resources`` says how many cores each gets, and how much of a GPU. Without Ray, ``torchrum sweep --storage``
+lets workers on any machines share a search.
 """
 
 from pathlib import Path
