@@ -98,6 +98,17 @@ def test_of_equal_scores_the_rate_that_was_there_first_is_chosen():
     assert choose_rates(rows) == {"GRU": RATES[2]}
 
 
+def test_the_choice_does_not_depend_on_which_training_ended_first():
+    rows = [run("GRU", 0, 0.0, rate=rate) for rate in RATES]
+    assert choose_rates(rows) == choose_rates(rows[::-1]) == {"GRU": RATES[0]}
+
+
+def test_fresh_seeds_at_another_rate_do_not_count():
+    rows = [run("GRU", 0, rate, rate=rate) for rate in RATES]
+    rows += [run("GRU", seed, 0.1, 0.2, rate=RATES[seed == 2]) for seed in SEEDS]
+    assert [row.seed for row in standings(rows)[0].runs] == [1, 3]
+
+
 def test_the_table_sorts_by_score_and_has_the_models_without_memory():
     rows = finished({"RUM lam=1": (0.1, (0.1, 0.12, 0.29)), "LSTM": (0.2, (0.3, 0.31, 0.32))})
     table = score_table(standings(rows), FLOOR, "error rate", 100, FACTS)
