@@ -17,6 +17,13 @@ from torchrum.lab.compare.table import MOST_VALUES, read_csv, read_parquet, tabl
 
 KINDS = ("classification", "regression", "forecasting", "tagging", "symbols")
 SHARED = "give a CSV, Parquet, .npz, .npy or text file, or a folder with a subfolder of texts for each class"
+CONVERT = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV"),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".html", ".xml"), "write its rows as CSV"),
+    **dict.fromkeys((".feather", ".arrow", ".orc", ".h5", ".hdf5", ".mat", ".pkl", ".pickle", ".pt"), "save it as CSV"),
+    **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".7z"), "unpack it first"),
+}
+"""Endings of files that are not read, and what to do; as symbols, those that are text can be read."""
 MOST_CONTROLS = 0.01
 """Share of control characters beyond which a file is not text."""
 SPLIT_NAMES = frozenset(("train", "test", "valid", "validation", "val", "dev"))
@@ -77,6 +84,8 @@ def _read_path(path: Path, options: dict[str, Any], kind: Kind | None) -> Sequen
         if suffix in (".npz", ".npy"):
             _refuse_columns(f"{path.name} holds arrays", options)
             return _read_arrays(path, kind)
+        if suffix in CONVERT and kind != "symbols":
+            raise BadDataError(f"{path.name}: files that end in {suffix} are not read; {CONVERT[suffix]}.")
         _refuse_binary(path)
         if suffix in (".csv", ".tsv"):
             return sequences_of_table(read_csv(path), **options, kind=kind)
