@@ -126,7 +126,7 @@ def test_the_table_sorts_by_score_and_has_the_models_without_memory():
         "1.0",
         "100",
     ]
-    assert not table.notes
+    assert table.notes == ["The verdict compares RUM lam=1 and LSTM, the best of their kind on the validation part."]
 
 
 def test_the_table_marks_models_that_improve_and_counts_what_diverged():
@@ -137,12 +137,13 @@ def test_the_table_marks_models_that_improve_and_counts_what_diverged():
     ]
     table = score_table(standings(rows), FLOOR, "error rate", 100, FACTS)
     assert next(row[1] for row in table.rows if row[0] == "GRU") == "58.00%*"
-    assert table.notes[0].startswith("* still improving") and table.notes[1].startswith("1 of the trainings diverged")
+    assert table.notes[1].startswith("* still improving") and table.notes[2].startswith("1 of the trainings diverged")
 
 
 def test_a_table_can_have_models_without_scores():
     table = score_table(standings(finished({})[:30]), FLOOR, "error rate", 100, FACTS)
     assert [row[1] for row in table.rows].count("not finished") == 6
+    assert not table.notes
 
 
 @pytest.mark.parametrize(

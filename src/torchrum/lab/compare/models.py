@@ -371,14 +371,19 @@ def time_training(problem: Problem, name: str, hidden_size: int, device: torch.d
 
 @torch.no_grad()
 def time_steps(networks: dict[str, Network], problem: Problem, rounds: int = 50) -> dict[str, float]:
-    """Median seconds of one step at batch 1 with the state carried on, measured in turns."""
+    """Median seconds of one step at batch 1 with the state carried on, on one thread, measured in turns."""
     one = torch.ones(1, dtype=torch.int64)
     x = problem.train.inputs[0][:1].unsqueeze(1)  # (1, 1, F) or (1, 1)
     states: dict[str, Any] = dict.fromkeys(networks, (None, None))
     times: dict[str, list[float]] = {name: [] for name in networks}
-    for _ in range(rounds):
-        for name, network in networks.items():
-            begin = time.perf_counter()
-            _, states[name] = network(x, one, states[name])
-            times[name].append(time.perf_counter() - begin)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # nn.LSTM waits for all threads, which a busy machine may run late
+    try:
+        for _ in range(rounds):
+            for name, network in networks.items():
+                begin = time.perf_counter()
+                _, states[name] = network(x, one, states[name])
+                times[name].append(time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
     return {name: sorted(seconds)[len(seconds) // 2] for name, seconds in times.items()}

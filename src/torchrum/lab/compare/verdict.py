@@ -151,6 +151,10 @@ def score_table(
     scored += [(value, [name, form(value, metric), *[""] * 8]) for name, value in floor.items()]
     header = ("model", metric, "range", "seeds", "rate", "units", "parameters", "steps", "seconds", "one step, µs")
     notes = []
+    if all(each.runs for each in found):
+        compared = [champion(found, families) for families in (["RUM"], ["GRU", "LSTM"])]
+        names = " and ".join(in_words(each.model) for each in compared)
+        notes.append(f"The verdict compares {names}, the best of their kind on the validation part.")
     if any(each.runs and each.improving for each in found):
         notes.append("* still improving at the end; a longer run may change its place.")
     if lost := [run for each in found for run in each.runs if run.diverged]:
