@@ -1,8 +1,8 @@
 """Tests of recipes/recall.py: the demonstration."""
 
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys

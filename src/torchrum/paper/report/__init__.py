@@ -12,7 +12,7 @@ from torchrum.lab.page import Block, Items, Page, Playground, Section, picture
 from torchrum.lab.tables import Table, code
 from torchrum.lab.training.config import flat, to_json
 from torchrum.lab.training.environment import read_environment
-from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.paper.bench.records import read_report
 from torchrum.paper.bench.report import report_figure, report_tables
@@ -101,7 +101,7 @@ LOOKS = {
 def ledger_page(results: Path) -> Page:
     """Gather the report of a ledger; an empty one is an error."""
     if not results.is_dir():
-        raise LedgerError(
+        raise ConfigError(
             f"{results} is not a folder; pass the folder of a results ledger with --results DIR, or runs."
         )
     entries = read_ledger(results)
