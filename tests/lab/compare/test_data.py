@@ -417,6 +417,7 @@ def test_faults_of_paths(tmp_path):
     for path, message in {
         tmp_path / "none.csv": r"none\.csv cannot be read: No such file",
         tmp_path / "pipe": "pipe is not a regular file",
+        Path("https://example.org/a.csv"): "a.csv is an address; download the file",
         Path("/dev/zero"): "/dev/zero is not a regular file",
         tmp_path: "has no classes: it must have a subfolder of text files for each class",
     }.items():

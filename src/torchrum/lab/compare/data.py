@@ -1,6 +1,7 @@
 """Read a user's data and make a prediction problem of it."""
 
 import codecs
+import re
 import stat
 import zipfile
 from collections.abc import Sequence
@@ -57,6 +58,8 @@ def read_problem(
         raise BadDataError(f"inputs is {inputs!r}; pass a list of columns.")
     options: dict[str, Any] = {"target": target, "time": time, "group": group, "inputs": inputs}
     if isinstance(data, str | Path):
+        if re.match(r"[a-z]{2,}:/+[^/]", str(data)):
+            raise BadDataError(f"{data} is an address; download the file, and give its path.")
         return build(_read_path(Path(data), options, kind))
     columns = dict(data.items()) if hasattr(data, "items") else None  # a dict, or a data frame
     if columns is not None and not (set(columns) <= {"x", "y"} and all(value is None for value in options.values())):

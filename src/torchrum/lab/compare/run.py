@@ -124,13 +124,19 @@ def load_problem(folder: Path) -> Problem:
     """Read the prepared data of a folder."""
     if not (folder / PROBLEM).is_file():
         raise ConfigError(f"{folder} is not a folder of torchrum compare: it has no {PROBLEM}.")
-    fields: dict[str, Any] = torch.load(folder / PROBLEM, weights_only=True)
-    return Problem(**fields | {name: Part(**fields[name]) for name in PARTS})
+    try:
+        fields: dict[str, Any] = torch.load(folder / PROBLEM, weights_only=True)
+        return Problem(**fields | {name: Part(**fields[name]) for name in PARTS})
+    except Exception as error:  # of many kinds, if the file is damaged
+        raise RunError(f"{folder / PROBLEM} is damaged; start again with the data and another --out.") from error
 
 
 def read_settings(folder: Path) -> Settings:
     """Read the settings of a folder."""
-    return Settings(**read_json(folder / SETTINGS))
+    try:
+        return Settings(**read_json(folder / SETTINGS))
+    except TypeError as error:
+        raise RunError(f"{folder / SETTINGS} is not of a comparison; start again with another --out.") from error
 
 
 def read_trainings(folder: Path, steps: int | None = None) -> list[Finished]:
@@ -145,7 +151,7 @@ def read_trainings(folder: Path, steps: int | None = None) -> list[Finished]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             run = Finished(**json.loads(line))
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, TypeError):
             continue
         found.append(run if steps is None else shorten(run, steps))
     return found
@@ -179,6 +185,8 @@ def claim_folder(out: Path | None, name: str, settings: Settings) -> FolderLock:
         name: of the data.
         settings: what is asked for.
     """
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder with --out.")
     names = (Path("runs", name if count == 1 else f"{name}-{count}") for count in itertools.count(1))
     for folder in [out] if out is not None else names:
         lock = lock_folder(folder)
