@@ -59,6 +59,7 @@ def test_list_says_where_ours_comes_from(tmp_path, capsys, monkeypatch):
         in capsys.readouterr().out.splitlines()[-2]
     )
     monkeypatch.chdir(tmp_path)  # outside a clone
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["list"]) == 0
     header, *_, last = capsys.readouterr().out.splitlines()
     assert header.split() == ["recipe", "sizes", "paper", "about", "where"]
