@@ -139,9 +139,9 @@ def backward(
     xp, h0, weight, _, lengths, seed = inputs
     given = zip(("grad_xp", "grad_h0", "grad_weight", "grad_bias"), inputs[:4], strict=True)
     parts: dict[str, Tensor] = {name: part for name, part in given if part is not None}
-    grads: dict[str, Tensor | None] = {name: gates.new_empty(part.shape) for name, part in parts.items()}
+    grads: dict[str, Tensor | None] = {name: gates.new_empty(*part.shape) for name, part in parts.items()}
     read = {"xp": xp, "h0": h0, "weight": weight, "lengths": lengths, "out": out, "gates": gates, "grad_out": grad_out}
-    _run((*out.shape, 0), seed, options, read, {**grads, "grad_tau": gates.new_empty(out.shape)})
+    _run((*out.shape, 0), seed, options, read, {**grads, "grad_tau": gates.new_empty(*out.shape)})
     return GatedGradients(*(grads[name].to(part.dtype) for name, part in parts.items()))  # type: ignore[union-attr]
 
 
@@ -180,7 +180,7 @@ def backward_layer(
     (T, B, H), I = out.shape, x.shape[-1] if xp is None else 0
     read = {"h0": h0, "weight": weight_hh, "lengths": lengths, "out": out, "gates": gates}
     read["grad_out"], read["grad_last"] = grad_out, grad_last
-    grad_weight = out.new_empty(weight_hh.shape)
+    grad_weight = out.new_empty(*weight_hh.shape)
     grad_xp = None if xp is None else out.new_empty(T, B, 3 * H)
     grad_h0 = out.new_empty(B, H) if need_h0 else None
     grad_bias = None if bias_hh is None else out.new_empty(3 * H)
@@ -189,8 +189,8 @@ def backward_layer(
     grad_x = grad_weight_ih = grad_bias_ih = None
     if xp is None:
         read["x"], read["weight_ih"] = x, weight_ih
-        filled["grad_x"] = grad_x = out.new_empty(x.shape) if need_x else None
-        filled["grad_weight_ih"] = grad_weight_ih = out.new_empty(weight_ih.shape)
+        filled["grad_x"] = grad_x = out.new_empty(*x.shape) if need_x else None
+        filled["grad_weight_ih"] = grad_weight_ih = out.new_empty(*weight_ih.shape)
         filled["grad_bias_ih"] = grad_bias_ih = None if bias_ih is None else out.new_empty(3 * H)
     else:
         read["xp"], filled["grad_tau"] = xp, out.new_empty(T, B, H)

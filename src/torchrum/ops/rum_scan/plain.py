@@ -85,7 +85,8 @@ def plain_scan(
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """All states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; nothing where the call is not plain.
 
-    ``returned`` and ``outputs`` say what goes to a user, as in ``PlainCall``. A learnable lam is NaN in ``options``.
+    ``returned`` and ``outputs`` say what goes to a user, as in ``PlainCall``; without ``outputs`` the last state may
+    stand in for all of them. A learnable lam is NaN in ``options``.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
@@ -104,7 +105,8 @@ def plain_scan(
     if torch.is_grad_enabled():
         for part in given:  # a loop, as in is_unwatched
             if part.requires_grad:
-                return _apply(call, *inputs)
+                out, last, R = _apply(call, *inputs)
+                return last if out is None else out, last, R
     _, _, _, (out, R, _), copies = _run(inputs, call, save=False)
     assert copies.last is not None
     return out, copies.last, R.view(*returned, *R.shape) if R is not None and returned else R
@@ -183,7 +185,7 @@ class _PlainScan(torch.autograd.Function):
         ctx.save_for_backward(*args, xp, lacking, *results[:2], *results.residuals)
         if call.returned is None:
             return results.out, last, results.R
-        return (out if call.outputs else results.out), last, R
+        return out, last, R
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:
