@@ -293,7 +293,8 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
         return x.flip(0)
     steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)  # (T, 1)
     source = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
-    return x.gather(0, source.unsqueeze(-1).expand_as(x))
+    place = source * x.shape[1] + torch.arange(x.shape[1], device=x.device)
+    return x.flatten(0, 1).index_select(0, place.flatten()).view_as(x)  # whole rows: gather takes them number by number
 
 
 def _map(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
