@@ -351,7 +351,7 @@ def run_rum(
     """
     whole_at_once = torch.is_grad_enabled() or mask is not None
     steps = None if whole_at_once else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
-    if mask is None and (steps is None or (options.gated is None and native.projects(x, backend))):
+    if mask is None and (steps is None or native.projects(x, backend)):
         h0, R0 = (*state, None, None)[:2]
         bias, weight_hh, norm = weights["bias_ih"], weights["weight_hh"], (weights["ln_weight"], weights["ln_bias"])
         inputs = LayerInputs(

@@ -176,6 +176,8 @@ def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
     replaced = {name: _followed(getattr(module, name), watch) for name, watch in watches.items()}
     if isinstance(module, RUMCell):
         replaced["_native_steps"] = lambda *_: None  # a prepared step of C would bypass the watched methods
+    else:
+        replaced["_like_rows"] = lambda *_: []  # rows of other lengths would run in other calls
     for name, method in replaced.items():
         setattr(module, name, method)
     try:

@@ -29,6 +29,8 @@ Scan = Callable[[Tensor, State, Tensor | None], tuple[Tensor, State]]
 
 MOST_NUMBERS = 2**24
 """Numbers in the states of the segments that run in one call, about: with lam other than 0 each has a matrix."""
+WORTH_GROUPING = 2**15
+"""Numbers in a layer's states past the ends of rows from which it may run rows by length; each group costs calls."""
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -67,6 +69,8 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
     takes_lead: ClassVar[bool] = False
     """Whether ``scan`` takes ``lead``, which stands before B in the shape of its last state: with (1,) that of a single
     layer is h_n, and needs no view. The results of such a scan are the caller's to change in place."""
+    least_left_out: ClassVar[float] = 1 / 2
+    """Share of all steps that groups of rows by length must leave out: a loop over time is no faster for few rows."""
     __prepare_scriptable__ = refuse_script
     qconfig = property(fset=warn_unquantized)
 
@@ -198,15 +202,21 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         return tracer.create_proxy("call_module", path, (input, hx), given)
 
     def _run(
-        self, x: Tensor, states: list[State], lengths: Tensor | None, reset: Tensor | None = None
+        self,
+        x: Tensor,
+        states: list[State],
+        lengths: Tensor | None,
+        reset: Tensor | None = None,
+        grouped: bool = False,
     ) -> tuple[Tensor, list[State]]:
         last: list[State] = []
         segments = None
         if reset is not None:
             segments = find_segments(reset, lengths)
-        elif lengths is not None and mostly_padding(x, lengths):  # rows of like lengths run side by side
-            segments = find_segments(torch.zeros(x.shape[:2], dtype=torch.bool), lengths)
-        lead: dict[str, Any] = {"lead": (1,)} if self.takes_lead and len(states) == 1 and segments is None else {}
+        elif lengths is not None and not grouped and (groups := self._like_rows(x, lengths)):
+            return self._run_groups(x, states, lengths, groups)
+        whole = self.takes_lead and len(states) == 1 and segments is None and not grouped
+        lead: dict[str, Any] = {"lead": (1,)} if whole else {}
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout > 0:
                 x = F.dropout(x, self.dropout, self.training)
@@ -223,6 +233,34 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
                 last.append(state)
             x = torch.cat(outs, -1) if self.bidirectional else outs[0]
         return x, last
+
+    def _like_rows(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
+        """Group the rows of ``x`` ``(T, B, I)`` on the CPU by length, as ``Segments`` are; a GPU's run at once anyway.
+
+        There are no groups where they would leave out too few steps.
+        """
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return []
+        groups, steps = list(by_magnitude(lengths)), x.shape[0] * x.shape[1]
+        left_out = steps - sum(len(rows) * int(lengths[rows].max()) for rows in groups)
+        least = max(self.least_left_out * steps, WORTH_GROUPING / self.hidden_size)
+        return groups if left_out >= least else []
+
+    def _run_groups(
+        self, x: Tensor, states: list[State], lengths: Tensor, groups: list[Tensor]
+    ) -> tuple[Tensor, list[State]]:
+        """``_run`` for one group of rows after the other, each over its own steps alone."""
+        outs, ends = [], []
+        for rows in groups:
+            steps, begun = int(lengths[rows].max()), [tuple(part[rows] for part in state) for state in states]
+            out, last = self._run(x[:steps].index_select(1, rows), begun, lengths[rows], grouped=True)
+            outs.append(F.pad(out, (0, 0, 0, 0, 0, x.shape[0] - steps)))
+            ends.append(last)
+        order = torch.cat(groups).argsort()
+        merged = [
+            tuple(torch.cat(parts)[order] for parts in zip(*states, strict=True)) for states in zip(*ends, strict=True)
+        ]
+        return torch.cat(outs, 1).index_select(1, order), merged
 
     def _scan_segments(
         self, index: int, x: Tensor, state: State, segments: Segments, backwards: bool
@@ -293,7 +331,8 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
         return x.flip(0)
     steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)  # (T, 1)
     source = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
-    return x.gather(0, source.unsqueeze(-1).expand_as(x))
+    place = source * x.shape[1] + torch.arange(x.shape[1], device=x.device)
+    return x.flatten(0, 1).index_select(0, place.flatten()).view_as(x)  # whole rows: gather takes them number by number
 
 
 def _map(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
@@ -416,13 +455,6 @@ def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unba
     check_state_fits(where, name, part, like)
 
 
-def mostly_padding(x: Tensor, lengths: Tensor) -> bool:
-    """Whether more than half of ``x`` ``(T, B, I)`` on the CPU is padding; a GPU's rows run at once anyway."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    return 2 * int(lengths.sum()) < x.shape[0] * x.shape[1]
-
-
 def find_segments(reset: Tensor, lengths: Tensor | None) -> Segments:
     """Cut rows before the steps where ``reset`` ``(T, B)`` holds; on the CPU, where sizes can be read."""
     reset, T = reset.cpu(), reset.shape[0]  # torch's default device may be another
@@ -440,10 +472,16 @@ def find_segments(reset: Tensor, lengths: Tensor | None) -> Segments:
 
 def classes(segments: Segments, most: int) -> Iterator[Segments]:
     """Segments of alike lengths, at most ``most`` at a time."""
-    exponent = torch.frexp(segments.length.double()).exponent
-    for value in exponent.unique().tolist():
-        for which in (exponent == value).nonzero().squeeze(1).split(most):
+    for alike in by_magnitude(segments.length):
+        for which in alike.split(most):
             yield segments.take(which)
+
+
+def by_magnitude(lengths: Tensor) -> Iterator[Tensor]:
+    """Indices of the lengths from 2^k to 2^(k+1) - 1, for each k that there is."""
+    exponent = torch.frexp(lengths.double()).exponent
+    for value in exponent.unique().tolist():
+        yield (exponent == value).nonzero().squeeze(1)
 
 
 def scan_segments(

@@ -83,6 +83,7 @@ class RUM(Recurrent, nn.RNNBase):
     _apply = nn.Module._apply
     _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel
     takes_lead = True
+    least_left_out = 1 / 8
     mode = "RUM"
     """The kind of layer, as nn.GRU has "GRU"."""
     proj_size = 0

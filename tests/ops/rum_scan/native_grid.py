@@ -92,12 +92,17 @@ def scan_case(options: RumOptions, T: int, B: int, H: int) -> Run:
 
 def layer_case(options: RumOptions, T: int, B: int, H: int) -> Run:
     """A layer, which passes its input to C unprojected."""
-    words: dict[str, Any] = {name: getattr(options, name) for name in ("lam", "eta", "update_gate", "layer_norm")}
-    words |= {name: getattr(options, name) for name in ("ln_order", "zoneout", "activation")}
+    words: dict[str, Any]
+    if options.lam == 0 and random.random() < 0.4:
+        words = dict(form="gated", head_size=random.choice((1, 3, 8, 16, 64)), rotated=random.choice((0, 0.5, 1)))
+    else:
+        words = {name: getattr(options, name) for name in ("lam", "eta", "update_gate", "layer_norm")}
+        words |= {name: getattr(options, name) for name in ("ln_order", "activation")}
+        words |= dict(form="paper", embed_bias=random.random() < 0.5)
     words |= dict(num_layers=random.choice((1, 1, 2)), bidirectional=random.random() < 0.3)
-    words |= dict(bias=random.random() < 0.8, embed_bias=random.random() < 0.5)
+    words |= dict(bias=random.random() < 0.8, zoneout=options.zoneout)
     I, seed = random.choice((1, 3, 16, 40)), random.randrange(2**31)
-    layer, x = RUM(I, H, form="paper", dtype=torch.float64, **words).train(options.training), draw(T, B, I)
+    layer, x = RUM(I, H, dtype=torch.float64, **words).train(options.training), draw(T, B, I)
     states, needs_x = layer.num_layers * layer.num_directions, random.random() < 0.7
     kind = random.choice(("none", "states", "no memory", "zero memory") if options.lam else ("none", "states"))
     h, R = draw(states, B, H), torch.linalg.qr(torch.randn(states, B, H, H, dtype=torch.float64)).Q

@@ -99,10 +99,10 @@ def test_results_and_gradients_are_the_operators(lam, backend, words, by_operato
             assert agree(backend, results(rum, x, hx, lengths, of), wanted)
 
 
-@pytest.mark.parametrize("T, B", [(1, 1), (1, 3), (2, 2), (1, 8), (5, 3)])
+@pytest.mark.parametrize("T, B", [(1, 1), (1, 3), (2, 2), (1, 8), (5, 3), (12, 3), (2, 35), (40, 1)])
 @pytest.mark.parametrize("words", [{}, {"zoneout": 0.3}, {"bias": False}, CASES["stacked"], {"rotated": 0.3}], ids=str)
 def test_native_gated_calls_match_the_reference(words, T, B):
-    """The scan projects few rows and steps itself, and torch more."""
+    """The scan projects few rows and steps all at once, and more in windows."""
     rum = RUM(5, 20, backend="native", dtype=torch.float64, **words)
     reference = RUM(5, 20, backend="reference", dtype=torch.float64, **words)
     reference.load_state_dict(rum.state_dict())

@@ -11,8 +11,8 @@ from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOpti
 from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.rum_scan import Copies, Gradients, LayerInputs, Residuals, Results, native
 
-PROJECTED_ROWS = 32
-"""Rows times steps of an input up to which the scan projects it, ``DIRECT_ROWS`` of matmul.h."""
+DIRECT_ROWS = 32
+"""Rows times steps up to which C may read a weight as it is, as in matmul.h."""
 MOST_ROWS = 16
 """Rows of the batch that share a read of the weight."""
 
@@ -139,27 +139,19 @@ def backward(
     xp, h0, weight, _, lengths, seed = inputs
     given = zip(("grad_xp", "grad_h0", "grad_weight", "grad_bias"), inputs[:4], strict=True)
     parts: dict[str, Tensor] = {name: part for name, part in given if part is not None}
-    grads: dict[str, Tensor | None] = {name: gates.new_empty(part.shape) for name, part in parts.items()}
+    grads: dict[str, Tensor | None] = {name: gates.new_empty(*part.shape) for name, part in parts.items()}
     read = {"xp": xp, "h0": h0, "weight": weight, "lengths": lengths, "out": out, "gates": gates, "grad_out": grad_out}
-    _run((*out.shape, 0), seed, options, read, {**grads, "grad_tau": gates.new_empty(out.shape)})
+    _run((*out.shape, 0), seed, options, read, {**grads, "grad_tau": gates.new_empty(*out.shape)})
     return GatedGradients(*(grads[name].to(part.dtype) for name, part in parts.items()))  # type: ignore[union-attr]
 
 
-def projects(x: Tensor) -> bool:
-    """Whether the scan projects its input itself: few rows, whose weights are read but once."""
-    return x.shape[0] * x.shape[1] <= PROJECTED_ROWS
-
-
-def forward_layer(inputs: LayerInputs, xp: Tensor | None, options: GatedOptions, save: bool, copies: Copies) -> Results:
-    """Run a plain call in float32 or float64 and fill ``copies``; without ``xp`` the scan projects its input."""
+def forward_layer(inputs: LayerInputs, options: GatedOptions, save: bool, copies: Copies) -> Results:
+    """Run a plain call in float32 or float64, projecting its input, and fill ``copies``."""
     x, weight_ih, bias_ih, h0, _, weight_hh, _, _, lengths, seed, bias_hh = inputs
     (T, B, I), H = x.shape, weight_hh.shape[1]
-    read = {"h0": h0, "weight": weight_hh, "bias": bias_hh, "lengths": lengths}
-    if xp is None:
-        read["x"], read["weight_ih"], read["bias_ih"] = x, weight_ih, bias_ih
-    else:
-        read["xp"], I = xp, 0
-    out, gates = x.new_empty(T, B, H), x.new_empty(T, B, (4 if I else 3) * H) if save else None
+    read = {"x": x, "weight_ih": weight_ih, "bias_ih": bias_ih}
+    read["h0"], read["weight"], read["bias"], read["lengths"] = h0, weight_hh, bias_hh, lengths
+    out, gates = x.new_empty(T, B, H), x.new_empty(T, B, 4 * H) if save else None
     _run((T, B, H, I), seed, options, read, {"out": out, "gates": gates, "last": copies.last, "out_copy": copies.out})
     return Results(out, None, Residuals(gates))
 
@@ -168,33 +160,24 @@ def backward_layer(
     grad_out: Tensor | None,
     grad_last: Tensor | None,
     inputs: LayerInputs,
-    xp: Tensor | None,
     results: Results,
     options: GatedOptions,
     need_x: bool,
     need_h0: bool,
 ) -> Gradients:
-    """Compute the gradients of a plain call's tensors; those of x and its weights only where the scan projected x."""
+    """Compute the gradients of a plain call's tensors."""
     x, weight_ih, bias_ih, h0, _, weight_hh, _, _, lengths, seed, bias_hh = inputs
     out, _, (gates, _) = results
-    (T, B, H), I = out.shape, x.shape[-1] if xp is None else 0
-    read = {"h0": h0, "weight": weight_hh, "lengths": lengths, "out": out, "gates": gates}
-    read["grad_out"], read["grad_last"] = grad_out, grad_last
-    grad_weight = out.new_empty(weight_hh.shape)
-    grad_xp = None if xp is None else out.new_empty(T, B, 3 * H)
-    grad_h0 = out.new_empty(B, H) if need_h0 else None
+    T, B, H = out.shape
+    read = {"x": x, "weight_ih": weight_ih, "h0": h0, "weight": weight_hh, "lengths": lengths}
+    read["out"], read["gates"], read["grad_out"], read["grad_last"] = out, gates, grad_out, grad_last
+    grad_weight, grad_weight_ih = out.new_empty(*weight_hh.shape), out.new_empty(*weight_ih.shape)
     grad_bias = None if bias_hh is None else out.new_empty(3 * H)
-    filled: dict[str, Tensor | None] = {"grad_xp": grad_xp, "grad_weight": grad_weight, "grad_bias": grad_bias}
-    filled["grad_h0"] = grad_h0
-    grad_x = grad_weight_ih = grad_bias_ih = None
-    if xp is None:
-        read["x"], read["weight_ih"] = x, weight_ih
-        filled["grad_x"] = grad_x = out.new_empty(x.shape) if need_x else None
-        filled["grad_weight_ih"] = grad_weight_ih = out.new_empty(weight_ih.shape)
-        filled["grad_bias_ih"] = grad_bias_ih = None if bias_ih is None else out.new_empty(3 * H)
-    else:
-        read["xp"], filled["grad_tau"] = xp, out.new_empty(T, B, H)
-    _run((T, B, H, I), seed, options, read, filled)
+    grad_bias_ih = None if bias_ih is None else out.new_empty(3 * H)
+    grad_x, grad_h0 = out.new_empty(*x.shape) if need_x else None, out.new_empty(B, H) if need_h0 else None
+    filled = {"grad_weight": grad_weight, "grad_weight_ih": grad_weight_ih, "grad_bias": grad_bias}
+    filled["grad_bias_ih"], filled["grad_x"], filled["grad_h0"] = grad_bias_ih, grad_x, grad_h0
+    _run((T, B, H, x.shape[-1]), seed, options, read, filled)
     return Gradients(
-        grad_xp, grad_h0, None, grad_weight, None, None, grad_bias_ih, grad_x, grad_weight_ih, bias_hh=grad_bias
+        None, grad_h0, None, grad_weight, None, None, grad_bias_ih, grad_x, grad_weight_ih, bias_hh=grad_bias
     )

@@ -85,7 +85,8 @@ def plain_scan(
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """All states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; nothing where the call is not plain.
 
-    ``returned`` and ``outputs`` say what goes to a user, as in ``PlainCall``. A learnable lam is NaN in ``options``.
+    ``returned`` and ``outputs`` say what goes to a user, as in ``PlainCall``; without ``outputs`` the last state may
+    stand in for all of them. A learnable lam is NaN in ``options``.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
@@ -104,7 +105,8 @@ def plain_scan(
     if torch.is_grad_enabled():
         for part in given:  # a loop, as in is_unwatched
             if part.requires_grad:
-                return _apply(call, *inputs)
+                out, last, R = _apply(call, *inputs)
+                return last if out is None else out, last, R
     _, _, _, (out, R, _), copies = _run(inputs, call, save=False)
     assert copies.last is not None
     return out, copies.last, R.view(*returned, *R.shape) if R is not None and returned else R
@@ -121,10 +123,7 @@ def _run(
     """
     copies = _empty_copies(inputs, call, save and call.returned is not None)
     if isinstance(call.options, GatedOptions):
-        x, weight, bias = inputs[:3]
-        xp = None if gated_native.projects(x) else F.linear(x, weight, bias)
-        results = gated_native.forward_layer(inputs, xp, call.options, save, copies)
-        return NATIVE, xp, None, results, copies
+        return NATIVE, None, None, gated_native.forward_layer(inputs, call.options, save, copies), copies
     design, scanned, more = _project(inputs, call)
     results = design.module.forward(scanned, call.options, save, copies, *more)
     return design, None if scanned is inputs else scanned[0], more[0] if more else None, results, copies
@@ -183,7 +182,7 @@ class _PlainScan(torch.autograd.Function):
         ctx.save_for_backward(*args, xp, lacking, *results[:2], *results.residuals)
         if call.returned is None:
             return results.out, last, results.R
-        return (out if call.outputs else results.out), last, R
+        return out, last, R
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Any:
@@ -194,7 +193,7 @@ class _PlainScan(torch.autograd.Function):
             arriving = (*arriving[:2], grad_R.reshape(grad_R.shape[len(ctx.call.returned) :]))
         with without_autocast(inputs.x):
             if isinstance(ctx.call.options, GatedOptions):
-                grads = _gated_gradients(ctx, needs, arriving, inputs, xp, results)
+                grads = _gated_gradients(ctx, needs, arriving, inputs, results)
             else:
                 grads = (*_gradients(ctx, needs, arriving, inputs, projected, results), None)
         grad_x, grad_weight, grad_bias, grad_h0, *others, grad_bias_hh = grads
@@ -208,7 +207,6 @@ def _gated_gradients(
     needs: tuple[bool, ...],
     arriving: Sequence[Tensor | None],
     inputs: LayerInputs,
-    xp: Tensor | None,
     results: Results,
 ) -> tuple[Tensor | None, ...]:
     """``_gradients`` of the gated form, and that of ``bias_hh``."""
@@ -216,20 +214,14 @@ def _gated_gradients(
     out, gates = results.out, results.residuals.gates
     assert gates is not None
     if not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None]):
-        grads = gated_native.backward_layer(grad_out, grad_last, inputs, xp, results, options, needs[0], needs[3])
-        if grads.xp is not None:  # the scan has not projected
-            found = linear_backward(grads.xp, inputs.x, inputs.weight_ih, grads.bias, needs[:3])
-        else:
-            found = grads.x, grads.weight_ih, grads.bias
-        return *found, *grads[1:NUM_GRADIENTS], grads.bias_hh
+        grads = gated_native.backward_layer(grad_out, grad_last, inputs, results, options, needs[0], needs[3])
+        return grads.x, grads.weight_ih, grads.bias, *grads[1:NUM_GRADIENTS], grads.bias_hh
     if grad_out is None or grad_last is not None:
         grad_out = _joined(grad_out, grad_last, out, plain=False)
-    if xp is None:
-        gates = gates[..., : -out.shape[-1]].contiguous()  # without eps
+    gates = gates[..., : -out.shape[-1]].contiguous()  # without eps
     whole = inputs.with_zeros()
     assert whole.h0 is not None
-    if xp is None or torch.is_grad_enabled():
-        xp = F.linear(inputs.x, inputs.weight_ih, inputs.bias)
+    xp = F.linear(inputs.x, inputs.weight_ih, inputs.bias)
     scanned = GatedInputs(xp, whole.h0, inputs.weight_hh, inputs.bias_hh, inputs.lengths, inputs.seed)
     to_xp, to_h0, to_weight, to_bias = gated_scan_backward(grad_out, scanned, out, gates, options, NATIVE.backend)
     projected = linear_backward(to_xp, inputs.x, inputs.weight_ih, None, (*needs[:2], inputs.bias is not None))

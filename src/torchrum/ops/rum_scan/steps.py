@@ -18,7 +18,7 @@ from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import operator_obstacle
 from torchrum.ops.rum_scan.options import RumOptions
 
-MOST_ROWS = gated_native.PROJECTED_ROWS
+MOST_ROWS = gated_native.DIRECT_ROWS
 """Rows of the batch up to which C reads the weights as they are; for more, other calls are as fast."""
 GATED = {"weight_ih": "weight_ih", "bias_ih": "bias_ih", "weight_hh": "weight", "bias_hh": "bias"}
 PAPER = {

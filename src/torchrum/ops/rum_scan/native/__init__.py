@@ -152,7 +152,7 @@ def backward(
     out, R_n, (saved, kept) = results
     assert saved is not None
     (T, B, H), dtype = out.shape, DTYPES[x.dtype]
-    grad_xp, grad_weight = x.new_empty(T, B, options.num_inputs * H, dtype=dtype), saved.new_empty(weight_hh.shape)
+    grad_xp, grad_weight = x.new_empty(T, B, options.num_inputs * H, dtype=dtype), saved.new_empty(*weight_hh.shape)
     grad_h0, grad_z = None if h0 is None else saved.new_empty(B, H), None if R0 is None else saved.new_empty(T, B, H)
     outer = None if grad_R is None or R_n is None else torch.bmm(grad_R.to(dtype), R_n.mT)
     tensors = _named(inputs)
@@ -161,7 +161,7 @@ def backward(
     tensors["grad_K"] = None if outer is None else outer - outer.mT
     grad_x = grad_weight_ih = grad_bias = None
     if isinstance(inputs, LayerInputs):
-        grad_x, grad_weight_ih = x.new_empty(x.shape) if need_x else None, x.new_empty(inputs.weight_ih.shape)
+        grad_x, grad_weight_ih = x.new_empty(*x.shape) if need_x else None, x.new_empty(*inputs.weight_ih.shape)
         grad_bias = None if inputs.bias is None else x.new_empty(grad_xp.shape[2])
         tensors.update(grad_x=grad_x, grad_weight_ih=grad_weight_ih, grad_bias=grad_bias)
     sums = call_scan(tensors, inputs.seed, options)
@@ -240,7 +240,8 @@ def find_layout(T: int, B: int, H: int, features: int, size: int, backward: bool
 
 def as_read(part: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor that C only reads, as it reads it."""
-    return part if part.dtype is dtype and part.is_contiguous() else part.to(dtype).contiguous()
+    part = _as(dtype, part)
+    return part if part.is_contiguous() else part.contiguous()
 
 
 def readable(name: str, part: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

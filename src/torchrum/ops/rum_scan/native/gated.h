@@ -10,7 +10,7 @@
 typedef struct {
     int64_t backward; /* whether gradients are asked for */
     int64_t T, B, H;
-    int64_t features; /* of x; 0 where the projected input xp is given. At most DIRECT_ROWS rows and steps are projected */
+    int64_t features; /* of x; 0 where the projected input xp is given */
     int64_t head_size, rotated;
     int64_t block, threads; /* rows of the batch that walk through time together, and threads to walk them */
     int64_t masked;         /* zoneout draws masks; otherwise it mixes */
@@ -40,12 +40,14 @@ typedef struct {
     int64_t size, width; /* a head in memory, a power of two, and all heads */
     int direct;          /* the weight is read as it is */
     int in_place;        /* heads lie in memory as they are: nothing need be moved */
+    int64_t window;      /* steps whose x a block projects at once; 0 where all are projected, or given so */
     const real *bias;    /* (3, padded) */
+    const real *bias_ih; /* the same, with a window */
     const real *xp;      /* (T, B, 3 H), given or, */
-    real *projected;     /* where x is, found here; in a backward room for the gradients, and those of tau */
+    real *projected;     /* where x has few rows, found here */
     const real *turns;   /* (width): 1 in heads of more than one unit */
     const real *rotated; /* (padded): 1 for a unit that takes the rotated state */
-    Packed weight;
+    Packed weight, weight_ih; /* weight_ih with a window, and for the gradient of x of many rows */
 } GatedShared;
 
 /* The heads of one row, (width) each: where they turn, z = H_m H_e h, and the gradients. e and m are zero where nothing
@@ -60,6 +62,7 @@ typedef struct {
     real *states, *sums;   /* (block, padded), (block, 3, padded) */
     real *grad_h, *to_sums; /* (block, padded), (block, 3, padded) */
     real *columns;          /* for add_products */
+    real *x, *window;       /* (window, block, features), (window, block, 3, padded) */
     Heads heads;
 } GatedWork;
 
@@ -93,6 +96,8 @@ static int64_t lay_out_gated(const GatedShared *shared, real *start, GatedWork *
     work->grad_h = take_row(&arena, backward * block);
     work->to_sums = take_row(&arena, backward * 3 * block);
     work->columns = take_row(&arena, shared->direct && !backward ? columns_size(shared->scan->block, shared->scan->H) : 0);
+    work->x = take_row(&arena, shared->window * shared->scan->block * shared->scan->features);
+    work->window = take_row(&arena, shared->window * 3 * block);
     return arena.used;
 }
 
@@ -338,14 +343,16 @@ static int64_t key_of(const GatedScan *scan, int64_t t)
     return (int64_t)hash32(scan->seed ^ (int64_t)((uint64_t)t * 0x9e3779b9 & 0xffffffff));
 }
 
-/* One row of a step: ``sums`` has what the state adds to r, u and tau, ``h`` the state, which becomes the new one. */
-static void gated_forward(const GatedShared *shared, GatedWork *work, int64_t t, int64_t b, real *sums, real *h)
+/* One row of a step: ``xp`` has the projected input, in blocks ``stride`` apart, ``sums`` what the state adds to r, u and
+ * tau, ``h`` the state, which becomes the new one. */
+static void gated_forward(const GatedShared *shared, GatedWork *work, int64_t t, int64_t b, const real *xp, int64_t stride,
+                          real *sums, real *h)
 {
     const GatedScan *scan = shared->scan;
     const int64_t H = scan->H, padded = shared->padded, at = t * scan->B + b;
     real *projected[] = {work->r, work->u, work->eps};
     for (int64_t i = 0; i < 3; i++)
-        read_row(shared, projected[i], shared->xp + (at * 3 + i) * H);
+        read_row(shared, projected[i], xp + i * stride);
     work->tau = sums + 2 * padded;
     work->h = h;
     turn_row(shared, work);
@@ -431,6 +438,19 @@ static void ask_for(const GatedScan *scan, Ahead *ahead, const real *x, int64_t 
         expect(ahead, x + (t * scan->B + first) * numbers, rows * numbers);
 }
 
+/* Project what a block reads in the steps of a window, the first of them t. */
+static void project_window(const GatedShared *shared, int64_t t, int64_t first, int64_t rows, GatedWork *work)
+{
+    const GatedScan *scan = shared->scan;
+    const int64_t I = scan->features, numbers = 3 * shared->padded;
+    const int64_t steps = scan->T - t < shared->window ? scan->T - t : shared->window;
+    for (int64_t i = 0; i < steps; i++)
+        memcpy(work->x + i * rows * I, scan->x + ((t + i) * scan->B + first) * I, rows * I * sizeof(real));
+    for (int64_t i = 0; i < steps * rows; i++)
+        memcpy(work->window + i * numbers, shared->bias_ih, numbers * sizeof(real));
+    matmul(work->x, I, &shared->weight_ih, work->window, numbers, steps * rows, NULL);
+}
+
 static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t rows, GatedWork *work)
 {
     const GatedScan *scan = shared->scan;
@@ -441,6 +461,8 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
             read_row(shared, work->states + i * padded, scan->h0 + (first + i) * H);
     }
     for (int64_t t = 0; t < scan->T; t++) {
+        if (shared->window > 0 && t % shared->window == 0)
+            project_window(shared, t, first, rows, work);
         for (int64_t i = 0; i < rows; i++)
             memcpy(work->sums + i * 3 * padded, shared->bias, 3 * padded * sizeof(real));
         Ahead ahead = {.count = 0};
@@ -448,6 +470,8 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
         ask_for(scan, &ahead, scan->out_copy, t, first, rows, H);
         ask_for(scan, &ahead, scan->out, t, first, rows, H);
         ask_for(scan, &ahead, scan->xp, t + 1, first, rows, 3 * H);
+        if (shared->window > 0)
+            ask_for(scan, &ahead, scan->x, t + shared->window, first, rows, scan->features);
         if (!shared->direct)
             matmul(work->states, padded, &shared->weight, work->sums, 3 * padded, rows, &ahead);
         if (shared->direct && (t > 0 || scan->h0 != NULL)) {
@@ -457,8 +481,12 @@ static void gated_walk_forward(const GatedShared *shared, int64_t first, int64_t
         }
         for (int64_t i = 0; i < rows; i++) {
             const int64_t b = first + i, at = t * scan->B + b;
+            const real *xp = shared->xp + at * 3 * H;
+            if (shared->window > 0)
+                xp = work->window + (t % shared->window * rows + i) * 3 * padded;
             if (!has_ended(scan, t, b))
-                gated_forward(shared, work, t, b, work->sums + i * 3 * padded, work->states + i * padded);
+                gated_forward(shared, work, t, b, xp, shared->window > 0 ? padded : H, work->sums + i * 3 * padded,
+                              work->states + i * padded);
             else if (scan->gates != NULL)
                 memset(scan->gates + at * kept_of(scan), 0, kept_of(scan) * sizeof(real));
             write_row(shared, scan->out + at * H, work->states + i * padded);
@@ -540,8 +568,15 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
     GatedArena arena = {memory, 0};
     real *bias = take_row(&arena, 3 * padded), *turns = take_row(&arena, shared->width), *rotated = take_row(&arena, padded);
     shared->bias = bias, shared->turns = turns, shared->rotated = rotated;
-    shared->projected = scan->features > 0 ? take_row(&arena, scan->T * scan->B * (scan->backward ? 4 : 3) * H) : NULL;
-    shared->xp = scan->features > 0 ? shared->projected : scan->xp;
+    const int64_t features = scan->features, steps = scan->T * scan->B, projects = features > 0 && !scan->backward;
+    shared->window = projects && steps > DIRECT_ROWS ? DIRECT_ROWS / scan->block : 0;
+    shared->projected = projects && !shared->window ? take_row(&arena, steps * 3 * H) : NULL;
+    shared->xp = features > 0 ? shared->projected : scan->xp;
+    const int64_t packs_input = shared->window > 0 || (scan->grad_x != NULL && steps > DIRECT_ROWS);
+    real *bias_ih = shared->window > 0 ? take_row(&arena, 3 * padded) : NULL;
+    shared->bias_ih = bias_ih;
+    shared->weight_ih = scan->backward ? packed_shape(3 * H, padded_size(features)) : packed_shape(features, 3 * padded);
+    shared->weight_ih.data = packs_input ? take_row(&arena, shared->weight_ih.K * shared->weight_ih.vectors * LANES) : NULL;
     shared->weight = scan->backward ? packed_shape(3 * H, padded) : packed_shape(H, 3 * padded);
     shared->direct = reads_directly(scan->T, scan->B);
     shared->weight.data = shared->direct ? NULL : take_row(&arena, shared->weight.K * shared->weight.vectors * LANES);
@@ -549,6 +584,12 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
         return arena.used;
     for (int64_t i = 0; scan->bias != NULL && i < 3; i++)
         memcpy(bias + i * padded, scan->bias + i * H, H * sizeof(real));
+    for (int64_t i = 0; bias_ih != NULL && scan->bias_ih != NULL && i < 3; i++)
+        memcpy(bias_ih + i * padded, scan->bias_ih + i * H, H * sizeof(real));
+    if (packs_input && scan->backward)
+        pack_straight(&shared->weight_ih, scan->weight_ih, features);
+    else if (packs_input)
+        pack_transposed(&shared->weight_ih, scan->weight_ih, features, H, padded);
     for (int64_t j = 0; j < K; j++)
         rotated[j] = 1;
     for (int64_t at = 0; at < (K + n - 1) / n * shared->size; at++)
@@ -562,7 +603,7 @@ static int64_t prepare_gated(GatedShared *shared, real *memory)
     return arena.used;
 }
 
-/* Project x: one thread's share of the units, for all rows and steps. */
+/* Project x of few rows: one thread's share of the units, for all rows and steps. */
 static void project(const void *context, int64_t block, real *memory)
 {
     const GatedShared *shared = context;
@@ -575,62 +616,89 @@ static void project(const void *context, int64_t block, real *memory)
     add_products(scan->weight_ih + first * I, count, &x, shared->projected + first, units);
 }
 
+/* Gradients of DIRECT_ROWS rows of x. */
+static void gated_grad_x(const void *context, int64_t block, real *memory)
+{
+    const GatedShared *shared = context;
+    const GatedScan *scan = shared->scan;
+    const int64_t I = scan->features, padded = padded_size(I), numbers = 3 * scan->H;
+    const int64_t first = block * DIRECT_ROWS, left = scan->T * scan->B - first, rows = left < DIRECT_ROWS ? left : DIRECT_ROWS;
+    memset(memory, 0, rows * padded * sizeof(real));
+    matmul(scan->grad_xp + first * numbers, numbers, &shared->weight_ih, memory, padded, rows, NULL);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(scan->grad_x + (first + i) * I, memory + i * padded, I * sizeof(real));
+}
+
+/* The jobs behind the walk of a backward: gradients of the weights, of r and u and of tau, whose gradients xp has none
+ * of, then of the input's, and of x. */
+static int run_gated_backward(const GatedShared *shared, Job walk)
+{
+    const GatedScan *scan = shared->scan;
+    const int64_t H = scan->H, steps = scan->T * scan->B, few = steps <= DIRECT_ROWS, projects = scan->features > 0;
+    Source gates = {H, 2 * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
+    Source target = gates, input = {scan->features, 3 * H, .x = scan->x, .to_weight = scan->grad_weight_ih};
+    target.units = H;
+    target.to_weight = scan->grad_weight + 2 * H * H;
+    real *bias = scan->grad_bias;
+    Gradient all[] = {
+        {.rows = steps, .units = 2 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {gates}, .to_bias = bias},
+        {.rows = steps, .units = H, .grads = scan->grad_tau, .stride = H, .sources = {target},
+         .to_bias = bias == NULL ? NULL : bias + 2 * H},
+        {.rows = steps, .units = 3 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {input}, .to_bias = scan->grad_bias_ih},
+    };
+    Job jobs[8] = {walk};
+    int64_t count = 1;
+    int failed = 0;
+    for (int64_t i = 0; i < 2 + projects && !failed; i++) {
+        if (few) {
+            jobs[count++] = few_rows_job(&all[i]);
+            continue;
+        }
+        failed = prepare_gradients(&all[i]);
+        plan_gradients(&all[i], jobs + count);
+        count += 2;
+    }
+    if (scan->grad_x != NULL && !few)
+        jobs[count++] = (Job){gated_grad_x, shared, DIRECT_ROWS * padded_size(scan->features), (steps + DIRECT_ROWS - 1) / DIRECT_ROWS, 0, 0};
+    failed = failed || run_threads(jobs, count, scan->threads);
+    if (scan->grad_x != NULL && few && !failed) {
+        memset(scan->grad_x, 0, steps * scan->features * sizeof(real));
+        add_rows(scan->weight_ih, 3 * H, scan->features, scan->grad_xp, 3 * H, steps, scan->grad_x, scan->features);
+    }
+    for (int64_t i = 0; i < 3; i++)
+        free(all[i].sums);
+    return failed;
+}
+
 /* One gated scan, forward or backward; returns 0, or 1 where memory ran out. */
 static int run_gated(const GatedScan *given)
 {
     GatedScan own = *given, *scan = &own; /* with memory for what nobody asked for */
     const int64_t H = scan->H, steps = scan->T * scan->B;
     GatedShared shared = {.scan = scan};
+    void *grads = NULL;
+    if (scan->backward && scan->grad_xp == NULL) {
+        if (posix_memalign(&grads, 64, (steps > 0 ? steps : 1) * 4 * H * sizeof(real)) != 0)
+            return 1;
+        scan->grad_xp = grads, scan->grad_tau = scan->grad_xp + steps * 3 * H;
+    }
     real *memory = zeros(prepare_gated(&shared, NULL));
-    if (memory == NULL)
+    if (memory == NULL) {
+        free(grads);
         return 1;
+    }
     prepare_gated(&shared, memory);
-    if (scan->backward && scan->grad_xp == NULL)
-        scan->grad_xp = shared.projected, scan->grad_tau = shared.projected + steps * 3 * H;
     expect_writes(scan->backward ? scan->grad_xp : scan->out, steps * (scan->backward ? 3 : 1) * H);
     expect_writes(scan->backward ? scan->grad_tau : scan->gates, steps * (scan->backward ? H : kept_of(scan)));
     expect_writes(scan->out_copy, steps * H);
+    expect_writes(scan->grad_x, steps * scan->features);
     const Job walk = {gated_walk, &shared, lay_out_gated(&shared, NULL, &(GatedWork){0}), (scan->B + scan->block - 1) / scan->block, 0, 0};
-    Job jobs[5] = {walk};
-    if (!scan->backward) {
-        if (shared.projected != NULL) {
-            jobs[0] = (Job){project, &shared, LANES + columns_size(steps, scan->features), scan->threads, 0, 0};
-            jobs[1] = walk;
-        }
-        int failed = run_threads(jobs, shared.projected != NULL ? 2 : 1, scan->threads);
-        free(memory);
-        return failed;
-    }
-    /* the weight's rows of r and u, and of tau, whose gradients xp has none of */
-    Source gates = {H, 2 * H, .first = scan->h0, .ahead = scan->B, .x = scan->out, .to_weight = scan->grad_weight};
-    Source target = gates, input = {scan->features, 3 * H, .x = scan->x, .to_weight = scan->grad_weight_ih};
-    target.units = H;
-    target.to_weight = scan->grad_weight + 2 * H * H;
-    real *bias = scan->grad_bias;
-    Gradient of_gates = {.rows = steps, .units = 2 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {gates}, .to_bias = bias};
-    Gradient of_target = {.rows = steps, .units = H, .grads = scan->grad_tau, .stride = H, .sources = {target},
-                          .to_bias = bias == NULL ? NULL : bias + 2 * H};
-    Gradient of_input = {.rows = steps, .units = 3 * H, .grads = scan->grad_xp, .stride = 3 * H, .sources = {input},
-                         .to_bias = scan->grad_bias_ih};
-    if (steps <= DIRECT_ROWS) {
-        jobs[1] = few_rows_job(&of_gates), jobs[2] = few_rows_job(&of_target), jobs[3] = few_rows_job(&of_input);
-        int failed = run_threads(jobs, scan->features > 0 ? 4 : 3, scan->threads);
-        free(memory);
-        if (scan->grad_x != NULL && !failed) {
-            memset(scan->grad_x, 0, steps * scan->features * sizeof(real));
-            add_rows(scan->weight_ih, 3 * H, scan->features, scan->grad_xp, 3 * H, steps, scan->grad_x, scan->features);
-        }
-        return failed;
-    }
-    int failed = prepare_gradients(&of_gates) || prepare_gradients(&of_target);
-    if (!failed) {
-        plan_gradients(&of_gates, jobs + 1);
-        plan_gradients(&of_target, jobs + 3);
-        failed = run_threads(jobs, 5, scan->threads);
-    }
-    free(of_gates.sums);
-    free(of_target.sums);
+    const Job first = {project, &shared, LANES + columns_size(steps, scan->features), scan->threads, 0, 0};
+    Job jobs[] = {first, walk};
+    const int64_t projected = shared.projected != NULL;
+    int failed = scan->backward ? run_gated_backward(&shared, walk) : run_threads(jobs + !projected, 1 + projected, scan->threads);
     free(memory);
+    free(grads);
     return failed;
 }
 
