@@ -187,6 +187,17 @@ def test_the_docs_build_without_a_warning(site: Path) -> None:
     assert 'class="rum-playground"' in (site / "rotation.html").read_text(encoding="utf-8")
 
 
+def test_the_api_page_has_what_the_pages_import(site: Path) -> None:
+    api = (site / "api.html").read_text(encoding="utf-8")
+    texts = [page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "README.md")]
+    imports = re.findall(r"^from (torchrum[\w.]*) import ([\w, ]+)", "\n".join(texts), re.MULTILINE)
+    names = {f"{module}.{name.strip()}" for module, listed in imports for name in listed.split(",")}
+    assert len(names) > 20
+    assert {name for name in names if f'id="{name}"' not in api} == set()
+    for name in ("torchrum.cells.rum.PAPER_OPTIONS", "torchrum.hub.TrainedModel", "torchrum.rl.RUMModule"):
+        assert f'id="{name}"' in api
+
+
 def test_the_site_reads_without_a_network(site: Path) -> None:
     """No script, style, font or image comes from elsewhere; links may lead there."""
     pages = {page.name: page.read_text(encoding="utf-8") for page in site.glob("*.html")}

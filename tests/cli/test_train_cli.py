@@ -291,7 +291,6 @@ def test_a_failed_run_has_exit_code_1(tmp_path, capsys):
             ["train", TINY, "--out", "file", "--quiet"],
             "file/tiny cannot be written: Not a directory. Choose another --out.",
         ),
-        (["report", "--results", "nowhere"], "nowhere is not a folder; pass the folder of a results ledger"),
         (["table", "--write", "missing.md"], "missing.md cannot be read: No such file or directory."),
         (["figure", "recall"], "results has nothing to draw recall from; add a run with torchrum record RUN."),
         (["bench", "--report", "missing.json"], "missing.json"),

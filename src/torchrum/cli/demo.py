@@ -25,10 +25,13 @@ from torchrum.lab.training.trainer import Trainer
 from torchrum.paper.ledger.runs import model_label
 
 LEAD = "RUM and an LSTM on associative recall: four keys, each with a value; then a key, and the answer is its value."
-NEXT = """Where to go next
-  {torchrum} sample                                             text from a small model that comes with the package
-  {torchrum} list                                               what else to train, how long it takes, on what
-  torchrum.RUM(10, 20)                                          the layer, in place of nn.GRU(10, 20)"""
+NEXT = {
+    "{torchrum} compare mydata.csv": "GRU, LSTM and RUM on your own data, and a verdict",
+    "{torchrum} sample": "text from a small model that comes with the package",
+    "{torchrum} list": "what else to train, how long it takes, on what",
+    "torchrum.RUM(10, 20)": "in Python: the layer, in place of nn.GRU(10, 20)",
+}
+"""What to type next."""
 
 
 def main(arguments: list[str]) -> int:
@@ -132,7 +135,10 @@ def compare(console: Console, runs: dict[str, Path], folder: Path) -> None:
     console.print()
     console.print(table)
     console.print(f"\nThe picture: {picture}\nThe page, with what RUM learnt: {page}\n")
-    console.print(NEXT.replace("{torchrum}", command_name()))
+    console.print("Where to go next")
+    commands = {line.format(torchrum=command_name()): meaning for line, meaning in NEXT.items()}
+    for line, meaning in commands.items():
+        console.print(f"  {line:<{max(map(len, commands))}}  {meaning}")
 
 
 def command_name() -> str:

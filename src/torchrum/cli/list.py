@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     show(header, groups)
     if options.recipe is None:
         print(fitted(where_ours_comes_from(options.results)))
-        if not options.all:
+        if not options.all and options.results.is_dir():
             print(fitted(SIZES))
     return 0
 
@@ -201,8 +201,8 @@ def where_ours_comes_from(results: Path) -> str:
             f"The column ours comes from the results ledger in {results}; torchrum table shows settings and commands."
         )
     return (
-        f"The column ours is empty: it comes from the results ledger, and {results} is not a folder. "
-        "Run this in a clone of the project, or pass --results DIR."
+        f"The results and times of our own runs are left out: they come from the results ledger, and {results} is not "
+        "a folder. Run this in a clone of the project, or pass --results DIR."
     )
 
 
@@ -219,16 +219,18 @@ def show(header: Sequence[str], groups: dict[str, list[Line]]) -> None:
         console.width = 200
     width = console.width
     wide = {"minutes": 110, "hardware": 110, "about": 150, "where": 190}
-    columns = [name for name in header if width >= wide.get(name, 0)]
+    found = {name for lines in groups.values() for line in lines for name in header if line[name]}
+    columns = [name for name in header if width >= wide.get(name, 0) and name in found]
     grid = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     names = [line[header[0]] for lines in groups.values() for line in lines]
     grid.add_column(columns[0], no_wrap=True, min_width=max(map(len, names)))
     for name in columns[1:]:
         widest = WIDEST.get(name) if width < 110 and "sizes" in columns else None
         grid.add_column(name, overflow="fold", min_width=LEAST.get(name), max_width=widest)
+    nothing = "-" if header[0] == "recipe" else ""
     for group, lines in groups.items():
         if group and lines:
             grid.add_row(Text(f"{group}:", style="bold"))
         for line in lines:
-            grid.add_row(*(line[name] for name in columns))
+            grid.add_row(*(line[name] or nothing for name in columns))
     console.print(grid, crop=False)

@@ -1,5 +1,6 @@
 """``torchrum report --out report.html``"""
 
+import sys
 from pathlib import Path
 
 from torchrum.cli.parsing import Parser, use_recipe
@@ -38,6 +39,11 @@ def main(arguments: list[str]) -> int:
         changed = write_headlines(options.write, read_ledger(options.results), options.results)
         print(f"{options.write}: {'headlines written' if changed else 'headlines are up to date'}")
         return 0
-    page = runs_page(options.runs) if options.runs else ledger_page(options.results)
+    page = runs_page(options.runs) if options.runs else ledger_page(options.results, say)
     print(write_page(page, options.out or Path("report.html")))
     return 0
+
+
+def say(line: str) -> None:
+    """Print what takes time; the path of the page is all that goes to the output."""
+    print(line, file=sys.stderr, flush=True)

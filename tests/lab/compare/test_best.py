@@ -14,7 +14,7 @@ from torchrum.lab.compare.best import save_best
 from torchrum.lab.compare.data import read_problem
 from torchrum.lab.compare.models import train
 from torchrum.lab.compare.problem import Problem
-from torchrum.lab.compare.run import WEIGHTS, Training, settings_for
+from torchrum.lab.compare.run import WEIGHTS, settings_for, weights_file
 from torchrum.lab.compare.verdict import Standing
 
 RANDOM = np.random.default_rng(0)
@@ -26,7 +26,7 @@ def trained(folder: Path, problem: Problem, name: str) -> Best:
     size, device = settings.hidden_sizes[name], torch.device("cpu")
     row, weights = train(problem, name, size, 1e-3, 1, 10, True, device, lambda: None)
     (folder / WEIGHTS).mkdir()
-    save_file(weights, folder / WEIGHTS / Training(*row[:3]).weights)
+    save_file(weights[row.best_step], weights_file(folder, row))
     save_best(folder, [Standing(name, 1e-3, [row])], problem, settings)
     return load(folder)
 

@@ -79,6 +79,32 @@ def test_decimal_commas_and_utf16(tmp_path):
     assert "decimal comma" in guess(problem, "numbers")
 
 
+def test_numbers_between_blanks(tmp_path):
+    rows = [[i, f"{i % 7:>3}", np.sin(i)] for i in range(100)]
+    problem = read_problem(write(tmp_path / "load.csv", "t  temp   load", rows, " "))
+    assert (problem.reading["time"], problem.reading["columns"]) == ("t", ["temp", "load"])
+    texts = read_problem(write(tmp_path / "a.csv", "some words", [["of", "abc"[i % 3]] for i in range(100)], " "))
+    assert texts.reading["alphabet"] == ["of a", "of b", "of c"]
+
+
+def test_labels_that_are_no_numbers(tmp_path):
+    """Marks alone do not make a number of a text."""
+    labels = ("v1", "1st", "10.0.0.1", "a 100", "12:30", "1-2")
+    rows = [[np.sin(i), labels[i % len(labels)]] for i in range(100)]
+    assert read_problem(write(tmp_path / "a.csv", "v,label", rows)).reading["classes"] == sorted(labels)
+
+
+def test_rows_of_one_name_stay_together(tmp_path):
+    """Also if most names have one row: rows of one patient in two parts would be a leak."""
+    names = [i - (i % 3 == 2) for i in range(120)]  # two thirds are different
+    rows = [[name, DRAW.normal(), "ab"[name % 2]] for name in names]
+    problem = read_problem(write(tmp_path / "a.csv", "patient,x,label", rows))
+    assert problem.reading["group"] == "patient"
+    assert sum(len(part.inputs) for part in (problem.train, problem.validation, problem.test)) == 80
+    different = [[i, *row[1:]] for i, row in enumerate(rows)]
+    assert read_problem(write(tmp_path / "b.csv", "patient,x,label", different)).reading["group"] is None
+
+
 def test_a_file_without_a_header(tmp_path):
     problem = read_problem(write(tmp_path / "plain.csv", "5,0.25", [[i % 5, np.cos(i)] for i in range(80)]))
     assert problem.reading["columns"] == ["1", "2"]
@@ -316,6 +342,13 @@ ROWS = {
     "input": (load_rows(), {"time": "date", "inputs": ["date"]}, r'"date" is --time, so it cannot be among --inputs'),
     "kind": (load_rows(), {"kind": "x"}, r"kind is 'x'; it must be one of classification, regression"),
     "classes": (load_rows(), {"kind": "tagging"}, r'"load" has 100 different numbers .*; tagging needs classes'),
+    "money": (
+        [[a, b, f"${1000 + i:,}".join('""')] for i, (a, b, _) in enumerate(load_rows())],
+        {},
+        r'row 2, column "load": "\$1,000" is not a plain number, such as 1234\.5 \(100 such cells\); write all as such',
+    ),
+    "thousands": ([[a, b, f"1.{100 + b},50".join('""')] for a, b, _ in load_rows()], {}, r'"1\.100,50" is not a plain'),
+    "percent": ([[a, f"{b}%", c] for a, b, c in load_rows()], {}, r'column "temp": "0%" is not a plain number'),
     "number": (load_rows(), {"target": "date", "kind": "forecasting"}, r'row 2, column "date": "2020.*" is not a'),
     "no time": ([["a", b, c] for _, b, c in load_rows()], {"time": "date"}, r'row 2.*"a" is neither a number nor'),
     "leak": (
@@ -358,7 +391,11 @@ FILES = {
     "f.csv": (b"a,b\n" + b"1,2\n" * 5 + b'"1,2\n' + b"1,2\n" * 40000, r"f\.csv, row 7: field larger.*not closed"),
     "g.csv": (b"a,b\n1,2\n\n1,2\n", r"g\.csv, row 3 is blank; remove it"),
     "h.csv": (b"\xff\xfea", r"h\.csv begins as UTF-16 but is damaged"),
-    "i.xlsx": (bytes(100), r"i\.xlsx is binary"),
+    "i.xlsx": (bytes(100), r"i\.xlsx: files that end in \.xlsx are not read; save the sheet as CSV"),
+    "i.json": (b'{"a": 1}\n' * 60, r"i\.json: .*; write its rows as CSV"),
+    "i.csv.gz": (bytes(100), r"i\.csv\.gz: .*; unpack it first"),
+    "i.dat": (bytes(100), r"i\.dat is binary, in no format that is known"),
+    "i.csv": (b"a,b\n" + b"1,2\n" * 60 + b'"1,2\n' + b"1,2\n" * 60, r"row 62 has 1 cell, .* mark that is not closed"),
     "j.txt": (b"short", r"j\.txt has 5 symbols; at least 50 are needed"),
     "k.txt": (b"a" * 500, r"k\.txt has fewer than 2 symbols that occur twice"),
     "l.npz": (b"hello", r"l\.npz was not written by numpy"),
@@ -380,6 +417,7 @@ def test_faults_of_paths(tmp_path):
     for path, message in {
         tmp_path / "none.csv": r"none\.csv cannot be read: No such file",
         tmp_path / "pipe": "pipe is not a regular file",
+        Path("https://example.org/a.csv"): "a.csv is an address; download the file",
         Path("/dev/zero"): "/dev/zero is not a regular file",
         tmp_path: "has no classes: it must have a subfolder of text files for each class",
     }.items():

@@ -10,6 +10,7 @@ from torchrum.lab.compare.models import (
     BATCH_SIZE,
     MODELS,
     Examples,
+    Finished,
     Network,
     Sizes,
     choose_hidden_sizes,
@@ -17,6 +18,7 @@ from torchrum.lab.compare.models import (
     draw_batches,
     is_improving,
     score,
+    shorten,
     time_steps,
     time_training,
     train,
@@ -140,18 +142,40 @@ def test_training_keeps_the_best_weights(kind, name):
     assert trained.validation < 0.98 * trained.curve[0][2]
     assert trained.test is not None and not trained.diverged
     network = Network(name, Sizes.of(given), 8)
-    network.load_state_dict(weights)
+    assert max(weights) == trained.best_step
+    network.load_state_dict(weights[trained.best_step])
     for wanted, part in ((trained.validation, given.validation), (trained.test, given.test)):
         examples = Examples(given, part, CPU)
         assert score(network, given, examples, torch.arange(len(examples))) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_training_repeats():
-    first, second = (train(problem(), "RUM", 8, 1e-2, 3, 20, True, CPU, lambda: None)[1] for _ in range(2))
-    _, other = train(problem(), "RUM", 8, 1e-2, 4, 20, True, CPU, lambda: None)
+    runs = (train(problem(), "RUM", 8, 1e-2, seed, 20, True, CPU, lambda: None) for seed in (3, 3, 4))
+    first, second, other = (weights[run.best_step] for run, weights in runs)
     assert first.keys() == second.keys()
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     assert not torch.equal(first["readout.weight"], other["readout.weight"])
+
+
+def test_a_training_contains_those_of_fewer_steps():
+    runs = [train(problem(), "GRU", 8, 1e-2, 3, 45, True, CPU, lambda: None, lambda end=end: end) for end in (45, 18)]
+    (full, weights), (ended, ended_weights) = runs
+    assert [step for step, *_ in ended.curve] == [0, 3, 6, 9, 12, 15, 18]
+    cut = shorten(full, 18)
+    assert [point[::2] for point in cut.curve] == [point[::2] for point in ended.curve]
+    assert (cut.validation, cut.best_step) == (ended.validation, ended.best_step)
+    assert cut.test == (ended.test if full.best_step <= 18 else None)
+    assert cut.seconds == cut.curve[-1][1] < full.seconds
+    assert torch.equal(weights[cut.best_step]["readout.weight"], ended_weights[cut.best_step]["readout.weight"])
+    assert shorten(full, 45) == full
+
+
+def test_a_shortened_training_has_not_diverged_yet():
+    curve = [(0, 0.0, 5.0), (3, 1.0, 4.0), (6, 2.0, 3.0)]
+    run = Finished("GRU", 0.01, 1, 3.0, 0.5, 2.5, True, curve)  # it diverged before step 9
+    assert shorten(run, 9) == run
+    assert shorten(run, 6) == run._replace(diverged=False)
+    assert shorten(run, 3) == Finished("GRU", 0.01, 1, 4.0, None, 1.0, False, curve[:2])
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])

@@ -152,6 +152,20 @@ def test_only_a_folder_of_a_comparison_can_be_resumed(tmp_path):
         resume(tmp_path)
 
 
+def test_a_damaged_folder_is_an_error(finished, tmp_path):
+    (tmp_path / "problem.pt").write_bytes(b"junk")
+    with pytest.raises(RunError, match=r"problem\.pt is damaged; start again"):
+        resume(tmp_path)
+    shutil.copy(finished.folder / "problem.pt", tmp_path)
+    (tmp_path / "settings.json").write_text('{"a": 1}')
+    with pytest.raises(RunError, match=r"settings\.json is not of a comparison"):
+        resume(tmp_path)
+    (tmp_path / "trainings.jsonl").write_text('{"model": "GRU"}\n')
+    assert read_trainings(tmp_path) == []
+    with pytest.raises(ConfigError, match="is a file; name a folder with --out"):
+        compare(columns(), out=tmp_path / "trainings.jsonl")
+
+
 def test_steps_fill_the_time_and_too_little_time_is_an_error():
     times = dict.fromkeys(MODELS, (0.001, 0.1))
     steps = plan_steps(times, 2, 300)

@@ -98,6 +98,17 @@ def test_of_equal_scores_the_rate_that_was_there_first_is_chosen():
     assert choose_rates(rows) == {"GRU": RATES[2]}
 
 
+def test_the_choice_does_not_depend_on_which_training_ended_first():
+    rows = [run("GRU", 0, 0.0, rate=rate) for rate in RATES]
+    assert choose_rates(rows) == choose_rates(rows[::-1]) == {"GRU": RATES[0]}
+
+
+def test_fresh_seeds_at_another_rate_do_not_count():
+    rows = [run("GRU", 0, rate, rate=rate) for rate in RATES]
+    rows += [run("GRU", seed, 0.1, 0.2, rate=RATES[seed == 2]) for seed in SEEDS]
+    assert [row.seed for row in standings(rows)[0].runs] == [1, 3]
+
+
 def test_the_table_sorts_by_score_and_has_the_models_without_memory():
     rows = finished({"RUM lam=1": (0.1, (0.1, 0.12, 0.29)), "LSTM": (0.2, (0.3, 0.31, 0.32))})
     table = score_table(standings(rows), FLOOR, "error rate", 100, FACTS)
@@ -115,7 +126,7 @@ def test_the_table_sorts_by_score_and_has_the_models_without_memory():
         "1.0",
         "100",
     ]
-    assert not table.notes
+    assert table.notes == ["The verdict compares RUM lam=1 and LSTM, the best of their kind on the validation part."]
 
 
 def test_the_table_marks_models_that_improve_and_counts_what_diverged():
@@ -126,12 +137,13 @@ def test_the_table_marks_models_that_improve_and_counts_what_diverged():
     ]
     table = score_table(standings(rows), FLOOR, "error rate", 100, FACTS)
     assert next(row[1] for row in table.rows if row[0] == "GRU") == "58.00%*"
-    assert table.notes[0].startswith("* still improving") and table.notes[1].startswith("1 of the trainings diverged")
+    assert table.notes[1].startswith("* still improving") and table.notes[2].startswith("1 of the trainings diverged")
 
 
 def test_a_table_can_have_models_without_scores():
     table = score_table(standings(finished({})[:30]), FLOOR, "error rate", 100, FACTS)
     assert [row[1] for row in table.rows].count("not finished") == 6
+    assert not table.notes
 
 
 @pytest.mark.parametrize(

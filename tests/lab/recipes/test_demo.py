@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,9 @@ def test_the_demo_trains_both_and_compares_them(tmp_path, capsys):
     assert "RUM λ=1" in printed
     assert "LSTM" in printed
     assert "38.4%" in printed
+    following = printed.partition("Where to go next\n")[2].splitlines()
+    assert " compare mydata.csv  " in following[0]
+    assert len({re.search(r"\S  +(?=\w)", line).end() for line in following}) == 1  # the meanings are aligned
     assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
     page = tmp_path / "demo" / "report.html"
     assert str(page) in printed.replace("\n", "")

@@ -36,15 +36,17 @@ def test_the_curve_of_a_run(run, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, code, message",
     [
-        (["record", "nowhere", "--results", "ledger"], "nowhere is not a run folder"),
-        (["figure", "recall", "--results", "nowhere"], "nowhere is not a folder; pass the folder of a results ledger"),
+        (["record", "nowhere", "--results", "ledger"], 1, "nowhere is not a run folder"),
+        (["figure", "recall", "--results", "nowhere"], 2, "nowhere is not a folder; pass the folder of a results"),
+        (["report", "--results", "nowhere"], 2, "nowhere is not a folder; pass the folder of a results ledger"),
+        (["table", "--results", "nowhere"], 2, "nowhere is not a folder; pass the folder of a results ledger"),
     ],
 )
-def test_mistakes_have_a_message_and_an_exit_code(arguments, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_have_a_message_and_an_exit_code(arguments, code, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 1
+    assert main(arguments) == code
     assert message in capsys.readouterr().err
 
 

@@ -37,9 +37,11 @@ def report(tmp_path_factory) -> Path:
     """The page of the committed ledger."""
 
     def write(folder: Path) -> None:
+        said: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
             draw_less(patch)
-            write_page(ledger_page(RESULTS), folder / "report.html")
+            write_page(ledger_page(RESULTS, said.append), folder / "report.html")
+        assert {"drawing copying", "drawing char", "drawing rotation"} <= set(said)  # it takes a while
 
     return made_once(tmp_path_factory, "report", write) / "report.html"
 

@@ -3,7 +3,7 @@
 import re
 import time as clock
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torchrum.lab.compare.run import (
     SETTINGS,
     Settings,
     claim_folder,
+    is_scored,
     load_problem,
     read_settings,
     read_trainings,
@@ -148,7 +149,7 @@ def _report(folder: Path, problem: Problem, settings: Settings) -> Comparison:
     from torchrum.lab.compare.page import comparison_page  # the processes that train have no use for matplotlib
     from torchrum.lab.page import write_page
 
-    found = standings(read_trainings(folder))
+    found = standings([run for run in read_trainings(folder, settings.steps) if is_scored(run)])
     verdict = decide(found, problem.floor, problem.metric, _more(folder))
     sizes = Sizes.of(problem)
     times = time_steps({name: Network(name, sizes, size) for name, size in settings.hidden_sizes.items()}, problem)
@@ -157,6 +158,9 @@ def _report(folder: Path, problem: Problem, settings: Settings) -> Comparison:
         for name, size in settings.hidden_sizes.items()
     }
     table = score_table(found, problem.floor, problem.metric, settings.steps or 0, facts)
+    if settings.planned is not None:
+        cut = f"The steps were cut from {settings.planned:,} to {settings.steps:,}, since the machine became slower."
+        table = replace(table, notes=[*table.notes, cut])
     if any(each.runs for each in found):
         save_best(folder, found, problem, settings)
     page = comparison_page(folder, problem, verdict, table, found, _more(folder))

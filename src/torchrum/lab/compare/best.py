@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from torchrum.lab.compare.models import MODELS, Network, Sizes
 from torchrum.lab.compare.problem import Problem
-from torchrum.lab.compare.run import WEIGHTS, Settings, Training
+from torchrum.lab.compare.run import Settings, weights_file
 from torchrum.lab.compare.verdict import Standing, champion
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.files import read_json, write_atomic, write_json
@@ -23,8 +23,7 @@ def save_best(folder: Path, found: Sequence[Standing], problem: Problem, setting
     """Write ``best.safetensors`` and ``best.json``: the seed that is best on the validation part, of the best model."""
     best = champion([each for each in found if each.runs], FAMILIES)
     run = min(best.runs, key=lambda run: run.validation)
-    weights = folder / WEIGHTS / Training(*run[:3]).weights
-    write_atomic(folder / "best.safetensors", weights.read_bytes())
+    write_atomic(folder / "best.safetensors", weights_file(folder, run).read_bytes())
     scale = problem.target_scale
     described = {
         "model": run.model,

@@ -1,6 +1,7 @@
 """Read a user's data and make a prediction problem of it."""
 
 import codecs
+import re
 import stat
 import zipfile
 from collections.abc import Sequence
@@ -17,6 +18,13 @@ from torchrum.lab.compare.table import MOST_VALUES, read_csv, read_parquet, tabl
 
 KINDS = ("classification", "regression", "forecasting", "tagging", "symbols")
 SHARED = "give a CSV, Parquet, .npz, .npy or text file, or a folder with a subfolder of texts for each class"
+CONVERT = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV"),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".html", ".xml"), "write its rows as CSV"),
+    **dict.fromkeys((".feather", ".arrow", ".orc", ".h5", ".hdf5", ".mat", ".pkl", ".pickle", ".pt"), "save it as CSV"),
+    **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".7z"), "unpack it first"),
+}
+"""Endings of files that are not read, and what to do; as symbols, those that are text can be read."""
 MOST_CONTROLS = 0.01
 """Share of control characters beyond which a file is not text."""
 SPLIT_NAMES = frozenset(("train", "test", "valid", "validation", "val", "dev"))
@@ -50,6 +58,8 @@ def read_problem(
         raise BadDataError(f"inputs is {inputs!r}; pass a list of columns.")
     options: dict[str, Any] = {"target": target, "time": time, "group": group, "inputs": inputs}
     if isinstance(data, str | Path):
+        if re.match(r"[a-z]{2,}:/+[^/]", str(data)):
+            raise BadDataError(f"{data} is an address; download the file, and give its path.")
         return build(_read_path(Path(data), options, kind))
     columns = dict(data.items()) if hasattr(data, "items") else None  # a dict, or a data frame
     if columns is not None and not (set(columns) <= {"x", "y"} and all(value is None for value in options.values())):
@@ -77,6 +87,8 @@ def _read_path(path: Path, options: dict[str, Any], kind: Kind | None) -> Sequen
         if suffix in (".npz", ".npy"):
             _refuse_columns(f"{path.name} holds arrays", options)
             return _read_arrays(path, kind)
+        if suffix in CONVERT and kind != "symbols":
+            raise BadDataError(f"{path.name}: files that end in {suffix} are not read; {CONVERT[suffix]}.")
         _refuse_binary(path)
         if suffix in (".csv", ".tsv"):
             return sequences_of_table(read_csv(path), **options, kind=kind)

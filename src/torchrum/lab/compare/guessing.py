@@ -12,6 +12,8 @@ TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "year", "step", "fr
 GROUP_NAMES = ("group", "series", "sequence", "session", "subject", "patient", "trial", "id")
 MOST_CLASSES = 20
 """Distinct whole numbers up to which a column of them is taken for classes."""
+MOST_GROUPS = 0.8
+"""Share of the rows up to which names are those of groups; if nearly all differ, each row has its own."""
 MOST_ONE_HOT = 20
 """Texts of an input column up to which it is one-hot encoded beside numbers."""
 
@@ -21,7 +23,7 @@ def guess_group(table: Table, taken: set[str | None]) -> str | None:
         if column.name in taken or column.dates or column.bad or not _is_name(column):
             continue
         count = len(np.unique(column.values))
-        if 2 <= count <= table.rows / 2:
+        if 2 <= count <= MOST_GROUPS * table.rows:
             table.guesses.append(f'group: "{column.name}", by its name; it has {count:,} groups')
             return column.name
     return None
@@ -97,7 +99,7 @@ def check_duplicates(table: Table, time: Column, group: str | None) -> None:
 def guess_target(table: Table, taken: set[str | None], inputs: Sequence[str]) -> Column:
     free = [column for column in table.columns.values() if column.name not in taken and column.name not in inputs]
     free = [column for column in free if not column.dates and not _is_counter(column)]
-    telling = [column for column in free if len(column.labels or ()) <= table.rows / 2]
+    telling = [column for column in free if column.marked or len(column.labels or ()) <= table.rows / 2]
     free = telling or free  # texts that are all different are no classes
     if not free:
         raise BadDataError(f"{table.name} has no column left to predict; name one with --target.")
@@ -172,6 +174,9 @@ def guess_inputs(table: Table, target: Column, time: str | None, group: str | No
         numbers.append(target)
     if kind == "symbols":
         return [target]
+    for column in texts:
+        if column.marked:
+            table.require(column)
     if not numbers and len(texts) == 1:
         return texts
     examples = kind in ("classification", "regression") and group is None

@@ -252,6 +252,37 @@ class Finished(NamedTuple):
     curve: Sequence[tuple[int, float, float]]
     """Step, seconds of training so far, and score on the validation part."""
 
+    @property
+    def best_step(self) -> int:
+        """Step of the weights that count."""
+        return next(step for step, _, found in self.curve if found == self.validation)
+
+
+def check_steps(steps: int) -> list[int]:
+    """Steps after which a training scores the validation part."""
+    return sorted({round(steps * check / CHECKS) for check in range(1, CHECKS + 1)})
+
+
+def shorten(run: Finished, steps: int) -> Finished:
+    """Return a training as it was after fewer steps; its rate is constant, so it is the same training.
+
+    Args:
+        run: a finished training.
+        steps: one of its ``check_steps``, or more than it has.
+
+    Returns:
+        The shorter training, without a score on the test part if that is of later weights.
+    """
+    curve = [point for point in run.curve if point[0] <= steps]
+    best = min(found for *_, found in curve)
+    return run._replace(
+        validation=best,
+        test=run.test if best == run.validation else None,
+        seconds=run.seconds if len(curve) == len(run.curve) else curve[-1][1],
+        diverged=run.diverged and curve[-1][0] < steps,
+        curve=curve,
+    )
+
 
 def is_improving(curve: Sequence[Sequence[float]]) -> bool:
     """Whether the last fifth of a training made the best score better by more than ``IMPROVING``."""
@@ -269,7 +300,8 @@ def train(
     test: bool,
     device: torch.device,
     tick: Callable[[], None],
-) -> tuple[Finished, dict[str, Tensor]]:
+    limit: Callable[[], int] | None = None,
+) -> tuple[Finished, dict[int, dict[str, Tensor]]]:
     """Train one model with Adam at a constant rate, and keep its best weights on the validation part.
 
     Args:
@@ -282,16 +314,17 @@ def train(
         test: whether to score the best weights on the test part.
         device: where to train.
         tick: called after every step.
+        limit: says after which of its ``check_steps`` to end; None ends after ``steps``.
 
     Returns:
-        The scores, and the weights that are best on the validation part.
+        The scores, and by its step each of the weights that were better on the validation part than all before.
     """
     torch.manual_seed(seed)
     learner = Learner(problem, name, hidden_size, rate, seed, device)
     network = learner.network
     curve = [(0, 0.0, learner.validate())]
-    weights = _copy(network)
-    checks = {round(steps * check / CHECKS) for check in range(1, CHECKS + 1)}
+    weights = {0: _copy(network)}
+    checks = set(check_steps(steps))
     seconds, begin, diverged = 0.0, time.perf_counter(), False
     for step in range(1, steps + 1):
         learner.step()
@@ -306,10 +339,12 @@ def train(
         if diverged:
             break
         if found < min(earlier for *_, earlier in curve):
-            weights = _copy(network)
+            weights[step] = _copy(network)
         curve.append((step, round(seconds, 3), found))
+        if limit is not None and step >= limit():
+            break
         begin = time.perf_counter()
-    network.load_state_dict(weights)
+    network.load_state_dict(weights[max(weights)])
     best = min(found for *_, found in curve)
     tested = learner.test() if test else None
     return Finished(name, rate, seed, best, tested, round(seconds, 3), diverged, curve), weights
@@ -322,9 +357,12 @@ def _copy(network: Network) -> dict[str, Tensor]:
 def time_training(problem: Problem, name: str, hidden_size: int, device: torch.device) -> tuple[float, float]:
     """Measure the seconds of one step of training, and of all scores of a training together."""
     learner, times = Learner(problem, name, hidden_size, 1e-3, 0, device), list[float]()
+    begin = time.perf_counter()
     for _ in range(WARMUP):  # a kernel may be compiled
         learner.step()
-    while len(times) < 5 or (len(times) < 100 and sum(times) < TIMING_SECONDS):
+        if time.perf_counter() - begin > TIMING_SECONDS:  # sequences of thousands of steps
+            break
+    while not times or (len(times) < 100 and sum(times) < TIMING_SECONDS):
         begin = time.perf_counter()
         learner.step()
         learner.wait()
@@ -336,14 +374,19 @@ def time_training(problem: Problem, name: str, hidden_size: int, device: torch.d
 
 @torch.no_grad()
 def time_steps(networks: dict[str, Network], problem: Problem, rounds: int = 50) -> dict[str, float]:
-    """Median seconds of one step at batch 1 with the state carried on, measured in turns."""
+    """Median seconds of one step at batch 1 with the state carried on, on one thread, measured in turns."""
     one = torch.ones(1, dtype=torch.int64)
     x = problem.train.inputs[0][:1].unsqueeze(1)  # (1, 1, F) or (1, 1)
     states: dict[str, Any] = dict.fromkeys(networks, (None, None))
     times: dict[str, list[float]] = {name: [] for name in networks}
-    for _ in range(rounds):
-        for name, network in networks.items():
-            begin = time.perf_counter()
-            _, states[name] = network(x, one, states[name])
-            times[name].append(time.perf_counter() - begin)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # nn.LSTM waits for all threads, which a busy machine may run late
+    try:
+        for _ in range(rounds):
+            for name, network in networks.items():
+                begin = time.perf_counter()
+                _, states[name] = network(x, one, states[name])
+                times[name].append(time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
     return {name: sorted(seconds)[len(seconds) // 2] for name, seconds in times.items()}

@@ -5,7 +5,7 @@ A folder of a comparison has
     settings.json     what was asked for, the sizes of the models, and the steps of a training once they are fixed
     problem.pt        the prepared data, for the trainings and for --resume; problem.json says in words what they are
     trainings.jsonl   one finished training per line
-    weights/          the best weights of each training with a fresh seed
+    weights/          the best weights of each training with a fresh seed, and while they are trained, the best so far
     best.*, report.html
 """
 
@@ -17,26 +17,30 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from torchrum.lab.compare.models import (
     MODELS,
     Finished,
+    Learner,
     Network,
     Sizes,
+    check_steps,
     choose_hidden_sizes,
     count_parameters,
+    shorten,
     time_training,
     train,
 )
@@ -48,8 +52,10 @@ from torchrum.lab.training.files import read_json, write_json
 from torchrum.lab.training.run_folder import FolderLock, holds_files, lock_folder
 
 FILLED = 0.8
-"""Share of the time limit that the plan fills: a machine may become slower."""
+"""Share of the time left that a plan fills: a machine may become slower."""
 LEAST_STEPS = 50
+LEAST_SHARE = 0.2
+"""Share of the planned steps below which they are not cut."""
 SETTINGS, PROBLEM, TRAININGS, WEIGHTS = "settings.json", "problem.pt", "trainings.jsonl", "weights"
 PARTS = ("train", "validation", "test")
 TICK = 16
@@ -70,6 +76,8 @@ class Settings:
     parameters: Mapping[str, int]
     steps: int | None = None
     """Of every training; None until it is fixed."""
+    planned: int | None = None
+    """Steps before they were cut, since the machine became slower."""
 
     def same_request(self, other: "Settings") -> bool:
         """Whether both are the same comparison of the same data."""
@@ -82,11 +90,6 @@ class Training(NamedTuple):
     model: str
     rate: float
     seed: int
-
-    @property
-    def weights(self) -> str:
-        """Name of the file of its best weights."""
-        return f"{list(MODELS).index(self.model)}-{self.seed}.safetensors"
 
 
 def settings_for(problem: Problem, data: str, options: Mapping[str, Any]) -> Settings:
@@ -121,25 +124,48 @@ def load_problem(folder: Path) -> Problem:
     """Read the prepared data of a folder."""
     if not (folder / PROBLEM).is_file():
         raise ConfigError(f"{folder} is not a folder of torchrum compare: it has no {PROBLEM}.")
-    fields: dict[str, Any] = torch.load(folder / PROBLEM, weights_only=True)
-    return Problem(**fields | {name: Part(**fields[name]) for name in PARTS})
+    try:
+        fields: dict[str, Any] = torch.load(folder / PROBLEM, weights_only=True)
+        return Problem(**fields | {name: Part(**fields[name]) for name in PARTS})
+    except Exception as error:  # of many kinds, if the file is damaged
+        raise RunError(f"{folder / PROBLEM} is damaged; start again with the data and another --out.") from error
 
 
 def read_settings(folder: Path) -> Settings:
     """Read the settings of a folder."""
-    return Settings(**read_json(folder / SETTINGS))
+    try:
+        return Settings(**read_json(folder / SETTINGS))
+    except TypeError as error:
+        raise RunError(f"{folder / SETTINGS} is not of a comparison; start again with another --out.") from error
 
 
-def read_trainings(folder: Path) -> list[Finished]:
-    """Read the finished trainings of a folder; a line that was cut off is left out."""
+def read_trainings(folder: Path, steps: int | None = None) -> list[Finished]:
+    """Read the finished trainings of a folder; a line that was cut off is left out.
+
+    Args:
+        folder: of the comparison.
+        steps: read the trainings as they were after this step.
+    """
     found = []
     path = folder / TRAININGS
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            found.append(Finished(**json.loads(line)))
-        except json.JSONDecodeError:
+            run = Finished(**json.loads(line))
+        except (json.JSONDecodeError, TypeError):
             continue
+        found.append(run if steps is None else shorten(run, steps))
     return found
+
+
+def is_scored(run: Finished) -> bool:
+    """Whether a training has all its scores; one that was shortened may lack that on the test part."""
+    return run.seed == SEARCH_SEED or run.test is not None
+
+
+def weights_file(folder: Path, run: Finished, step: int | None = None) -> Path:
+    """Name the file of the weights of a training after a step; by default those that count."""
+    place = list(MODELS).index(run.model)
+    return folder / WEIGHTS / f"{place}-{run.rate:g}-{run.seed}-{run.best_step if step is None else step}.safetensors"
 
 
 def add_training(folder: Path, row: Finished) -> None:
@@ -159,6 +185,8 @@ def claim_folder(out: Path | None, name: str, settings: Settings) -> FolderLock:
         name: of the data.
         settings: what is asked for.
     """
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder with --out.")
     names = (Path("runs", name if count == 1 else f"{name}-{count}") for count in itertools.count(1))
     for folder in [out] if out is not None else names:
         lock = lock_folder(folder)
@@ -178,21 +206,23 @@ def claim_folder(out: Path | None, name: str, settings: Settings) -> FolderLock:
 class Worker(NamedTuple):
     """What every process that trains has."""
 
+    folder: Path
     problem: Problem
     hidden_sizes: Mapping[str, int]
     device: torch.device
     stop: Any
     done: Any
+    limit: Any
 
 
 _worker: Worker | None = None
 
 
-def _start_worker(folder: Path, hidden_sizes: Mapping[str, int], device: str, stop: Any, done: Any) -> None:
+def _start_worker(folder: Path, hidden_sizes: Mapping[str, int], device: str, stop: Any, done: Any, limit: Any) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process passes it on
     torch.set_num_threads(1)
-    _worker = Worker(load_problem(folder), hidden_sizes, torch.device(device), stop, done)
+    _worker = Worker(folder, load_problem(folder), hidden_sizes, torch.device(device), stop, done, limit)
 
 
 class _StopError(Exception):
@@ -204,10 +234,18 @@ def _time(model: str) -> tuple[float, float]:
     return time_training(_worker.problem, model, _worker.hidden_sizes[model], _worker.device)
 
 
-def _train(training: Training, steps: int) -> tuple[Finished, dict[str, Tensor]] | None:
-    """Do one training; None if it was stopped."""
+def _train(
+    training: Training, planned: int, earlier: Finished | None
+) -> tuple[Finished, dict[int, dict[str, Tensor]]] | None:
+    """Do one training, or score the test part with the weights of an earlier one; None if it was stopped."""
     assert _worker is not None
-    stop, done, count = _worker.stop, _worker.done, 0
+    folder, problem, hidden_sizes, device, stop, done, limit = _worker
+    model, rate, seed = training
+    size, fresh, count = hidden_sizes[model], seed != SEARCH_SEED, 0
+    if earlier is not None:
+        learner = Learner(problem, model, size, rate, seed, device)
+        learner.network.load_state_dict(load_file(weights_file(folder, earlier)))
+        return earlier._replace(test=learner.test()), {}
 
     def tick() -> None:
         nonlocal count
@@ -218,15 +256,12 @@ def _train(training: Training, steps: int) -> tuple[Finished, dict[str, Tensor]]
             if stop.is_set():
                 raise _StopError
 
-    model, rate, seed = training
-    size = _worker.hidden_sizes[model]
-    fresh = seed != SEARCH_SEED
     try:
-        row, weights = train(_worker.problem, model, size, rate, seed, steps, fresh, _worker.device, tick)
+        row, weights = train(problem, model, size, rate, seed, planned, fresh, device, tick, lambda: limit.value)
     except _StopError:
         return None
     with done.get_lock():
-        done.value += steps - count // TICK * TICK
+        done.value += max(0, limit.value - count // TICK * TICK)
     return row, weights if fresh else {}
 
 
@@ -250,7 +285,11 @@ class Pool:
         self._deadline, self._bar = deadline, bar
         context = start_context("torch._dynamo", "torchrum.lab.compare.run")  # the optimizers import dynamo
         self._stop, self._done = context.Event(), context.Value("q", 0)
-        given = folder, settings.hidden_sizes, "cuda" if cuda else "cpu", self._stop, self._done
+        self.limit = context.Value("q", 0)
+        """Steps after which trainings end."""
+        self.running: dict[Future[Any], tuple[Any, float]] = {}
+        """Tasks with the time of their start."""
+        given = folder, settings.hidden_sizes, "cuda" if cuda else "cpu", self._stop, self._done, self.limit
         self._executor = ProcessPoolExecutor(self.jobs, context, _start_worker, given)
 
     @property
@@ -259,20 +298,25 @@ class Pool:
         return bool(self._interrupts.received)
 
     def run(
-        self, call: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], ended: Callable[[Any, Any], None]
+        self, call: Callable[..., Any], waiting: list[tuple[Any, ...]], ended: Callable[[Any, Any, float], None]
     ) -> bool:
         """Make a call for each task, and say for each how it ended as soon as it has.
+
+        Args:
+            call: made in one of the processes.
+            waiting: arguments of the calls; each is removed when its call begins.
+            ended: receives the arguments, the outcome and the seconds of a call, and may change ``waiting``.
 
         Returns:
             Whether all were made; otherwise the time was up or a signal came.
         """
-        waiting, running = list(tasks), dict[Future[Any], Any]()
+        running = self.running
         while running or waiting:
             open_for_more = not self.interrupted and time.monotonic() < self._deadline
             while open_for_more and waiting and len(running) < self.jobs:
                 task = waiting.pop(0)
                 with hold_back_interrupts():
-                    running[self._executor.submit(call, *task)] = task
+                    running[self._executor.submit(call, *task)] = task, time.monotonic()
             if not running:
                 return False
             finished, _ = wait(running, 0.2, FIRST_COMPLETED)
@@ -280,10 +324,10 @@ class Pool:
                 self._stop.set()
             self._bar.show(self._done.value)
             for future in finished:
-                task = running.pop(future)
+                task, begin = running.pop(future)
                 outcome = self._outcome(future)
                 if outcome is not None:
-                    ended(task, outcome)
+                    ended(task, outcome, time.monotonic() - begin)
         return not self.interrupted
 
     def _outcome(self, future: Future[Any]) -> Any:
@@ -322,7 +366,7 @@ class Bar:
         shown = self._console.is_terminal and not quiet
         self._progress = Progress(*columns, TimeRemainingColumn(), console=self._console, disable=not shown)
         self._row = self._progress.add_task("timing the models", total=None)
-        self._text, self._total, self._before = "", 1, 0
+        self._text, self._total, self._before, self._done = "", 1, 0, 0
         self._begin = self._printed = time.monotonic()
 
     def start(self, total: int, before: int) -> None:
@@ -331,6 +375,16 @@ class Bar:
         self._progress.reset(self._row, total=self._total, completed=before)
         self._begin = time.monotonic()
 
+    def shorten(self, left: int) -> None:
+        """Count ``left`` steps from here on."""
+        self._total = max(1, self._before + self._done + left)
+        self._progress.update(self._row, total=self._total)
+
+    def note(self, text: str) -> None:
+        """Print a line above the progress."""
+        if not self._quiet:
+            self._console.print(text)
+
     def say(self, text: str) -> None:
         """Describe what is done now."""
         self._text = text
@@ -338,7 +392,7 @@ class Bar:
 
     def show(self, done: int) -> None:
         """Show the steps done in this call."""
-        now = time.monotonic()
+        now, self._done = time.monotonic(), done
         if not self._progress.disable:
             self._progress.update(self._row, completed=self._before + done)
         elif not self._quiet and done and now - self._printed > PLAIN_SECONDS:
@@ -377,12 +431,146 @@ def plan_steps(times: Mapping[str, tuple[float, float]], jobs: int, seconds: flo
     return steps
 
 
-def in_parallel(costs: Sequence[float], jobs: int) -> float:
-    """Seconds until all of some trainings have ended, which start in this order and ``jobs`` at a time."""
-    free = [0.0] * jobs
+def cut_steps(planned: int, steps: int, seconds: float, needed: Callable[[int], float]) -> int:
+    """Choose fewer steps for every training if the machine has become too slow.
+
+    Args:
+        planned: steps of the plan.
+        steps: steps now.
+        seconds: time left.
+        needed: seconds until all trainings have ended, by their steps.
+
+    Returns:
+        The most of the ``check_steps`` of the plan that fit into the time; ``steps`` if they fit, or if none does.
+    """
+    if needed(steps) <= seconds:
+        return steps
+    least = max(LEAST_STEPS, LEAST_SHARE * planned)
+    fitting = [each for each in check_steps(planned) if least <= each < steps and needed(each) <= FILLED * seconds]
+    return max(fitting, default=steps)
+
+
+def in_parallel(costs: Sequence[float], jobs: int, busy: Sequence[float] = ()) -> float:
+    """Seconds until all of some trainings have ended, which start in this order and ``jobs`` at a time.
+
+    Args:
+        costs: seconds of each.
+        jobs: trainings at the same time.
+        busy: seconds until each of those that have started has ended.
+    """
+    free = [*busy, *[0.0] * (jobs - len(busy))]
+    heapq.heapify(free)
     for cost in costs:
         heapq.heapreplace(free, free[0] + cost)
     return max(free)
+
+
+Task = tuple[Training, int, Finished | None]
+"""A training, the steps of the plan, and the same training as it was after fewer steps, if only its test is missing."""
+
+
+class Schedule:
+    """What is left to train, and the steps of each training, which are cut if the machine becomes slower.
+
+    The rate of a training is constant, so that one of more steps contains those of fewer: their scores are in its
+    curve.
+
+    Args:
+        folder: of the comparison.
+        settings: with the number of steps.
+        deadline: in the time of ``time.monotonic``.
+        pool: where the trainings run.
+        bar: shows the progress.
+        fixed: keep the number of steps, since it was not planned for this deadline.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, deadline: float, pool: Pool, bar: "Bar", fixed: bool) -> None:
+        assert settings.steps is not None
+        self._fixed = fixed
+        self.settings = settings
+        self._folder, self._deadline, self._pool, self._bar = folder, deadline, pool, bar
+        self._planned, self._steps = settings.planned or settings.steps, settings.steps
+        self._walls: list[tuple[str, float]] = []  # the model and the seconds per step of each training of this call
+        self._waiting: list[Task] = []
+        pool.limit.value = settings.steps
+
+    def run(self) -> None:
+        """Train everything, first the search of the rates."""
+        trainings = (len(RATES) + len(SEEDS)) * len(MODELS)
+        before = len(read_trainings(self._folder, self._steps))
+        self._bar.start(trainings * self._steps, before * self._steps)
+        while left := self.left(self._steps):
+            self._bar.say("learning rates" if left[0].seed == SEARCH_SEED else "fresh seeds")
+            self._await(left)
+            if not self._pool.run(_train, self._waiting, self._keep):
+                break
+        kept = {weights_file(self._folder, row) for row in read_trainings(self._folder, self._steps)}
+        for path in (self._folder / WEIGHTS).iterdir():  # the steps are not cut any more
+            if path not in kept:
+                path.unlink()
+
+    def left(self, steps: int) -> list[Training]:
+        """Trainings to do now: the search, or once it is complete the fresh seeds."""
+        rows = read_trainings(self._folder, steps)
+        done = {Training(*row[:3]) for row in rows if is_scored(row)}
+        search = [Training(model, rate, SEARCH_SEED) for rate in RATES for model in MODELS]
+        if missing := [each for each in search if each not in done]:
+            return missing
+        rates = choose_rates(rows)
+        # seed by seed, so that a time limit leaves as many seeds of every model as possible
+        fresh = [Training(model, rates[model], seed) for seed in SEEDS for model in MODELS]
+        return [each for each in fresh if each not in done]
+
+    def _await(self, left: Sequence[Training]) -> None:
+        running, earlier = {task[0] for task, _ in self._pool.running.values()}, self._earlier(self._steps)
+        self._waiting[:] = [(each, self._planned, earlier.get(each)) for each in left if each not in running]
+
+    def _earlier(self, steps: int) -> dict[Training, Finished]:
+        """Trainings that lack no more than the score on the test part."""
+        rows = read_trainings(self._folder, steps)
+        found = {Training(*row[:3]): row for row in rows if not is_scored(row)}
+        return {each: row for each, row in found.items() if weights_file(self._folder, row).exists()}
+
+    def _keep(self, task: Task, outcome: tuple[Finished, dict[int, dict[str, Tensor]]], seconds: float) -> None:
+        row, weights = outcome
+        for step, values in weights.items():
+            save_file(values, weights_file(self._folder, row, step))
+        add_training(self._folder, row)
+        if not (row.diverged or task[2] or self._fixed):
+            self._walls.append((row.model, seconds / row.curve[-1][0]))
+            self._cut()
+
+    def _cut(self) -> None:
+        """Cut the steps if the trainings that are left would take too long at the speed of the last ones."""
+        found: dict[str, list[float]] = {}
+        for row in read_trainings(self._folder):
+            if not row.diverged:
+                found.setdefault(row.model, []).append(row.seconds / row.curve[-1][0])
+        if len(found) < len(MODELS):
+            return
+        costs = {model: fmean(seconds) for model, seconds in found.items()}  # of one step
+        pace = fmean(wall / costs[model] for model, wall in self._walls[-2 * self._pool.jobs :])
+        now = time.monotonic()
+
+        def needed(steps: int) -> float:
+            running = {task[0]: now - begin for task, begin in self._pool.running.values()}
+            busy = [max(0.0, pace * costs[each.model] * steps - spent) for each, spent in running.items()]
+            left = self.left(steps)
+            known = running.keys() | self._earlier(steps).keys()
+            models = [each.model for each in left if each not in known]
+            if left and left[0].seed == SEARCH_SEED:
+                models += [model for _ in SEEDS for model in MODELS]
+            return in_parallel([pace * costs[model] * steps for model in models], self._pool.jobs, busy)
+
+        steps = cut_steps(self._planned, self._steps, self._deadline - now, needed)
+        if steps == self._steps:
+            return
+        self._bar.note(f"the machine is slower than planned: every training counts up to step {steps:,}")
+        self._steps = self._pool.limit.value = steps
+        self.settings = replace(self.settings, steps=steps, planned=self._planned)
+        write_json(self._folder / SETTINGS, asdict(self.settings))
+        self._await(self.left(steps))
+        self._bar.shorten((len(self._waiting) + len(self._pool.running)) * steps)
 
 
 def train_all(folder: Path, settings: Settings, minutes: float, begin: float, quiet: bool) -> tuple[Settings, bool]:
@@ -401,32 +589,15 @@ def train_all(folder: Path, settings: Settings, minutes: float, begin: float, qu
     deadline = begin + 60 * minutes
     with Bar(quiet) as bar, Pool(folder, settings, deadline, bar) as pool:
         bar.say("timing the models")
-        if settings.steps is None:
+        fixed = settings.steps is not None
+        if not fixed:
             times: dict[str, tuple[float, float]] = {}
-            pool.run(_time, [(model,) for model in MODELS], lambda task, found: times.update({task[0]: found}))
+            pool.run(_time, [(model,) for model in MODELS], lambda task, found, _: times.update({task[0]: found}))
             if len(times) < len(MODELS):
                 return settings, pool.interrupted
             settings = replace(settings, steps=plan_steps(times, pool.jobs, deadline - time.monotonic()))
             write_json(folder / SETTINGS, asdict(settings))
-        steps = settings.steps
-        assert steps is not None
-        finished = {Training(*run[:3]) for run in read_trainings(folder)}
-        bar.start((len(RATES) + len(SEEDS)) * len(MODELS) * steps, len(finished) * steps)
-
-        def keep(task: tuple[Training, int], outcome: tuple[Finished, dict[str, Tensor]]) -> None:
-            row, weights = outcome
-            if weights:
-                save_file(weights, folder / WEIGHTS / task[0].weights)
-            add_training(folder, row)
-
-        def train_missing(what: str, wanted: Sequence[Training]) -> bool:
-            bar.say(what)
-            return pool.run(_train, [(each, steps) for each in wanted if each not in finished], keep)
-
         (folder / WEIGHTS).mkdir(exist_ok=True)
-        search = [Training(model, rate, SEARCH_SEED) for rate in RATES for model in MODELS]
-        if train_missing("learning rates", search):
-            rates = choose_rates(read_trainings(folder))
-            # seed by seed, so that a time limit leaves as many seeds of every model as possible
-            train_missing("fresh seeds", [Training(model, rates[model], seed) for seed in SEEDS for model in MODELS])
-        return settings, pool.interrupted
+        schedule = Schedule(folder, settings, deadline, pool, bar, fixed)
+        schedule.run()
+        return schedule.settings, pool.interrupted

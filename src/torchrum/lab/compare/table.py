@@ -5,6 +5,7 @@ A cell that does not fit its column is remembered with its row, and is an error 
 
 import csv
 import math
+import re
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,11 @@ TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 DATE_FORMS = (*(date + time for date in DATES for time in TIMES), "%Y-%m", "%b %Y")
 """Forms of dates besides ISO 8601, in the order to try."""
 
+MARKED_NUMBER = re.compile(
+    r"[-+(]?[$€£]?\s?(\d{1,3}([., '’]\d{3})+([.,]\d+)?|\d+([.,]\d+)?\s?[%$€£]|(?<=[$€£ ])\d+([.,]\d+)?)\s?[%$€£]?\)?"
+)
+"""A number with separators of thousands, a currency or a percent sign."""
+
 
 @dataclass(kw_only=True, eq=False)
 class Column:
@@ -43,6 +49,8 @@ class Column:
     bad: tuple[int, str] | None = None
     """Index of the first row whose cell does not fit, and what is wrong with it."""
     num_bad: int = 0
+    marked: bool = False
+    """Whether its texts are numbers with separators of thousands, a currency or a percent sign."""
 
     @property
     def numeric(self) -> bool:
@@ -94,9 +102,9 @@ class Table:
         if column.bad is not None:
             row, wrong = column.bad
             more = f" ({column.num_bad} such cells)" if column.num_bad > 1 else ""
+            advice = "write all as such" if column.num_bad == self.rows else "fill or remove such rows"
             raise BadDataError(
-                f"{self.place(row, column.name)}: {wrong}{more}; "
-                "fill or remove such rows, or leave the column out with --inputs."
+                f"{self.place(row, column.name)}: {wrong}{more}; {advice}, or leave the column out with --inputs."
             )
 
 
@@ -147,7 +155,14 @@ class ColumnBuilder:
         """Make the column."""
         if self.form == "text":
             values: Array = np.frombuffer(self.codes, dtype=np.int64)
-            return Column(name=self.name, values=values, labels=list(self.labels), bad=self.bad, num_bad=self.num_bad)
+            labels = list(self.labels)
+            found = Column(name=self.name, values=values, labels=labels, bad=self.bad, num_bad=self.num_bad)
+            sample = [label for label in labels[:SAMPLE] if MARKED_NUMBER.fullmatch(label)]
+            if len(sample) > len(labels[:SAMPLE]) / 2:
+                first = int(np.argmax(values >= 0))
+                found.bad = first, f'"{labels[values[first]]:.40}" is not a plain number, such as 1234.5'
+                found.num_bad, found.marked = len(values), True
+            return found
         values = np.frombuffer(self.values, dtype=np.float64)
         dates = self.form != "number"
         return Column(name=self.name, values=values, dates=dates, bad=self.bad, num_bad=self.num_bad)
@@ -246,12 +261,21 @@ def read_csv(path: Path) -> Table:
 
 def _delimiter(lines: Sequence[str]) -> str:
     best, most = ",", 0.0
-    for delimiter in ",;\t|":
+    for delimiter in ",;\t| ":
+        if delimiter == " " and (best != "," or most or not _are_numbers(lines)):
+            break
         widths = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
         score = widths.count(widths[0]) / len(widths) if widths[0] > 1 else 0.0
         if score > most:
             best, most = delimiter, score
     return best
+
+
+def _are_numbers(lines: Sequence[str]) -> bool:
+    """Whether the rows below a header are numbers between blanks, as many as the header has names."""
+    rows = [line.split() for line in lines]
+    numbers = all(_is_number(cell, True) for row in rows[1:] for cell in row)
+    return len(rows) > 1 and numbers and len({len(row) for row in rows}) == 1
 
 
 def _has_decimal_comma(lines: Sequence[str], delimiter: str) -> bool:
@@ -322,9 +346,10 @@ def _checked(name: str, reader: Iterator[list[str]]) -> Iterator[list[str]]:
             if blank:
                 raise BadDataError(f"{name}, row {blank} is blank; remove it.")
             if len(row) != width:
-                raise BadDataError(
-                    f"{name}, row {number} has {len(row)} cells, but row 1 has {width}; all rows must be equally long."
-                )
+                quoted = any("\n" in cell for cell in row)
+                advice = "look for a quotation mark that is not closed" if quoted else "all rows must be equally long"
+                cells = f"{len(row)} cell{'s' * (len(row) > 1)}"
+                raise BadDataError(f"{name}, row {number} has {cells}, but row 1 has {width}; {advice}.")
             yield row
     except csv.Error as error:
         raise BadDataError(

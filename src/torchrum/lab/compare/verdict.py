@@ -50,22 +50,16 @@ def choose_rates(finished: Sequence[Finished]) -> dict[str, float]:
     for model in MODELS:
         found = [run for run in finished if run.model == model and run.seed == SEARCH_SEED]
         if {run.rate for run in found} >= set(RATES):
-            # of equal scores the one that was reached first
-            chosen[model] = min(found, key=lambda run: (run.validation, _best_step(run))).rate
+            # of equal scores the one that was reached first; then the lowest rate, whichever training ended first
+            chosen[model] = min(found, key=lambda run: (run.validation, run.best_step, run.rate)).rate
     return chosen
 
 
-def _best_step(run: Finished) -> int:
-    return next(step for step, _, found in run.curve if found == run.validation)
-
-
 def standings(finished: Sequence[Finished]) -> list[Standing]:
-    """Gather the trainings with fresh seeds, by model."""
+    """Gather the trainings with fresh seeds at the chosen rates, by model."""
     rates = choose_rates(finished)
-    return [
-        Standing(model, rates.get(model), [run for run in finished if run.model == model and run.seed in SEEDS])
-        for model in MODELS
-    ]
+    fresh = [run for run in finished if run.seed in SEEDS and run.rate == rates.get(run.model)]
+    return [Standing(model, rates.get(model), [run for run in fresh if run.model == model]) for model in MODELS]
 
 
 def champion(found: Sequence[Standing], families: Sequence[str]) -> Standing:
@@ -157,6 +151,10 @@ def score_table(
     scored += [(value, [name, form(value, metric), *[""] * 8]) for name, value in floor.items()]
     header = ("model", metric, "range", "seeds", "rate", "units", "parameters", "steps", "seconds", "one step, µs")
     notes = []
+    if all(each.runs for each in found):
+        compared = [champion(found, families) for families in (["RUM"], ["GRU", "LSTM"])]
+        names = " and ".join(in_words(each.model) for each in compared)
+        notes.append(f"The verdict compares {names}, the best of their kind on the validation part.")
     if any(each.runs and each.improving for each in found):
         notes.append("* still improving at the end; a longer run may change its place.")
     if lost := [run for each in found for run in each.runs if run.diverged]:

@@ -174,7 +174,7 @@ def draw_figure(name: str, results: Path | str, out: Path | str) -> list[Path]:
     entries = read_ledger(results)
     found = [drawing for each in (FIGURES if name == "all" else [name]) for drawing in plan(each, entries, results)]
     if not found and not results.is_dir():
-        raise LedgerError(f"{results} is not a folder; pass the folder of a results ledger with --results DIR.")
+        raise ConfigError(f"{results} is not a folder; pass the folder of a results ledger with --results DIR.")
     if not found:
         advice = "torchrum record --arrays RUN" if name in RUN_FIGURES else "torchrum record RUN"
         raise LedgerError(f"{results} has nothing to draw {name} from; add a run with {advice}.")

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torchrum.lab.page import Block, Items, Page, Playground, Section, picture
 from torchrum.lab.tables import Table, code
 from torchrum.lab.training.config import flat, to_json
 from torchrum.lab.training.environment import read_environment
-from torchrum.lab.training.errors import RunError
+from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.paper.bench.records import read_report
 from torchrum.paper.bench.report import report_figure, report_tables
@@ -33,10 +33,14 @@ from torchrum.paper.plots.catalog import FIGURES, plan, plan_run
 from torchrum.paper.plots.run import comparison_figure
 from torchrum.paper.report.headline import HEADER, headlines
 
+Report = Callable[[str], None]
 
-def pictures(name: str, entries: Sequence[Entry], results: Path) -> list[Block]:
+
+def pictures(name: str, entries: Sequence[Entry], results: Path, report: Report) -> list[Block]:
     """Draw every figure of one name that the ledger has runs for."""
     drawings = plan(name, entries, results)
+    if drawings:
+        report(f"drawing {name}")
     return [picture(each.name, each.draw, each.caption, f"torchrum figure {name}") for each in drawings]
 
 
@@ -98,10 +102,15 @@ LOOKS = {
 """Figure to its section's title and introduction."""
 
 
-def ledger_page(results: Path) -> Page:
-    """Gather the report of a ledger; an empty one is an error."""
+def ledger_page(results: Path, report: Report = lambda line: None) -> Page:
+    """Gather the report of a ledger; an empty one is an error.
+
+    Args:
+        results: the ledger.
+        report: receives a line before each step that takes seconds.
+    """
     if not results.is_dir():
-        raise LedgerError(
+        raise ConfigError(
             f"{results} is not a folder; pass the folder of a results ledger with --results DIR, or runs."
         )
     entries = read_ledger(results)
@@ -109,11 +118,11 @@ def ledger_page(results: Path) -> Page:
         raise LedgerError(f"{results} holds no run yet; add one with torchrum record RUN, or name run folders.")
     found = verdicts(entries)
     sections = [
-        Section("At a glance", list(_glance(entries, results, found))),
-        *(_task(task, entries, results, found) for task in TASKS),
+        Section("At a glance", list(_glance(entries, results, found, report))),
+        *(_task(task, entries, results, found, report) for task in TASKS),
         Section("What was not reproduced, and what was not run", list(_missing(found)), "missing"),
         *(
-            Section(title, [about, *(pictures(name, entries, results) or [NO_ARRAYS])])
+            Section(title, [about, *(pictures(name, entries, results, report) or [NO_ARRAYS])])
             for name, (title, about) in LOOKS.items()
         ),
         Section("Rotation playground (Figure 1)", [PLAYGROUND, Playground()], "playground"),
@@ -142,23 +151,23 @@ def facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     return [("runs", f"{len(entries)} of {recipes} recipes"), ("training time", cost)]
 
 
-def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -> Iterator[Block]:
+def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict], report: Report) -> Iterator[Block]:
     counts = Counter(item.word for item in found)
     order: tuple[Word, ...] = ("reproduced", "better", "not reproduced", "not comparable", "not run")
     numbers = ", ".join(f"**{counts[word]}** {word}" for word in order if counts[word])
     yield f"Of {len(found)} printed numbers with a recipe: {numbers}."
     yield Table(HEADER, [row.cells() for row in headlines(entries, results)])
-    yield from pictures("headline", entries, results)
+    yield from pictures("headline", entries, results, report)
     yield f"**The rule.** {RULE}"
 
 
-def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Verdict]) -> Section:
+def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Verdict], report: Report) -> Section:
     title, about, budget = TASKS[task]
     parts: list[Block] = [about]
     here = [item for item in found if item.recipe.partition("-")[0] == task]
     parts.append(verdict_table(here))
     if task in FIGURES:
-        parts += pictures(task, entries, results)
+        parts += pictures(task, entries, results, report)
     if not any(entry.task == task for entry in entries):
         parts.append("No run of this task is in the ledger yet.")
     elif budget is not None:
