@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-# These imports also register the operators that a saved torch.export program names.
+# These imports also register the operators that saved torch.export programs call.
 from torchrum.cells.rum import RUMCell
 from torchrum.layers.cuda_graphs import graphed
 from torchrum.layers.rum import RUM
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "compare":  # needs the extra "train"; the layers need torch alone
+    if name == "compare":  # needs the extra "train"; the layers need only torch
         from torchrum.lab.compare import compare
 
         return compare

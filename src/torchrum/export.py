@@ -1,9 +1,9 @@
-"""A trained RUM outside Python: ``torch.export``, AOTInductor and ONNX, all with dynamic time and batch.
+"""Export of a trained RUM: ``torch.export``, AOTInductor and ONNX, all with dynamic time and batch.
 
-A model that holds a RUM needs nothing from here: ``torch.onnx.export(model, ..., dynamo=True)`` and
-``torch.export.export(model, ...)`` take it as it is. In ONNX the recurrence is one ``Scan`` per layer and direction; a
-program of ``torch.export`` names torchrum's operator, which loads where torchrum is installed and has gradients. What
-:func:`to_program` returns is the form with torch's own ``scan`` operator instead, which runs without torchrum.
+A model that contains a RUM can be exported without this module, by ``torch.onnx.export(model, ..., dynamo=True)`` and
+``torch.export.export(model, ...)``. In ONNX the recurrence is one ``Scan`` per layer and direction. A program of
+``torch.export`` calls torchrum's operator, so it needs torchrum, and it has gradients. :func:`to_program` uses torch's
+own ``scan`` operator instead, so its programs run without torchrum.
 """
 
 import copy
@@ -40,15 +40,15 @@ class _ScanForm(Recurrent):
         self.eval()
 
     def _get_name(self) -> str:
-        return "RUM"  # what errors speak of
+        return "RUM"  # the name in error messages
 
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
         return self.rum.initial_state(index, batch_size, like)
 
-    def forward(  # type: ignore[override]  # tensors in, tensors out: what export formats speak
+    def forward(  # type: ignore[override]  # export formats have only tensors as inputs and outputs
         self, input: Tensor, h0: Tensor | None = None, R0: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """``output, h_n`` of the RUM, and ``R_n`` where it has one; ``input`` is batched."""
+        """Return the RUM's ``output, h_n`` and, if it has one, ``R_n``; ``input`` is batched."""
         given = (h0, R0)[: len(self.state_names)]
         hx = None if all(part is None for part in given) else given if len(given) > 1 else h0
         results: Any = super().forward(input, hx, lengths=lengths)
@@ -60,7 +60,7 @@ class _ScanForm(Recurrent):
         return states, (states[-1], *R)
 
     def states(self, index: int, x: Tensor, state: State, lengths: Tensor | None = None) -> State:
-        """All states of a recurrence, and the last R where it has one; for ``x`` ``(B, I)`` the new state."""
+        """Return all states of a recurrence and, if it has one, the last R; for ``x`` ``(B, I)``, the new state."""
         weights, options = self.rum._weights(index), self.rum.options
         xp, weight_hh = project_rum(x, weights, options), weights["weight_hh"]
         assert weight_hh is not None
@@ -72,7 +72,7 @@ class _ScanForm(Recurrent):
         return (states,) if R_n is None else (states, R_n)
 
     def example(self, initial_state: bool, lengths: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Inputs to trace with, by name, and which of their dimensions are dynamic."""
+        """Return example inputs by name, and their dynamic dimensions."""
         T, B, count = 5, 3, self.num_layers * self.num_directions
         weight = next(self.parameters())
         shape = (B, T, self.input_size) if self.batch_first else (T, B, self.input_size)
@@ -90,14 +90,14 @@ class _ScanForm(Recurrent):
 
 
 def exportable(rum: RUM) -> nn.Module:
-    """A frozen copy of ``rum`` in evaluation mode that ``torch.export`` can trace with dynamic T and B.
+    """Return a frozen copy of ``rum`` in evaluation mode that ``torch.export`` can trace with dynamic T and B.
 
     Args:
-        rum: with lam 0 or 1; every other option is free.
+        rum: a RUM with lam 0 or 1, and any other options.
 
     Returns:
         A module ``forward(input, h0=None, R0=None, lengths=None) -> (output, h_n)``, or ``(output, h_n, R_n)`` with
-        lam 1. Shapes are those of ``rum``; ``input`` is batched.
+        lam 1. The shapes are those of ``rum``; ``input`` is batched.
 
     Example:
         >>> from torchrum import RUM
@@ -118,11 +118,12 @@ def to_program(rum: RUM, *, initial_state: bool = True, lengths: bool = True) ->
 
     Args:
         rum: as in :func:`exportable`.
-        initial_state: take ``h0`` (and ``R0``); without it every run starts from zeros (and the identity).
-        lengths: take ``lengths`` ``(B,)`` int64; without it every sequence has T steps.
+        initial_state: add the input ``h0`` (and ``R0``); if False, every run starts from zeros (and the identity).
+        lengths: add the input ``lengths`` ``(B,)`` int64; if False, every sequence has T steps.
 
     Returns:
-        A program whose ``module()`` is called with ``input`` and the parts above by name, as :func:`exportable`'s.
+        A program whose ``module()`` takes ``input`` and the inputs above by name, like the module of
+        :func:`exportable`.
     """
     form = exportable(rum)
     assert isinstance(form, _ScanForm)
@@ -133,12 +134,12 @@ def to_program(rum: RUM, *, initial_state: bool = True, lengths: bool = True) ->
 def to_onnx(rum: RUM, path: str | Path, *, initial_state: bool = True, lengths: bool = True) -> Path:
     """Write ``rum`` as one ONNX file with dynamic T and B; needs ``pip install "torchrum[export]"``.
 
-    Inputs are named ``input``, ``h0``, ``R0`` (lam 1) and ``lengths``, outputs ``output``, ``h_n`` and ``R_n`` (lam 1);
-    each layer and direction is one ``Scan`` node.
+    The inputs are named ``input``, ``h0``, ``R0`` (lam 1) and ``lengths``, the outputs ``output``, ``h_n`` and ``R_n``
+    (lam 1). Each layer and direction is one ``Scan`` node.
 
     Args:
         rum: as in :func:`exportable`, in float32 or float64.
-        path: of the file to write.
+        path: path of the file to write.
         initial_state, lengths: as in :func:`to_program`.
 
     Returns:
@@ -156,15 +157,15 @@ def to_onnx(rum: RUM, path: str | Path, *, initial_state: bool = True, lengths: 
 
 
 def to_onnx_step(rum: RUM, path: str | Path) -> Path:
-    """Write one step of ``rum`` as an ONNX file, for streams: no ``Scan``, and the state is input and output.
+    """Write one step of ``rum`` as an ONNX file, for streams: without ``Scan``, and with the state as input and output.
 
-    Inputs are ``input`` ``(B, I)`` and ``h0`` ``(num_layers, B, H)``, and ``R0`` with lam 1; outputs are ``output``
-    ``(B, H)`` and ``h_n``, and ``R_n`` with lam 1, which are the next step's ``h0`` and ``R0``. B is dynamic. The first
-    ``h0`` and ``R0`` may be zeros.
+    The inputs are ``input`` ``(B, I)``, ``h0`` ``(num_layers, B, H)`` and, with lam 1, ``R0``. The outputs are
+    ``output`` ``(B, H)``, ``h_n`` and, with lam 1, ``R_n``; pass ``h_n`` and ``R_n`` as the next step's ``h0`` and
+    ``R0``. B is dynamic. The first ``h0`` and ``R0`` may be zeros.
 
     Args:
         rum: as in :func:`to_onnx`, in one direction.
-        path: of the file to write.
+        path: path of the file to write.
 
     Returns:
         ``path``.
@@ -186,7 +187,7 @@ def to_onnx_step(rum: RUM, path: str | Path) -> Path:
 
 
 class _Step(nn.Module):
-    """One step of all layers of a form in one direction."""
+    """One step of all layers of a RUM in one direction."""
 
     def __init__(self, form: _ScanForm) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trained models on the Hugging Face Hub, with a model card filled from the results ledger. Needs ``torchrum[hub]``.
+"""Trained models on the Hugging Face Hub, with a model card from the results ledger. Needs ``torchrum[hub]``.
 
 model = TrainedModel.from_run("runs/char-ptb-fs-rum-2")
 model.push_to_hub("me/fs-rum-2")
@@ -31,10 +31,10 @@ MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": r"\|", "[": 
 
 
 def find_entry(config: TrainConfig, results: Path) -> dict[str, Any] | None:
-    """Find the line of the ledger that describes the run of ``config``, if there is one."""
+    """Return the entry of the ledger for the run of ``config``, or None."""
     try:
         wanted = config.name, config.seed, assignments(registered_recipe(config.name), config)
-    except ConfigError:  # a recipe of the user's own
+    except ConfigError:  # a user's own recipe
         return None
     for path in sorted(results.glob("*.jsonl")):
         for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
@@ -44,7 +44,7 @@ def find_entry(config: TrainConfig, results: Path) -> dict[str, Any] | None:
 
 
 def card_text(config: TrainConfig, entry: Mapping[str, Any] | None) -> str:
-    """Write the model card: what the model is, how it was trained, its scores, how to use it."""
+    """Return the text of the model card: the model, its training, its scores and its use."""
     lines = ["---", "library_name: torchrum", "tags:", "- rnn", "- rotational-unit-of-memory", "---"]
     parameters = count_parameters(build_model(config.model, config.task))
     about = config.about or type(config.task).__name__
@@ -86,7 +86,7 @@ def trained_model() -> type:
         """The model of a run, with its task.
 
         Args:
-            description: the run's config as plain data.
+            description: the config of the run as plain data.
         """
 
         def __init__(self, description: Mapping[str, Any]) -> None:
@@ -98,12 +98,12 @@ def trained_model() -> type:
 
         @classmethod
         def _from_pretrained(cls, *, strict: bool = True, **words: Any) -> "TrainedModel":
-            """Load the weights; by default all must be there, where huggingface_hub would leave random ones."""
+            """Load the weights; by default all must be present, while huggingface_hub would leave random ones."""
             return super()._from_pretrained(strict=strict, **words)
 
         @classmethod
         def from_run(cls, run: Path | str, which: Literal["last", "best"] = "best") -> "TrainedModel":
-            """Load the trained model of a run folder, without fields that hold on one machine only."""
+            """Load the trained model of a run folder, without fields that are specific to one machine."""
             plain = to_json(read_config(run))
             task = {name: value for name, value in plain["task"].items() if name not in read_config(run).task.local}
             trained = cls({**plain, "task": task})
@@ -112,14 +112,14 @@ def trained_model() -> type:
 
         @property
         def task(self) -> Task:
-            """The task that it was trained on."""
+            """The task of the run."""
             return self.run_config.task
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return self.model(*args, **kwargs)
 
         def generate_model_card(self, *args: Any, results: Path | str = RESULTS, **kwargs: Any) -> "ModelCard":
-            """Write the card from the ledger in ``results``; pass it as ``model_card_kwargs={"results": ...}``."""
+            """Build the card from the ledger in ``results``; pass it as ``model_card_kwargs={"results": ...}``."""
             return ModelCard(card_text(self.run_config, find_entry(self.run_config, Path(results))))
 
     return TrainedModel

@@ -20,18 +20,18 @@ __all__ = ["RUMModule"]
 
 
 class RUMModule(TensorDictModuleBase):
-    """A RUM between an observation and what a policy's head reads, used as :class:`torchrl.modules.GRUModule` is.
+    """A RUM between a policy's observation and its head, used like :class:`torchrl.modules.GRUModule`.
 
-    Outside of recurrent mode it takes one step per call, with the state in the tensordict; inside, under
-    :class:`torchrl.modules.set_recurrent_mode`, it runs whole trajectories whose last batch dimension is time. Where
-    ``is_init`` holds a row starts again, in the middle of a trajectory too: ``reset=`` of the layer.
+    By default each call is one step, with the state in the tensordict. In recurrent mode, inside
+    :class:`torchrl.modules.set_recurrent_mode`, a call runs whole trajectories whose last batch dimension is time. If
+    ``is_init`` is true, a row starts again, even in the middle of a trajectory, as by ``reset=`` of the layer.
 
     Args:
-        rum: with ``batch_first=True``, in one direction. It stays ``module.rum``.
-        in_key, out_key: of the input ``(*batch, I)`` and of the output ``(*batch, H)``.
-        state_key: of h ``(*batch, num_layers, H)``; with lam other than 0 R ``(*batch, num_layers, H, H)`` stands under
-            the same name with ``_R`` behind it.
-        default_recurrent_mode: the mode where no ``set_recurrent_mode`` is active.
+        rum: a RUM with ``batch_first=True``, in one direction; available as ``module.rum``.
+        in_key, out_key: keys of the input ``(*batch, I)`` and of the output ``(*batch, H)``.
+        state_key: key of h ``(*batch, num_layers, H)``. If lam is not 0, R ``(*batch, num_layers, H, H)`` has this key
+            followed by ``_R``.
+        default_recurrent_mode: the mode if no ``set_recurrent_mode`` is active.
 
     Example::
 
@@ -73,7 +73,7 @@ class RUMModule(TensorDictModuleBase):
         return self.default_recurrent_mode if asked is None else bool(asked)
 
     def make_tensordict_primer(self) -> Any:
-        """The transform that gives an environment's tensordicts the entries of the state."""
+        """Return the transform that adds the entries of the state to an environment's tensordicts."""
         from torchrl.envs import TensorDictPrimer
 
         layers, H = self.rum.num_layers, self.rum.hidden_size
@@ -83,7 +83,7 @@ class RUMModule(TensorDictModuleBase):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the output and the state after it; in recurrent mode the state stands at the last step."""
+        """Write the output and the new state; in recurrent mode the state is written at the last step."""
         in_time, shape = self.recurrent_mode, tensordict.shape
         if in_time and not shape:
             raise ValueError(
@@ -93,7 +93,7 @@ class RUMModule(TensorDictModuleBase):
         rows = shape[:-1].numel() if in_time else shape.numel()
 
         def rowwise(key: Any) -> Tensor | None:
-            """An entry as ``(rows, steps, ...)``."""
+            """Return an entry as ``(rows, steps, ...)``."""
             value = tensordict.get(key, None)
             return None if value is None else value.reshape(rows, steps, *value.shape[len(shape) :])
 
@@ -106,7 +106,7 @@ class RUMModule(TensorDictModuleBase):
         again = again.reshape(rows, steps)
         states = [self._first(rowwise(key)) for key in self.state_keys]
         reset = again if in_time else None
-        if not in_time:  # the one step's own reset, without looking at its value
+        if not in_time:  # reset the single step here, without reading the value of ``again`` on the host
             states = [self._or_initial(place, part, again[:, 0], x) for place, part in enumerate(states)]
         hx = None if states[0] is None else states[0] if len(states) == 1 else tuple(states)
         output, hidden = self.rum(x, hx, reset=reset)
@@ -119,7 +119,7 @@ class RUMModule(TensorDictModuleBase):
 
     @staticmethod
     def _first(part: Tensor | None) -> Tensor | None:
-        """The state before the first step, ``(layers, rows, ...)``."""
+        """Return the state before the first step, ``(layers, rows, ...)``."""
         return None if part is None else part[:, 0].transpose(0, 1).contiguous()
 
     def _or_initial(self, place: int, part: Tensor | None, again: Tensor, like: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What a cell is: one step with a state, and the loop over time, also with weight gradients after the last step."""
+"""The base class of cells: one step with a state, the loop over time, and weight gradients after the last step."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Given = TypeVar("Given")
 
 
 def refuse_script(module: nn.Module) -> nn.Module:
-    """Refuse ``torch.jit.script``, which calls a module's ``__prepare_scriptable__`` before it reads any code."""
+    """Raise under ``torch.jit.script``, which calls a module's ``__prepare_scriptable__`` before it reads any code."""
     raise NotImplementedError(
         f"{type(module).__name__}: torch.jit.script cannot compile it; use torch.compile, torch.export, ONNX or "
         "torch.jit.trace."
@@ -29,7 +29,7 @@ def refuse_script(module: nn.Module) -> nn.Module:
 
 
 def warn_unquantized(module: nn.Module, qconfig: object) -> None:
-    """Warn when torch.ao.quantization sets ``qconfig`` on a module; it converts only kinds that it knows."""
+    """Warn when torch.ao.quantization sets ``qconfig`` on a module, since it converts only kinds that it knows."""
     warnings.warn(
         f"{type(module).__name__}: torch.ao.quantization has no int8 version of it, so its weights stay in floating "
         "point; to(torch.bfloat16) halves them.",
@@ -40,18 +40,18 @@ def warn_unquantized(module: nn.Module, qconfig: object) -> None:
 class Cell(nn.Module, ABC):
     """One time step ``(x, state) -> (output, state)``; ``state`` is always a tuple of ``(B, ...)`` tensors.
 
-    A cell that maps its input linearly overrides ``project``, so that ``scan`` does it for all steps in one
-    matmul; ``step`` then gets the projected input.
+    A cell that maps its input linearly overrides ``project``, so that ``scan`` projects all steps in one matmul. The
+    input of ``step`` is then the projected input.
     """
 
     state_names: tuple[str, ...] = ("h",)
-    """Names of the parts of the state; one name makes a layer's ``hx`` a tensor, several a tuple."""
+    """Names of the parts of the state. With one name a layer's ``hx`` is a tensor, with several it is a tuple."""
     may_read_nothing: ClassVar[bool] = False
-    """Whether ``input_size`` may be 0: its steps then read ``(B, 0)``."""
+    """Whether ``input_size`` may be 0; a step's input is then ``(B, 0)``."""
     state_dropout: float = 0.0
     """Chance that a unit of h is hidden from the recurrent matmul for a whole sequence."""
     shown: tuple[str, ...] = ()
-    """Names of the attributes that ``repr`` shows beside the sizes."""
+    """Names of the attributes that ``repr`` shows after the sizes."""
     __prepare_scriptable__ = refuse_script
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
@@ -63,51 +63,51 @@ class Cell(nn.Module, ABC):
         self.hidden_size = hidden_size
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        """The state before the first step; zeros ``(B, H)`` for each part, unless a cell has others."""
+        """Return the state before the first step; by default, zeros ``(B, H)`` for each part."""
         return tuple(torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype) for _ in self.state_names)
 
     @abstractmethod
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step on what ``prepare`` gives, ``x`` ``(B, ...)`` -> output ``(B, H)`` and the new state."""
+        """Run one step on ``x`` ``(B, ...)`` from ``prepare`` -> output ``(B, H)`` and the new state."""
 
     def project(self, x: Tensor) -> Tensor:
-        """The part of a step that needs no state, for ``x`` ``(..., I)``."""
+        """Compute the part of a step that needs no state, for ``x`` ``(..., I)``."""
         return x
 
     @property
     def mask_size(self) -> int:
-        """Numbers of the mask that a step finds behind its projected input; 0 where it needs none."""
+        """Size of the mask that follows a step's projected input; 0 if there is none."""
         return self.hidden_size if self.training and self.state_dropout > 0 else 0
 
     def draw_mask(self, like: Tensor) -> Tensor | None:
-        """Draw the mask of one sequence, ``(B, mask_size)``, for an input ``(..., B, N)``; None where there is none."""
+        """Draw the mask of one sequence, ``(B, mask_size)``, for an input ``(..., B, N)``; None if there is none."""
         if self.mask_size == 0:
             return None
         ones = like.new_ones(like.shape[-2], self.hidden_size, dtype=working_dtype(like.dtype))
         return F.dropout(ones, self.state_dropout)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What the steps of a sequence are given: ``project(x)``, and behind it one mask for all steps.
+        """Return the input of the steps of a sequence: ``project(x)`` followed by one mask for all steps.
 
-        So ``scan``, compiled steps and CUDA graphs need no second way to pass the mask.
+        So ``scan``, compiled steps and CUDA graphs need no other way to pass the mask.
         """
         projected = self.project(x)
         return with_mask(projected, self.draw_mask(projected))
 
     def split_mask(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split what a step is given into the projected input and the mask, None where there is none."""
+        """Split the input of a step into the projected input and the mask, None if there is none."""
         size = self.mask_size
         return (x[..., :-size], x[..., -size:]) if size else (x, None)
 
     def at_step(self, step: int) -> None:
-        """Called before the training step that follows ``step`` finished ones.
+        """Update annealed values before the training step that follows ``step`` completed ones.
 
-        A cell that anneals a value sets it here, in place: a captured step then reads the new one.
+        A cell sets such a value in place, so that a captured step reads the new one.
         """
         return
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """One step on ``x`` ``(B, I)`` or ``(I,)``; no state means ``initial_state``."""
+        """Run one step on ``x`` ``(B, I)`` or ``(I,)``; without a state, start from ``initial_state``."""
         if x.shape[-1] != self.input_size or x.dim() not in (1, 2):
             expected = f"(B, {self.input_size}) or ({self.input_size},)"
             raise MismatchError(f"{type(self).__name__}: input has shape {tuple(x.shape)}; expected {expected}.")
@@ -120,11 +120,11 @@ class Cell(nn.Module, ABC):
         return self.step(self.prepare(x), state)
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
-        """All steps of ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
+        """Run all steps of ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
         Rows of the batch past their ``lengths`` ``(B,)`` keep their state.
         """
-        # a parametrised weight and a unitary matrix are built once for the sequence, not in every step
+        # build parametrised weights and unitary matrices once per sequence, not in every step
         with parametrize.cached(), matrices_fixed(self, state[0].dtype):
             return run_steps(self.step, self.prepare(x).unbind(0), state, lengths)
 
@@ -134,14 +134,14 @@ class Cell(nn.Module, ABC):
 
 
 def with_mask(x: Tensor, mask: Tensor | None) -> Tensor:
-    """``x`` ``(..., B, N)`` with the mask ``(B, M)`` behind each of its rows."""
+    """Append the mask ``(B, M)`` to the rows of ``x`` ``(..., B, N)``."""
     return x if mask is None else torch.cat((x, mask.to(x.dtype).expand(*x.shape[:-1], -1)), -1)
 
 
 def run_steps(
     step: Callable[[Given, State], tuple[Tensor, State]], given: Iterable[Given], state: State, lengths: Tensor | None
 ) -> tuple[Tensor, State]:
-    """The loop over time: ``step`` on what is given for each, and the outputs of all, ``(T, B, ...)``."""
+    """Run ``step`` over time on the inputs in ``given`` -> all outputs ``(T, B, ...)`` and the last state."""
     outputs = []
     for t, given_t in enumerate(given):
         output, new = step(given_t, state)
@@ -151,7 +151,7 @@ def run_steps(
 
 
 def freeze(going: Tensor, new: State, old: State) -> State:
-    """Take ``new`` in the rows where ``going`` ``(B,)`` holds and ``old`` elsewhere."""
+    """Return ``new`` in the rows where ``going`` ``(B,)`` is true, and ``old`` elsewhere."""
     return tuple(
         torch.where(going.view(-1, *[1] * (part.dim() - 1)), part, before)
         for part, before in zip(new, old, strict=True)
@@ -159,10 +159,10 @@ def freeze(going: Tensor, new: State, old: State) -> State:
 
 
 class UnitaryMap(nn.Module, ABC):
-    """A square matrix made of free parameters that is orthogonal, or nearly so.
+    """A square matrix with free parameters that is always orthogonal, or nearly orthogonal.
 
-    The factors of such a matrix are cheap in arithmetic but many in launches, so they are multiplied out once for a
-    sequence, inside ``matrices_fixed``; a step is then one matmul.
+    The factors of such a matrix need little arithmetic but many launches, so they are multiplied once per sequence,
+    inside ``matrices_fixed``. A step is then one matmul.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class UnitaryMap(nn.Module, ABC):
 
     @abstractmethod
     def matrix(self) -> Tensor:
-        """The matrix ``(N, N)`` that acts on columns, in at least float32."""
+        """Return the matrix ``(N, N)`` that acts on columns, in at least float32."""
 
     def forward(self, h: Tensor) -> Tensor:
         """Apply the matrix to the rows of ``h`` ``(B, N)``."""
@@ -200,16 +200,17 @@ def call_as_nn(
     shapes: tuple[tuple[int, ...], ...],
     advance: Callable[[Tensor, State], State],
 ) -> Tensor | State:
-    """One step of a cell whose output is the first part of its state.
+    """Run one step of a cell whose output is the first part of its state, with checks.
 
     Args:
-        cell: whose step it is.
+        cell: the cell.
         input: ``(B, I)``, or ``(I,)`` without a batch.
-        hx: the state, a tensor where it has one part and a tuple where it has several; None, as a whole or as a part,
-            means the cell's initial state.
-        weight: a parameter that tells the cell's device and dtype.
-        shapes: of the parts of the state, without the batch.
-        advance: from a sequence of one step ``(1, B, I)`` and the state before it to a new one that may be written to.
+        hx: the state, a tensor if it has one part and a tuple if it has several. None, as a whole or as a part, means
+            the cell's initial state.
+        weight: a parameter with the cell's device and dtype.
+        shapes: shapes of the parts of the state, without the batch.
+        advance: maps a sequence of one step ``(1, B, I)`` and the state before it to a new state, which the user may
+            modify.
 
     Returns:
         The new state in the form of ``hx``.
@@ -232,7 +233,7 @@ def call_as_nn(
 
 
 def _read_state(cell: Cell, hx: Any, x: Tensor, unbatched: bool, shapes: tuple[tuple[int, ...], ...]) -> State:
-    """The state that ``hx`` gives for an input ``(B, I)``, checked; made only where a part is missing."""
+    """Return the state in ``hx`` for an input ``(B, I)``, after checks; missing parts are the initial state's."""
     where, B = type(cell).__name__, x.shape[0]
     parts = (None,) * len(shapes) if hx is None else state_parts(where, hx, cell.state_names)
     for name, part, shape in zip(cell.state_names, parts, shapes, strict=True):
@@ -254,7 +255,7 @@ def _read_state(cell: Cell, hx: Any, x: Tensor, unbatched: bool, shapes: tuple[t
 
 
 def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
-    """The parts of an initial state: a tensor makes one, several come as a tuple in which each may be None."""
+    """Return the parts of an initial state ``hx``: a tensor is a single part, and parts of a tuple may be None."""
     single = len(names) == 1
     if single and isinstance(hx, Tensor):
         check_dense(where, f"{names[0]} in hx", hx)
@@ -273,15 +274,15 @@ def state_parts(where: str, hx: Any, names: tuple[str, ...]) -> tuple[Tensor | N
 
 
 def _filled_memory(R: Tensor | None) -> Tensor | None:
-    """R with the identity in place of zero matrices: an LSTM's state starts at zero, and ``1 - done`` makes it so."""
+    """Replace zero matrices in R by the identity: code for an LSTM resets the state to zeros, as by ``1 - done``."""
     if R is None or R.dim() < 2 or R.shape[-1] != R.shape[-2] or R.numel() == 0:
-        return R  # None means the identity; a wrong shape is an error further on
+        return R  # None means the identity; a wrong shape raises an error later
     empty = (R[..., :1, :] == 0).all(-1, keepdim=True)  # no row of an orthogonal matrix is zero
     return torch.where(empty, torch.eye(R.shape[-1], dtype=R.dtype, device=R.device), R)
 
 
 def check_fits(where: str, input: Tensor, weight: Tensor) -> None:
-    """Floating, on the device of the weights and, outside of autocast, in their dtype."""
+    """Raise unless the input is floating-point, on the weights' device and, without autocast, in their dtype."""
     if not input.is_floating_point():
         raise MismatchError(
             f"{where}: input is {input.dtype}; it must be floating-point. Embed or one-hot encode it first."
@@ -293,19 +294,19 @@ def check_fits(where: str, input: Tensor, weight: Tensor) -> None:
 
 
 def check_state_fits(where: str, name: str, part: Tensor, like: Tensor) -> None:
-    """Floating, on the device of the input."""
+    """Raise unless a part of the state is floating-point and on the device of the input."""
     if part.device != like.device or not part.is_floating_point():
         raise MismatchError(
             f"{where}: {name} in hx is {part.dtype} on {part.device}; it must be floating-point, on {like.device}."
         )
 
 
-# A scan step by step whose weight gradients are one matmul each, after the last step. Autograd makes one per step and
-# adds them up: with few rows in a batch each of them moves more numbers than the step itself.
+# A scan step by step with one matmul per weight gradient, after the last step. Autograd computes a gradient in every
+# step and adds them up: in a small batch each of these moves more numbers than the step itself.
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""``F.linear``, or what stands in for it."""
-ALIGNED = 16  # bytes: where a row begins elsewhere, cuBLAS is several times slower
+"""``F.linear`` or a replacement."""
+ALIGNED = 16  # bytes; cuBLAS is several times slower if rows are not aligned to this
 
 
 class GatherableCell(Cell):
@@ -313,22 +314,22 @@ class GatherableCell(Cell):
 
     @abstractmethod
     def step_weights(self) -> Sequence[tuple[Tensor, Tensor | None]]:
-        """What ``step_with`` passes to ``linear``: matrix and bias of each call, in order."""
+        """Return the matrix and bias of each call of ``linear`` in ``step_with``, in order."""
 
     @abstractmethod
     def step_with(self, x: Tensor, state: State, linear: Linear) -> tuple[Tensor, State]:
-        """``step`` with ``linear`` for ``F.linear``."""
+        """Run ``step`` with ``linear`` in place of ``F.linear``."""
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return self.step_with(x, state, F.linear)
 
 
 class GatheredScan:
-    """``Cell.scan`` of such a cell, its step compiled.
+    """``Cell.scan`` of a ``GatherableCell``, with a compiled step and one matmul per weight gradient.
 
-    In front of the steps each weight is laid out for the matmuls. A step adds zeros, its *tap*, to what a matmul gives,
-    and hands out what the matmul read: the tap's gradient is that of the result, so both are there for all steps when
-    the weight's gradient is due. Where no gradient is wanted, ``cell`` scans as it is.
+    Before the first step each weight is padded for the matmuls. A step adds zeros, its *tap*, to the result of each
+    matmul and returns the matmul's input. The tap's gradient is the gradient of the result, so both factors of the
+    weight's gradient are known for all steps when it is computed. If no gradient is needed, the cell's own scan runs.
     """
 
     def __init__(self, cell: GatherableCell) -> None:
@@ -363,7 +364,7 @@ class GatheredScan:
 
 
 class TappedLinear:
-    """Stands in for ``F.linear`` in one step: its calls come in the order of ``step_weights``."""
+    """Replacement of ``F.linear`` in one step, called in the order of ``step_weights``."""
 
     def __init__(self, packed: Sequence[Tensor], taps: Sequence[Tensor]) -> None:
         self._packed, self._taps = packed, taps
@@ -380,14 +381,14 @@ class TappedLinear:
 def tapped_step(
     cell: GatherableCell, x: Tensor, taps: Sequence[Tensor], state: State, packed: Sequence[Tensor]
 ) -> tuple[Tensor, State, list[Tensor]]:
-    """A step of ``cell``, and what each of its matmuls read."""
+    """Run a step of ``cell`` and return the output, the new state and the input of each matmul."""
     linear = TappedLinear(packed, taps)
     output, new = cell.step_with(x, state, linear)
     return output, new, linear.reads
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """``weight`` in the dtype of the matmuls, with zeros behind its rows and columns up to aligned ones."""
+    """Return ``weight`` in the dtype of the matmuls, zero-padded to aligned rows and columns."""
     rows, columns = (-size % (ALIGNED // dtype.itemsize) for size in weight.shape)
     return F.pad(weight.to(dtype), (0, columns, 0, rows))
 
@@ -395,13 +396,13 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def make_taps(
     weight: Tensor, bias: Tensor | None, reads: list[Tensor], sizes: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
-    """What to add to a matmul by ``weight`` in every step, ``(T, B, rows)``: zeros, or the bias."""
+    """Return the term to add to a matmul by ``weight`` in every step, ``(T, B, rows)``: zeros, or the bias."""
     taps: Tensor = _Taps.apply(weight, reads, sizes, dtype)
     return taps if bias is None else taps + bias.to(dtype)
 
 
 class _Taps(torch.autograd.Function):
-    """Zeros whose gradient, with what was read by then, makes the weight's."""
+    """Zeros whose backward computes the weight's gradient from their gradient and the inputs in ``reads``."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Cells made of cells: two that read the same input side by side, and one that reads what another makes of it."""
+"""Cells made of cells: two cells that read the same input, and a cell that also reads another's output."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class CompositeCell(Cell):
         """Its cells, in the order in which their masks are drawn."""
 
     def reset_parameters(self) -> None:
-        """Draw the weights of all cells again."""
+        """Initialise the weights of all cells."""
         for cell in self.cells:
             cell.reset_parameters()  # type: ignore[operator]
 
@@ -31,11 +31,11 @@ class CompositeCell(Cell):
         return torch.cat(masks, -1) if masks else None
 
     def draw_masks(self, like: Tensor) -> list[Tensor | None]:
-        """The mask of each cell; None where it has none."""
+        """Draw the mask of each cell; None for a cell without one."""
         return [cell.draw_mask(like) for cell in self.cells]
 
     def split_masks(self, x: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Split what a step is given into the projected input and the mask of each cell."""
+        """Split the input of a step into the projected input and the mask of each cell."""
         x, mask = self.split_mask(x)
         if mask is None:
             return x, (None,) * len(self.cells)
@@ -43,7 +43,7 @@ class CompositeCell(Cell):
 
 
 class PairCell(CompositeCell):
-    """Two cells on one input; their states follow each other."""
+    """Two cells on one input; the state is the first cell's followed by the second's."""
 
     def __init__(self, first: Cell, second: Cell, input_size: int, hidden_size: int) -> None:
         super().__init__(input_size, hidden_size)
@@ -65,12 +65,12 @@ class PairCell(CompositeCell):
 
 
 class SideBySideCell(PairCell):
-    """Two cells that read the same input; the output is both of theirs.
+    """Two cells that read the same input, with their outputs concatenated.
 
     Shapes: x ``(B, I)`` -> output ``(B, H1 + H2)``.
 
     Args:
-        first, second: cells of one input size.
+        first, second: cells with the same input size.
     """
 
     def __init__(self, first: Cell, second: Cell) -> None:
@@ -92,15 +92,15 @@ class SideBySideCell(PairCell):
 
 
 class PrecededCell(PairCell):
-    """A cell that reads, beside the input, the output of a cell in front of it.
+    """A cell that reads the input and the output of a cell before it.
 
-    Over a sequence each of the two scans as it does alone, by kernels where it has them.
+    The two cells scan a sequence one after the other, each by its kernels if it has any.
 
     Shapes: x ``(B, I)`` -> output ``(B, H)`` of the second cell.
 
     Args:
-        first: reads x.
-        second: reads x and the first cell's output, ``I + H1`` numbers.
+        first: the cell that reads x.
+        second: the cell that reads x and the first cell's output, ``I + H1`` numbers.
     """
 
     def __init__(self, first: Cell, second: Cell) -> None:

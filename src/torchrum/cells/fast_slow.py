@@ -27,21 +27,21 @@ SLOW = (*LSTMS, "rum", "rum-tanh", "rum-gated")
 
 
 class FastSlowCell(CompositeCell):
-    """FS-RNN-k (Mujika et al., 2017), k = ``len(fast)``, of any cells.
+    """FS-RNN-k (Mujika et al., 2017) of any cells, with k = ``len(fast)``.
 
     f = F1(f, drop(x));   s = S(s, drop(out F1));   f = F2(f, drop(out S));   f = Fi(f), i >= 3;   y = drop(out Fk)
 
-    Shapes: x ``(B, I)`` -> output ``(B, H)`` with H of the fast cells; the state is that of the fast cells, which they
-    hand on to each other, followed by that of the slow one.
+    Shapes: x ``(B, I)`` -> output ``(B, H)`` with the fast cells' H. The state is the shared state of the fast cells,
+    followed by the state of the slow cell.
 
     Args:
-        fast: at least two cells of one hidden size and one form of state. The first reads I numbers, the second the
-            slow cell's output; from the third on they read nothing: ``input_size=0``.
-        slow: reads the output of the first fast cell.
-        dropout: chance, from 0 to 1, that a number is zeroed, drawn afresh in each step, at the four places above.
-        slow_dropout: the same for what the slow cell reads; None means ``dropout``.
-        backend: of ``scan``: "auto", or "fused" to insist on the kernels for fast LSTMs with a slow LSTM or a slow RUM
-            of lam 0, "torch" or "reference" on the plain loop.
+        fast: at least two cells with the same hidden size and form of state. The first reads x, the second the slow
+            cell's output; the others have no input: ``input_size=0``.
+        slow: the slow cell, which reads the output of the first fast cell.
+        dropout: probability that a number is zeroed, drawn in each step, at the four places above.
+        slow_dropout: the same for the input of the slow cell; None means ``dropout``.
+        backend: backend of ``scan``: "auto", "fused" to insist on the kernels for fast LSTMs with a slow LSTM or a slow
+            RUM of lam 0, or "torch" or "reference" for the plain loop.
     """
 
     may_read_nothing = True
@@ -118,7 +118,7 @@ class FastSlowCell(CompositeCell):
         return super().scan(x, state, lengths)
 
     def explain_backend(self, x: Tensor, lengths: Tensor | None = None) -> Choice:
-        """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""
+        """Return the backend that ``scan`` takes for ``x`` ``(T, B, I)``, and the reason."""
         obstacle = self._obstacle(lengths)
         if obstacle is not None:
             return choose_fused(self.backend, lambda: obstacle)
@@ -126,7 +126,7 @@ class FastSlowCell(CompositeCell):
         return fast_slow_scan_choice(xp, self.slow.hidden_size, self.scan_options(), backend=self.backend)
 
     def _obstacle(self, lengths: Tensor | None) -> str | None:
-        """The reason why the kernels cannot run these cells, or None."""
+        """Return the reason why the kernels cannot run these cells, or None."""
         if not all(isinstance(cell, LSTMCell) for cell in self.fast):
             return "the fast cells are not all LSTMs, and the kernels know only them"
         if not isinstance(self.slow, LSTMCell | RUMCell):
@@ -138,7 +138,7 @@ class FastSlowCell(CompositeCell):
         return None
 
     def scan_options(self) -> FastSlowOptions:
-        """The hyper-parameters as the kernels take them; only for cells that they know."""
+        """Return the hyper-parameters for the kernels; only for cells that they support."""
         fast = tuple(cell.scan_options() for cell in self.fast if isinstance(cell, LSTMCell))
         slow: Any = self.slow
         if isinstance(slow, LSTMCell):
@@ -152,11 +152,11 @@ class FastSlowCell(CompositeCell):
         )
 
     def scan_inputs(self, x: Tensor, state: State) -> FastSlowInputs:
-        """What ``fast_slow_scan`` is given; only for cells that the kernels know."""
+        """Return the inputs of ``fast_slow_scan``; only for cells that the kernels support."""
         first, second, *others = (cell.scan_weights() for cell in self.fast if isinstance(cell, LSTMCell))
         slow = self.slow.scan_weights() if isinstance(self.slow, LSTMCell) else rum_weights(self.slow)
         weights = [first._replace(weight_ih=None, bias=None), slow, second]
-        # an empty weight_ih adds nothing, but the caller's parameter is to have a gradient
+        # an empty weight_ih adds nothing, but the caller's parameter must have a gradient
         weights += [
             cell._replace(weight_ih=None, bias=cell.bias + cell.weight_ih.sum(1))
             for cell in others
@@ -174,7 +174,7 @@ class FastSlowCell(CompositeCell):
 
 
 def rum_weights(cell: Cell) -> CellWeights:
-    """A RUM's parameters as the kernels take them: one matmul over its input and its state, and one bias."""
+    """Return a RUM's parameters for the kernels: one matmul over its input and its state, and one bias."""
     if isinstance(cell, RUMCell) and cell.options.gated is not None:
         return gated_weights(cell)
     names = ("weight_ih", "weight_hh", "bias_ih", "ln_weight", "ln_bias")
@@ -186,7 +186,7 @@ def rum_weights(cell: Cell) -> CellWeights:
 
 
 def gated_weights(cell: RUMCell) -> CellWeights:
-    """The blocks r, u, tau, eps: tau reads the state alone, eps the input alone."""
+    """Return a gated RUM's parameters in blocks r, u, tau, eps: tau reads only the state, eps only the input."""
     S, bias = cell.hidden_size, None
     ih, hh, first, second = (getattr(cell, name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     if first is not None and second is not None:
@@ -221,33 +221,34 @@ def fast_slow(
     dtype: torch.dtype | None = None,
     backend: Backend = "auto",
 ) -> FastSlowCell | PrecededCell:
-    """FS-LSTM-k or FS-RUM-k as in the Penn Treebank experiments: fast LSTMs and one slow LSTM or RUM.
+    """Build an FS-LSTM-k or FS-RUM-k as in the Penn Treebank experiments: fast LSTMs and one slow LSTM or RUM.
 
     Args:
         input_size, hidden_size: I, and H of the fast cells.
         slow_size: hidden size of the slow cell; None means H.
-        num_fast: k.
-        slow: ``"lstm"``; ``"rotational_lstm"``, one with a rotated candidate; ``"rum"``, a RUM with the paper's
-            options; ``"rum-tanh"``, one of the paper's form with tanh and bounded states; or ``"rum-gated"``, which
+        num_fast: k, the number of fast cells.
+        slow: ``"lstm"``; ``"rotational_lstm"``, an LSTM with a rotated candidate; ``"rum"``, a RUM with the paper's
+            options; ``"rum-tanh"``, a RUM of the paper's form with tanh and bounded states; or ``"rum-gated"``, which
             has no layer norm.
         fast: ``"lstm"`` or ``"rotational_lstm"``.
-        cell_dropout: between the cells, see :class:`FastSlowCell`.
-        slow_dropout: dropout of what the slow cell reads; None means ``cell_dropout``. In trials a slow RUM did better
-            with 0: what dropout adds to the two vectors of a rotation turns the plane, and does not average out.
-        layer_norm, zoneout: in every cell.
+        cell_dropout: dropout between the cells, see :class:`FastSlowCell`.
+        slow_dropout: dropout of the slow cell's input; None means ``cell_dropout``. In trials a slow RUM did better
+            with 0: the noise that dropout adds to the two vectors of a rotation changes its plane and does not average
+            out.
+        layer_norm, zoneout: layer norm and zoneout of h in every cell.
         slow_zoneout: zoneout of the slow cell's h; None means ``zoneout``. In trials a slow RUM did better with 0.
-        zoneout_cell: of the LSTMs' c.
-        state_dropout: chance that a unit of h is hidden from the recurrent matmul of a cell, one mask per call.
+        zoneout_cell: zoneout of c in the LSTMs.
+        state_dropout: probability that a unit of h is hidden from a cell's recurrent matmul, with one mask per call.
         slow_state_dropout: the same for the slow cell; None means ``state_dropout``.
-        eta: norm of the slow RUM's state. None leaves it free with the paper's options; with ``"rum-tanh"`` it is
-            ``"sqrt"``, the root of the cell's size.
-        ln_order: of the slow RUM.
-        head_size, rotated: of the slow gated RUM.
+        eta: norm of the slow RUM's state. None means no normalisation with the paper's options, and ``"sqrt"``, the
+            root of the cell's size, with ``"rum-tanh"``.
+        ln_order: order of layer norm in the slow RUM.
+        head_size, rotated: options of the slow gated RUM.
         memory_size: units of an associative memory, a RUM of lam 1 with states of norm 1; 0 for none.
-        memory: ``"slow"`` puts it beside the slow cell: the second fast cell reads both, and there is no fused scan.
-            ``"input"`` puts it in front: it reads the input, the first fast cell reads both, and the two scan one after
-            the other, each by its kernels.
-        device, dtype: of the parameters.
+        memory: place of this memory. ``"slow"`` is beside the slow cell: the second fast cell reads both, and there is
+            no fused scan. ``"input"`` is before the first fast cell, which reads the input and the memory; the memory
+            and the other cells then scan one after the other, each by its kernels.
+        device, dtype: device and dtype of the parameters.
         backend: see :class:`FastSlowCell`.
     """
     check_choice("fast_slow", "slow", slow, SLOW)

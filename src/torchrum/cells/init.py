@@ -11,23 +11,23 @@ INITS = ("glorot", "orthogonal", "block_orthogonal")
 
 @torch.no_grad()
 def orthogonal(rows: int, columns: int, like: Tensor) -> Tensor:
-    """A random ``(rows, columns)`` with orthonormal rows or columns, whichever are fewer, on the device of ``like``.
+    """Draw a ``(rows, columns)`` matrix with orthonormal rows or columns, whichever are fewer, on ``like``'s device.
 
-    It is drawn in float32, so that a seed gives one matrix for every dtype; 16-bit dtypes have no QR. For float64 it is
-    then made orthonormal to that precision.
+    It is drawn in float32, so that a seed gives the same matrix for every dtype; 16-bit dtypes have no QR. For float64
+    it is then made orthonormal to that precision.
     """
     start = nn.init.orthogonal_(torch.empty(rows, columns, device=like.device, dtype=torch.float32))
     if like.dtype != torch.float64:
         return start
     Q = start.double()
-    for _ in range(2):  # Q (3 - Q^T Q) / 2: each squares what is left of the 1e-7 of float32
+    for _ in range(2):  # Q (3 - Q^T Q) / 2: each iteration squares the error, which starts at float32's 1e-7
         Q = 1.5 * Q - 0.5 * ((Q @ Q.mT) @ Q if rows < columns else Q @ (Q.mT @ Q))
     return Q
 
 
 @torch.no_grad()
 def orthogonal_(*blocks: Tensor) -> None:
-    """Make the columns (or rows) of ``blocks``, put side by side, orthonormal; in place."""
+    """Fill ``blocks`` so that, side by side, they are a matrix with orthonormal rows (or columns, if fewer)."""
     widths = [block.shape[1] for block in blocks]
     if sum(widths) == 0:
         return
@@ -38,7 +38,7 @@ def orthogonal_(*blocks: Tensor) -> None:
 
 @torch.no_grad()
 def block_orthogonal_(weight: Tensor) -> None:
-    """Tile ``weight`` with the largest square blocks that fit and make each orthogonal; in place."""
+    """Fill ``weight`` with orthogonal square blocks, the largest that tile it."""
     size = math.gcd(*weight.shape)
     if weight.numel() > 0:
         for rows in weight.split(size):
@@ -48,7 +48,7 @@ def block_orthogonal_(weight: Tensor) -> None:
 
 @torch.no_grad()
 def glorot_(*blocks: Tensor) -> None:
-    """Glorot-uniform ``blocks`` as the one matrix they make side by side, as TensorFlow's cells do; in place."""
+    """Fill ``blocks`` Glorot-uniformly as a single matrix, side by side, as TensorFlow's cells do."""
     fan_in, fan_out = sum(block.shape[1] for block in blocks), blocks[0].shape[0]
     bound = (6 / (fan_in + fan_out)) ** 0.5
     for block in blocks:
@@ -56,12 +56,12 @@ def glorot_(*blocks: Tensor) -> None:
 
 
 def widen(x: Tensor) -> Tensor:
-    """16-bit dtypes become float32: angles and phases need more than 8 bits."""
+    """Convert 16-bit dtypes to float32, since angles and phases need more than 8 bits."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def new_parameter(
     device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Callable[..., nn.Parameter]:
-    """Return a function that allocates a parameter of a shape; ``reset_parameters`` fills it."""
+    """Return a function that allocates a parameter of a given shape; ``reset_parameters`` fills it."""
     return lambda *shape: nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))

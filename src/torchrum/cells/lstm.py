@@ -1,4 +1,4 @@
-"""The LSTM with layer norm and zoneout, and the GRU with its reset gate before the recurrent matrix or after it."""
+"""The LSTM with layer norm and zoneout, and the GRU with its reset gate before or after the recurrent matrix."""
 
 import torch
 import torch.nn.functional as F
@@ -32,30 +32,31 @@ class LSTMCell(Cell):
 
     i, j, f, o = W x + U h + b, each through LN if ``layer_norm``
     c' = c * sigmoid(f + forget_bias) + sigmoid(i) * tanh(j);   h' = tanh(LN(c')) * sigmoid(o)
-    then zoneout keeps single units of h and c; c' itself is stored without LN.
+    then zoneout keeps the old value of some units of h and c; c' itself is stored without LN.
 
-    With ``rotational`` it is the rotational LSTM: a RUM's candidate behind an LSTM's gates. The blocks of W are then i,
-    tau, f, o, eps, those of U are i, tau, f, o, eps has no LN, and::
+    With ``rotational`` it is the rotational LSTM: a RUM's candidate with an LSTM's gates. W then has the blocks i, tau,
+    f, o, eps and U the blocks i, tau, f, o; eps has no LN, and::
 
         c' = c * sigmoid(f + forget_bias) + sigmoid(i) * tanh(LN(eps + Rotation(eps, tau) h))
 
-    Zoneout of c leaves the h that is rotated as it is.
+    Zoneout of c does not affect the rotated h.
 
     Shapes: x ``(B, I)``, state ``(h, c)`` of ``(B, H)`` -> output h' ``(B, H)``, state ``(h', c')``.
 
     Args:
-        input_size: I; 0 makes a cell without input, whose steps read ``(B, 0)``.
+        input_size: I; 0 for a cell without input, whose steps read ``(B, 0)``.
         hidden_size: H.
-        layer_norm: normalise each gate and the cell state that h' is made from.
+        layer_norm: normalise each gate, and the cell state from which h' is computed.
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step; not trained.
-        rotational: rotate h into the candidate.
-        zoneout, zoneout_cell: chance that a unit of h, of c keeps its old value, from 0 to 1.
-        state_dropout: chance that a unit of h is hidden from U, one mask for all steps of a call, from 0 to 1.
-        init: ``"glorot"`` as TensorFlow does it, ``"orthogonal"``: W and U each semi-orthogonal over all rows, or
-            ``"block_orthogonal"``: W and U tiled with square orthogonal blocks, as the Zoneout LSTM starts.
-        device, dtype: of the parameters.
-        backend: of ``scan``: "auto", or "fused" to insist on the kernels, "torch" or "reference" on the plain loop.
+        rotational: use the rotated h in the candidate.
+        zoneout, zoneout_cell: probability that a unit of h (of c) keeps its old value.
+        state_dropout: probability that a unit of h is hidden from U, with one mask for all steps of a call.
+        init: ``"glorot"``, as in TensorFlow; ``"orthogonal"``, W and U each semi-orthogonal over all rows; or
+            ``"block_orthogonal"``, W and U tiled with square orthogonal blocks, as in the Zoneout LSTM.
+        device, dtype: device and dtype of the parameters.
+        backend: backend of ``scan``: "auto", "fused" to insist on the kernels, or "torch" or "reference" for the plain
+            loop.
     """
 
     state_names = ("h", "c")
@@ -112,7 +113,7 @@ class LSTMCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights again; biases start at 0, gains at 1."""
+        """Initialise the weights; biases start at 0, gains at 1."""
         if self.init == "glorot":
             glorot_(self.weight_ih, self.weight_hh)
         else:
@@ -126,7 +127,7 @@ class LSTMCell(Cell):
                 nn.init.zeros_(shift)
 
     def _norms(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Gains and shifts of layer norm: of the gates, of c and, if rotational, of the candidate."""
+        """Return layer norm's gains and shifts, for the gates, for c and, if rotational, for the candidate."""
         gains, shifts = [self.ln_weight, self.ln_weight_c], [self.ln_bias, self.ln_bias_c]
         if self.options.rotational:
             gains.append(self.ln_weight_j)
@@ -145,7 +146,7 @@ class LSTMCell(Cell):
 
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         if self.explain_backend(x).backend != "fused":
-            return super().scan(x, state, lengths)  # by steps, which torch.compile may have made
+            return super().scan(x, state, lengths)  # by steps, which may be compiled
         h, c = state
         weights = self.scan_weights()
         norms = (weights.ln_weight, weights.ln_bias)
@@ -155,23 +156,23 @@ class LSTMCell(Cell):
         return output, (h, c)
 
     def explain_backend(self, x: Tensor) -> Choice:
-        """Which backend ``scan`` takes for ``x`` ``(T, B, I)``, and why."""
+        """Return the backend that ``scan`` takes for ``x`` ``(T, B, I)``, and the reason."""
         xp = projected_like(x, self.options.blocks * self.hidden_size)
         return lstm_scan_choice(xp, self.options, backend=self.backend)
 
     def scan_options(self) -> LstmOptions:
-        """The cell's hyper-parameters as the kernels take them."""
+        """Return the cell's hyper-parameters for the kernels."""
         return self.options.with_training(self.training)
 
     def scan_weights(self) -> CellWeights:
-        """The cell's parameters as the kernels take them; layer norm's: i, j, f, o, c, rotated candidate."""
+        """Return the cell's parameters for the kernels; layer norm's blocks are i, j, f, o, c, rotated candidate."""
         gains = shifts = None
         if self.options.layer_norm:
             gains, shifts = (torch.cat(tuple(parts)) for parts in self._norms())
         return CellWeights(self.weight_ih, self.weight_hh, self.bias, gains, shifts)
 
     def _step_weights(self, dtype: torch.dtype) -> LstmStepWeights:
-        """The parameters that a step reads; its matmul runs in ``dtype``, the lower precision under autocast."""
+        """Return the parameters of a step, whose matmul runs in ``dtype``, the lower precision under autocast."""
         weight_hh: Tensor = self.weight_hh
         if weight_hh.dtype != dtype:
             weight_hh = weight_hh.to(dtype)
@@ -189,7 +190,7 @@ class LSTMCell(Cell):
 
 
 def projected_like(x: Tensor, width: int) -> Tensor:
-    """An empty tensor of the device and dtype that a projection of ``x`` has, under autocast too."""
+    """Return an empty tensor with the device and dtype that a projection of ``x`` has, even under autocast."""
     return x.new_empty((0, 0, width), dtype=autocast_dtype(x.device.type) or x.dtype)
 
 
@@ -203,11 +204,11 @@ class GRUCell(Cell):
 
     Args:
         input_size, hidden_size: I, H.
-        reset_after: reset U_c h instead of h.
-        gate_bias: start of the biases of r and u.
-        state_dropout: chance that a unit of h is hidden from U and U_c, one mask for all steps of a call, from 0 to 1.
+        reset_after: apply the reset gate to U_c h instead of h.
+        gate_bias: initial value of the biases of r and u.
+        state_dropout: probability that a unit of h is hidden from U and U_c, with one mask for all steps of a call.
         init: ``"glorot"``, or ``"orthogonal"``: semi-orthogonal over [x; h], one matrix for the gates, one for h~.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
     """
 
     shown = ("reset_after", "gate_bias", "state_dropout", "init")
@@ -243,7 +244,7 @@ class GRUCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights again; gate biases start at ``gate_bias``, the others at 0."""
+        """Initialise the weights; gate biases start at ``gate_bias``, the others at 0."""
         H = self.hidden_size
         start = orthogonal_ if self.init == "orthogonal" else glorot_
         start(self.weight_ih[: 2 * H], self.weight_hh)  # two kernels, each over [x; h]

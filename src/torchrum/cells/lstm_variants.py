@@ -1,4 +1,4 @@
-"""LSTMs for character models: HyperLSTM, rescaled by a smaller one; HM-LSTM, whose levels find boundaries; NASCell."""
+"""LSTMs for character models: HyperLSTM, scaled by a smaller LSTM; HM-LSTM, whose levels detect boundaries; NASCell."""
 
 import torch
 import torch.nn.functional as F
@@ -28,21 +28,21 @@ class HyperLSTMCell(GatherableCell):
     y = d_h^y * U^y h + d_x^y * W^y x + d_b^y + b^y, then LN if ``layer_norm``
     c' = c * sigmoid(f + forget_bias) + sigmoid(i) * drop(tanh(g));   h' = sigmoid(o) * tanh(LN(c'))
 
-    At the start d_h = d_x = 0.1 and d_b = 0 whatever the input: E_h, E_x and D_b are 0.
+    Initially d_h = d_x = 0.1 and d_b = 0 for every input, since E_h, E_x and D_b are 0.
 
     Shapes: x ``(B, I)`` -> output h' ``(B, H)``; state ``h, c`` ``(B, H)`` and ``q, c_q`` ``(B, hyper_size)``.
 
     Args:
         input_size, hidden_size: I, H.
         hyper_size: hidden size of the small LSTM.
-        embedding_size: numbers that each of the twelve E reduces u to.
-        layer_norm: in both LSTMs, on each gate and on the cell state that h' is made from.
+        embedding_size: size of u after each of the twelve E.
+        layer_norm: in both LSTMs, normalise each gate, and the cell state from which h' is computed.
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step, in both LSTMs; not trained.
-        hyper_output: u is the small LSTM's ``"new"`` output, as in the original implementation, or the ``"previous"``
-            one, as in the paper.
-        recurrent_dropout: chance, from 0 to 1, that a unit of tanh(g) is zeroed, drawn afresh in each step.
-        device, dtype: of the parameters.
+        hyper_output: u is the small LSTM's ``"new"`` output, as in the original implementation, or its ``"previous"``
+            output, as in the paper.
+        recurrent_dropout: probability that a unit of tanh(g) is zeroed, drawn in each step.
+        device, dtype: device and dtype of the parameters.
     """
 
     state_names = ("h", "c", "q", "c_q")
@@ -78,7 +78,7 @@ class HyperLSTMCell(GatherableCell):
         self.hyper_output = hyper_output
         self.recurrent_dropout = recurrent_dropout
         empty = new_parameter(device, dtype)
-        self.hyper = LSTMCell(  # its weights for x stand apart, so that project does them for all steps
+        self.hyper = LSTMCell(  # its weights for x are separate, so that ``project`` applies them for all steps
             hidden_size,
             hyper_size,
             layer_norm=layer_norm,
@@ -93,7 +93,7 @@ class HyperLSTMCell(GatherableCell):
         self.weight_hh = empty(4 * hidden_size, hidden_size)
         self.bias = empty(4 * hidden_size)
         self.embed_weight = empty(12 * embedding_size, hyper_size)  # E; rows: h, x, b, each i, g, f, o
-        self.embed_bias = empty(8 * embedding_size)  # e; there is none for b
+        self.embed_bias = empty(8 * embedding_size)  # e, for h and x only
         self.scale_weight = empty(12, embedding_size, hidden_size)  # D, transposed
         if layer_norm:
             self.ln_weight = empty(4 * hidden_size)
@@ -104,14 +104,14 @@ class HyperLSTMCell(GatherableCell):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights again: W and U orthogonal in each gate, the small LSTM's too, E and D as published."""
+        """Initialise the weights: W, U and the small LSTM's orthogonal in each gate, E and D as published."""
         self.hyper.reset_parameters()
-        orthogonal_(self.hyper_weight_ih, self.hyper.weight_ih)  # one matrix on [x; h]
+        orthogonal_(self.hyper_weight_ih, self.hyper.weight_ih)  # a single matrix on [x; h]
         for weight in (self.weight_ih, self.weight_hh):
             for gate in weight.chunk(4):
                 orthogonal_(gate)
         nn.init.zeros_(self.bias)
-        scaling = 8 * self.embedding_size  # rows that lead to d_h and d_x
+        scaling = 8 * self.embedding_size  # rows for d_h and d_x
         self.embed_weight[:scaling] = 0
         nn.init.normal_(self.embed_weight[scaling:], std=0.01)
         nn.init.ones_(self.embed_bias)
@@ -160,7 +160,7 @@ class HyperLSTMCell(GatherableCell):
         return F.pad(self.embed_bias, (0, 4 * self.embedding_size))
 
     def scales(self, u: Tensor, linear: Linear = F.linear) -> tuple[Tensor, Tensor, Tensor]:
-        """d_h, d_x and d_b, each ``(B, 4H)``, from ``u`` ``(B, hyper_size)``."""
+        """Compute d_h, d_x and d_b, each ``(B, 4H)``, from ``u`` ``(B, hyper_size)``."""
         z = linear(u, self.embed_weight, self._embed_bias())
         z = z.unflatten(-1, (12, self.embedding_size))  # (B, 12, embedding)
         d = torch.matmul(z.transpose(0, 1), self.scale_weight).transpose(0, 1)  # (B, 12, H)
@@ -183,8 +183,8 @@ class HMLSTMCell(GatherableCell):
     z'^l = 1 where v > 0, else 0; its gradient is that of clamp((slope v + 1) / 2, 0, 1)
     output: gate_l = sigmoid(w_l . [h'^1; ..; h'^L]);   y = relu(sum_l gate_l O_l h'^l)
 
-    Primes are new values; f has ``forget_bias`` added. The three cases are sums of products with z, so that z gets
-    the gradient of the choice itself.
+    Primes denote new values; ``forget_bias`` is added to f. The three cases are computed as sums of products with z, so
+    that z receives the gradient of the choice.
 
     Shapes: x ``(B, I)`` -> output y ``(B, H)``; state ``h, c`` ``(B, L, level_size)`` and ``z`` ``(B, L - 1)``.
 
@@ -192,14 +192,14 @@ class HMLSTMCell(GatherableCell):
         input_size, hidden_size: I, H; H is the size of the output embedding y.
         level_size: units per level; None means H.
         num_levels: L.
-        layer_norm: normalise each gate and the cell state that h' is made from.
+        layer_norm: normalise each gate, and the cell state from which h' is computed.
         ln_eps: added to the variance in layer norm.
         forget_bias: added to f in every step; not trained.
-        boundary: z as above, ``"step"``, or ``"soft"``, the clamp itself: a smooth cell with true gradients.
-        slope_per_step: how much ``at_step`` raises the slope per training step, up to ``max_slope``; the paper's 0.04
+        boundary: ``"step"`` for z as above, or ``"soft"`` for the clamp itself, which makes the gradients exact.
+        slope_per_step: increase of the slope per training step, by ``at_step``, up to ``max_slope``; the paper's 0.04
             per epoch is 0.04 / (updates per epoch).
-        max_slope: where the slope stops; it starts at 1.
-        device, dtype: of the parameters.
+        max_slope: largest slope; it starts at 1.
+        device, dtype: device and dtype of the parameters.
     """
 
     state_names = ("h", "c", "z")
@@ -248,7 +248,7 @@ class HMLSTMCell(GatherableCell):
         self.max_slope = max_slope
         empty = new_parameter(device, dtype)
         rows = [4 * n + 1] * (num_levels - 1) + [4 * n]  # f, i, o, g, and v below the top
-        reads = [2] + [3] * (num_levels - 2) + [2]  # own level, the one above, the one below; x is apart
+        reads = [2] + [3] * (num_levels - 2) + [2]  # own level, the one above, the one below; x is separate
         self.weight_ih = empty(rows[0], input_size)
         self.weight_hh = nn.ParameterList(empty(r, k * n) for r, k in zip(rows, reads, strict=True))
         self.bias = nn.ParameterList(empty(r) for r in rows)
@@ -264,7 +264,7 @@ class HMLSTMCell(GatherableCell):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights again, every matrix orthogonal; biases start at 0, gains at 1."""
+        """Initialise the weights, every matrix orthogonal; biases start at 0, gains at 1."""
         orthogonal_(self.weight_ih)
         n = self.level_size
         for weight in self.weight_hh:
@@ -324,7 +324,7 @@ class HMLSTMCell(GatherableCell):
     def _update(
         self, level: int, gates: Tensor, h: Tensor, c: Tensor, flush: Tensor, below: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """h', c' of a level: gates ``(B, 4n)``, h, c ``(B, n)``; flush is z^l and below z'^{l-1}, both ``(B, 1)``."""
+        """Compute h', c' of a level: gates ``(B, 4n)``, h, c ``(B, n)``, flush z^l and below z'^{l-1} ``(B, 1)``."""
         n = self.level_size
         gates = gates.unflatten(-1, (4, n))
         if self.layer_norm:
@@ -342,7 +342,7 @@ class HMLSTMCell(GatherableCell):
         soft = torch.clamp((self.slope * v + 1) / 2, 0, 1)
         if self.boundary == "soft":
             return soft
-        # exactly 0 or 1: soft is at most 1/2 where the step is 0, at least 1/2 where it is 1, and both sums are exact
+        # exactly 0 or 1: soft is at most 1/2 where the step is 0 and at least 1/2 where it is 1, so both sums are exact
         return soft + ((v > 0).to(v.dtype) - soft).detach()
 
     def _output(self, h: Tensor, linear: Linear) -> Tensor:
@@ -351,7 +351,7 @@ class HMLSTMCell(GatherableCell):
 
 
 class NASCell(GatherableCell):
-    """The cell of Zoph & Le (2017), as TensorFlow Addons has it.
+    """The cell of Zoph & Le (2017), as in TensorFlow Addons.
 
     a = W x, r = U (h * mask) + b, each split into eight blocks
     l0 = sigmoid(a0 + r0), l1 = relu(a1 + r1), l2 = sigmoid(a2 + r2), l3 = relu(a3 * r3)
@@ -363,9 +363,9 @@ class NASCell(GatherableCell):
 
     Args:
         input_size, hidden_size: I, H.
-        bias: add b; the released cell has none.
-        state_dropout: chance, from 0 to 1, that a unit of h is hidden from U, one mask for all steps of a sequence.
-        device, dtype: of the parameters.
+        bias: add b, which the released cell does not have.
+        state_dropout: probability that a unit of h is hidden from U, with one mask for all steps of a sequence.
+        device, dtype: device and dtype of the parameters.
     """
 
     state_names = ("h", "c")
@@ -390,7 +390,7 @@ class NASCell(GatherableCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights again, Glorot-uniform each; the bias starts at 0."""
+        """Initialise the weights, each Glorot-uniform; the bias starts at 0."""
         glorot_(self.weight_ih)
         glorot_(self.weight_hh)
         if self.bias is not None:
@@ -408,7 +408,7 @@ class NASCell(GatherableCell):
         x, mask = self.split_mask(x)
         r = linear(h if mask is None else h * mask, self.weight_hh, self.bias)
         z0, z1, z2, _, z4, z5, z6, z7 = (x + r).chunk(8, -1)
-        z3 = x[:, 3 * H : 4 * H] * r[:, 3 * H : 4 * H]  # the one leaf that multiplies
+        z3 = x[:, 3 * H : 4 * H] * r[:, 3 * H : 4 * H]  # the only leaf that multiplies
         k0 = torch.tanh(torch.sigmoid(z0) * F.relu(z1))
         k1 = torch.tanh(torch.sigmoid(z2) + F.relu(z3))
         k2 = torch.tanh(torch.tanh(z4) * torch.sigmoid(z5))

@@ -24,21 +24,22 @@ class FastWeightsCell(Cell):
     Shapes: x ``(B, I)``, state ``(h, A)`` of ``(B, H)``, ``(B, H, H)`` -> output h' ``(B, H)``, state ``(h', A')``.
     A is float32 for 16-bit dtypes: its decay is below their rounding.
 
-    The trained part is one linear map of [x; h], H(I + H) numbers, and 2H of layer norm; A is not trained. The recall
-    table of the RUM paper counts an affine map twice, 2H(I + H + 1): 8,700 for I=36, H=50, where this cell has 4,400.
+    The parameters are a linear map of [x; h] with H(I + H) numbers, and 2H numbers of layer norm; A is not trained. The
+    recall table of the RUM paper counts an affine map twice, 2H(I + H + 1): 8,700 for I=36, H=50, while this cell has
+    4,400.
 
     Args:
         input_size, hidden_size: I, H.
         inner_steps: S, at least 1.
-        decay, rate: of A; lambda and eta in the paper.
-        layer_norm: normalise within the inner steps; the recall task needs it.
+        decay, rate: decay and learning rate of A, lambda and eta in the paper.
+        layer_norm: normalise in the inner steps; the recall task needs it.
         start_norm: with ``layer_norm``, normalise h_0 too.
-        encoder: pass x through two ReLU layers of 50 and 100 units before C, as the paper does for symbols. (Its
-            hidden layer of 100 before the softmax belongs to the read-out, not to the cell.)
-        bias: add a trained bias to z; the paper has none beside that of the layer norm.
+        encoder: pass x through two ReLU layers of 50 and 100 units before C, as the paper does for symbols. (The
+            paper's hidden layer of 100 units before the softmax is part of the read-out, not of the cell.)
+        bias: add a trained bias to z, which the paper does not have in addition to layer norm's.
         ln_eps: added to the variance in layer norm.
-        recurrent_scale: W starts as this multiple of the identity.
-        device, dtype: of the parameters.
+        recurrent_scale: W is initialised to this multiple of the identity.
+        device, dtype: device and dtype of the parameters.
     """
 
     state_names = ("h", "A")
@@ -137,9 +138,9 @@ class NTMCell(Cell):
     write:       M' = M * prod(1 - w e^T) + sum(w a^T), erase e = sigmoid(.), add a = tanh(.)
     output:      y = affine([h'; r'])
 
-    Style ``"collier"`` is the implementation of Collier & Beel (2018): keys pass through a tanh; the parameters of the
-    heads and the output are clipped to +-20; the start of the memory, of the reads and of the weights of the heads is
-    trained. Style ``"graves"`` has none of these, reads from M' instead of M, and starts every head on slot 0.
+    Style ``"collier"`` is the implementation of Collier & Beel (2018): keys pass through a tanh, the parameters of the
+    heads and the output are clipped to +-20, and the initial memory, reads and weights of the heads are trained. Style
+    ``"graves"`` has none of these, reads from M' instead of M, and starts every head at slot 0.
 
     Shapes: x ``(B, I)`` -> output ``(B, H)``; state ``h, c`` ``(B, H)``, ``read`` ``(B, heads, M)``, ``memory``
     ``(B, N, M)``, ``read_weights`` and ``write_weights`` ``(B, heads, N)``. For 16-bit dtypes the last three are
@@ -148,11 +149,11 @@ class NTMCell(Cell):
     Args:
         input_size, hidden_size: I, H.
         num_slots, slot_size: N, M of the memory.
-        num_read_heads, num_write_heads: heads.
-        max_shift: a head moves by at most this many slots per step.
-        memory_start: constant that the memory starts with.
+        num_read_heads, num_write_heads: numbers of heads.
+        max_shift: largest number of slots that a head moves per step.
+        memory_start: initial value of the memory.
         style: ``"collier"`` or ``"graves"``, see above.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
     """
 
     state_names = ("h", "c", "read", "memory", "read_weights", "write_weights")
@@ -253,7 +254,7 @@ class NTMCell(Cell):
         written = memory
         erase = torch.sigmoid(erased.unflatten(-1, (W, -1)))
         add = torch.tanh(added.unflatten(-1, (W, -1)))
-        for w, e in zip(write_weights.unbind(1), erase.unbind(1), strict=True):  # prod's backward waits for the host
+        for w, e in zip(write_weights.unbind(1), erase.unbind(1), strict=True):  # prod's backward would synchronise
             written = written * (1 - w.unsqueeze(-1) * e.unsqueeze(-2))  # (B, N, M)
         written = written + torch.einsum("bwn,bwm->bnm", write_weights, add)
         source = memory if collier else written
@@ -269,15 +270,15 @@ class NTMCell(Cell):
 def address(
     memory: Tensor, before: Tensor, key: Tensor, beta: Tensor, gate: Tensor, shift: Tensor, gamma: Tensor
 ) -> Tensor:
-    """Compute the weights of each head: by content, mixed with those ``before``, then shifted and sharpened.
+    """Compute the weights of each head: by content, mixed with the previous weights, then shifted and sharpened.
 
     Args:
         memory: ``(B, N, M)``.
-        before: ``(B, heads, N)``, the weights of the last step.
+        before: ``(B, heads, N)``, the weights of the previous step.
         key, beta, gate, shift, gamma: ``(B, heads, M or 1 or 2 max_shift + 1)``, before their nonlinearities.
 
     Returns:
-        ``(B, heads, N)``, non-negative and of sum 1.
+        ``(B, heads, N)``, non-negative with sum 1.
     """
     similar = torch.einsum("bhm,bnm->bhn", F.normalize(key, dim=-1), F.normalize(memory, dim=-1))
     content = torch.softmax(F.softplus(beta) * similar, -1)
@@ -286,29 +287,29 @@ def address(
     reach = shift.shape[-1] // 2
     moved = torch.stack([weights.roll(by, -1) for by in range(-reach, reach + 1)], -1)
     weights = (moved * torch.softmax(shift, -1).unsqueeze(-2)).sum(-1)
-    # w^gamma / sum of w^gamma, by logarithms: a large gamma must not turn every weight into 0
+    # w^gamma / sum of w^gamma, by logarithms, since all w^gamma may underflow for a large gamma
     return torch.softmax((1 + F.softplus(gamma)) * weights.clamp_min(1e-12).log(), -1)
 
 
 CHUNK = 64
-"""Steps that one triangular system solves at once."""
+"""Number of steps that a triangular system solves at once."""
 
 
 class DeltaNetCell(Cell):
-    """Linear transformer with the delta rule (Schlag et al., 2021), scanned as by Yang et al. (2024), with one head.
+    """Linear transformer with the delta rule (Schlag et al., 2021), scanned as in Yang et al. (2024), with one head.
 
     q = unit(silu(W_q x));  k = unit(silu(W_k x));  v = silu(W_v x);  beta = sigmoid(w_beta x)
     S' = S + beta (v - S k) k^T;   output S' q
 
-    Nothing but S depends on the past, so a chunk of steps is a few matmuls and one triangular system.
+    Only S depends on the past, so a chunk of steps needs only a few matmuls and one triangular system.
 
     Shapes: x ``(B, I)``, state ``(S,)`` of ``(B, H, H)`` -> output ``(B, H)``, state ``(S',)``. Between calls S
-    has the dtype of x; within a scan it is float32 at least.
+    has the dtype of x; within a scan it is at least float32.
 
     Args:
         input_size, hidden_size: I, H.
-        bias: add a trained bias to the projections; the published model has none.
-        device, dtype: of the parameters.
+        bias: add a trained bias to the projections, which the published model does not have.
+        device, dtype: device and dtype of the parameters.
     """
 
     state_names = ("S",)
@@ -351,12 +352,12 @@ class DeltaNetCell(Cell):
     def scan(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         xp = self.project(x)
         q, k, v, beta = (part.transpose(0, 1) for part in self._parts(xp))  # (B, T, H), beta (B, T, 1)
-        if lengths is not None:  # no step past the length writes
+        if lengths is not None:  # steps past the length write nothing
             beta = beta * (torch.arange(x.shape[0], device=x.device) < lengths.unsqueeze(1)).unsqueeze(-1)
         S = widen(state[0])
         outputs = []
         for Q, K, V, b in zip(*(part.split(CHUNK, 1) for part in (q, k, v, beta)), strict=True):
-            # a step writes w = b (v - S k), where S has the writes of the steps before it: (I + A) W = b (V - K S^T)
+            # a step writes w = b (v - S k), where S includes the writes of earlier steps: (I + A) W = b (V - K S^T)
             A = (b * (K @ K.mT)).tril(-1)
             W = torch.linalg.solve_triangular(widen(A), widen(b * (V - K @ S.mT)), upper=False, unitriangular=True)
             outputs.append(Q @ S.mT + (Q @ K.mT).tril() @ W)

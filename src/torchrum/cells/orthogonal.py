@@ -1,4 +1,4 @@
-"""RNNs with a free recurrent matrix that is orthogonal (expRNN), or nearly so (soft orthogonality)."""
+"""RNNs with a full recurrent matrix that is orthogonal (expRNN) or nearly orthogonal (soft orthogonality)."""
 
 import math
 
@@ -18,26 +18,27 @@ INPUT_INITS = ("glorot", "kaiming")
 
 
 class OrthogonalCell(Cell):
-    """RNN with an orthogonal recurrent matrix that training keeps orthogonal (Lezcano-Casado & Martinez-Rubio, 2019).
+    """RNN with a recurrent matrix that stays orthogonal in training (Lezcano-Casado & Martinez-Rubio, 2019).
 
-    h' = modReLU(Q h + V x, b),   Q = Q_0 exp(A),   A skew-symmetric and free, 0 at the start
+    h' = modReLU(Q h + V x, b),   Q = Q_0 exp(A),   A skew-symmetric and trained, initially 0
 
     Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)`` -> output h' ``(B, H)``, state ``(h',)``.
 
-    The original implementation trains A at a tenth of the rate of the other parameters; in torch, A is the parameter
-    ``parametrizations.weight_hh.original``, which takes a parameter group of its own.
+    The original implementation trains A at a tenth of the learning rate of the other parameters. A is the parameter
+    ``parametrizations.weight_hh.original``, which can have its own parameter group.
 
-    As with every parametrised module of torch, save it by ``state_dict``: pickle refuses it, ``deepcopy`` works.
+    As with every parametrised module in torch, save it by ``state_dict``: it cannot be pickled, but ``deepcopy`` works.
 
     Args:
         input_size, hidden_size: I, H.
-        orthogonal_map: how A becomes a rotation. ``"matrix_exp"``, ``"cayley"`` and ``"householder"`` are those of
-            :func:`torch.nn.utils.parametrizations.orthogonal`; they synchronise with the host, so a CUDA graph cannot
-            hold them. ``"taylor"`` is the exponential by a fixed number of matmuls, for graphs and 16-bit dtypes.
-        init: Q_0. ``"henaff"``: plane rotations by angles uniform in (-pi, pi); ``"cayley"``: in (0, pi/2), after
-            Helfrich et al.; ``"haar"``: uniform over all orthogonal matrices.
-        input_init: V. ``"glorot"``: uniform; ``"kaiming"``: normal with variance 2 / I, as the original implementation.
-        device, dtype: of the parameters.
+        orthogonal_map: map from A to a rotation. ``"matrix_exp"``, ``"cayley"`` and ``"householder"`` are those of
+            :func:`torch.nn.utils.parametrizations.orthogonal`; they synchronise with the host, so they cannot run in a
+            CUDA graph. ``"taylor"`` is the exponential by a fixed number of matmuls, for graphs and 16-bit dtypes.
+        init: initial Q_0. ``"henaff"``: plane rotations by angles uniform in (-pi, pi); ``"cayley"``: in (0, pi/2),
+            after Helfrich et al.; ``"haar"``: uniform over all orthogonal matrices.
+        input_init: initial V. ``"glorot"``: uniform; ``"kaiming"``: normal with variance 2 / I, as in the original
+            implementation.
+        device, dtype: device and dtype of the parameters.
     """
 
     shown = ("orthogonal_map", "init")
@@ -69,12 +70,12 @@ class OrthogonalCell(Cell):
             parametrizations.orthogonal(self, "weight_hh", orthogonal_map)
         self.reset_parameters()
         if dtype is not None:
-            self.to(dtype)  # only now: torch finds Q_0 by a decomposition that 16-bit dtypes lack
+            self.to(dtype)  # only now, since torch computes Q_0 by a decomposition that 16-bit dtypes do not have
             if dtype == torch.float64:
                 self.reset_parameters()  # Q_0 orthogonal to double precision
 
     def reset_parameters(self) -> None:
-        """Draw new Q_0, V and b; needs float32 or float64 parameters."""
+        """Initialise Q_0, V and b; the parameters must be float32 or float64."""
         size = self.hidden_size
         with torch.no_grad():
             if self.init == "haar":
@@ -121,10 +122,10 @@ class TaylorExponential(nn.Module):
 
 
 class NearlyOrthogonal(UnitaryMap):
-    """W = U diag(s) V with U and V rotations and every singular value s within 1 +- ``margin``.
+    """The matrix W = U diag(s) V with rotations U and V and every singular value s within 1 +- ``margin``.
 
-    U and V are exponentials of skew-symmetric matrices, and s = 1 + margin (2 sigmoid(p) - 1). One ``(size, size)``
-    parameter holds them all: U below its diagonal, p on it, V above it.
+    U and V are exponentials of skew-symmetric matrices, and s = 1 + margin (2 sigmoid(p) - 1). A single parameter
+    ``(size, size)`` holds all of them: U below its diagonal, p on it, V above it.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class NearlyOrthogonal(UnitaryMap):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw U and V with angles over the whole circle; s starts at 1."""
+        """Initialise U and V with angles over the whole circle; s starts at 1."""
         nn.init.normal_(self.free, std=math.pi / math.sqrt(4 * self.size))
         self.free.fill_diagonal_(0)
 
@@ -155,19 +156,19 @@ class NearlyOrthogonal(UnitaryMap):
 
 
 class SoftOrthogonalCell(Cell):
-    """RNN whose recurrent matrix may leave orthogonality by a margin (Vorontsov et al., 2017).
+    """RNN whose recurrent matrix may deviate from orthogonality by a margin (Vorontsov et al., 2017).
 
     h' = modReLU(W h + C x, b),   W from :class:`NearlyOrthogonal`
 
     Vorontsov et al. keep U and V orthogonal by steps along a Cayley transform, and also try a penalty on |W^T W - I|^2
-    instead of the margin; modReLU is taken from the orthogonal cells.
+    instead of the margin; modReLU is that of the other orthogonal cells.
 
     Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)`` -> output h' ``(B, H)``, state ``(h',)``.
 
     Args:
         input_size, hidden_size: I, H.
         margin: largest distance of a singular value from 1; 0 keeps W orthogonal.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
     """
 
     def __init__(
@@ -201,6 +202,6 @@ class SoftOrthogonalCell(Cell):
 
 
 def plane_rotations(angles: Tensor, size: int) -> Tensor:
-    """``(size, size)``: unit 2k turns with unit 2k+1 by ``angles[k]``; a last unit without partner stays."""
+    """Return the ``(size, size)`` rotation of units 2k and 2k+1 by ``angles[k]``; an odd last unit is unchanged."""
     blocks = [torch.stack((a.cos(), -a.sin(), a.sin(), a.cos())).view(2, 2) for a in angles]
     return torch.block_diag(*blocks, *[torch.ones(1, 1).to(angles)] * (size % 2))

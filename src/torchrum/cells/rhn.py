@@ -22,12 +22,12 @@ class RHNCell(GatherableCell):
 
     Args:
         input_size, hidden_size: I, H.
-        depth: highway layers per time step.
-        transform_bias: start of b_t; the deeper the cell, the lower: -4 goes with depth 10 on characters.
-        init_range: every weight and b_g starts uniform from -init_range to init_range.
-        input_dropout, state_dropout: chances of mask_x, mask_s, from 0 to 1; one mask for all steps and layers of a
+        depth: number of highway layers per time step.
+        transform_bias: initial value of b_t; a deeper cell needs a lower one: -4 fits depth 10 on characters.
+        init_range: weights and b_g are initialised uniformly from -init_range to init_range.
+        input_dropout, state_dropout: dropout probabilities of mask_x and mask_s; one mask for all steps and layers of a
             sequence.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
     """
 
     shown = ("depth", "transform_bias", "input_dropout", "state_dropout")
@@ -57,14 +57,14 @@ class RHNCell(GatherableCell):
         self.state_dropout = state_dropout
         empty = new_parameter(device, dtype)
         self.weight_ih = empty(2 * hidden_size, input_size)  # rows: g, t
-        # one parameter per highway layer: slices of a single one would each make a gradient of its full size
+        # one parameter per highway layer: with slices of a single one, each slice's gradient would have its full size
         self.weight_hh = nn.ParameterList(empty(2 * hidden_size, hidden_size) for _ in range(depth))
         self.bias = nn.ParameterList(empty(2 * hidden_size) for _ in range(depth))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights and the biases of g again; the biases of t start at ``transform_bias``."""
+        """Initialise the weights and biases; the biases of t start at ``transform_bias``."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -self.init_range, self.init_range)
         for bias in self.bias:

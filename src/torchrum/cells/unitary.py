@@ -1,4 +1,4 @@
-"""Cells with a unitary or orthogonal matrix of cheap factors: uRNN, EUNN and GORU; modReLU and complex numbers."""
+"""Cells whose unitary or orthogonal matrix has cheap factors: uRNN, EUNN and GORU; modReLU and complex numbers."""
 
 import math
 
@@ -12,7 +12,7 @@ from torchrum.ops._checks import check_choice, check_finite, check_flags, check_
 
 
 def real_form(matrix: Tensor) -> Tensor:
-    """The real ``(2N, 2N)`` matrix that does to ``[re | im]`` what a complex ``(N, N)`` one does to ``re + i im``."""
+    """Return the real ``(2N, 2N)`` matrix on ``[re | im]`` for a complex ``(N, N)`` matrix on ``re + i im``."""
     re, im = matrix.real, matrix.imag
     return torch.cat((torch.cat((re, -im), 1), torch.cat((im, re), 1)), 0)
 
@@ -21,10 +21,11 @@ SQUARINGS, TERMS = 6, 18
 
 
 def skew_exponential(A: Tensor) -> Tensor:
-    """Compute exp(A) of a skew-symmetric ``(N, N)`` in float64, without a branch on its values.
+    """Compute exp(A) of a skew-symmetric ``(N, N)`` matrix in float64, without branches on its values.
 
-    exp(A) = exp(A / 2^6)^(2^6), the inner one by 18 terms: exact to rounding while the norm of A is below 64. float64
-    is needed, because each squaring doubles the rounding error. A CUDA graph can hold it, unlike torch.matrix_exp.
+    exp(A) = exp(A / 2^6)^(2^6), with 18 terms for the inner exponential, is accurate to rounding if the norm of A is
+    below 64. float64 is needed because each squaring doubles the rounding error. Unlike torch.matrix_exp, it can run in
+    a CUDA graph.
     """
     A = A.double() / 2**SQUARINGS
     result = identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
@@ -37,12 +38,12 @@ def skew_exponential(A: Tensor) -> Tensor:
 
 
 def modrelu(z: Tensor, bias: Tensor) -> Tensor:
-    """``relu(|z| + bias) z / |z|`` for real z ``(B, N)``; 0 stays 0."""
+    """Return ``relu(|z| + bias) z / |z|`` for real z ``(B, N)``; 0 stays 0."""
     return torch.sign(z) * F.relu(z.abs() + bias.to(z.dtype))
 
 
 def modrelu_complex(z: Tensor, bias: Tensor) -> Tensor:
-    """``relu(|z| + bias) z / |z|`` for complex z held as ``[re | im]`` ``(B, 2N)`` with bias ``(N,)``; 0 stays 0."""
+    """Return ``relu(|z| + bias) z / |z|`` for complex z, as ``[re | im]`` ``(B, 2N)``, and bias ``(N,)``; 0 stays 0."""
     wide = widen(z)
     re, im = wide.chunk(2, -1)
     square = re * re + im * im
@@ -53,7 +54,7 @@ def modrelu_complex(z: Tensor, bias: Tensor) -> Tensor:
 
 
 def check_even(where: str, hidden_size: int) -> None:
-    """Complex units come as pairs of real numbers."""
+    """Raise if ``hidden_size`` is odd, since complex units are pairs of real numbers."""
     if hidden_size % 2:
         raise ValueError(
             f"{where}: hidden_size={hidden_size} is odd; complex units take two numbers each, so it must be even."
@@ -61,9 +62,10 @@ def check_even(where: str, hidden_size: int) -> None:
 
 
 class FourierUnitary(UnitaryMap):
-    """W = D3 R2 F^-1 D2 Pi R1 F D1 on ``size`` complex units held as ``[re | im]``.
+    """The matrix W = D3 R2 F^-1 D2 Pi R1 F D1 on ``size`` complex units, as ``[re | im]``.
 
-    D are diagonals of phases, R reflections I - 2 v v^* / |v|^2, Pi a fixed random permutation, F Fourier's transform.
+    D are diagonals of phases, R reflections I - 2 v v^* / |v|^2, Pi is a fixed random permutation and F the Fourier
+    transform.
     """
 
     permutation: Tensor
@@ -80,14 +82,14 @@ class FourierUnitary(UnitaryMap):
 
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.phases, -math.pi, math.pi)
-        bound = math.sqrt(6 / (2 + 2 * self.size))  # a reflection ignores the length of v, but not how fast v turns
+        bound = math.sqrt(6 / (2 + 2 * self.size))  # |v| does not affect the reflection, only how fast v changes
         nn.init.uniform_(self.reflections, -bound, bound)
 
     def matrix(self) -> Tensor:
         phases = widen(self.phases)
         D1, D2, D3 = torch.polar(torch.ones_like(phases), phases)
         v1, v2 = (torch.complex(re, im) for re, im in widen(self.reflections))
-        z = torch.diag(D1)  # row n is what has become of basis vector n
+        z = torch.diag(D1)  # row n is the image of basis vector n
         z = torch.fft.fft(z, norm="ortho")
         z = reflect(z, v1)
         z = z.index_select(1, self.permutation) * D2
@@ -100,10 +102,10 @@ class FourierUnitary(UnitaryMap):
 
 
 class FullUnitary(UnitaryMap):
-    """W = exp(A) on ``size`` complex units held as ``[re | im]``, A any skew-Hermitian matrix.
+    """The matrix W = exp(A) on ``size`` complex units, as ``[re | im]``, with any skew-Hermitian A.
 
-    Every unitary matrix is such an exponential, so that ``size`` squared free numbers reach them all. Wisdom et al.
-    (2016) move W itself along its gradient by a Cayley transform; here an ordinary optimizer moves A.
+    Every unitary matrix is such an exponential, so ``size`` squared free parameters cover all of them. Wisdom et al.
+    (2016) update W itself along its gradient by a Cayley transform; here an ordinary optimizer updates A.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class FullUnitary(UnitaryMap):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw A so that the angles of W cover the circle: a semicircle law of radius pi."""
+        """Initialise A so that the angles of W cover the circle, with a semicircle law of radius pi."""
         nn.init.normal_(self.free, std=math.pi / math.sqrt(8 * self.size))
 
     def matrix(self) -> Tensor:
@@ -129,23 +131,23 @@ class FullUnitary(UnitaryMap):
 
 
 def reflect(z: Tensor, v: Tensor) -> Tensor:
-    """Reflect the rows of ``z`` ``(B, N)`` along ``v`` ``(N,)``; v = 0 reflects nothing."""
+    """Reflect the rows of ``z`` ``(B, N)`` along ``v`` ``(N,)``; v = 0 leaves them unchanged."""
     square = (v.real.square() + v.imag.square()).sum()
     return z - (2 / square.clamp_min(torch.finfo(square.dtype).tiny)) * (z @ v.conj()).unsqueeze(-1) * v
 
 
 class URNNCell(Cell):
-    """Unitary evolution RNN (Arjovsky et al., 2016), also of full capacity (Wisdom et al., 2016).
+    """Unitary evolution RNN (Arjovsky et al., 2016), optionally of full capacity (Wisdom et al., 2016).
 
-    h' = modReLU(W h + V x, b), W from :class:`FourierUnitary` or :class:`FullUnitary`, and a trained h_0.
+    h' = modReLU(W h + V x, b), with W from :class:`FourierUnitary` or :class:`FullUnitary`, and a trained h_0.
 
     Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)``, H/2 complex units as ``[re | im]`` -> output h' ``(B, H)``.
 
     Args:
         input_size, hidden_size: I, H; H must be even.
-        modrelu_bias: start of b; None draws it uniform in +-0.01, as the original implementation.
-        full_capacity: W is any unitary matrix, H^2 / 4 free numbers instead of 7 H / 2.
-        device, dtype: of the parameters.
+        modrelu_bias: initial value of b; None draws it uniformly in +-0.01, as in the original implementation.
+        full_capacity: W is any unitary matrix, with H^2 / 4 free parameters instead of 7 H / 2.
+        device, dtype: device and dtype of the parameters.
     """
 
     shown = ("modrelu_bias",)
@@ -173,7 +175,7 @@ class URNNCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights; h_0 has length about 1."""
+        """Initialise the parameters; h_0 has length about 1."""
         self.unitary.reset_parameters()
         glorot_(self.weight_ih)
         if self.modrelu_bias is None:
@@ -199,21 +201,21 @@ STYLES = ("tunable", "fft")
 
 
 class Rotations(UnitaryMap):
-    """``capacity`` layers, each turning disjoint pairs of the N units (Jing et al., 2017).
+    """The matrix of ``capacity`` layers of rotations in disjoint pairs of the N units (Jing et al., 2017).
 
     real:     (h_i, h_j) -> (cos h_i + sin h_j, -sin h_i + cos h_j)
     complex:  the same, the second one times exp(i phi); after the last layer unit n is multiplied by exp(i omega_n)
 
-    A unit without a partner passes unchanged, so that the map is orthogonal for every N, even and odd.
+    A unit without a partner is unchanged, so the map is orthogonal for every N, even and odd.
 
     Args:
         size: N; the matrix is ``(N, N)``, or ``(2N, 2N)`` on ``[re | im]`` if complex.
-        capacity: layers; None means 2, or a full butterfly of ceil(log2 N) with ``style="fft"``.
+        capacity: number of layers; None means 2, or a full butterfly of ceil(log2 N) layers with ``style="fft"``.
         style: ``"tunable"`` pairs neighbours, from unit 0 in even layers and from unit 1 in odd ones;
-            ``"fft"`` pairs units whose numbers differ in one bit, another bit in each layer.
+            ``"fft"`` pairs units whose indices differ in one bit, another bit in each layer.
         complex_valued: unitary instead of orthogonal.
-        angle_bound: angles start uniform in +- this.
-        device, dtype: of the parameters.
+        angle_bound: angles are initialised uniformly in +-angle_bound.
+        device, dtype: device and dtype of the parameters.
     """
 
     partner: Tensor
@@ -247,8 +249,8 @@ class Rotations(UnitaryMap):
 
         pairs = [(layer, *pair) for layer in range(capacity) for pair in layer_pairs(size, layer, style)]
         partner = torch.arange(size).repeat(capacity, 1)  # (L, N); itself without a partner
-        slot = torch.full((capacity, size), len(pairs))  # which angle turns it; the one past the end is no turn
-        side = torch.zeros(capacity, size)  # +1 first of its pair, -1 second
+        slot = torch.full((capacity, size), len(pairs))  # index of its angle; the one past the end is 0
+        side = torch.zeros(capacity, size)  # +1 for the first of a pair, -1 for the second
         for number, (layer, first, second) in enumerate(pairs):
             partner[layer, first], partner[layer, second] = second, first
             slot[layer, first] = slot[layer, second] = number
@@ -275,7 +277,7 @@ class Rotations(UnitaryMap):
         if not self.complex_valued:
             return self._turn(basis, own, other).T
         phi = widen(F.pad(self.phi, (0, 1))).index_select(0, self.slot.flatten()).view_as(side)
-        phi = phi * (side < 0)  # only the second of a pair is phased
+        phi = phi * (side < 0)  # only the second of a pair has a phase
         phase = torch.polar(torch.ones_like(phi), phi)
         omega = widen(self.omega)
         turned = self._turn(basis.to(phase.dtype), own * phase, other * phase)
@@ -291,7 +293,7 @@ class Rotations(UnitaryMap):
 
 
 def layer_pairs(size: int, layer: int, style: str) -> list[tuple[int, int]]:
-    """The pairs of units that layer number ``layer`` turns."""
+    """Return the pairs of units that layer number ``layer`` rotates."""
     if style == "tunable":
         return [(i, i + 1) for i in range(layer % 2, size - 1, 2)]
     bit = 1 << layer % max(1, (size - 1).bit_length())
@@ -301,16 +303,16 @@ def layer_pairs(size: int, layer: int, style: str) -> list[tuple[int, int]]:
 class EUNNCell(Cell):
     """RNN with a unitary recurrent matrix made of rotations (Jing et al., 2017).
 
-    h' = modReLU(Q h + V x, b), Q from :class:`Rotations`.
+    h' = modReLU(Q h + V x, b), with Q from :class:`Rotations`.
 
     Shapes: x ``(B, I)``, state ``(h,)`` with h ``(B, H)`` -> output h' ``(B, H)``, state ``(h',)``.
 
     Args:
         input_size, hidden_size: I, H; complex units take two of the H numbers, as ``[re | im]``.
         capacity, style, complex_valued, angle_bound: as in :class:`Rotations`.
-        modrelu_bias: start of b. (The original implementation has -0.01 with V in +-0.01, where one-hot inputs leave
-            every unit at 0.)
-        device, dtype: of the parameters.
+        modrelu_bias: initial value of b. (The original implementation has -0.01 with V in +-0.01, where one-hot inputs
+            leave every unit at 0.)
+        device, dtype: device and dtype of the parameters.
     """
 
     shown = ("modrelu_bias",)
@@ -374,9 +376,10 @@ class GORUCell(Cell):
     Args:
         input_size, hidden_size: I, H.
         capacity, style, angle_bound: as in :class:`~torchrum.cells.unitary.Rotations`.
-        reset_bias, modrelu_bias: start of the bias of r, and of b_c.
-        update_bias: start of the bias of g; None draws it uniform in +-sqrt(3 / H), as the original implementation.
-        device, dtype: of the parameters.
+        reset_bias, modrelu_bias: initial values of the bias of r and of b_c.
+        update_bias: initial value of the bias of g; None draws it uniformly in +-sqrt(3 / H), as in the original
+            implementation.
+        device, dtype: device and dtype of the parameters.
     """
 
     shown = ("reset_bias", "update_bias", "modrelu_bias")
@@ -411,7 +414,7 @@ class GORUCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights: angles within ``angle_bound``, the other weights near 0."""
+        """Initialise the parameters: angles within ``angle_bound``, the other weights near 0."""
         self.rotations.reset_parameters()
         for weight in (self.weight_ih, self.weight_hh):
             nn.init.uniform_(weight, -0.01, 0.01)
@@ -424,7 +427,7 @@ class GORUCell(Cell):
         nn.init.constant_(self.bias_c, self.modrelu_bias)
 
     def project(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight_ih, F.pad(self.bias, (0, self.hidden_size)))  # b_c acts inside modReLU
+        return F.linear(x, self.weight_ih, F.pad(self.bias, (0, self.hidden_size)))  # b_c is applied in modReLU
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state

@@ -1,8 +1,8 @@
-"""Run any layer as CUDA graphs: its loop over time is recorded once for each signature, then replayed.
+"""Any layer as CUDA graphs: its loop over time is recorded once for each signature, then replayed.
 
-A module's forward and backward are recorded as two CUDA graphs. A recording has memory of its own: buffers for the
-inputs and the outputs' gradients, weights read in place, and the values that the backward needs, which the next replay
-of the forward overwrites. So a recording is busy from a forward to its backward, and a call in between gets another.
+A module's forward and backward are recorded as two CUDA graphs. A recording has its own memory: buffers for the inputs
+and the outputs' gradients, and the values saved for the backward, which the next replay of the forward overwrites. The
+weights are read in place. So a recording is busy from a forward to its backward, and a call in between uses another.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from torchrum.ops._dispatch import Choice
 from torchrum.ops.kernels.cuda import recording
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-WARM_UP = 2  # eager runs before recording: libraries load, kernels compile and tune, none of which can be recorded
-MOST_MOVES = 3  # new places of the weights before recording is given up
+WARM_UP = 2  # eager runs before recording, to load libraries and compile and tune kernels, which cannot be recorded
+MOST_MOVES = 3  # changes of the weights' addresses before recording is given up
 
-_lock = threading.RLock()  # autograd runs the backward in a thread of its own
-_recording_now = threading.Lock()  # never waited for: the backward of a warm-up may run in the thread that would wait
+_lock = threading.RLock()  # autograd runs the backward in its own thread
+_recording_now = threading.Lock()  # never waited for: the waiting thread may be the one for a warm-up's backward
 
 
 class UnrecordableError(Exception):
-    """Raised with the reason why a module cannot be recorded."""
+    """Error with the reason why a module cannot be recorded."""
 
 
 class Place:
-    """The streams of one device that recordings are made on, and the order of their replays.
+    """The streams of one device for its recordings, and the order of their replays.
 
-    All recordings of a device share cuBLAS's workspace of the recording stream, so two replays must not overlap: each
-    waits for the event that the one before it left. On one stream that costs nothing.
+    All recordings on a device share cuBLAS's workspace of the recording stream, so two replays must not overlap: each
+    waits for the event that the previous one recorded. On a single stream this wait is free.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class Place:
         modes = torch.inference_mode(False), torch.enable_grad()
         with torch.cuda.device(device), modes[0], modes[1]:
             self.stream, self.side, self.done = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
-            # A graph that is never freed keeps cuBLAS's workspaces, of this thread and of autograd's, in its memory.
+            # a graph that is never freed keeps cuBLAS's workspaces, of this thread and of autograd's, in its memory
             self.anchor, self.pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             x = torch.ones(16, 16, device=device, requires_grad=True)
             with self.aside():
@@ -57,7 +57,7 @@ class Place:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Run on a stream of its own, in order with the current one."""
+        """Run on a side stream, in order with the current one."""
         current = torch.cuda.current_stream(self.device)
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
@@ -65,7 +65,7 @@ class Place:
         current.wait_stream(self.side)
 
     def capture(self, pieces: list[Callable[[], list[Any]]]) -> list[tuple[Any, list[Any]]]:
-        """Record each piece of work; they share memory, so they are to be replayed in this order."""
+        """Record each piece of work. The recordings share memory, so they must be replayed in this order."""
         current, pool = torch.cuda.current_stream(self.device), torch.cuda.graph_pool_handle()
         state = torch.cuda.get_rng_state(self.device)
         records = []
@@ -75,10 +75,10 @@ class Place:
                 with torch.cuda.device(self.device), recording(graph, pool, self.stream, other_threads=True):
                     results = piece()
                 records.append((graph, results))
-        except Exception as error:  # whatever a module does that cannot be recorded; none of it was run
-            torch.cuda.set_stream(current)  # a recording that breaks off does not leave its stream,
+        except Exception as error:  # the module did something that cannot be recorded; none of the work was run
+            torch.cuda.set_stream(current)  # a failed recording does not restore the stream
             end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-            with contextlib.suppress(Exception):  # nor always its memory
+            with contextlib.suppress(Exception):  # and not always the memory pool
                 if end is not None:
                     end(self.device.index, pool)
             self._mend_generator(state)
@@ -86,7 +86,7 @@ class Place:
         return records
 
     def _mend_generator(self, state: Tensor) -> None:
-        """Let the generator draw again, if it is still in capture mode."""
+        """Repair the generator if it is still in capture mode."""
         try:
             torch.cuda.set_rng_state(state, self.device)
             torch.rand((), device=self.device)
@@ -98,7 +98,7 @@ class Place:
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
-        """Replay after all replays so far."""
+        """Replay after all earlier replays."""
         with torch.cuda.device(self.device):
             current = torch.cuda.current_stream()
             current.wait_event(self.done)
@@ -107,7 +107,7 @@ class Place:
 
     @contextlib.contextmanager
     def same_random_numbers(self) -> Iterator[None]:
-        """Put the device's generator back where it was."""
+        """Restore the state of the device's generator on exit."""
         state = torch.cuda.get_rng_state(self.device)
         yield
         torch.cuda.set_rng_state(state, self.device)
@@ -117,7 +117,7 @@ _places: dict[torch.device, Place] = {}
 
 
 def place_of(device: torch.device) -> Place:
-    """The one place of a device."""
+    """Return the place of a device, created on first use."""
     with _lock:
         if device not in _places:
             _places[device] = Place(device)
@@ -131,13 +131,14 @@ def _first_cause(error: BaseException) -> str:
 
 
 class Recording:
-    """One forward, and its backward if ``needs_grad``, of a module at one signature.
+    """One forward of a module for one signature and, if ``needs_grad``, its backward.
 
     Args:
-        module: read for its weights and buffers.
-        call: given weights by name and tensors like ``inputs``, runs the module.
-        inputs: what it is first called with.
-        needs_grad: whether a backward is recorded.
+        module: the module, for its weights and buffers.
+        call: runs the module on weights by name and tensors like ``inputs``.
+        inputs: inputs of the first call.
+        needs_grad: whether to record a backward.
+        place: the place of the device.
     """
 
     def __init__(
@@ -150,23 +151,23 @@ class Recording:
     ) -> None:
         self.place, self.needs_grad = place, needs_grad
         self.busy = False
-        self.form: Hashable = None  # of the outputs
+        self.form: Hashable = None  # form of the outputs
         self.grad_outputs: list[Tensor] = []
-        self.turn = 0  # counts forwards: a backward of an earlier one finds its values overwritten
+        self.turn = 0  # number of forwards: the saved values of earlier ones are overwritten
         self._call = call
         self._live: list[Tensor] = []  # outputs with their autograd graph, from a forward to its backward
         self._weights = dict(module.named_parameters())
         self._wants_grad = [x.requires_grad for x in inputs]
-        with torch.inference_mode(False), torch.set_grad_enabled(needs_grad):  # buffers outlive the mode of this call
+        with torch.inference_mode(False), torch.set_grad_enabled(needs_grad):  # buffers outlive this call and its mode
             self.inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs]
             self._load(inputs)
-            # the innermost hooks: those of checkpointing around this call would take what is saved here for theirs
+            # the innermost hooks, so that checkpointing around this call does not intercept the tensors saved here
             with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved):
                 self._warm_up(module)
                 if needs_grad and not self.grad_outputs:
                     raise UnrecordableError("no output depends on what requires a gradient")
                 self._renew_leaves()
-                torch.clear_autocast_cache()  # a weight cast before the recording would not follow the weight
+                torch.clear_autocast_cache()  # a weight that was cast before the recording would not be updated
                 records = place.capture([self._forward, self._backward] if needs_grad else [self._forward])
             torch.clear_autocast_cache()
             self._live = []
@@ -182,13 +183,13 @@ class Recording:
                 buffer.copy_(x)
 
     def _renew_leaves(self) -> None:
-        """Aliases of inputs and weights: the user's own carry hooks, and autograd remembers the stream of their use."""
+        """Create aliases of inputs and weights: the originals have the user's hooks and a stream of their first use."""
         self._leaves = [
             x.detach().requires_grad_(wants) for x, wants in zip(self.inputs, self._wants_grad, strict=True)
         ]
         self._aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in self._weights.items()}
         leaves = [*self._leaves, *self._aliases.values()]
-        self.wanted = [x.requires_grad for x in leaves]  # gradients, of the inputs and then the weights
+        self.wanted = [x.requires_grad for x in leaves]  # the required gradients: of the inputs, then of the weights
         self._sources = [x for x in leaves if x.requires_grad]
 
     def _forward(self) -> list[Tensor]:
@@ -199,8 +200,8 @@ class Recording:
 
     def _backward(self) -> list[Tensor | None]:
         live = [x for x in self._live if x.requires_grad]
-        # the graph is retained, so that none of its memory is used again and the backward can be replayed twice
-        with torch.autocast(self.place.device.type, enabled=False):  # a backward runs outside it, as a rule
+        # retain the graph, so that its memory is not reused and the backward can be replayed more than once
+        with torch.autocast(self.place.device.type, enabled=False):  # a backward usually runs outside of autocast
             found = torch.autograd.grad(live, self._sources, self.grad_outputs, retain_graph=True, allow_unused=True)
         return [None if grad is None else grad.detach() for grad in found]
 
@@ -223,21 +224,21 @@ class Recording:
                 self._live = []
             with torch.no_grad():
                 for buffer, version, before in buffers:
-                    if buffer._version != version:  # a write, even of the same values, would spoil pending backwards
+                    if buffer._version != version:  # any write, even of equal values, would break pending backwards
                         buffer.copy_(before)
         if not torch.equal(host_numbers, torch.get_rng_state()):
             torch.set_rng_state(host_numbers)
             raise UnrecordableError("the module draws random numbers on the CPU, and a recording would repeat them")
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Replay the forward on new inputs; the outputs are fresh tensors."""
+        """Replay the forward on new inputs and return new tensors."""
         with _lock, self.place.in_order():
             self._load(inputs)
             self._forward_graph.replay()
             return [x.clone() for x in self.outputs]
 
     def run_backward(self, grad_outputs: list[Tensor | None]) -> list[Tensor | None]:
-        """Replay the backward; fresh gradients of the inputs and weights that require them, None for unused ones."""
+        """Replay the backward and return new gradients of the inputs and weights that require them, None if unused."""
         with _lock, self.place.in_order():
             given = [grad for grad, wanted in zip(grad_outputs, self.differentiable, strict=True) if wanted]
             for buffer, grad in zip(self.grad_outputs, given, strict=True):
@@ -247,7 +248,7 @@ class Recording:
 
 
 class Lease:
-    """The right to a recording's saved values, from a forward until its backward or until its graph is dropped."""
+    """The right to a recording's saved values, from a forward to its backward or until its graph is freed."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.turn = recording, recording.turn
@@ -271,24 +272,24 @@ class _Entry:
 
 
 class Recordings:
-    """The recordings of one module by signature, at most ``limit`` in all; the least recently used are freed."""
+    """The recordings of one module by signature, at most ``limit`` in total; the least recently used are freed."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
-        return Recordings, (self.limit,)  # a copy of a module records for itself
+        return Recordings, (self.limit,)  # a copy of a module makes its own recordings
 
     def __len__(self) -> int:
         return sum(len(entry.copies) for entry in self.entries.values())
 
     def take(self, key: Hashable, weights: Hashable, record: Callable[[], Recording]) -> Recording | str:
-        """A recording for this signature that no backward waits for, made if need be; or why there is none.
+        """Return a free recording for this signature, made if needed, or the reason why there is none.
 
         Args:
-            key: everything that a recording bakes in.
-            weights: where the weights lie; a recording made elsewhere is dropped.
+            key: everything that is fixed in a recording.
+            weights: addresses of the weights; recordings for other addresses are freed.
             record: makes a recording.
         """
         with _lock:
@@ -333,7 +334,7 @@ class Recordings:
 
     def _free(self, entry: _Entry) -> None:
         for copy in entry.copies:
-            copy.place.done.synchronize()  # no replay uses its memory any more
+            copy.place.done.synchronize()  # wait until no replay uses its memory
         entry.copies.clear()
 
     def clear(self) -> None:
@@ -344,7 +345,7 @@ class Recordings:
 
 
 def take_apart(value: Any, tensors: list[Tensor]) -> Hashable:
-    """Put the tensors of nested tuples and lists into ``tensors`` and return the form that is left."""
+    """Append the tensors of nested tuples and lists to ``tensors`` and return the remaining form."""
     if value is None:
         return None
     if isinstance(value, Tensor):
@@ -356,7 +357,7 @@ def take_apart(value: Any, tensors: list[Tensor]) -> Hashable:
 
 
 def put_together(form: Any, tensors: Sequence[Tensor]) -> Any:
-    """The opposite of ``take_apart``."""
+    """Rebuild the value from its form and tensors, the inverse of ``take_apart``."""
     if form is None:
         return None
     if isinstance(form, int):
@@ -368,25 +369,27 @@ def put_together(form: Any, tensors: Sequence[Tensor]) -> Any:
 def graphed(layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> "Graphed":
     """Run a layer's whole loop over time as CUDA graphs, in training and inference, with the same results.
 
-    A layer in plain PyTorch launches tens of kernels per step, and the launches take most of its time. Here the first
-    call of each signature (shapes, dtypes, which arguments are given, what requires a gradient, training or evaluation,
-    autocast) runs the layer twice, records its forward and its backward, and later calls replay them. A new number of
-    steps T is a new signature: pad to a few lengths and pass ``lengths`` if yours vary.
+    A layer in plain PyTorch launches tens of kernels per step, and the launches take most of its time. With this
+    wrapper, the first call of each signature (shapes, dtypes, given arguments, tensors that require a gradient,
+    training or evaluation, autocast) runs the layer twice and records its forward and its backward; later calls replay
+    them. A new number of steps T is a new signature: if your lengths vary, pad to a few lengths and pass ``lengths``.
 
-    The layer is called as it is wherever it cannot be recorded: on the CPU, under ``torch.compile`` or ``torch.func``,
-    inside another recording, with module hooks, or when it needs the host in between. ``explain()`` says why.
+    The layer is called without a recording if it cannot be recorded: on the CPU, under ``torch.compile`` or
+    ``torch.func``, inside another recording, with module hooks, or if it synchronises with the host. ``explain()``
+    returns the reason.
 
-    What a recording bakes in: Python values and tensors that are neither parameters nor buffers. Call ``clear()`` after
+    Python values and tensors that are neither parameters nor buffers are fixed in a recording: call ``clear()`` after
     changing one of them, such as a dropout rate. Weights and buffers are read at each replay; update them in place.
     Random numbers of the CUDA generator are drawn again at each replay. The gradient cannot be differentiated again.
-    While a call records, the layer's weights are swapped for aliases: call it from one thread at a time.
+    During a recording, aliases replace the layer's weights, so call it from one thread at a time.
 
     Args:
         layer: any module called as ``layer(input, hx=None)`` or ``layer(input, hx, lengths=lengths)``, such as those of
-            ``build_layer`` and any ``CellLayer``. It keeps its parameters, which the result shares by the same names.
-        strict: raise the reason instead of calling the layer as it is.
-        max_graphs: recordings kept, the least recently used being freed. Calls that wait for their backward need one
-            each, as does each signature.
+            ``build_layer`` and any ``CellLayer``. It keeps its parameters, and the result shares them under the same
+            names.
+        strict: raise an error instead of calling the layer without a recording.
+        max_graphs: largest number of recordings; the least recently used are freed. Each signature needs one, and so
+            does each call whose backward has not run yet.
 
     Returns:
         A module with the calls, the attributes and the ``state_dict`` of ``layer``.
@@ -404,7 +407,7 @@ def graphed(layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> "
 
 
 class Graphed(nn.Module):
-    """What :func:`graphed` returns; ``layer`` is the module inside."""
+    """The result of :func:`graphed`; ``layer`` is the module inside."""
 
     def __init__(self, layer: nn.Module, *, strict: bool = False, max_graphs: int = 8) -> None:
         super().__init__()
@@ -431,7 +434,7 @@ class Graphed(nn.Module):
         lengths: Tensor | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Any, Any]:
-        """What ``layer(input, hx, lengths=lengths, reset=reset)`` returns."""
+        """Return the result of ``layer(input, hx, lengths=lengths, reset=reset)``."""
         if torch.compiler.is_compiling():
             return self._call_layer(input, hx, lengths, reset)
         obstacle = self._obstacle(input, hx, lengths)
@@ -442,7 +445,7 @@ class Graphed(nn.Module):
         if obstacle is None:
             assert isinstance(input, Tensor)
             if lengths is not None and lengths.device != input.device:
-                if isinstance(self.layer, Recurrent) and input.dim() == 3:  # values can be read on the CPU only
+                if isinstance(self.layer, Recurrent) and input.dim() == 3:  # check values while they are on the CPU
                     x = input.transpose(0, 1) if self.layer.batch_first else input
                     check_lengths(type(self.layer).__name__, lengths, x)
                 lengths = lengths.to(input.device)
@@ -459,7 +462,7 @@ class Graphed(nn.Module):
         return self._call_layer(input, hx, lengths, reset)
 
     def explain(self) -> Choice:
-        """How the last call ran, ``"graphed"`` or ``"eager"``, and why."""
+        """Return how the last call ran, ``"graphed"`` or ``"eager"``, and the reason."""
         return self._choice
 
     def clear(self) -> None:
@@ -471,7 +474,7 @@ class Graphed(nn.Module):
         return self.layer(input, hx, **{word: value for word, value in words.items() if value is not None})
 
     def _obstacle(self, input: Any, hx: Any, lengths: Any) -> str | None:
-        """Why this call cannot be replayed, as far as can be told without recording it, or None."""
+        """Return the reason why this call cannot be replayed, if it is known without recording, or None."""
         if isinstance(input, PackedSequence):
             if not isinstance(self.layer, Recurrent):
                 return f"the input is a PackedSequence, which only {type(self.layer).__name__} itself can read"
@@ -502,7 +505,7 @@ class Graphed(nn.Module):
         return None
 
     def _replay(self, arguments: tuple[Any, Any, Any]) -> Any:
-        """Outputs of a replay, or the reason that there is none."""
+        """Return the outputs of a replay, or the reason why there is none."""
         inputs: list[Tensor] = []
         form = take_apart(arguments, inputs)
         weights = list(self.layer.parameters())
@@ -535,7 +538,7 @@ class Graphed(nn.Module):
         out, hidden = self.forward(x, hx, lengths=sizes)
         return pack_like(out.transpose(0, 1) if batch_first else out, sizes, input), hidden
 
-    # What a module is made of is the layer's: these are the ways in which torch reaches it.
+    # the parts of the module belong to the layer, so torch's accesses to them are redirected
 
     def train(self, mode: bool = True) -> "Graphed":
         self.layer.train(mode)
@@ -553,7 +556,7 @@ class Graphed(nn.Module):
         self.layer._load_from_state_dict(*arguments)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "layer":  # a copy in the making has none yet
+        if name == "layer":  # missing while a copy is being made
             raise AttributeError(name)
         try:
             return super().__getattr__(name)
@@ -565,7 +568,7 @@ class Graphed(nn.Module):
 
 
 class _Replay(torch.autograd.Function):
-    """Forward and backward of a recording; weights are inputs so that their gradients flow as usual."""
+    """Forward and backward of a recording; the weights are inputs, so that autograd accumulates their gradients."""
 
     @staticmethod
     def forward(ctx: Any, lease: Lease, weights: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -600,12 +603,12 @@ class _Replay(torch.autograd.Function):
 
 
 def _graph_is_kept() -> bool:
-    """Whether the backward under way was asked to retain the graph."""
+    """Return whether the current backward retains the graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def device_obstacle(device: torch.device) -> str | None:
-    """Why nothing can be recorded on a device at this moment, or None."""
+    """Return the reason why nothing can be recorded on a device now, or None."""
     if device.type != "cuda":
         return f"the input is on {device.type}"
     if torch.cuda.is_current_stream_capturing():
@@ -618,7 +621,7 @@ def _looks(x: Tensor) -> Hashable:
 
 
 def _modes() -> Hashable:
-    """Settings outside the layer that a recording bakes in."""
+    """Return the settings outside the layer that are fixed in a recording."""
     matmul = torch.backends.cuda.matmul
     precision = matmul.fp32_precision if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
     autocast = torch.is_autocast_enabled("cuda")

@@ -1,4 +1,4 @@
-"""Every layer by its name, which recipes, the command line and tests choose from; a layer made of any cell."""
+"""Registry of all layers by name, for recipes, the command line and tests; a layer made of any cell."""
 
 import importlib
 import inspect
@@ -24,10 +24,10 @@ from torchrum.ops.kernels.machine import autocast_dtype
 
 
 class CellLayer(Recurrent):
-    """Stack, reverse and pack any :class:`~torchrum.cells.base.Cell`.
+    """A layer of any :class:`~torchrum.cells.base.Cell`, stacked, bidirectional or packed.
 
     Args:
-        make_cell: called with the input size of each layer and direction, returns its cell.
+        make_cell: function from the input size of a layer and direction to its cell.
         input_size, hidden_size, num_layers, batch_first, dropout, bidirectional: as in :class:`torch.nn.GRU`.
     """
 
@@ -68,41 +68,41 @@ class CellLayer(Recurrent):
 
 
 def takes_steps(module: nn.Module) -> bool:
-    """Whether a cell in ``module`` runs step by step, each of many launches, and not by kernels of its own."""
+    """Return whether a cell in ``module`` runs step by step, with many launches per step, and not by kernels."""
     return any(isinstance(cell, Cell) and type(cell).scan is Cell.scan for cell in module.modules())
 
 
 def compile_steps(module: nn.Module) -> int:
-    """Let ``torch.compile`` make the step of every cell in ``module``; returns how many there are.
+    """Compile the step of every cell in ``module`` by ``torch.compile`` and return the number of cells.
 
-    A cell that scans by kernels takes no steps, and is left as it is. On a GPU a ``GatherableCell`` makes the
-    gradients of its weights after the last step. A copy of ``module`` has steps with its own weights, compiled as well.
+    A cell that scans by kernels does not use the compiled step. On a GPU a ``GatherableCell`` computes the gradients of
+    its weights after the last step. A copy of ``module`` has compiled steps too, with its own weights.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, CellLayer)]
     cells = [cell for layer in layers for cell in layer.cells]
     for cell in cells:
         assert isinstance(cell, Cell)
-        # not of the bound method: it would stay bound to this cell in a copy
+        # not the bound method, which would stay bound to this cell in a copy
         cell.step = partial(torch.compile(type(cell).step), cell)  # type: ignore[method-assign]
         if isinstance(cell, GatherableCell) and any(weight.is_cuda for weight, _ in cell.step_weights()):
             cell.scan = GatheredScan(cell)  # type: ignore[method-assign]
     return len(cells)
 
 
-# The arguments that every layer takes.
+# The arguments of every layer.
 SHARED = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How to build one layer; ``inspect.signature`` of it tells the options, with their defaults."""
+    """An entry of the registry, which builds a layer; its ``inspect.signature`` has the options and their defaults."""
 
     path: str
-    """``module:name`` below ``torchrum``, imported when it is asked for."""
+    """``module:name`` in ``torchrum``, imported on first use."""
     about: str
-    """One line about it."""
+    """Description in one line."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """What differs here from the defaults of the class."""
+    """Defaults that differ from those of the class."""
 
     def load(self) -> Callable[..., Any]:
         module, name = self.path.split(":")
@@ -120,7 +120,7 @@ class Entry:
         return inspect.Signature([*(shared[name] for name in SHARED), *options])
 
     def __call__(self, *shared: Any, **options: Any) -> nn.Module:
-        """Build it from what ``build_layer`` is given after the name."""
+        """Build the layer from the arguments of ``build_layer`` after the name."""
         make, options = self.load(), {**self.defaults, **options}
         sizes = dict(zip(SHARED, shared, strict=True))
         if self.path.startswith("layers."):
@@ -169,15 +169,15 @@ def build_layer(
     bidirectional: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """Build the layer called ``name`` in ``LAYERS``; it is called as :class:`torch.nn.GRU` is.
+    """Build the layer called ``name`` in ``LAYERS``, which is called like :class:`torch.nn.GRU`.
 
     Args:
         name: a key of ``LAYERS``.
         input_size, hidden_size, num_layers, batch_first, dropout, bidirectional: as in :class:`torch.nn.GRU`.
-        options: the further arguments of that layer, by name.
+        options: further arguments of this layer, by name.
 
     Returns:
-        The layer; ``forward(input, hx=None) -> (output, h_n)``.
+        The layer, ``forward(input, hx=None) -> (output, h_n)``.
 
     Example:
         >>> layer = build_layer("goru", 3, 8, capacity=4)
@@ -199,9 +199,9 @@ def torch_lstm(
     dtype: torch.dtype | None = None,
     **shared: Any,
 ) -> nn.LSTM:
-    """:class:`torch.nn.LSTM` whose forget gate starts ``forget_bias`` higher; 0 leaves it as torch has it.
+    """Build a :class:`torch.nn.LSTM` and add ``forget_bias`` to the initial bias of its forget gate.
 
-    ``shared`` are the arguments that every layer takes.
+    ``shared`` holds the arguments of every layer.
     """
     _check("lstm", shared, bias, forget_bias=forget_bias)
     layer = nn.LSTM(**shared, bias=bias, device=device, dtype=dtype)
@@ -217,9 +217,9 @@ def torch_gru(
     dtype: torch.dtype | None = None,
     **shared: Any,
 ) -> nn.GRU:
-    """:class:`torch.nn.GRU` whose gates start ``gate_bias`` higher; 0 leaves it as torch has it.
+    """Build a :class:`torch.nn.GRU` and add ``gate_bias`` to the initial biases of its gates.
 
-    ``shared`` are the arguments that every layer takes.
+    ``shared`` holds the arguments of every layer.
     """
     _check("gru", shared, bias, gate_bias=gate_bias)
     layer = nn.GRU(**shared, bias=bias, device=device, dtype=dtype)
@@ -228,7 +228,7 @@ def torch_gru(
 
 
 def _check(where: str, shared: dict[str, Any], bias: object, **numbers: object) -> None:
-    """What torch takes for true, or complains of in words of its own."""
+    """Check the arguments that torch does not check, or rejects with another message."""
     check_positive_int(where, **{name: shared[name] for name in ("input_size", "hidden_size", "num_layers")})
     check_flags(where, bias=bias, batch_first=shared["batch_first"], bidirectional=shared["bidirectional"])
     check_probability(where, dropout=shared["dropout"])

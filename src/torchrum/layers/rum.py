@@ -1,4 +1,4 @@
-"""RUM as a layer: nn.GRU's constructor, calls and parameter names."""
+"""The RUM layer, with nn.GRU's constructor, calls and parameter names."""
 
 from typing import Any
 
@@ -31,41 +31,41 @@ from torchrum.ops.rum_scan.options import DEFAULTS, Activation, Eta, Form, LNOrd
 
 @documents_options
 class RUM(Recurrent, nn.RNNBase):
-    """A multi-layer Rotational Unit of Memory that stands in for :class:`torch.nn.GRU`.
+    """A multi-layer Rotational Unit of Memory, a drop-in replacement for :class:`torch.nn.GRU`.
 
-    It is called as a GRU: ``output, h_n = rum(input, hx=None)``. ``input`` is ``(T, B, I)``, ``(B, T, I)`` with
-    ``batch_first``, ``(T, I)`` without a batch, or a ``PackedSequence``; ``lengths=`` ``(B,)`` is the other way to give
+    It is called like a GRU: ``output, h_n = rum(input, hx=None)``. ``input`` is ``(T, B, I)``, ``(B, T, I)`` with
+    ``batch_first``, ``(T, I)`` without a batch, or a ``PackedSequence``. ``lengths=`` ``(B,)`` is another way to pass
     sequences of unequal length, and ``reset=`` ``(T, B)`` restarts rows at given steps. ``output`` holds the last
     layer's states, ``(T, B, num_directions * H)``, and ``hx`` and ``h_n`` are ``(num_layers * num_directions, B, H)``.
 
-    With its defaults it has the weights of a GRU, by the same names, and a ``state_dict`` of an ``nn.GRU`` of its sizes
-    loads into it. Half of its units are a GRU's, the others also take the rotated state; :class:`torchrum.RUMCell` has
-    the equations. ``form="paper"`` is the layer of the paper.
+    By default the layer has the weights of a GRU, with the same names, and it can load the ``state_dict`` of an
+    ``nn.GRU`` of the same sizes. Half of its units are a GRU's, and the others also take the rotated state; see
+    :class:`torchrum.RUMCell` for the equations. ``form="paper"`` gives the layer of the paper.
 
-    With any ``lam`` but 0 the form is the paper's and the state is the pair ``(h, R)``, given and returned as an LSTM's
-    pair is; R is ``(num_layers * num_directions, B, H, H)`` and orthogonal, and ``R=None`` in ``hx`` means the
-    identity, as does a zero R, row by row of the batch.
+    If ``lam`` is not 0, the form is the paper's and the state is the pair ``(h, R)``, passed and returned like an
+    LSTM's pair. R is ``(num_layers * num_directions, B, H, H)`` and orthogonal. ``R=None`` in ``hx`` means the
+    identity; so does a zero matrix in a row of the batch.
 
     Args:
         input_size: number of input features I.
         hidden_size: number of hidden units H.
-        num_layers: number of layers, each of which reads the outputs of the one before it. Default: ``1``.
-        bias: False leaves out all biases. Default: ``True``.
-        batch_first: True makes input and output ``(B, T, ...)`` instead of ``(T, B, ...)``. Default: ``False``.
-        dropout: probability of dropout on the outputs of each layer but the last. Default: ``0.0``.
-        bidirectional: True reads each sequence in both directions. Default: ``False``.
+        num_layers: number of layers, each of which reads the outputs of the previous one. Default: ``1``.
+        bias: if False, the layer has no biases. Default: ``True``.
+        batch_first: if True, input and output are ``(B, T, ...)`` instead of ``(T, B, ...)``. Default: ``False``.
+        dropout: probability of dropout on the outputs of each layer except the last. Default: ``0.0``.
+        bidirectional: if True, read each sequence in both directions. Default: ``False``.
         device: device of the parameters. Default: ``None``, torch's default device.
         dtype: dtype of the parameters. Default: ``None``, torch's default dtype.
         {options}
 
-    Parameters, for layer k (and with the suffix ``_reverse`` for the other direction), with I the layer's own input,
+    Parameters of layer k (with the suffix ``_reverse`` for the other direction), where I is the layer's own input size,
     ``num_directions * H`` for k > 0:
 
     - in the gated form ``weight_ih_l{k}`` ``(3H, I)``, ``weight_hh_l{k}`` ``(3H, H)``, ``bias_ih_l{k}`` and
       ``bias_hh_l{k}`` ``(3H,)``, all in blocks r, u, n as in :class:`torch.nn.GRU`;
     - in the paper's form ``weight_ih_l{k}`` ``(3H, I)`` in blocks tau, u, eps; ``weight_hh_l{k}`` ``(2H, H)``, tau, u;
       ``bias_ih_l{k}`` ``(3H,)``; ``ln_weight_l{k}`` and ``ln_bias_l{k}`` ``(3H,)``, tau, u, candidate, with layer norm;
-      ``lam_l{k}`` if it is learnable. Without the update gate the blocks u are not there.
+      ``lam_l{k}`` if it is learnable. Without the update gate there are no blocks u.
 
     Example:
         >>> import torch
@@ -79,15 +79,15 @@ class RUM(Recurrent, nn.RNNBase):
         torch.Size([1, 3, 20, 20])
     """
 
-    # an nn.RNNBase for code that asks by type, but without the list of weights that RNNBase keeps beside the parameters
+    # an nn.RNNBase for code that checks the type, but without RNNBase's own list of weights
     _apply = nn.Module._apply
     _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel
     takes_lead = True
     least_left_out = 1 / 8
     mode = "RUM"
-    """The kind of layer, as nn.GRU has "GRU"."""
+    """The kind of layer, "GRU" in nn.GRU."""
     proj_size = 0
-    """As in nn.GRU: there is no projection."""
+    """0 as in nn.GRU: there is no projection."""
     weight_ih_l0: nn.Parameter
 
     def __init__(
@@ -130,7 +130,7 @@ class RUM(Recurrent, nn.RNNBase):
         self.options = options_for_scan(self.settings, hidden_size)
         self.backend: Backend = backend
         self.state_names = ("h", "R") if self.options.keeps_rotation else ("h",)
-        # names and shapes of the parameters of each recurrence, by what they are
+        # full names and shapes of the parameters of each recurrence, by name
         self._forms: list[dict[str, tuple[str, tuple[int, ...]]]] = []
         for index, suffix in enumerate(self._suffixes()):
             features = self.layer_input_size(index // self.num_directions)
@@ -148,15 +148,15 @@ class RUM(Recurrent, nn.RNNBase):
         return [f"_l{layer}{end}" for layer in range(self.num_layers) for end in ends]
 
     def _weights(self, index: int, device: torch.device | None = None) -> Weights:
-        """The parameters of a recurrence; with the input's ``device``, only such as kernels can read."""
+        """Return the parameters of a recurrence; with the input's ``device``, check that kernels can read them."""
         weights: dict[str, Tensor | None] = dict.fromkeys(PARAMETERS)
         own = self._parameters
         for name, (full, shape) in self._forms[index].items():
-            found = own.get(full)  # a module's own look-up costs a small step's time
+            found = own.get(full)  # nn.Module's attribute lookup takes as long as a small step
             if found is None:
                 found = getattr(self, full)
             weights[name] = found
-            if device is None or found is None:  # a bias that was taken away
+            if device is None or found is None:  # a bias may have been removed
                 continue
             if found.device != device or found.shape != shape:
                 raise misfit(self._get_name(), full, found, shape, device)
@@ -170,7 +170,7 @@ class RUM(Recurrent, nn.RNNBase):
         nn.Module.__setattr__(self, attr, value)
 
     def reset_parameters(self) -> None:
-        """Draw the weights and biases again, as the arguments of the constructor say."""
+        """Initialise the weights and biases according to the constructor's arguments."""
         for index in range(len(self._suffixes())):
             init_parameters(self._weights(index), self.settings)
 
@@ -182,7 +182,7 @@ class RUM(Recurrent, nn.RNNBase):
         return rum_initial_state(batch_size, self.hidden_size, self.options, like.device, like.dtype)
 
     def _starts(self, count: int, x: Tensor) -> list[State]:
-        return [()] * count  # the scan knows zeros and the identity without being given them
+        return [()] * count  # the scan starts from zeros and the identity if no state is given
 
     def _state_shapes(self, x: Tensor) -> tuple[tuple[int, ...], ...]:
         B, H = x.shape[1], self.hidden_size
@@ -213,20 +213,20 @@ class RUM(Recurrent, nn.RNNBase):
     def _write_state(self, states: list[State]) -> Hidden:
         if len(states) > 1:
             return super()._write_state(states)
-        (parts,) = states  # copies for the user, in the shape of h_n but for those behind a reset
+        (parts,) = states  # copies for the user, already in the shape of h_n unless after a reset
         if parts[0].dim() != 3:
             parts = tuple(part.unsqueeze(0) for part in parts)
         return parts[0] if len(parts) == 1 else parts
 
     def explain_backend(self, input: Tensor) -> Choice:
-        """Which backend runs such an input, and why.
+        """Return the backend that runs such an input, and the reason.
 
         Example:
             >>> RUM(10, 20).explain_backend(torch.randn(5, 3, 10)).reason
             'fused cannot run: the input is on cpu...'
         """
         dtype = autocast_dtype(input.device.type) or input.dtype
-        # what the scan will see, without taking its memory
+        # a tensor like the scan's input, without its memory
         projected = input.new_empty(1, dtype=dtype).expand(
             *input.shape[:-1], self.options.num_inputs * self.hidden_size
         )

@@ -1,4 +1,4 @@
-"""Online use of a trained model: one step or a few at a time, the state kept inside."""
+"""Online use of a trained model: one or a few steps at a time, with the state kept between calls."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -20,26 +20,26 @@ States = tuple[State, ...]
 
 
 class Stream:
-    """Feed a trained model step by step; what its recurrent layers remember is kept between the calls.
+    """A trained model that runs step by step and keeps the states of its recurrent layers between calls.
 
-    Calls with one step, or with a few at a time, return what one call over the whole sequence returns. A step takes
-    less time than a call of the layer: on the CPU the call of C is prepared once, and on a GPU a step whose shape is
-    that of the one before it is replayed as a CUDA graph.
+    Calls with one or a few steps return the same outputs as one call with the whole sequence. A step takes less time
+    than a call of the layer: on the CPU the call of the C code is prepared once, and on a GPU a step with the same
+    shape as the previous one is replayed as a CUDA graph.
 
-    The modules run one after another, as in :class:`torch.nn.Sequential`, but of a module that returns a tuple only the
-    first part goes on: ``Stream(window, rum, head)``. A module may also be a whole model with recurrent layers inside:
-    each must be called once in a forward pass, and starts from the stream's state whatever ``hx`` the model passes.
-    Everything else in the model must act on each step separately, as an embedding or a linear layer does.
+    The modules run one after another, as in :class:`torch.nn.Sequential`, except that only the first part of a tuple is
+    passed on: ``Stream(window, rum, head)``. A module may also be a whole model that contains recurrent layers: each of
+    these must be called once in a forward pass, and starts from the stream's state, whatever ``hx`` the model passes.
+    Everything else in the model must act on each step separately, like an embedding or a linear layer.
 
-    The stream runs without gradients, in evaluation mode, on a copy of the modules that shares their weights: weights
-    that change in place, by an optimizer or ``load_state_dict``, change the stream too. Several streams can share a
-    model, also in several threads; one stream is for one thread at a time.
+    The stream runs without gradients, in evaluation mode, on a copy of the modules that shares their weights: if the
+    weights change in place, by an optimizer or ``load_state_dict``, the stream uses the new ones. Several streams can
+    share a model, even in several threads; a single stream must be used by one thread at a time.
 
     Args:
-        modules: layers of one direction, :class:`torchrum.RUM`, :class:`torchrum.InputWindow`, any other layer of the
-            registry, :class:`torch.nn.GRU`, ``nn.LSTM`` or ``nn.RNN``; models that contain some; and modules that act
-            on each step separately.
-        batch_size: rows, each with a state of its own. Default: ``1``.
+        modules: layers of one direction (:class:`torchrum.RUM`, :class:`torchrum.InputWindow`, any other layer of the
+            registry, :class:`torch.nn.GRU`, ``nn.LSTM`` or ``nn.RNN``), models that contain such layers, and modules
+            that act on each step separately.
+        batch_size: number of rows, each with its own state. Default: ``1``.
 
     Example:
         >>> import torch
@@ -62,14 +62,14 @@ class Stream:
         self._states: States = self._initial_states(batch_size)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Read one or more steps.
+        """Run one or more steps.
 
         Args:
-            x: what the first module takes. A layer takes one step, ``(B, I)``, or several, ``(T, B, I)``, or
+            x: input of the first module. A layer takes one step, ``(B, I)``, or several, ``(T, B, I)``, or
                 ``(B, T, I)`` with ``batch_first``.
 
         Returns:
-            What the last module returns, without any state.
+            The output of the last module, without its state.
         """
         again = isinstance(x, Tensor) and x.is_cuda and x.shape == self._shape
         with self._no_grad:
@@ -78,11 +78,11 @@ class Stream:
         return output
 
     def reset(self, rows: int | Sequence[int] | Tensor | None = None) -> None:
-        """Return rows to the initial state.
+        """Reset rows to the initial state.
 
         Args:
-            rows: an index, several, or a bool tensor ``(B,)`` that is True for the rows to reset. Default: ``None``,
-                all of them.
+            rows: an index, several indices, or a bool tensor ``(B,)`` that is True for the rows to reset. Default:
+                ``None``, all rows.
         """
         if rows is None:
             self._states = self._initial_states(self.batch_size)
@@ -95,11 +95,11 @@ class Stream:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copy the state, by the names of the layers and of the parts of their states, such as ``0.h``."""
+        """Return a copy of the state, by the names of the layers and of the parts of their states, such as ``0.h``."""
         return {name: part.clone() for name, part in self._named_parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what ``state_dict`` of a stream of the same model and ``batch_size`` returned."""
+        """Load a state from ``state_dict`` of a stream with the same model and ``batch_size``."""
         named = self._named_parts()
         if state.keys() != named.keys():
             raise ValueError(
@@ -122,7 +122,7 @@ class Stream:
         save_file({name: part.contiguous() for name, part in self.state_dict().items()}, path)
 
     def load(self, path: str | Path) -> None:
-        """Continue from a file that ``save`` wrote, on any device."""
+        """Load the state from a file that ``save`` wrote, on any device."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -161,7 +161,7 @@ class Stream:
 
 
 class _Step(nn.Module):
-    """The modules one after another, as a function of an input and of the states before it."""
+    """The modules one after another, as a function of an input and of the previous states."""
 
     def __init__(self, modules: tuple[nn.Module, ...], batch_size: int) -> None:
         super().__init__()
@@ -173,10 +173,10 @@ class _Step(nn.Module):
         given = nn.ModuleList(modules)
         shared = {id(part): part for part in (*given.parameters(), *given.buffers())}
         self.chain: nn.ModuleList = copy.deepcopy(given, shared).eval()
-        self.order = list(self.chain)  # a ModuleList is slow to walk through
+        self.order = list(self.chain)  # iterating over a ModuleList is slow
         weight = next((p for p in given.parameters() if p.is_floating_point()), torch.empty(0))
         self.kept: list[_Kept] = []
-        inside: set[nn.Module] = set()  # what a recurrent layer is made of is its own business
+        inside: set[nn.Module] = set()  # submodules of recurrent layers, which keep no state of their own
         for name, module in self.chain.named_modules():
             if module in inside:
                 continue
@@ -204,7 +204,7 @@ class _Step(nn.Module):
 
 
 class _Kept:
-    """A recurrent layer's ``forward``, from the state that is kept here and to it."""
+    """Replacement of a recurrent layer's ``forward`` that reads and updates the state kept here."""
 
     def __init__(self, name: str, layer: Recurrent | nn.RNNBase, batch_size: int, weight: Tensor) -> None:
         if layer.bidirectional:
@@ -221,12 +221,12 @@ class _Kept:
         if isinstance(layer, Recurrent):
             self.parts = layer.state_names
         self.steps: NativeSteps | None = None
-        self.addresses: list[int] | None = None  # of the weights, when steps were last prepared
+        self.addresses: list[int] | None = None  # addresses of the weights when steps were last prepared
         self.run: Callable[..., Any] = layer.forward
         layer.forward = self  # type: ignore[method-assign]  # the layer is the stream's own copy
 
     def initial_state(self, rows: int) -> State:
-        """Each part ``(num_layers, rows, ...)``."""
+        """Return the initial state, with parts ``(num_layers, rows, ...)``."""
         layer, like = self.layer, self.weight.detach()
         if isinstance(layer, Recurrent):
             states = [layer.initial_state(index, rows, like) for index in range(layer.num_layers)]
@@ -261,7 +261,7 @@ class _Kept:
         return output, self.state if len(self.state) > 1 else self.state[0]
 
     def native_steps(self) -> NativeSteps | None:
-        """The steps in C, prepared again where the weights have moved; None where the layer must be called."""
+        """Return the steps in C, prepared again if the weights have moved; None if the layer must be called."""
         steps, layer = self.steps, self.layer
         if steps is not None and steps.current():
             return steps

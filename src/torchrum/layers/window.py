@@ -8,19 +8,19 @@ from torchrum.ops._checks import check_positive_int
 
 
 class InputWindow(Recurrent):
-    """Join each input with the ones before it: ``y[t] = [x[t], x[t-1], ..., x[t-width+1]]``.
+    """A window that joins each input with the previous ones: ``y[t] = [x[t], x[t-1], ..., x[t-width+1]]``.
 
-    The matrix of the recurrent layer behind it then acts as a short causal convolution. That layer and its ``hx`` stay
-    as they are; only its ``input_size`` becomes ``width * input_size``. A network that must bind an input to the one
-    before it, such as a value to its key, no longer has to learn to remember one step.
+    The input matrix of the next recurrent layer then acts as a short causal convolution. That layer and its ``hx`` do
+    not change, except that its ``input_size`` is ``width * input_size``. A network that must bind an input to the
+    previous one, such as a value to its key, does not have to learn to remember one step.
 
-    It is called as a recurrent layer, ``output, x_n = window(input, hx=None)``, with ``lengths`` and ``reset`` as
-    :class:`torchrum.RUM` has them. Its state holds the last inputs, so that a sequence can be read in segments.
+    It is called like a recurrent layer, ``output, x_n = window(input, hx=None)``, with ``lengths`` and ``reset`` as in
+    :class:`torchrum.RUM`. Its state holds the last inputs, so that a sequence can be read in segments.
 
     Args:
-        input_size: features of an input, I.
-        width: inputs per window, at least 1; 1 changes nothing.
-        batch_first: the input is ``(B, T, I)`` instead of ``(T, B, I)``.
+        input_size: number of input features I.
+        width: inputs per window, at least 1; with 1 the output is the input.
+        batch_first: if True, the input is ``(B, T, I)`` instead of ``(T, B, I)``.
 
     Inputs: input, hx
         - **input**: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
@@ -28,7 +28,7 @@ class InputWindow(Recurrent):
           ``(1, width - 1, I)`` unbatched; zeros if None.
 
     Outputs: output, x_n
-        - **output**: in the form of ``input``, with ``width * I`` features: the newest input first.
+        - **output**: in the form of ``input``, with ``width * I`` features, the newest input first.
         - **x_n**: the last ``width - 1`` inputs of each row, in the form of ``hx``.
 
     It has no parameters.
@@ -67,7 +67,7 @@ class InputWindow(Recurrent):
         return output, (last.transpose(0, 1),)
 
     def _any_weight(self, input: Tensor) -> Tensor:
-        return input  # it has none, so every device and dtype will do
+        return input  # there are no weights, so every device and dtype is allowed
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, width={self.width}" + (", batch_first=True" if self.batch_first else "")

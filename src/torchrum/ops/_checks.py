@@ -1,4 +1,4 @@
-"""The one wording of user errors: what was given, what is allowed, how to proceed."""
+"""Checks of user arguments; each error says what was given, what is allowed and how to proceed."""
 
 import difflib
 import math
@@ -10,16 +10,18 @@ from torch import Tensor
 
 
 class MismatchError(ValueError, RuntimeError):
-    """Tensors that do not fit, by shape, dtype or device; torch.nn raises the one class for some and the other for
-    others, and callers catch either."""
+    """Error for tensors whose shape, dtype or device does not match.
+
+    torch.nn raises ValueError for some mismatches and RuntimeError for others, and callers may catch either.
+    """
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An argument of a wrong type: TypeError in torch.nn, and a wrong value all the same."""
+    """Error for an argument of a wrong type: a TypeError, as in torch.nn, and also a ValueError."""
 
 
 def check_broadcast(where: str, **tensors: Tensor) -> None:
-    """All tensors must be ``(..., H)`` with one H of at least 1 and leading dimensions that broadcast."""
+    """Raise unless all tensors are ``(..., H)`` with the same H of at least 1 and leading dimensions that broadcast."""
     (first, x), *others = tensors.items()
     for name, y in tensors.items():
         if y.ndim == 0 or y.shape[-1] == 0:
@@ -34,7 +36,7 @@ def check_broadcast(where: str, **tensors: Tensor) -> None:
 
 
 def check_square(where: str, **tensors: Tensor) -> None:
-    """Every tensor must be ``(..., N, N)`` with N at least 1."""
+    """Raise unless every tensor is ``(..., N, N)`` with N at least 1."""
     for name, x in tensors.items():
         if x.ndim < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] == 0:
             raise MismatchError(
@@ -43,7 +45,7 @@ def check_square(where: str, **tensors: Tensor) -> None:
 
 
 def check_dense(where: str, name: str, x: Tensor) -> None:
-    """A tensor must be neither nested nor sparse nor in the layout of oneDNN."""
+    """Raise if a tensor is nested, sparse or in oneDNN's layout."""
     if x.is_nested:
         raise MismatchError(
             f"{where}: {name} is a nested tensor; it must be a dense one. "
@@ -54,7 +56,7 @@ def check_dense(where: str, name: str, x: Tensor) -> None:
 
 
 def check_floating(where: str, **tensors: Tensor) -> None:
-    """Every argument must be a dense tensor of real floating point numbers."""
+    """Raise unless every argument is a dense tensor of real floating point numbers."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise ArgumentTypeError(
@@ -69,7 +71,7 @@ def check_floating(where: str, **tensors: Tensor) -> None:
 
 
 def check_same_device(where: str, **tensors: Tensor) -> None:
-    """All tensors must be on the device of the first one."""
+    """Raise unless all tensors are on the device of the first one."""
     (first, x), *others = tensors.items()
     for name, y in others:
         if y.device != x.device:
@@ -79,12 +81,15 @@ def check_same_device(where: str, **tensors: Tensor) -> None:
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """The one of ``known`` that ``name`` may have been meant for; None where they are less than ``alike`` (0 to 1)."""
+    """Return the name in ``known`` that is most similar to ``name``; None if all are less similar than ``alike``.
+
+    Similarity is from 0 to 1.
+    """
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=alike)), None)
 
 
 def check_choice(where: str, name: str, value: object, choices: Collection[str]) -> None:
-    """``value`` must be one of ``choices``; the error names the nearest one."""
+    """Raise unless ``value`` is one of ``choices``; the error names the nearest one."""
     if isinstance(value, str) and value in choices:
         return
     near = nearest(str(value).lower(), choices)
@@ -94,7 +99,7 @@ def check_choice(where: str, name: str, value: object, choices: Collection[str])
 
 
 def check_positive_int(where: str, **values: object) -> None:
-    """Every value must be an int of at least 1; a bool is not one."""
+    """Raise unless every value is an int, not a bool, of at least 1."""
     for name, value in values.items():
         wrong_type = isinstance(value, bool) or not isinstance(value, int | torch.SymInt)
         if wrong_type or value < 1:  # type: ignore[operator]
@@ -103,14 +108,14 @@ def check_positive_int(where: str, **values: object) -> None:
 
 
 def check_flags(where: str, **flags: object) -> None:
-    """Every value must be a bool."""
+    """Raise unless every value is a bool."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ArgumentTypeError(f"{where}: {name}={value!r}; it must be True or False.")
 
 
 def check_finite(where: str, **values: object) -> None:
-    """Every value must be an int or a float that is neither NaN nor infinite; a bool is not one."""
+    """Raise unless every value is a finite int or float, not a bool."""
     for name, value in values.items():
         if not (_is_number(value) and -math.inf < value < math.inf):
             error = ValueError if _is_number(value) else ArgumentTypeError
@@ -122,7 +127,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def check_not_negative(where: str, **values: object) -> None:
-    """Every value must be a finite number of at least 0."""
+    """Raise unless every value is a finite number of at least 0."""
     check_finite(where, **values)
     for name, value in values.items():
         if value < 0:  # type: ignore[operator]
@@ -130,7 +135,7 @@ def check_not_negative(where: str, **values: object) -> None:
 
 
 def check_probability(where: str, **values: object) -> None:
-    """Every value must be a number from 0 to 1."""
+    """Raise unless every value is a number from 0 to 1."""
     for name, value in values.items():
         if not (_is_number(value) and 0 <= value <= 1):
             error = ValueError if _is_number(value) else ArgumentTypeError

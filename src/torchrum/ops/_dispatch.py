@@ -1,4 +1,4 @@
-"""The one place that picks a backend, and can say why."""
+"""Choice of the backend that runs an operator, with the reason."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -6,34 +6,34 @@ from typing import Any, Literal, NamedTuple, get_args
 from torchrum.ops._checks import check_choice
 
 Backend = Literal["auto", "fused", "native", "torch", "reference", "persistent", "stepwise", "lam1"]
-"""``"auto"``, a backend to insist on or, last, one design of the fused backend."""
+"""``"auto"``, a backend or one of the designs of the fused backend (``"persistent"``, ``"stepwise"``, ``"lam1"``)."""
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
 class Choice(NamedTuple):
-    """A backend and the reason it was taken."""
+    """A backend and the reason for its choice."""
 
     backend: str
     reason: str
 
 
 class Design(NamedTuple):
-    """One way to run an operator; a backend may have several, each for inputs of its own."""
+    """One implementation of an operator; a backend may have several, each for different inputs."""
 
     name: str
     backend: str
-    """What a user asks for it by."""
+    """The backend to which it belongs, the name that a user passes."""
     module: Any = None
-    """The module or package that holds it, with ``obstacle``, ``forward`` and ``backward``."""
+    """The module or package with its ``obstacle``, ``forward`` and ``backward``."""
     lam: float | None = None
-    """The one lam that a RUM's design is for; None for any that the operator takes."""
+    """The only lam that it supports; None if it supports every lam of the operator."""
     sized: bool = False
-    """Whether its obstacle depends on the batch size, to which a compiler that traces the choice must not be bound."""
+    """Whether its obstacle depends on the batch size, on which a compiler must not specialise."""
     by_driver: bool = False
-    """Whether it launches by CUDA's driver alone: it needs no tensor for a state of zeros, and both directions can add
-    the bias to the projected input where they read it."""
+    """Whether it launches only through CUDA's driver. Such a design needs no tensor for an initial state of zeros, and
+    both directions can add the bias to the projected input as they read it."""
     projects: bool = False
-    """Whether ``forward`` can project a small float32 input itself."""
+    """Whether its ``forward`` can project a small float32 input."""
 
 
 FUSED, TORCH, REFERENCE = (Design(name, name) for name in ("fused", "torch", "reference"))
@@ -42,12 +42,12 @@ FUSED, TORCH, REFERENCE = (Design(name, name) for name in ("fused", "torch", "re
 def choose_backend(
     asked: str, designs: Sequence[Design], obstacle_of: Callable[[Design], str | None]
 ) -> tuple[Design, str]:
-    """Take the fastest design that can run, of all or of the backend that is asked for, and say why.
+    """Return the fastest design that can run, among all designs or those of the requested backend, and the reason.
 
     Args:
-        asked: ``"auto"``, or the backend to insist on.
-        designs: fastest first. The last one can always run.
-        obstacle_of: why a design cannot run, in words, or None; asked only where the answer matters.
+        asked: ``"auto"``, or the requested backend.
+        designs: the designs, fastest first. The last one can always run.
+        obstacle_of: returns the reason why a design cannot run, or None; called only if the result matters.
     """
     check_choice("backend", "backend", asked, BACKENDS)
     skipped: list[tuple[Design, str]] = []
@@ -63,9 +63,9 @@ def choose_backend(
 
 
 def choose_fused(asked: str, obstacle: Callable[[], str | None]) -> Choice:
-    """The choice of an operator with one fused design; its torch backend is its reference.
+    """Return the choice for an operator with one fused design, whose torch backend is its reference.
 
-    ``obstacle`` says why the fused design cannot run, or None.
+    ``obstacle`` returns the reason why the fused design cannot run, or None.
     """
     design, reason = choose_backend(
         asked, (FUSED, TORCH, REFERENCE), lambda design: obstacle() if design is FUSED else None
@@ -74,7 +74,7 @@ def choose_fused(asked: str, obstacle: Callable[[], str | None]) -> Choice:
 
 
 def choose_reference(asked: str, reason: str) -> Choice:
-    """The choice where ``reason`` keeps every faster backend from running."""
+    """Return the choice if ``reason`` prevents every faster backend from running."""
     faster = tuple(Design(name, name) for name in ("fused", "native", "torch"))
     design, why = choose_backend(asked, (*faster, REFERENCE), lambda design: None if design is REFERENCE else reason)
     return Choice(design.backend, why)
@@ -88,9 +88,9 @@ def _reason(asked: str, design: Design, skipped: Sequence[tuple[Design, str]]) -
 
 
 def _explain(skipped: Sequence[tuple[Design, str]], chosen: Design | None = None) -> str:
-    """Why designs were passed over, each reason once: for a whole backend where it holds for all of its designs.
+    """Return the reasons why designs were skipped, each once, under the backend's name if all its designs share it.
 
-    Without ``chosen``, all of one backend were, and a reason that they share needs no name.
+    Without ``chosen``, all designs of one backend were skipped, and a reason that they share needs no name.
     """
     reasons = dict.fromkeys(obstacle for _, obstacle in skipped)
     if chosen is None and len(reasons) == 1:

@@ -1,7 +1,7 @@
-"""A whole LSTM sequence, with layer norm and zoneout: from projected inputs and an initial state to all states.
+"""Scan of an LSTM with layer norm and zoneout: from projected inputs and an initial state to all states.
 
-Options and inputs, the equations step by step, the public function, and the chain of one cell that runs on a GPU, which
-is tested against the equations.
+From top to bottom: options and inputs, the equations step by step, the public function, and the chain of one cell that
+runs on a GPU and is tested against the equations.
 """
 
 import functools
@@ -44,7 +44,7 @@ class LstmOptions:
     """Hyper-parameters of one LSTM scan."""
 
     layer_norm: bool = False
-    """Normalise each gate and the cell state that h is made from."""
+    """Whether to normalise each gate, and the cell state from which h is computed."""
     ln_eps: float = 1e-3
     """Added to the variance in layer norm."""
     forget_bias: float = 1.0
@@ -54,12 +54,12 @@ class LstmOptions:
     zoneout_cell: float = 0.0
     """The same for c."""
     rotational: bool = False
-    """Take tanh(eps + R(eps, tau) h) for the candidate: block j is tau, and the input has a fifth block, eps."""
+    """Whether the candidate is tanh(eps + R(eps, tau) h): block j is tau, and the input has a fifth block, eps."""
     training: bool = False
-    """Zoneout draws masks when training and takes their expectation otherwise."""
+    """Whether zoneout draws masks; otherwise it takes their expectation."""
 
     def with_training(self, training: bool) -> "LstmOptions":
-        """The same options in training or evaluation."""
+        """Return the same options in training or in evaluation."""
         return self if training == self.training else replace(self, training=training)
 
     @property
@@ -78,7 +78,7 @@ class LstmOptions:
         return self.blocks + 1 if self.layer_norm else 0
 
     def kernel_flags(self) -> dict[str, Any]:
-        """Compile-time arguments of the kernels."""
+        """Return the compile-time arguments of the kernels."""
         zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
         zoneout_c, keep_below_c = zoneout_flags(self.zoneout_cell, self.training)
         return {
@@ -109,33 +109,33 @@ class LstmInputs(NamedTuple):
     lengths: Tensor | None = None
     """``(B,)`` int64; a row past its length keeps its state."""
     seed: Tensor | None = None
-    """int64 scalar that zoneout's masks come from."""
+    """int64 scalar from which zoneout's masks are derived."""
     mask: Tensor | None = None
-    """``(B, H)``, multiplies the h that the matmul of every step reads: state dropout."""
+    """``(B, H)``, multiplies the h that the matmul of every step reads (state dropout)."""
 
 
 class LstmStepWeights(NamedTuple):
-    """The parameters of one step, with layer norm's split into those of the gates, of c and of a rotated candidate."""
+    """Parameters of one step; layer norm's are separate for the gates, for c and for a rotated candidate."""
 
     weight_hh: Tensor
     """``(4H, H)``"""
     ln_weight: Tensor | None = None
     ln_bias: Tensor | None = None
-    """Both ``(4H,)``: of i, j or tau, f, o."""
+    """Both ``(4H,)``, for i, j or tau, f, o."""
     ln_weight_c: Tensor | None = None
     ln_bias_c: Tensor | None = None
-    """Both ``(H,)``: of c."""
+    """Both ``(H,)``, for c."""
     ln_weight_j: Tensor | None = None
     ln_bias_j: Tensor | None = None
-    """Both ``(H,)``: of eps + R h."""
+    """Both ``(H,)``, for eps + R h."""
 
 
 def step_weights(
     weight_hh: Tensor, ln_weight: Tensor | None, ln_bias: Tensor | None, dtype: torch.dtype
 ) -> LstmStepWeights:
-    """Split the weights of a scan, whose layer norm has all blocks in one tensor, into those of a step.
+    """Split the weights of a scan, which has all blocks of layer norm in one tensor, into the weights of a step.
 
-    ``dtype`` is the state's, in which layer norm computes.
+    ``dtype`` is the dtype of the state, in which layer norm is computed.
     """
     if ln_weight is None or ln_bias is None:
         return LstmStepWeights(weight_hh)
@@ -159,8 +159,8 @@ def lstm_step(
 ) -> tuple[Tensor, Tensor]:
     """Run one step: projected input ``xp`` ``(B, 4H)`` or ``(B, 5H)``, state ``h, c`` ``(B, H)`` -> new h, new c.
 
-    ``keeps`` are true where zoneout takes the new h and the new c; None outside training. ``mask`` is as in
-    ``LstmInputs``.
+    ``keeps`` holds two masks, true where zoneout takes the new h and the new c; None outside training. ``mask`` is as
+    in ``LstmInputs``.
     """
     H = h.shape[-1]
     seen = h if mask is None else h * mask
@@ -187,22 +187,22 @@ def lstm_step(
 
 
 def norm_gates(gates: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """Layer norm of each gate separately: ``gates`` ``(B, G, H)``, ``gain`` and ``shift`` ``(G H,)``."""
+    """Apply layer norm to each gate separately: ``gates`` ``(B, G, H)``, ``gain`` and ``shift`` ``(G H,)``."""
     shape = gates.shape[-2:]
     return F.layer_norm(gates, shape[-1:], eps=eps) * gain.view(shape) + shift.view(shape)
 
 
 def zone(new: Tensor, old: Tensor, chance: float, keep: Tensor | None) -> Tensor:
-    """Zoneout: ``old`` where ``keep`` is false; without a mask, the expectation of that."""
+    """Apply zoneout: take ``old`` where ``keep`` is false or, without a mask, the expectation of the two."""
     if chance == 0:
         return new
     return torch.where(keep, new, old) if keep is not None else torch.lerp(new, old, chance)
 
 
 def zoneout_masks(seeds: Tensor | None, t: int, like: Tensor, options: LstmOptions) -> Keeps:
-    """Masks of h and c, both of the shape of ``like`` ``(B, H)``, for step ``t``; None where zoneout needs none.
+    """Return the masks of h and c for step ``t``, like ``like`` ``(B, H)``; None for a part without zoneout.
 
-    They come from the streams ``seeds`` ``(2,)``, as in the kernels, or else from torch's generator.
+    They are derived from the streams ``seeds`` ``(2,)``, as in the kernels, or else drawn from torch's generator.
     """
     if not options.draws:
         return None, None
@@ -219,7 +219,7 @@ def zoneout_masks(seeds: Tensor | None, t: int, like: Tensor, options: LstmOptio
 
 
 def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a whole sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
+    """Run a sequence ``xp`` ``(T, B, 4H)`` -> states h ``(T, B, H)``, last h and last c."""
     xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask = inputs
     dtype = working_dtype(xp.dtype)
     h, c = h0.to(dtype), c0.to(dtype)
@@ -243,12 +243,12 @@ def lstm_scan_choice(xp: Tensor, options: LstmOptions, *, backend: Backend = "au
 
 
 def fused_obstacle(xp: Tensor, options: LstmOptions) -> str | None:
-    """Why the fused backend cannot run on ``xp``, or None."""
+    """Return the reason why the fused backend cannot run on ``xp``, or None."""
     return f"the input is on {xp.device.type}" if xp.device.type != "cuda" else kernel_obstacle(xp, options)
 
 
 def kernel_obstacle(xp: Tensor, options: LstmOptions) -> str | None:
-    """Why the kernels cannot run on ``xp``, or None; Triton's interpreter also runs them on the CPU."""
+    """Return the reason why the kernels cannot run on ``xp``, or None; Triton's interpreter runs them on the CPU."""
     return tracing_obstacle(xp) or row_kernel_obstacle(xp, xp.shape[-1] // options.blocks)
 
 
@@ -256,9 +256,10 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
     """Run an LSTM over a sequence of projected inputs.
 
     Args:
-        inputs: the tensors. Without a seed, zoneout's masks come from torch's generator.
+        inputs: the tensors. Without a seed, zoneout's masks are drawn from torch's generator.
         options: the hyper-parameters.
-        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
+        backend: ``"auto"`` takes the fastest backend that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists
+            on one.
 
     Returns:
         h of all steps ``(T, B, H)``, the last h and the last c, both ``(B, H)``.
@@ -276,7 +277,7 @@ def lstm_scan(inputs: LstmInputs, options: LstmOptions, *, backend: Backend = "a
 
 @functools.lru_cache(256)
 def lstm_plans(hidden: int, options: LstmOptions, masked: bool = False) -> tuple["Plan", ...]:
-    """The chain of an LSTM, which reads its own state."""
+    """Return the chain of a single LSTM, which reads its own state."""
     from torchrum.ops.kernels.chain import LstmBackward, LstmForward, Plan  # triton is absent on machines without CUDA
 
     plan = Plan(
@@ -296,9 +297,9 @@ def lstm_plans(hidden: int, options: LstmOptions, masked: bool = False) -> tuple
     return (plan,)
 
 
-@torch.compiler.disable  # graphs and kernels of its own: a compiler has nothing to add
+@torch.compiler.disable  # it has its own graphs and kernels, which a compiler cannot improve
 def lstm_scan_fused(inputs: LstmInputs, options: LstmOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """The arguments and results of ``lstm_scan_reference``."""
+    """Run the scan with the arguments and results of ``lstm_scan_reference``."""
     from torchrum.ops.kernels.chain import chain_scan
 
     xp, h0, c0, weight_hh, ln_weight, ln_bias, lengths, seed, mask = inputs

@@ -1,4 +1,4 @@
-"""Real powers of rotation matrices through their eigenvalues e^{i phi}, with gradients where eigenvalues repeat.
+"""Real powers of rotation matrices through their eigenvalues e^{i phi}, with gradients even for repeated eigenvalues.
 
 From top to bottom: the public function, the eigenvectors and angles (one custom op, without gradient), and the power
 with its gradient (``_Power``). orthogonal_power.md has the derivation.
@@ -17,28 +17,28 @@ from torchrum.ops.rotation import saturate
 
 __all__ = ["orthogonal_power"]
 
-# Eigenvectors come from the Hermitian part of e^{-i SHIFT} R. Two different angles with phi + phi' = 2 SHIFT could not
-# be told apart there, so it is a number that no angle of interest hits.
+# Eigenvectors are computed from the Hermitian part of e^{-i SHIFT} R, which cannot distinguish two angles with
+# phi + phi' = 2 SHIFT. So SHIFT is a number that no sum of two relevant angles hits.
 SHIFT = 0.7390851332151607
-# Closer to pi than this an angle counts as pi: its two eigenvectors are rounding noise in float64.
+# An angle closer to pi than this counts as pi: its two eigenvectors are rounding noise in float64.
 HALF_TURN = 1e-7
 
 
 def orthogonal_power(R: Tensor, lam: float | Tensor) -> Tensor:
-    """Raise rotation matrices to a real power: every angle of ``R`` is multiplied by ``lam``.
+    """Raise rotation matrices to a real power, which multiplies every angle of ``R`` by ``lam``.
 
-    ``R^lam = exp(lam log R)`` with the principal logarithm, angles in (-pi, pi]. An integer number takes plain
-    matmuls; any other number, and every tensor, an eigendecomposition in float64 that costs O(N^3) per matrix: fit for
-    N up to about 256.
+    ``R^lam = exp(lam log R)`` with the principal logarithm, angles in (-pi, pi]. An integer ``lam`` needs only matmuls.
+    Any other number, and every tensor, needs an eigendecomposition in float64, O(N^3) per matrix, which is practical
+    for N up to about 256.
 
     Args:
         R: ``(..., N, N)``, orthogonal with determinant +1, floating.
         lam: a number, or a tensor with one element, which may be learnable.
 
     Returns:
-        ``R^lam``, like ``R``; differentiable in ``R`` and in a tensor ``lam``, also where eigenvalues repeat, as they
-        do at R = I. The gradient is the one along rotations. A half turn, whose direction is undefined, turns in a
-        fixed plane. A second derivative exists for integer numbers only and is an error otherwise.
+        ``R^lam``, like ``R``. It is differentiable in ``R`` and in a tensor ``lam``, even where eigenvalues repeat, as
+        at R = I. The gradient is the one along rotations. The plane of a half turn is undefined, so it is fixed.
+        Second derivatives exist only for integer numbers and raise an error otherwise.
 
     Example:
         >>> import torch
@@ -64,15 +64,15 @@ def orthogonal_power(R: Tensor, lam: float | Tensor) -> Tensor:
 
 
 def _adjoint(x: Tensor) -> Tensor:
-    """x^H, written out: in a custom op inside a compiled graph PyTorch drops the lazy conjugation of ``x.mH``."""
+    """Return x^H without ``x.mH``, whose lazy conjugation PyTorch drops in a custom op inside a compiled graph."""
     return x.mT.conj_physical()
 
 
 @library.custom_op("torchrum::rotation_phases", mutates_args=())
 def rotation_phases(R: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvectors U and angles phi of rotations: ``R = U diag(e^{i phi}) U^H``.
+    """Compute the eigenvectors U and angles phi of rotations, ``R = U diag(e^{i phi}) U^H``.
 
-    One opaque op, because half turns and wrong input need decisions that a traced graph cannot make.
+    This is one opaque op, since half turns and invalid input need decisions that a traced graph cannot make.
 
     Args:
         R: ``(..., N, N)``, any floating dtype.
@@ -89,7 +89,7 @@ def rotation_phases(R: Tensor) -> tuple[Tensor, Tensor]:
             f"orthogonal_power: R is not orthogonal, max|R^T R - I| = {error:.2g}; only rotation matrices have a real "
             "power. Pass rotations, for example from rotation_matrix."
         )
-    # To the nearest orthogonal matrix: eigenvectors that differ by a small gap magnify float32's rounding by 1/gap.
+    # go to the nearest orthogonal matrix: a small gap between eigenvalues magnifies float32's rounding by 1/gap
     for _ in range(4):
         Q = Q @ (1.5 * eye - 0.5 * Q.mT @ Q)
     turned = torch.polar(torch.ones_like(eye[0, 0]), torch.full_like(eye[0, 0], -SHIFT)) * Q
@@ -97,7 +97,7 @@ def rotation_phases(R: Tensor) -> tuple[Tensor, Tensor]:
     phi = (U.conj_physical() * (Q.to(U.dtype) @ U)).sum(-2).angle()
     if bool((phi.abs() > math.pi - HALF_TURN).any()):
         U, phi = _orient_half_turns(U, phi)
-    U = torch.where(finite, U, torch.nan).contiguous()  # eigh is column-major; a compiled graph expects rows, as below
+    U = torch.where(finite, U, torch.nan).contiguous()  # eigh is column-major; a compiled graph expects row-major
     return U, torch.where(finite.squeeze(-1), phi, torch.nan).contiguous()
 
 
@@ -114,11 +114,11 @@ def _(info: Any, in_dims: tuple[int], R: Tensor) -> tuple[tuple[Tensor, Tensor],
 def _orient_half_turns(U: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
     """Split each eigenspace of -1 into planes and give each plane the angles pi and -pi.
 
-    A half turn has no direction, so any choice is as good as another; a fixed one keeps the power a rotation.
+    The planes of a half turn are arbitrary; a fixed choice makes the power a rotation.
     """
     N = U.shape[-1]
     noise = torch.sin(torch.arange(1.0, N * N + 1, dtype=torch.float64, device=U.device) ** 2).view(N, N)
-    direction = 1j * (noise - noise.mT)  # Hermitian, and turned into its negative by conjugation
+    direction = 1j * (noise - noise.mT)  # Hermitian; conjugation negates it
     shape, U, phi = U.shape, U.reshape(-1, N, N).clone(), phi.reshape(-1, N).clone()
     half = phi.abs() > math.pi - HALF_TURN
     for n in half.any(-1).nonzero().flatten().tolist():
@@ -136,12 +136,12 @@ def _orient_half_turns(U: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _assemble(U: Tensor, middle: Tensor) -> Tensor:
-    """The real part of U middle U^H."""
+    """Return the real part of U middle U^H."""
     return (U @ middle @ U.mH).real
 
 
 class _Once(torch.autograd.Function):
-    """Identity of ``x`` whose gradient is an error: a second derivative in ``R`` or ``lam``."""
+    """Identity of ``x`` whose backward, a second derivative in ``R`` or ``lam``, raises an error."""
 
     generate_vmap_rule = True
 
@@ -162,17 +162,17 @@ class _Once(torch.autograd.Function):
 
 
 def _divided_difference(lam: Tensor, phi: Tensor) -> Tensor:
-    """Divided difference of z^lam between each two eigenvalues e^{i phi}, finite where they are equal."""
+    """Return the divided differences of z^lam between all pairs of eigenvalues e^{i phi}, finite for equal ones."""
     half_sum = (phi.unsqueeze(-1) + phi.unsqueeze(-2)) / 2
     half_gap = (phi.unsqueeze(-1) - phi.unsqueeze(-2)) / 2
-    # The two sides of a half turn (gap 2 pi) keep their plane: that choice is a constant.
+    # the plane of a half turn, whose two angles are 2 pi apart, is a constant
     split = half_gap.abs() > math.pi - HALF_TURN
-    ratio = torch.sinc(lam * half_gap / math.pi) / torch.sinc(half_gap / math.pi)  # torch's sinc has the pi inside
+    ratio = torch.sinc(lam * half_gap / math.pi) / torch.sinc(half_gap / math.pi)  # torch's sinc(x) is sin(pi x)/(pi x)
     return torch.where(split, 0.0, lam * ratio) * torch.exp(1j * (lam - 1) * half_sum)
 
 
 class _Power(torch.autograd.Function):
-    """R^lam from the eigenvectors and angles of R; the gradient is the Daleckii-Krein formula."""
+    """R^lam from the eigenvectors and angles of R, with the Daleckii-Krein formula for the gradient."""
 
     generate_vmap_rule = True
 
@@ -195,7 +195,7 @@ class _Power(torch.autograd.Function):
 
 
 class _PowerInBothModes(_Power):
-    """``_Power`` with forward-mode differentiation; a separate class, since torch.compile refuses a ``jvp``."""
+    """``_Power`` with forward-mode differentiation, in a separate class since torch.compile rejects a ``jvp``."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -214,7 +214,7 @@ class _PowerInBothModes(_Power):
 
 
 def integer_power(R: Tensor, n: int) -> Tensor:
-    """R^n by matmuls; the inverse of a rotation is its transpose."""
+    """Compute R^n by matmuls; the inverse of a rotation is its transpose."""
     if n == 1:
         return R
     wide = R if R.dtype in (torch.float32, torch.float64) else R.float()
@@ -223,7 +223,7 @@ def integer_power(R: Tensor, n: int) -> Tensor:
 
 
 def real_power(R: Tensor, lam: Tensor) -> Tensor:
-    """R^lam for a scalar tensor ``lam``, differentiable in both."""
+    """Compute R^lam for a scalar tensor ``lam``, differentiably in both."""
     U, phi = rotation_phases(R.detach())
     power = _Power if forward_ad._current_level < 0 else _PowerInBothModes
     return power.apply(R, lam.to(R.device, torch.float64), U, phi)

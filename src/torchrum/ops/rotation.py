@@ -1,7 +1,7 @@
 """The rotation R(a, b) that takes the direction of one vector to that of another, as two reflections.
 
-R = H_m H_e with H_x = I - 2 x x^T, e = a/|a|, w = b/|b| and m = (e + w)/|e + w|, the bisector.
-A zero vector reflects nothing (H_0 = I), so "no rotation" is written as e = m = 0.
+R = H_m H_e with H_x = I - 2 x x^T, e = a/|a|, w = b/|b| and the bisector m = (e + w)/|e + w|.
+Reflecting in a zero vector changes nothing (H_0 = I), so "no rotation" is represented by e = m = 0.
 rotation.md has the derivation and the policy for zero and opposite vectors.
 """
 
@@ -32,17 +32,17 @@ __all__ = [
 def rotate(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     """Rotate ``h`` by the rotation that takes the direction of ``a`` to that of ``b``.
 
-    R(a, b) turns the plane of ``a`` and ``b`` by the angle between them and leaves everything orthogonal to the
-    plane in place. It costs O(H): no matrix is built.
+    R(a, b) rotates the plane of ``a`` and ``b`` by the angle between them and leaves every vector orthogonal to the
+    plane unchanged. The cost is O(H), since no matrix is built.
 
     Args:
-        a, b, h: ``(..., H)`` with one H and leading dimensions that broadcast, floating, on one device. Mixed dtypes
-            are promoted; float16 and bfloat16 compute in float32.
+        a, b, h: ``(..., H)`` with the same H and leading dimensions that broadcast, floating, on one device. Mixed
+            dtypes are promoted; float16 and bfloat16 are computed in float32.
 
     Returns:
         ``R(a, b) h``, ``(..., H)`` with the broadcast leading dimensions. Values and gradients are finite everywhere.
-        A zero ``a`` or ``b`` rotates nothing and gets a zero gradient, opposite vectors give a half turn that does
-        not depend on ``b``, and with H = 1 the only rotation is 1. NaN stays NaN.
+        If ``a`` or ``b`` is zero, ``h`` is not rotated and the gradients of both are zero. Opposite vectors give a half
+        turn that does not depend on ``b``. With H = 1 the only rotation is the identity. NaN propagates.
 
     Example:
         >>> import torch
@@ -80,14 +80,14 @@ def rotation_angle(a: Tensor, b: Tensor) -> Tensor:
         a, b: ``(..., H)`` as in :func:`rotate`.
 
     Returns:
-        The angle in radians, from 0 to pi, shape ``(...)``, exact to rounding also near 0 and pi. It is 0 where ``a``
-        or ``b`` is zero. The gradient is zero where it has no direction: zero, parallel and opposite vectors.
+        The angle in radians, from 0 to pi, shape ``(...)``, accurate to rounding even near 0 and pi. It is 0 where
+        ``a`` or ``b`` is zero. The gradient is zero for zero, parallel and opposite vectors, where it has no direction.
     """
     check_floating("rotation_angle", a=a, b=b)
     check_broadcast("rotation_angle", a=a, b=b)
     check_same_device("rotation_angle", a=a, b=b)
     (e, a_length), (w, b_length) = polar(a), polar(b)
-    # arccos(e.w) loses half the digits near 0 and pi and has an infinite gradient there; the two chords do not.
+    # unlike the two chords, arccos(e.w) loses half of the digits near 0 and pi and has an infinite gradient there
     _, apart = polar(e - w, tiny=0.0)
     _, together = polar(e + w, tiny=0.0)
     turned = (a_length != 0) & (b_length != 0) | (a_length + b_length).isnan()
@@ -96,47 +96,47 @@ def rotation_angle(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _rotate(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """:func:`rotate` without the checks."""
+    """Compute :func:`rotate` without the checks."""
     e, m = reflectors(a, b)
-    # Two reflections are orthogonal to rounding at every angle and need no sqrt(1 - cos^2), whose gradient is
-    # infinite where a and b are parallel.
+    # two reflections are orthogonal to rounding at every angle and need no sqrt(1 - cos^2), whose gradient is
+    # infinite where a and b are parallel
     y = reflect(m, reflect(e, h.to(torch.promote_types(e.dtype, h.dtype))))
     return y.to(torch.promote_types(torch.promote_types(a.dtype, b.dtype), h.dtype))
 
 
 def tiny_of(dtype: torch.dtype) -> float:
-    """A vector of at most this length has no direction: it rotates nothing and gets a zero gradient."""
+    """Return the length up to which a vector has no direction: it rotates nothing and its gradient is zero."""
     return 1e-30 if dtype == torch.float64 else 1e-12
 
 
 def opposite_of(dtype: torch.dtype) -> float:
-    """Unit vectors with |e + w| of at most this are opposite: below it the sum is mostly rounding noise."""
+    """Return the length of e + w up to which unit vectors count as opposite: a shorter sum is mostly rounding noise."""
     return 1e-8 if dtype == torch.float64 else 1e-4
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    """Inner product over the last dimension, which stays with size 1."""
+    """Return the inner product over the last dimension, which is kept with size 1."""
     return (x * y).sum(-1, keepdim=True)
 
 
 def reflect(x: Tensor, h: Tensor) -> Tensor:
-    """H_x h = h - 2 (x.h) x for a unit vector ``x``; a zero ``x`` gives ``h``."""
+    """Return H_x h = h - 2 (x.h) x for a unit vector ``x``; a zero ``x`` gives ``h``."""
     return h - 2 * dot(x, h) * x
 
 
 def saturate(grad: Tensor, dtype: torch.dtype, scale: Tensor | float = 1.0) -> Tensor:
-    """grad/scale in ``dtype``, clamped to its largest number.
+    """Return grad/scale in ``dtype``, clamped to its largest number.
 
-    NaN and Inf in ``grad`` are passed on, so that a loss scaler can detect them.
+    NaN and Inf in ``grad`` propagate, so that a loss scaler can detect them.
     """
     limit = torch.finfo(dtype).max
     return torch.where(grad.isfinite(), (grad / scale).clamp(-limit, limit), grad).to(dtype)
 
 
 class _Scale(torch.autograd.Function):
-    """x / scale in scale's dtype; the gradient saturates at the largest number of x's dtype instead of overflowing.
+    """Division x / scale in scale's dtype, with a gradient that saturates at the largest number of x's dtype.
 
-    The gradient of a direction grows as 1/|x|, which float16 cannot hold below |x| of about 1e-5.
+    The gradient of a direction grows as 1/|x|, which overflows float16 for |x| below about 1e-5.
     """
 
     generate_vmap_rule = True
@@ -158,44 +158,46 @@ class _Scale(torch.autograd.Function):
 
 
 def polar(x: Tensor, tiny: float | None = None) -> tuple[Tensor, Tensor]:
-    """Direction and length over the last dimension, both zero with zero gradient where the length is at most ``tiny``.
+    """Return direction and length over the last dimension, both zero with zero gradient for lengths up to ``tiny``.
 
     Returns:
-        Direction like ``x`` and length ``(..., 1)``, both in the dtype of the arithmetic. NaN stays NaN.
+        Direction like ``x`` and length ``(..., 1)``, both in the working dtype. NaN propagates.
     """
     dtype = working_dtype(x.dtype)
     tiny = tiny_of(x.dtype) if tiny is None else tiny
-    # Squares of numbers scaled to 1 can neither overflow nor vanish. Neither result depends on the scale, so it
-    # counts as a constant.
+    # squares of numbers scaled to 1 can neither overflow nor vanish; the results do not depend on the scale, so it is
+    # treated as a constant
     scale = x.detach().abs().amax(-1, keepdim=True).to(dtype)
     scale = torch.where(scale == 0, 1.0, scale)
-    # torch.compile refuses a Function with a rule for forward mode; there the plain division serves
+    # torch.compile rejects a Function with a forward-mode rule, so forward mode uses the plain division
     scaled = _Scale.apply(x, scale) if forward_ad._current_level < 0 else x.to(dtype) / scale
-    none = scale * dot(scaled, scaled).detach().sqrt() <= tiny  # False for NaN, which must not be repaired
-    # Replaced before the square root, not only after: a NaN gradient would pass through the second where.
+    none = scale * dot(scaled, scaled).detach().sqrt() <= tiny  # False for NaN, which must propagate
+    # replace zeros before the square root too: a NaN gradient would pass through the second where
     safe = torch.where(none, 1.0, scaled)
     length = dot(safe, safe).sqrt()
     return torch.where(none, 0.0, safe / length), torch.where(none, 0.0, scale * length)
 
 
 def unit(x: Tensor) -> Tensor:
-    """x/|x| over the last dimension; zero, with zero gradient, where ``x`` is too short to have a direction."""
+    """Return x/|x| over the last dimension; zero, with zero gradient, where ``x`` is too short to have a direction."""
     return polar(x)[0]
 
 
 def orthogonal_to(e: Tensor) -> Tensor:
-    """A fixed unit vector orthogonal to the unit vector ``e``, without gradient: the axis where ``e`` is smallest,
-    made orthogonal to ``e``."""
+    """Return a fixed unit vector orthogonal to the unit vector ``e``, without gradient.
+
+    It is the axis where ``e`` is smallest, made orthogonal to ``e``.
+    """
     e = e.detach()
-    smallest = e.abs().argmin(-1, keepdim=True)  # the first one where several are equal
+    smallest = e.abs().argmin(-1, keepdim=True)  # the first of equal ones
     axis = (torch.arange(e.shape[-1], device=e.device) == smallest).to(e.dtype)
     return unit(axis - dot(axis, e) * e)
 
 
 def bisector(e: Tensor, w: Tensor) -> Tensor:
-    """The unit vector half-way between unit vectors ``e`` and ``w``; a constant orthogonal to ``e`` if opposite."""
-    # |e + w| comes from the sum, never as 2 (1 + e.w): that cancels. Near a half turn the sum is short and what
-    # rounding left of |e| - |w| tilts it; it is taken out, exactly zero in theory and so without gradient.
+    """Return the unit vector half-way between unit vectors ``e`` and ``w``; if opposite, one orthogonal to ``e``."""
+    # |e + w| is computed from the sum, never as 2 (1 + e.w), which cancels. Near a half turn the sum is short and the
+    # rounding error of |e| - |w| tilts it; the tilt is subtracted, without gradient since it is zero in theory.
     apart = (e - w).detach()
     square = dot(apart, apart)
     tilt = torch.where(square > 2, dot((e + w).detach(), apart) / square, 0.0) * apart
@@ -204,8 +206,8 @@ def bisector(e: Tensor, w: Tensor) -> Tensor:
 
 
 def reflectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The unit vectors e and m of R(a, b) = H_m H_e in the dtype of the arithmetic; both zero where R = I by policy."""
+    """Return the unit vectors e and m of R(a, b) = H_m H_e in the working dtype; both zero where R = I by policy."""
     (e, a_length), (w, b_length) = polar(a), polar(b)
-    fixed = (a_length == 0) | (b_length == 0) | (e.shape[-1] == 1)  # a line has no rotation but 1
+    fixed = (a_length == 0) | (b_length == 0) | (e.shape[-1] == 1)  # in one dimension only the identity
     fixed = fixed & ~(a_length + b_length).isnan()
     return torch.where(fixed, 0.0, e), torch.where(fixed, 0.0, bisector(e, w))

@@ -1,4 +1,4 @@
-"""A whole Fast-Slow RNN sequence: fast LSTMs that share one state, and a slow LSTM or RUM between the first two."""
+"""Scan of a Fast-Slow RNN: fast LSTMs that share one state, and a slow LSTM or RUM between the first two."""
 
 from torch import Tensor
 
@@ -14,14 +14,14 @@ __all__ = ["CellWeights", "FastSlowInputs", "FastSlowOptions", "fast_slow_scan",
 
 
 def fused_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str | None:
-    """Why the fused backend cannot run, or None."""
+    """Return the reason why the fused backend cannot run, or None."""
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
     return kernel_obstacle(xp, slow_size, options)
 
 
 def kernel_obstacle(xp: Tensor, slow_size: int, options: FastSlowOptions) -> str | None:
-    """Why the kernels cannot run, or None; Triton's interpreter also runs them on the CPU."""
+    """Return the reason why the kernels cannot run, or None; Triton's interpreter also runs them on the CPU."""
     common = tracing_obstacle(xp) or row_kernel_obstacle(xp, max(xp.shape[-1] // options.fast[0].blocks, slow_size))
     slow = options.slow
     if isinstance(slow, GatedOptions) and slow.rotated_units > 0 and slow.head_size > LARGEST_HEAD:
@@ -49,12 +49,13 @@ def fast_slow_scan(
     """Run FS-RNN-k (Mujika et al., 2017) over a sequence whose inputs are projected for the first fast cell.
 
     Args:
-        inputs: the tensors; a seed that the masks need is drawn if it is None.
+        inputs: the tensors; the seed is drawn if it is needed and None.
         options: the hyper-parameters.
-        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists.
+        backend: ``"auto"`` takes the fastest backend that can run; ``"fused"``, ``"torch"`` or ``"reference"`` insists
+            on one.
 
     Returns:
-        Outputs ``(T, B, H)``, through dropout, and the last states of the fast cells and of the slow one.
+        Outputs ``(T, B, H)`` after dropout, and the last states of the fast cells and of the slow one.
     """
     xp, _, slow, weights, seed, _ = inputs
     if len(weights) != len(options.fast) + 1 or len(weights) < 3:

@@ -1,7 +1,7 @@
 """The Fast-Slow scan on the GPU: a chain of its cells, with the slow RUM's row kernels and stages.
 
-Unlike in a RUM layer, the slow RUM's input is not known in advance: one matmul covers the input and the state. Imported
-on first use, since it needs Triton.
+Unlike in a RUM layer, the slow RUM's input is not known in advance, so one matmul covers the input and the state. This
+module is imported on first use, since it needs Triton.
 """
 
 import functools
@@ -52,7 +52,10 @@ def slow_rum_forward_kernel(
     ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step for row b; ``raw`` keeps tau, u and eps before layer norm, ``states`` h where ``plain`` is masked."""
+    """Run one forward step for row b.
+
+    Save tau, u and eps before layer norm in ``raw`` and, if ``plain`` is masked, h before the step in ``states``.
+    """
     dtype = low_plain.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -98,7 +101,7 @@ def slow_rum_backward_kernel(
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, BEFORE_WIDTH: tl.constexpr,
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step back for row b; ``before`` holds the states before each step, BEFORE_WIDTH apart."""
+    """Run one backward step for row b; ``before`` holds the states before each step, in rows BEFORE_WIDTH apart."""
     dtype = low.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -127,7 +130,7 @@ def slow_rum_backward_kernel(
         dstate, parts_plain, parts_dropped, None, plain_mask, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
-    if t > 0:  # what the next step back begins with
+    if t > 0:  # the data that the next backward step begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
         prefetch(raw - B.to(tl.int64) * (BLOCKS * H), BLOCKS * BYTES)
         prefetch(before + (row - B) * BEFORE_WIDTH, BYTES)
@@ -153,7 +156,7 @@ def slow_rum_backward_kernel(
 
 
 class RumForward(ForwardStage):
-    """A RUM's step; its running h is float32."""
+    """A RUM's forward step; its running h is float32."""
 
     @staticmethod
     def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
@@ -176,7 +179,7 @@ class RumForward(ForwardStage):
 
 
 class RumBackward(BackwardStage):
-    """A RUM's step back; the gradient of h is carried in float32."""
+    """A RUM's backward step; the gradient of h is carried in float32."""
 
     @staticmethod
     def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
@@ -211,11 +214,11 @@ STAGES: dict[type, tuple[type[ForwardStage], type[BackwardStage]]] = {
 
 @functools.lru_cache(256)
 def fast_slow_plans(H: int, S: int, options: FastSlowOptions, masked: tuple[bool, ...] = ()) -> tuple[Plan, ...]:
-    """The chain F1, S, F2, F3, ... with ``H`` units in the fast cells and ``S`` in the slow one.
+    """Return the chain F1, S, F2, F3, ... with ``H`` units in the fast cells and ``S`` in the slow one.
 
-    F1's state goes to F2 and, through dropout, to S; that of S to itself and, through dropout, to F2; that of F2 and of
-    each later cell to the next one, and from the last cell to F1 and, through dropout, to the caller. ``masked`` says
-    which of the cells read their state through a mask; none if it is empty.
+    F2 reads F1's state and S reads it after dropout; S reads its own state and F2 reads it after dropout. The state of
+    F2 and of each later cell goes to the next cell; the last cell's goes to F1 and, after dropout, to the caller.
+    ``masked`` has a flag per cell that is true if it reads its state through a mask; if it is empty, no cell does.
     """
     inputs = [(H,), (H, S), (S, H), *[(H,)] * (len(options.fast) - 2)]
     plans = []
@@ -242,9 +245,9 @@ def fast_slow_plans(H: int, S: int, options: FastSlowOptions, masked: tuple[bool
     return tuple(plans)
 
 
-@torch.compiler.disable  # graphs and kernels of its own: a compiler has nothing to add
+@torch.compiler.disable  # it has its own graphs and kernels, which a compiler cannot improve
 def fast_slow_scan_fused(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
-    """The arguments and results of ``fast_slow_scan_reference``."""
+    """Run the scan with the arguments and results of ``fast_slow_scan_reference``."""
     xp, fast, slow, weights, seed, masks = inputs
 
     def reference(xp: Tensor, states: Sequence[Tensor], weights: Sequence[CellWeights]) -> tuple[Tensor, ...]:

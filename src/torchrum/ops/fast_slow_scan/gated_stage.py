@@ -1,8 +1,8 @@
 """The slow gated RUM of a Fast-Slow scan: its row kernels and stages.
 
-The rotation stays inside heads, so a row is cut into programs of whole heads, as in the gated scan. The matmul over the
-input and the state has four blocks: r, u, tau, which reads the state alone, and eps, which reads the input alone.
-Imported on first use, since it needs Triton.
+The rotation stays inside heads, so each program holds whole heads of a row, as in the gated scan. The matmul over the
+input and the state has four blocks: r, u, tau, which reads only the state, and eps, which reads only the input. This
+module is imported on first use, since it needs Triton.
 """
 
 import triton
@@ -25,7 +25,7 @@ def slow_gated_forward_kernel(
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step for the heads of one program in row b; ``raw`` keeps the matmul's blocks."""
+    """Run one forward step for the heads of one program in row b; the matmul's blocks are saved in ``raw``."""
     dtype = low_plain.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -67,7 +67,7 @@ def slow_gated_backward_kernel(
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, BEFORE_WIDTH: tl.constexpr,
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step back; ``before`` holds the states before each step, BEFORE_WIDTH apart."""
+    """Run one backward step; ``before`` holds the states before each step, in rows BEFORE_WIDTH apart."""
     dtype = low.dtype.element_ty
     dependent_start(PDL)
     if table is not None:
@@ -105,13 +105,13 @@ def slow_gated_backward_kernel(
 
 
 def grid_of(stage: Stage) -> tuple[int, int]:
-    """The programs of a stage: rows, and blocks of heads."""
+    """Return the grid of a stage: rows, and blocks of heads."""
     flags = stage.flags
     return stage.B, triton.cdiv(flags["H"], flags["HEAD"] * flags["HEADS"])
 
 
 class GatedForward(ForwardStage):
-    """A gated RUM's step; its running h is float32."""
+    """A gated RUM's forward step; its running h is float32."""
 
     @staticmethod
     def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
@@ -133,7 +133,7 @@ class GatedForward(ForwardStage):
 
 
 class GatedBackward(BackwardStage):
-    """A gated RUM's step back; the gradient of h is carried in float32."""
+    """A gated RUM's backward step; the gradient of h is carried in float32."""
 
     @staticmethod
     def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:

@@ -1,4 +1,4 @@
-"""The Fast-Slow recurrence step by step as its equations, with its options and inputs.
+"""The equations of the Fast-Slow recurrence, step by step, with its options and inputs.
 
 The fused backend is tested against this file.
 """
@@ -28,13 +28,13 @@ class FastSlowOptions:
     fast: tuple[LstmOptions, ...]
     """Options of two or more fast cells."""
     slow: CellOptions
-    """An LSTM, a RUM of the paper's form with lam 0, or a gated one."""
+    """Options of the slow cell: an LSTM, a RUM of the paper's form with lam 0, or a gated RUM."""
     dropout: float = 0.0
     """Chance of dropout: after F1 on the way to S, after S, and after the last fast cell."""
     slow_dropout: float | None = None
-    """The first of these separately; None is the same as ``dropout``."""
+    """Chance of dropout on the way from F1 to S; None means ``dropout``."""
     training: bool = False
-    """Whether dropout acts."""
+    """Whether dropout is active."""
 
     @property
     def cells(self) -> tuple[CellOptions, ...]:
@@ -65,11 +65,11 @@ class FastSlowInputs(NamedTuple):
     slow: State
     """h ``(B, S)`` of the slow cell, and its c if it is an LSTM."""
     weights: Sequence[CellWeights]
-    """Of the cells in the order F1, S, F2, F3, ..."""
+    """Weights of the cells in the order F1, S, F2, F3, ..."""
     seed: Tensor | None = None
-    """int64 scalar that the masks of zoneout and dropout come from."""
+    """int64 scalar from which the masks of zoneout and dropout are derived."""
     masks: Sequence[Tensor | None] = ()
-    """Of each cell, ``(B, H)`` or None: multiplies the h that its matmul reads in every step; none at all if empty."""
+    """``(B, H)`` or None per cell: multiplies the h that its matmul reads in every step. Empty if no cell has one."""
 
 
 def cell_step(
@@ -105,7 +105,7 @@ def gated_step(
 
 
 def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
-    """The projected input of a cell that reads the state ``x``, in ``dtype``; its bias where it reads nothing."""
+    """Return the projected input, in ``dtype``, of a cell that reads the state ``x``; the bias if it has no input."""
     bias = None if weights.bias is None else weights.bias.to(dtype)
     if weights.weight_ih is not None:
         return F.linear(x.to(dtype), weights.weight_ih, bias)
@@ -114,7 +114,7 @@ def project(x: Tensor, weights: CellWeights, dtype: torch.dtype) -> Tensor:
 
 
 def fast_slow_scan_reference(inputs: FastSlowInputs, options: FastSlowOptions) -> tuple[Tensor, State, State]:
-    """Run a whole sequence -> outputs ``(T, B, H)``, last states of the fast cells, the slow one."""
+    """Run a sequence -> outputs ``(T, B, H)``, last state of the fast cells, last state of the slow cell."""
     xp, fast, slow, weights, seed, masks = inputs
     dtype, B = working_dtype(xp.dtype), xp.shape[1]
     kinds = [part.dtype for part in (*fast, *slow)]

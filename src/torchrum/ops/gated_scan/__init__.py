@@ -1,4 +1,4 @@
-"""A whole sequence of the gated form of RUM: from projected inputs and an initial state to all states."""
+"""Scan of RUM's gated form: from the projected inputs of a sequence and an initial state to all states."""
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ MASKED = "state_dropout is at work, and only the reference has it"
 
 
 def gated_scan_choice(xp: Tensor, options: GatedOptions, *, masked: bool = False, backend: Backend = "auto") -> Choice:
-    """The backend that ``gated_scan`` takes for ``xp`` ``(T, B, 3H)``, and why no faster one."""
+    """Return the backend that ``gated_scan`` takes for ``xp`` ``(T, B, 3H)``, and the reason why no faster one."""
     if masked:
         return choose_reference(backend, MASKED)
     H, one = xp.shape[-1] // 3, xp.new_empty(1)
@@ -54,15 +54,15 @@ def gated_scan(
 
     Args:
         xp: ``(T, B, 3H)``, the projected input ``x W_ih^T + b_ih`` in blocks r, u, n.
-        h0: ``(B, H)``
+        h0: ``(B, H)``, the initial state.
         weight_hh: ``(3H, H)``, rows r, u, n.
         bias_hh: ``(3H,)``, zero if None.
         lengths: ``(B,)`` int64; a row past its length keeps its state.
         options: the hyper-parameters.
-        seed: int64 scalar that zoneout's masks come from; drawn if it is None and needed.
-        mask: ``(B, H)``, multiplies the h that the matmul of every step reads: state dropout.
-        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"native"``, ``"torch"`` or ``"reference"``
-            insists.
+        seed: int64 scalar from which zoneout's masks are derived; drawn if needed and None.
+        mask: ``(B, H)``, multiplies the h that the matmul of every step reads (state dropout).
+        backend: ``"auto"`` takes the fastest backend that can run; ``"fused"``, ``"native"``, ``"torch"`` or
+            ``"reference"`` insists on one.
 
     Returns:
         All states, ``(T, B, H)``.
@@ -74,6 +74,6 @@ def gated_scan(
     bias_hh = None if bias_hh is None else bias_hh.to(xp.dtype)
     inputs = GatedInputs(xp, h0, weight_hh, bias_hh, lengths, seed)
     if mask is not None:
-        choose_reference(backend, MASKED)  # refuses any other that is asked for
+        choose_reference(backend, MASKED)  # raises if another backend is requested
         return gated_scan_reference(inputs, options, mask)
     return gated_scan_op(inputs, options, backend)

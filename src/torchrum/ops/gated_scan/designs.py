@@ -2,7 +2,7 @@
 
 Each design is a module with three functions::
 
-    obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
+    obstacle(inputs, options) -> the reason why it cannot run, or None; depends only on shapes, dtype and device
     forward(inputs, options, save=True) -> (states, gates), as ``GatedInputs.empty_results`` allocates them
     backward(grad_out, inputs, out, gates, options) -> GatedGradients
 """
@@ -29,7 +29,7 @@ def choose_design(inputs: GatedInputs, options: GatedOptions, asked: str, *, ins
         inputs, options: the scan.
         asked: ``"auto"`` or a backend.
         insist: raise ``ValueError`` if ``asked`` cannot run. An operator call passes False and takes the next slower
-            design instead: a program may be exported where a backend runs and used where it does not.
+            design instead: a program may be exported on a machine with the backend and used on one without it.
 
     Returns:
         The design, ``REFERENCE`` if no other can run, and the reason.
@@ -48,7 +48,7 @@ def choose_design(inputs: GatedInputs, options: GatedOptions, asked: str, *, ins
 
 
 def run_forward(design: Design, inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Tensor, Tensor]:
-    """Run the forward of a design, which need not care for scans without steps or rows."""
+    """Run the forward of a design; scans without steps or rows are handled here."""
     if inputs.xp.numel() == 0:
         return inputs.empty_results(save)
     return design.module.forward(inputs, options, save)
@@ -57,7 +57,7 @@ def run_forward(design: Design, inputs: GatedInputs, options: GatedOptions, save
 def run_backward(
     design: Design, grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
-    """Run the backward of a design, likewise."""
+    """Run the backward of a design; scans without steps or rows are handled here."""
     if inputs.xp.numel() == 0:
         return GatedGradients(*(None if part is None else torch.zeros_like(part) for part in inputs[:4]))  # type: ignore[arg-type]
     return design.module.backward(grad_out, inputs, out, gates, options)

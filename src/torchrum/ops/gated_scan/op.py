@@ -1,7 +1,8 @@
-"""The gated scan as two opaque operators and, for calls that nothing observes, one node of autograd.
+"""The gated scan as two opaque operators and, for unobserved calls, one autograd node.
 
-As for the scan of the paper's form (``rum_scan/op.py``), the derivative is the operator's own kernel for the Autograd
-key, the backward is an operator too, and where that is differentiated it is a Function by way of the reference.
+As in the scan of the paper's form (``rum_scan/op.py``), the derivative is the operator's own kernel for the Autograd
+key and the backward is an operator too. If the backward is itself differentiated, it is a Function that uses the
+reference.
 """
 
 import functools
@@ -20,12 +21,12 @@ from torchrum.ops.kernels.flops import counts_flops, register_flops
 from torchrum.ops.kernels.machine import is_unwatched
 
 Flags = tuple[int, int, float, bool, str]
-"""The options as the operators take them, and the backend."""
+"""The options in the order of the operators' schema, and the backend."""
 
 _INPUTS = "Tensor xp, Tensor h0, Tensor weight_hh, Tensor? bias_hh, Tensor? lengths, Tensor? seed"
 _FLAGS = "int head_size, int rotated_units, float zoneout, bool training, str backend"
 NUM_INPUTS, NUM_WEIGHED, NUM_FLAGS = len(GatedInputs._fields), 4, 5
-# save: whether to keep what the backward needs; without it the gates are empty
+# save: whether to return the gates for the backward; without it they are empty
 library.define("torchrum::gated_scan", f"({_INPUTS}, {_FLAGS}, bool save) -> (Tensor, Tensor)")
 library.define(
     "torchrum::gated_scan_backward",
@@ -44,7 +45,7 @@ def _options(flags: Flags) -> GatedOptions:
 
 
 def check_inputs(inputs: GatedInputs, options: GatedOptions) -> None:
-    """Raise for tensors that do not fit each other."""
+    """Raise if the tensors' shapes do not match."""
     xp, h0, weight_hh, bias_hh, lengths, _ = inputs
     if h0.dim() != 2:
         raise ValueError(f"gated_scan: h0 has shape {tuple(h0.shape)}, but it must be (B, H).")
@@ -63,7 +64,7 @@ def check_inputs(inputs: GatedInputs, options: GatedOptions) -> None:
 
 
 @library.impl("torchrum::gated_scan", "default")
-@torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
+@torch.no_grad()  # an exported program calls the operator directly, with weights that require gradients
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     inputs, flags, save = GatedInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options = _options(flags)
@@ -100,7 +101,7 @@ def _fake_backward(grad_out: Tensor, *args: Any) -> tuple[Tensor, ...]:
 
 
 def _in_turn(op: Any, info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-    """Run the samples of a mapped dimension one after another."""
+    """Run the samples of a mapped dimension one by one."""
     samples = [
         op(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True)))
         for i in range(info.batch_size)
@@ -115,7 +116,7 @@ for _name in ("gated_scan", "gated_scan_backward"):
 
 @counts_flops("gated_scan")
 def _forward_flops(xp: Any, h0: Any, weight_hh: Any, *rest: Any, out_shape: Any = None) -> int:
-    """Two for each multiplication and addition of the matmuls, from shapes."""
+    """Count two operations for each multiply-add of the matmuls, from shapes."""
     (T, B, _), (rows, H) = xp, weight_hh
     return 2 * T * B * rows * H
 
@@ -126,15 +127,15 @@ def _backward_flops(grad_out: Any, *args: Any, out_shape: Any = None) -> int:
 
 
 class _GatedScan(torch.autograd.Function):
-    """The derivative of a scan: of the operator, or of ``design`` itself where nothing observes the call."""
+    """The derivative of the operator or, for an unobserved call, of ``design`` itself."""
 
     @staticmethod
     def forward(ctx: Any, design: Design | None, flags: Flags, *tensors: Any) -> Any:
-        """The states and, of the operator, the gates."""
+        """Return the states and, from the operator, the gates."""
         if design is not None:
             results = run_forward(design, GatedInputs(*tensors), _options(flags), True)
         else:
-            # gradients stay on: below this level may be another one of functorch, which a Function would turn off
+            # keep gradients on: a Function turns them off, but another functorch level may be below this one
             with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
                 results = torch.ops.torchrum.gated_scan(*tensors, *flags, True)
         ctx.design, ctx.flags = design, flags
@@ -162,8 +163,8 @@ class _GatedScan(torch.autograd.Function):
 def _backward_by_operator(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, flags: Flags
 ) -> GatedGradients:
-    """Gradients by the backward operator, with a graph of their own where gradients are recorded."""
-    if torch.is_grad_enabled():  # this backward is differentiated in turn
+    """Compute the gradients by the backward operator, differentiably if gradients are enabled."""
+    if torch.is_grad_enabled():  # this backward is itself differentiated
         grads: tuple[Tensor, ...] = _GatedScanBackward.apply(flags, grad_out, *inputs, out, gates)
     else:
         grads = torch.ops.torchrum.gated_scan_backward(grad_out, *inputs, out, gates, *flags)
@@ -171,20 +172,20 @@ def _backward_by_operator(
     return GatedGradients(to_xp, to_h0, to_weight, None if inputs.bias_hh is None else to_bias)
 
 
-# Function.apply without its inspect.signature, which costs as much as a small scan
+# Function.apply without its inspect.signature, which takes as long as a small scan
 _apply = super(torch.autograd.Function, _GatedScan).apply
 
 
 @library.impl("torchrum::gated_scan", "Autograd")
 def _autograd(*args: Any) -> tuple[Tensor, Tensor]:
-    """The operator with gradients."""
-    if forward_ad._current_level >= 0:  # gated_scan takes the reference then; this is a program that names the operator
+    """Run the operator with gradients."""
+    if forward_ad._current_level >= 0:  # only a program that calls the operator directly: gated_scan uses the reference
         raise NotImplementedError(
             "torchrum::gated_scan has no forward-mode derivative. Differentiate the RUM itself instead of a program "
             "that was exported from it, or take the gradient in reverse mode."
         )
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-        with enable_single_level_autograd_function():  # functorch asks who calls a Function with ctx in its forward
+        with enable_single_level_autograd_function():  # functorch allows a Function with ctx in its forward only here
             return _apply(None, args[NUM_INPUTS:-1], *args[:NUM_INPUTS])
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.torchrum.gated_scan(*args)
@@ -204,7 +205,7 @@ class _GatedScanBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Second derivatives, by differentiating the reference twice."""
+        """Compute the second derivatives, by differentiating the reference twice."""
         *tensors, lengths, seed = ctx.saved_tensors  # grad_out, xp, h0, weight_hh, bias_hh
         given = [part for part in tensors if part is not None]
         options = _options(ctx.flags)
@@ -222,16 +223,19 @@ class _GatedScanBackward(torch.autograd.Function):
 def gated_scan_backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions, backend: str
 ) -> GatedGradients:
-    """Gradients of the inputs from that of the states, differentiable, by a scan's ``out`` and ``gates``."""
+    """Compute the gradients of the inputs from the gradient of the states and a scan's ``out`` and ``gates``.
+
+    The result is differentiable.
+    """
     return _backward_by_operator(grad_out, inputs, out, gates, make_flags(options, backend))
 
 
 def gated_scan_op(inputs: GatedInputs, options: GatedOptions, asked: str) -> Tensor:
-    """States ``(T, B, H)`` by the design that is chosen, differentiable."""
+    """Compute the states ``(T, B, H)`` by the chosen design, differentiably."""
     design, _ = choose_design(inputs, options, asked)
     if design is REFERENCE:
         return gated_scan_reference(inputs, options)
-    # the operator finds the design of a backend itself: a program that is exported may meet another machine
+    # the operator itself chooses the design of a backend: an exported program may run on another machine
     flags = make_flags(options, design.backend)
     if is_unwatched([part for part in inputs if part is not None]):
         check_inputs(inputs, options)

@@ -1,4 +1,4 @@
-"""The gated form of RUM as its equations, step by step; every faster backend is tested against this file."""
+"""The equations of RUM's gated form, step by step; every faster backend is tested against this file."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torchrum.ops.rotation import rotate
 
 
 def rotate_heads(eps: Tensor, tau: Tensor, h: Tensor, head_size: int) -> Tensor:
-    """Rotate ``h`` ``(..., K)`` inside heads of ``head_size`` units, each by its own parts of ``eps`` and ``tau``."""
+    """Rotate ``h`` ``(..., K)`` in heads of ``head_size`` units, each head by its own parts of ``eps`` and ``tau``."""
     K = h.shape[-1]
     whole = K - K % head_size
     rotated = []
@@ -31,10 +31,10 @@ def gated_step_reference(
     options: GatedOptions,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """One step: projected input ``xp`` ``(B, 3H)``, rows r, u, n, and state ``h`` ``(B, H)`` -> new state ``(B, H)``.
+    """Run one step: projected input ``xp`` ``(B, 3H)``, blocks r, u, n, and state ``h`` ``(B, H)`` -> new state.
 
-    ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training. ``mask`` ``(B, H)``
-    multiplies the h that the matmul reads: the rotation and the gate see all of it.
+    ``keep`` ``(B, H)`` is true where zoneout takes the new value; None outside training. ``mask`` ``(B, H)`` multiplies
+    the h that the matmul reads; the rotation and the gate read all of h.
     """
     x_r, x_u, eps = xp.to(h.dtype).chunk(3, -1)
     seen = h if mask is None else h * mask
@@ -45,7 +45,7 @@ def gated_step_reference(
 def gated_update(
     r: Tensor, u: Tensor, tau: Tensor, eps: Tensor, h: Tensor, keep: Tensor | None, options: GatedOptions
 ) -> Tensor:
-    """The new state from the gates and the two vectors of the rotation, ``(B, H)`` each."""
+    """Compute the new state from the gates and the two vectors of the rotation, ``(B, H)`` each."""
     K = options.rotated_units
     rotated = rotate_heads(eps[..., :K], tau[..., :K], h[..., :K], options.head_size)
     candidate = torch.tanh(eps + r * (tau + F.pad(rotated, (0, h.shape[-1] - K))))
@@ -56,7 +56,7 @@ def gated_update(
 
 
 def gated_scan_reference(inputs: GatedInputs, options: GatedOptions, mask: Tensor | None = None) -> Tensor:
-    """A whole sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)``; rows past their length keep their state."""
+    """Run a sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)``; rows past their length keep their state."""
     xp, h0, weight_hh, bias_hh, lengths, seed = inputs
     h, (B, H) = h0.to(working_dtype(xp.dtype)), h0.shape
     states = []

@@ -1,4 +1,4 @@
-"""The gated scan as torch's ``scan`` operator around its step: what ONNX and programs without torchrum can hold."""
+"""The gated scan as torch's ``scan`` operator around its step, for ONNX and for programs without torchrum."""
 
 from dataclasses import replace
 
@@ -20,11 +20,11 @@ def gated_scan_form(
     lengths: Tensor | None,
     options: GatedOptions,
 ) -> Tensor:
-    """All states ``(T, B, H)``, in evaluation, with dynamic T and B.
+    """Compute all states ``(T, B, H)``, in evaluation, with dynamic T and B.
 
-    Everything is detached, as in ``rum_scan_form``: the exporter to ONNX fails on operands that ask for gradients.
+    All operands are detached, as in ``rum_scan_form``: the ONNX exporter fails on operands that require gradients.
     """
-    from torch._higher_order_ops.scan import scan_op  # a prototype of torch: there is no public path to it yet
+    from torch._higher_order_ops.scan import scan_op  # a prototype in torch, without a public path yet
 
     xp, weight_hh = xp.detach(), weight_hh.detach().to(xp.dtype)
     bias = xp.new_zeros(len(weight_hh)) if bias_hh is None else bias_hh.detach().to(xp.dtype)
@@ -41,7 +41,7 @@ def gated_scan_form(
         new = gated_step_reference(now, h, weight_hh, bias_hh, None, options)
         if lengths is not None:
             new = torch.where((t < others[0]).unsqueeze(-1), new, h)
-        return [new, new.clone()]  # carry, then output: they may not alias
+        return [new, new.clone()]  # carry, then output; they must not alias
 
     # a symbolic batch size must be among the operands, or Inductor cannot allocate the stacked states
     sizes = [size for size in xp.shape[1:2] if isinstance(size, torch.SymInt)]
@@ -50,9 +50,9 @@ def gated_scan_form(
 
 
 def folded(x: Tensor, weight_hh: Tensor, bias_hh: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The three parts that ``onnx_form`` takes of ``x``, which is ``xp`` or ``bias_ih``, and its ``weight_hh``.
+    """Return the operands of ``onnx_form``: three parts of ``x``, which is ``xp`` or ``bias_ih``, and ``weight_hh``.
 
-    The gates' part of ``bias_hh`` is added to ``x``, and the second gate becomes v = 1 - u by its sign:
+    The gates' part of ``bias_hh`` is added to ``x``. The sign of the second gate is flipped, which makes it v = 1 - u:
     ``h + v (c - h)`` keeps h exactly where v is 0.
     """
     (x_r, x_u, x_n), (b_r, b_u, _) = x.chunk(3, -1), bias_hh.chunk(3)
@@ -60,7 +60,7 @@ def folded(x: Tensor, weight_hh: Tensor, bias_hh: Tensor) -> tuple[list[Tensor],
 
 
 def gate_signs(bias_hh: Tensor) -> Tensor:
-    """1, -1 and 1 for the rows r, u, n, ``(3H, 1)``."""
+    """Return the signs 1, -1 and 1 for the rows r, u, n, ``(3H, 1)``."""
     ones = torch.ones_like(bias_hh.chunk(3)[0])
     return torch.cat([ones, -ones, ones]).unsqueeze(1)
 
@@ -68,13 +68,13 @@ def gate_signs(bias_hh: Tensor) -> Tensor:
 def onnx_form(
     x: list[Tensor], h0: Tensor, weight_hh: Tensor, bias_hh: Tensor, lengths: Tensor | None, options: GatedOptions
 ) -> Tensor:
-    """The same from ``folded`` operands, with few nodes per step (``onnx_loop.py``); also one step ``(B, H)``.
+    """Compute the states, or one step ``(B, H)``, from ``folded`` operands with few nodes per step (``onnx_loop.py``).
 
     The gates are sigmoids of a ``Gemm`` that adds their part of ``x``, a pair that runtimes fuse.
     """
     H, K, dtype = h0.shape[1], options.rotated_units, h0.dtype
     heads = Heads.of(options)
-    turning = [head for head in heads if head.size > 1]  # the only rotation of a line is 1
+    turning = [head for head in heads if head.size > 1]  # in one dimension the only rotation is the identity
     x_dtype, eps, bias_n = x[0].dtype, x[2].to(dtype), bias_hh[2 * H :]
     given = [*x[:2], eps, *going_on(eps, lengths)]
     for head in turning:

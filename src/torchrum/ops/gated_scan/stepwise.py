@@ -9,11 +9,11 @@ from torchrum.ops.gated_scan.types import GatedGradients, GatedInputs, GatedOpti
 from torchrum.ops.kernels.machine import row_kernel_obstacle
 
 LARGEST_HEAD = 256
-"""One program holds at least one head in its registers."""
+"""Most units per head: a program holds at least one head in its registers."""
 
 
 def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
-    """Why this design cannot run, or None."""
+    """Return the reason why this design cannot run, or None."""
     if inputs.xp.device.type != "cuda":
         return f"the input is on {inputs.xp.device.type}"
     if options.rotated_units > 0 and options.head_size > LARGEST_HEAD:
@@ -31,7 +31,7 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tu
 def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
-    """Compute the gradients of the inputs from that of the states."""
+    """Compute the gradients of the inputs from the gradient of the states."""
     from torchrum.ops.gated_scan.stepwise_triton import backward
 
     return backward(grad_out, inputs, out, gates, options)

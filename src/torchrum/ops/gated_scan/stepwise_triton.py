@@ -1,7 +1,7 @@
-"""Kernels and launches of the gated scan by steps.
+"""Triton kernels of the gated scan, one launch per step, and their launches.
 
-A kernel does everything of a step but the matmul. Sums stay inside a head, so a row is cut into programs of whole
-heads, in blocks of heads times units, with a head padded to a power of two. README.md has the derivation.
+A kernel runs everything in a step except the matmul. Sums stay inside a head, so each program holds whole heads of a
+row, as a block of heads times units. A head is padded to a power of two. README.md has the derivation.
 """
 
 from collections.abc import Hashable
@@ -30,7 +30,7 @@ from torchrum.ops.kernels.triton_launch import (
 
 @triton.jit
 def lets_in(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
-    """The share of the new value in the state, by zoneout and the length."""
+    """Return the share of the new value in the state, from zoneout and the length."""
     share = tl.zeros(j.shape, tl.float32) + 1.0
     if ZONEOUT == "train":
         share = tl.where(zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW), 1.0, 0.0)
@@ -47,7 +47,10 @@ def gated_forward_kernel(
     PARTS: tl.constexpr, SAVE: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr,
     HEADS: tl.constexpr, K: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
 ):  # fmt: skip
-    """One step for the heads of one program in row b. A table holds the step that ``t`` counts from and the tensors."""
+    """Run one forward step for the heads of one program in row b.
+
+    If there is a table, it holds the step that ``t`` counts from and the addresses of the tensors.
+    """
     dtype = low.dtype.element_ty
     if table is not None:
         t = tl.load(table) + t
@@ -88,7 +91,7 @@ def gated_backward_kernel(
     PARTS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr,
     HEADS: tl.constexpr, K: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr,
 ):  # fmt: skip
-    """One step back. ``t`` is the step, or counts back from the table's step where there is a table."""
+    """Run one backward step. ``t`` is the step or, if there is a table, counts back from the table's step."""
     dtype = low.dtype.element_ty
     if table is not None:
         t = tl.load(table) - t
@@ -134,7 +137,7 @@ def gated_backward_kernel(
 
 
 class Steps(ScanSteps):
-    """What both directions share: the bias, and how rows are cut into programs."""
+    """The parts common to both directions: the bias, and the division of rows into programs."""
 
     def __init__(self, inputs: GatedInputs, options: GatedOptions, graphed: bool) -> None:
         super().__init__(inputs, 3, options.draws, graphed)
@@ -145,7 +148,7 @@ class Steps(ScanSteps):
 
 
 class ForwardSteps(Steps):
-    """One matmul and one row kernel per step. ``h0`` is the running state in float32, ``low`` what the matmul reads."""
+    """One matmul and one row kernel per step; ``h0`` is the running state in float32, ``low`` the matmul's operand."""
 
     direction = "forward"
     stride = 1
@@ -169,7 +172,7 @@ class ForwardSteps(Steps):
 
 
 class BackwardSteps(Steps):
-    """One row kernel and one matmul per step; h's gradient gets ``dstate`` and the matmul's output from later steps."""
+    """One row kernel and one matmul per step; h's gradient is the sum of ``dstate`` and the matmul's output."""
 
     direction = "backward"
     stride = -1
@@ -190,7 +193,7 @@ class BackwardSteps(Steps):
         )  # fmt: skip
 
     def finish(self) -> Tensor:
-        """Gradient of the first state, in float32."""
+        """Return the gradient of the first state, in float32."""
         return self.dstate + self.matmul.out[:, :, : self.H].float().sum(0)
 
 
@@ -199,7 +202,7 @@ def _key(direction: str, inputs: GatedInputs, options: GatedOptions, *more: Any)
 
 
 def forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Tensor, Tensor]:
-    """The forward pass, see ``stepwise.forward``."""
+    """Run the forward pass, see ``stepwise.forward``."""
     with plain_mode(inputs.xp):
         out, gates = inputs.empty_results(save)
         inputs = inputs._replace(xp=aligned(inputs.xp), weight_hh=inputs.weight_hh.contiguous())
@@ -221,7 +224,7 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Ten
 def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
-    """The backward pass, see ``stepwise.backward``."""
+    """Run the backward pass, see ``stepwise.backward``."""
     with plain_mode(inputs.xp):
         xp = aligned(inputs.xp)
         inputs = inputs._replace(xp=xp, weight_hh=inputs.weight_hh.contiguous())

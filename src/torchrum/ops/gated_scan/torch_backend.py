@@ -12,21 +12,22 @@ from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, reflect, tiny
 
 
 def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
-    """None: this runs whatever the operator takes."""
+    """Return None: this design can run every scan."""
     return None
 
 
 def direction(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x/|x| and 1/|x| over the last dimension, both zero where ``x`` has no direction."""
+    """Return x/|x| and 1/|x| over the last dimension, both zero where ``x`` has no direction."""
     length = dot(x, x).sqrt_()
     inverse = length.reciprocal().masked_fill_(length <= tiny_of(x.dtype), 0.0)
     return x * inverse, inverse
 
 
 class Plane(NamedTuple):
-    """Where heads turn: z = H_m H_e h, ``(..., heads, size)``; e and m are zero where nothing turns.
+    """The plane of each head's rotation z = H_m H_e h, with e, w and m ``(..., heads, size)``.
 
-    The inverse lengths ``(..., heads, 1)`` of eps, tau and e + w are zero where there is no gradient.
+    e and m are zero where nothing rotates. The inverse lengths ``(..., heads, 1)`` of eps, tau and e + w are zero where
+    there is no gradient.
     """
 
     e: Tensor
@@ -41,18 +42,18 @@ class Plane(NamedTuple):
         w, inv_tau = direction(tau)
         s, apart = e + w, e - w
         square = dot(s, s)
-        # rotation.md: what rounding left of |e| - |w| tilts a short s along e - w
+        # rotation.md: the rounding error of |e| - |w| tilts a short s along e - w
         s = s - dot(s, apart) / (4 - square).clamp_(min=2) * apart
         length = square.sqrt_()
         opposite = length <= opposite_of(tau.dtype)
         inv_s = length.reciprocal().masked_fill_(opposite, 0.0)
         m = s * inv_s
-        if not m.is_cpu or opposite.any():  # a GPU is not asked
+        if not m.is_cpu or opposite.any():  # on a GPU the test would synchronise
             m = torch.where(opposite, orthogonal_to(e), m)
             inv_tau = inv_tau.masked_fill(opposite, 0.0)
-        turns = inv_eps * inv_tau + opposite  # not 0; NaN stays NaN
+        turns = inv_eps * inv_tau + opposite  # nonzero where a head rotates; NaN stays NaN
         fixed = (inv_eps == 0) | (turns == 0)
-        if tau.shape[-1] == 1:  # the only rotation of a line is 1
+        if tau.shape[-1] == 1:  # in one dimension the only rotation is the identity
             fixed = torch.ones_like(fixed)
         if not m.is_cpu or fixed.any():
             e, m, inv_eps, inv_tau, inv_s = (x.masked_fill(fixed, 0.0) for x in (e, m, inv_eps, inv_tau, inv_s))
@@ -62,14 +63,14 @@ class Plane(NamedTuple):
         return reflect(self.m, reflect(self.e, h))
 
     def backward(self, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of eps, tau and h from that of z."""
+        """Compute the gradients of eps, tau and h from ``grad``, the gradient of z."""
         e, w, m, inv_eps, inv_tau, inv_s = self
         p, m_grad = dot(e, h), dot(m, grad)
         g = h - 2 * p * e
         grad_g, m_g = grad - 2 * m_grad * m, dot(m, g)
         e_grad = dot(e, grad_g)
         grad_s = (4 * m_g * m_grad * m - 2 * (m_g * grad + m_grad * g)) * inv_s
-        along = dot(e, grad_s)  # and w.grad_s is minus that, since grad_s is orthogonal to e + w
+        along = dot(e, grad_s)  # w.grad_s = -along, since grad_s is orthogonal to e + w
         grad_eps = grad_s - 2 * (p * grad_g + e_grad * h) + (4 * p * e_grad - along) * e
         return grad_eps * inv_eps, (grad_s + along * w) * inv_tau, grad_g - 2 * e_grad * e
 
@@ -83,19 +84,19 @@ class Heads(NamedTuple):
 
     @classmethod
     def of(cls, options: GatedOptions) -> "list[Heads]":
-        """The heads of equal size and a last one that may be shorter."""
+        """Return the heads of full size and, if there is one, the shorter last head."""
         K, size = options.rotated_units, options.head_size
         whole = K - K % size
         heads = [cls(0, whole, size), cls(whole, K, K - whole)]
         return [part for part in heads if part.start < part.end]
 
     def view(self, x: Tensor) -> Tensor:
-        """These units of ``(..., H)``, a view ``(..., heads, size)``."""
+        """Return these units of ``x`` ``(..., H)`` as a view ``(..., heads, size)``."""
         return x[..., self.start : self.end].unflatten(-1, (-1, self.size))
 
 
 def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tuple[Tensor, Tensor]:
-    """Run the scan: the states and, with ``save``, the gates."""
+    """Compute the states and, with ``save``, the gates."""
     with without_autocast(inputs.xp):
         return _forward(inputs, options, save)
 
@@ -127,7 +128,7 @@ def _forward(inputs: GatedInputs, options: GatedOptions, save: bool) -> tuple[Te
 def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
-    """Gradients of the inputs from that of the states."""
+    """Compute the gradients of the inputs from the gradient of the states."""
     with without_autocast(inputs.xp):
         return _backward(grad_out, inputs, out, gates, options)
 
@@ -138,7 +139,7 @@ def _backward(
     xp, h0, weight_hh = inputs[:3]
     T, H, dtype = xp.shape[0], h0.shape[1], working_dtype(xp.dtype)
     shares = keep_shares(inputs, options)
-    # everything that does not depend on the gradient, for all steps at once
+    # compute everything that does not depend on the gradient for all steps at once
     eps, (r, u, tau) = xp[..., 2 * H :].to(dtype), gates.chunk(3, -1)
     h = torch.cat((h0.to(dtype).unsqueeze(0), out[:-1].to(dtype)))
     inner, heads = tau.clone(), []
@@ -147,9 +148,9 @@ def _backward(
         part.view(inner).add_(plane.turn(part.view(h)))
         heads.append((part, plane))
     candidate = torch.addcmul(eps, r, inner).tanh_()
-    to_sum = (1 - u) * (1 - candidate * candidate)  # from the gradient of the new state to that of tanh's argument
+    to_sum = (1 - u) * (1 - candidate * candidate)  # derivative of the new state to tanh's argument
     to_gates = torch.stack((to_sum * inner * r * (1 - r), (h - candidate) * u * (1 - u), to_sum * r), 2)
-    grad_gates = torch.empty_like(to_gates)  # (T, B, 3, H): r, u before their sigmoids, tau
+    grad_gates = torch.empty_like(to_gates)  # (T, B, 3, H): r and u before their sigmoids, tau
     grad_eps, weight = torch.empty_like(h), weight_hh.to(xp.dtype)
     grad_h = torch.zeros_like(h0, dtype=dtype)
     for t in reversed(range(T)):
@@ -170,7 +171,7 @@ def _backward(
 
 
 def weight_gradients(grad_gates: Tensor, inputs: GatedInputs, out: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Gradients of ``weight_hh`` and ``bias_hh`` from those of the gates' sums ``(T, B, 3H)``."""
+    """Compute the gradients of ``weight_hh`` and ``bias_hh`` from those of the gates' sums ``(T, B, 3H)``."""
     weight_hh, bias_hh = inputs.weight_hh, inputs.bias_hh
     grad_weight = recurrent_weight_gradient(grad_gates.to(out.dtype), weight_hh.shape[0], inputs.h0, out)
     grad_bias = None if bias_hh is None else grad_gates.sum((0, 1)).to(bias_hh.dtype)

@@ -1,4 +1,4 @@
-"""The options of a gated scan, what it is given and what its backward returns; ``T B H`` are steps, batch, units."""
+"""Options, inputs and gradients of a gated scan; ``T B H`` are steps, batch, units."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,16 +13,16 @@ from torchrum.ops.kernels.masks import keep_mask, zoneout_flags
 
 @dataclass(frozen=True, kw_only=True)
 class GatedOptions:
-    """The options of a gated scan."""
+    """Options of a gated scan."""
 
     head_size: int = 8
     """Units per head; the last head is shorter if ``rotated_units`` is not a multiple."""
     rotated_units: int = 0
-    """The first units, in heads, take the rotated state; the others are those of a GRU."""
+    """Number of units, the first ones, that take the rotated state; the other units are a GRU's."""
     zoneout: float = 0.0
     """Probability that a unit keeps its old value, below 1."""
     training: bool = False
-    """Zoneout draws masks when training and takes their expectation otherwise."""
+    """Whether zoneout draws masks; otherwise it takes their expectation."""
 
     def __post_init__(self) -> None:
         check_positive_int("gated_scan", head_size=self.head_size)
@@ -38,18 +38,18 @@ class GatedOptions:
         return self.training and self.zoneout > 0
 
     def kernel_flags(self) -> dict[str, Any]:
-        """Compile-time arguments of the kernels, beside those that ``head_flags`` cuts a row by."""
+        """Return the compile-time arguments of the kernels, except those of ``head_flags``."""
         zoneout, keep_below = zoneout_flags(self.zoneout, self.training)
         return {"ZONEOUT": zoneout, "KEEP_BELOW": keep_below}
 
     @property
     def blocks(self) -> int:
-        """Row blocks of the one matmul over input and state in a Fast-Slow RNN: r, u, tau, eps."""
+        """Row blocks of the matmul over input and state in a Fast-Slow RNN: r, u, tau, eps."""
         return 4
 
     @property
     def norms(self) -> int:
-        """Blocks of layer norm's gains: it has none."""
+        """Blocks of layer norm's gains: 0, since the gated form has no layer norm."""
         return 0
 
 
@@ -67,12 +67,12 @@ class GatedInputs(NamedTuple):
     lengths: Tensor | None = None
     """``(B,)`` int64; a row past its length keeps its state."""
     seed: Tensor | None = None
-    """int64 scalar that zoneout's masks come from."""
+    """int64 scalar from which zoneout's masks are derived."""
 
     def empty_results(self, save: bool) -> tuple[Tensor, Tensor]:
-        """Allocate the states ``(T, B, H)`` and the gates ``(T, B, 3H)``: r, u and tau in the dtype of the arithmetic.
+        """Allocate the states ``(T, B, H)`` and the gates r, u and tau, ``(T, B, 3H)`` in the working dtype.
 
-        Without ``save`` there are no gates.
+        Without ``save`` the gates are empty.
         """
         T, B, rows = self.xp.shape
         gates = self.xp.new_empty((T, B, rows) if save else 0, dtype=working_dtype(self.xp.dtype))
@@ -89,7 +89,10 @@ class GatedGradients(NamedTuple):
 
 
 def keep_shares(inputs: GatedInputs, options: GatedOptions) -> Tensor | None:
-    """The share of each new value in the state, ``(T, B, H)`` or ``(T, B, 1)``, by zoneout and lengths; None if 1."""
+    """Return the share of each new value in the state, from zoneout and lengths; None if it is always 1.
+
+    The shape is ``(T, B, H)`` or ``(T, B, 1)``.
+    """
     xp, h0, (T, B, _), dtype = inputs.xp, inputs.h0, inputs.xp.shape, working_dtype(inputs.xp.dtype)
     share = None
     if options.draws:

@@ -1,11 +1,10 @@
 """Row kernels of a chain's cells, one program per batch row: functions for LSTM and RUM, and the LSTM step.
 
-A step reads the matmul of its raw gates, and hands its new h to at most two readers: one gets it plain, the other
-through dropout. A reader is a buffer that the next matmul multiplies (``low``) and a tensor over all steps (``plain``,
-``dropped``).
+A step reads its raw gates from a matmul and writes its new h for at most two readers: one without dropout, one with. A
+reader is a buffer that the next matmul multiplies (``low``) and a tensor over all steps (``plain``, ``dropped``).
 
-The LSTM kernels serve a plain LSTM and each LSTM of a Fast-Slow RNN. The block that the equations call j is g here: j
-are the lanes of a row.
+The LSTM kernels serve a plain LSTM and each LSTM of a Fast-Slow RNN. The block called j in the equations is g here,
+since j denotes the lanes of a row.
 """
 
 import triton
@@ -34,7 +33,7 @@ from torchrum.ops.kernels.triton_launch import tensor_at
 
 @triton.jit
 def dependent_start(PDL: tl.constexpr):
-    """Under dependent launch: let the next kernel start, and wait for the writes of the previous one."""
+    """Let the next kernel start and wait for the writes of the previous one, under dependent launch."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -42,7 +41,7 @@ def dependent_start(PDL: tl.constexpr):
 
 @triton.jit
 def zone(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
-    """Zoneout: the old value where the mask says so; in evaluation the two mixed in that proportion."""
+    """Apply zoneout: take the old value where the mask is false; in evaluation, take the expectation of the two."""
     if ZONEOUT == "train":
         return tl.where(zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW), new, old)
     elif ZONEOUT is not None:
@@ -53,7 +52,7 @@ def zone(new, old, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr,
 
 @triton.jit
 def zone_backward(dnew, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
-    """Gradients of the new and of the old value from that of the mixed state."""
+    """Compute the gradients of the new and of the old value from the gradient of the mixed state."""
     if ZONEOUT == "train":
         keep = zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW)
         return tl.where(keep, dnew, 0.0), tl.where(keep, 0.0, dnew)
@@ -65,7 +64,7 @@ def zone_backward(dnew, seeds, STREAM: tl.constexpr, t, index, ZONEOUT: tl.const
 
 @triton.jit
 def drop(x, seeds, STREAM: tl.constexpr, t, index, SCALE: tl.constexpr, KEEP_BELOW: tl.constexpr):
-    """Dropout, which is also its own backward; SCALE is None without dropout."""
+    """Apply dropout, which is also its own backward; SCALE is None without dropout."""
     if SCALE is not None:
         return tl.where(zoneout_keep_new(tl.load(seeds + STREAM), t, index, KEEP_BELOW), x * SCALE, 0.0)
     else:
@@ -78,7 +77,7 @@ def hand_on(
     PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr, DROP: tl.constexpr, DROP_BELOW: tl.constexpr,
     STREAM: tl.constexpr,
 ):  # fmt: skip
-    """Store a new state where its readers find it; ``plain_mask`` is what the plain one reads it through, or None."""
+    """Store a new state for its readers; the plain one reads it multiplied with ``plain_mask``, if there is one."""
     dtype = plain.dtype.element_ty
     seen = new
     if plain_mask is not None:
@@ -99,7 +98,7 @@ def gather_grad(
     PLAIN_PARTS: tl.constexpr, DROPPED_PARTS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a new state, from its carry and its readers; the transpose of ``hand_on``."""
+    """Compute the gradient of a new state from its carry and its readers; the transpose of ``hand_on``."""
     dh = tl.load(dstate + b * H + j, mask=mask, other=0.0)
     seen = load_parts(parts_plain, b * PLAIN_WIDTH + j, mask, B * PLAIN_WIDTH, PLAIN_PARTS)
     if plain_mask is not None:
@@ -119,7 +118,7 @@ def load_gate(
     parts, xp, bias, gates, block: tl.constexpr, b, B, j, mask,
     H: tl.constexpr, HP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One block of pre-activations, also stored for the backward; ``xp`` and ``gates`` point at this row."""
+    """Load one block of pre-activations and store it for the backward; ``xp`` and ``gates`` point at this row."""
     raw = load_parts(parts, b * (BLOCKS * HP) + block * HP + j, mask, B * (BLOCKS * HP), PARTS)
     if xp is not None:
         raw += tl.load(xp + block * H + j, mask=mask, other=0.0).to(tl.float32)
@@ -129,16 +128,16 @@ def load_gate(
     return raw
 
 
-# Float32 numbers kept for each row of each step: mean and 1/std of i, g, f, o, c and, in a rotational LSTM, of the
-# candidate; then what ``rotation_scalars`` returns.
+# Float32 numbers saved per row and step: mean and 1/std of i, g, f, o, c and, in a rotational LSTM, of the candidate;
+# then the values of ``rotation_scalars``.
 STATS = tl.constexpr(16)
 ROTATED_STATS = tl.constexpr(24)
-TURN = tl.constexpr(12)  # the first of the rotation
+TURN = tl.constexpr(12)  # index of the rotation's first number
 
 
 @triton.jit
 def load_gates(gates, j, mask, H: tl.constexpr):
-    """The blocks i, g, f, o of one row in float32."""
+    """Load the blocks i, g, f, o of one row in float32."""
     i = tl.load(gates + j, mask=mask, other=0.0).to(tl.float32)
     g = tl.load(gates + H + j, mask=mask, other=0.0).to(tl.float32)
     f = tl.load(gates + 2 * H + j, mask=mask, other=0.0).to(tl.float32)
@@ -158,7 +157,7 @@ def store_gates(gates, i, g, f, o, j, mask, WIDTH: tl.constexpr):
 
 @triton.jit
 def gate_moments(i, g, f, o, mask, LN_EPS: tl.constexpr, H: tl.constexpr):
-    """Means and 1 / sqrt(var + LN_EPS) of the four gates: one reduction, and a second where digits would be lost."""
+    """Compute means and 1 / sqrt(var + LN_EPS) of the four gates: one reduction, or two if digits would be lost."""
     si, qi, sg, qg, sf, qf, so, qo = sum8(i, i * i, g, g * g, f, f * f, o, o * o)
     mi, mg, mf, mo = si / H, sg / H, sf / H, so / H
     vi = tl.maximum(qi / H - mi * mi, 0.0)
@@ -180,7 +179,7 @@ def gate_moments(i, g, f, o, mask, LN_EPS: tl.constexpr, H: tl.constexpr):
 
 @triton.jit
 def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mask, H: tl.constexpr):
-    """A gate's normalised value, without and with layer norm's gain and shift."""
+    """Return a gate's normalised value, without and with layer norm's gain and shift, and the gain."""
     weight, bias = load_ln(ln_weight, ln_bias, block, j, mask, H)
     normed = (raw - mean) * rstd
     return normed, normed * weight + bias, weight
@@ -188,7 +187,7 @@ def normed_gate(raw, mean, rstd, ln_weight, ln_bias, block: tl.constexpr, j, mas
 
 @triton.jit
 def store_turn(stats, turn):
-    """Keep what ``rotation_scalars`` returns."""
+    """Store the values of ``rotation_scalars``."""
     inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = turn
     stats += TURN
     tl.store(stats + 0, inv_eps)
@@ -207,7 +206,7 @@ def store_turn(stats, turn):
 
 @triton.jit
 def load_turn(stats):
-    """What ``store_turn`` kept."""
+    """Load the values that ``store_turn`` stored."""
     stats += TURN
     return (
         tl.load(stats + 0), tl.load(stats + 1), tl.load(stats + 2), tl.load(stats + 3), tl.load(stats + 4),
@@ -218,7 +217,7 @@ def load_turn(stats):
 
 @triton.jit
 def turned(eps, tau, h, turn, j):
-    """eps + Rot(eps, tau) h, pointwise, and the directions e and w."""
+    """Compute eps + Rot(eps, tau) h, pointwise, and the directions e and w."""
     inv_eps, inv_tau, _, _, _, _, al, be, ga, i, _, _ = turn
     e = eps * inv_eps
     w = tau * inv_tau
@@ -235,10 +234,11 @@ def lstm_forward_kernel(
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step for row b. A table holds the step that ``t`` counts from; slots hold the tensors over all steps, and T.
+    """Run one forward step for row b.
 
-    Streams of masks: STREAM for h, STREAM + 1 for c, STREAM + 2 for dropout. A rotational LSTM (ROTATED) has tau for g,
-    and eps in a fifth block; with KEEPS_H it stores h before the step in ``states``.
+    The table holds the step that ``t`` counts from; the slots hold T and the addresses of the tensors over all steps.
+    Streams of masks: STREAM for h, STREAM + 1 for c, STREAM + 2 for dropout. A rotational LSTM (ROTATED) has tau in
+    place of g, and eps in a fifth block; with KEEPS_H it stores h before the step in ``states``.
     """
     BLOCKS: tl.constexpr = 5 if ROTATED else 4
     dtype = low_plain.dtype.element_ty
@@ -270,7 +270,7 @@ def lstm_forward_kernel(
     g = load_gate(parts, xp, bias, gates, 1, b, B, j, mask, H, HP, BLOCKS, PARTS)
     f = load_gate(parts, xp, bias, gates, 2, b, B, j, mask, H, HP, BLOCKS, PARTS)
     o = load_gate(parts, xp, bias, gates, 3, b, B, j, mask, H, HP, BLOCKS, PARTS)
-    if READS_XP:  # noqa: SIM102 -- decided when compiling, the other at run time
+    if READS_XP:  # noqa: SIM102 -- a compile-time condition, the inner one is evaluated at run time
         if t + 1 < T:
             prefetch(xp + B.to(tl.int64) * (BLOCKS * H), BLOCKS * H * dtype.primitive_bitwidth // 8)
 
@@ -336,9 +336,10 @@ def lstm_backward_kernel(
     DROP: tl.constexpr, DROP_BELOW: tl.constexpr, PLAIN_WIDTH: tl.constexpr, DROPPED_WIDTH: tl.constexpr,
     STREAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step back for row b. ``dnormed`` gets the gradients behind layer norm, for those of its gains and shifts.
+    """Run one backward step for row b.
 
-    ``before`` holds h before each step, BEFORE_WIDTH apart, for a rotational LSTM.
+    ``dnormed`` receives the gradients of layer norm's outputs, for the gradients of its gains and shifts. For a
+    rotational LSTM, ``before`` holds h before each step, in rows BEFORE_WIDTH apart.
     """
     BLOCKS: tl.constexpr = 5 if ROTATED else 4
     WIDTH: tl.constexpr = ROTATED_STATS if ROTATED else STATS
@@ -367,7 +368,7 @@ def lstm_backward_kernel(
         dh_state, parts_plain, parts_dropped, grad_out, plain_mask, seeds, t, b, B, row, index, j, mask, H,
         PLAIN_PARTS, DROPPED_PARTS, PLAIN_WIDTH, DROPPED_WIDTH, DROP, DROP_BELOW, STREAM + 2,
     )  # fmt: skip
-    if t > 0:  # what the next step back begins with
+    if t > 0:  # the data that the next backward step begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
         prefetch(gates - B.to(tl.int64) * (BLOCKS * H), BLOCKS * BYTES)
         if ROTATED:
@@ -378,7 +379,7 @@ def lstm_backward_kernel(
         if FROM_OUT:
             prefetch(grad_out + (row - B) * H, BYTES)
 
-    # the step again, pointwise
+    # repeat the forward step, pointwise
     if LN or ROTATED:
         stats += row * WIDTH
     if LN:
@@ -460,7 +461,7 @@ def lstm_norm_grad_kernel(
     gates, cells, stats, dnormed, before, sums, ln_weight, ln_bias, rows,
     H: tl.constexpr, BLOCK: tl.constexpr, FORGET: tl.constexpr, ROTATED: tl.constexpr, BEFORE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of layer norm's gains and shifts, all steps in parallel; each program sums its own rows."""
+    """Compute the gradients of layer norm's gains and shifts, all steps in parallel; each program sums its own rows."""
     BLOCKS: tl.constexpr = 5 if ROTATED else 4
     program = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,11 +1,11 @@
-"""Fused scans over a chain of cells: one LSTM, or the three and more cells of a Fast-Slow RNN.
+"""Fused scans over a chain of cells: one LSTM, or the three or more cells of a Fast-Slow RNN.
 
-A step runs the cells one after the other, each as one matmul and one row kernel. A cell multiplies one buffer that
-holds its inputs and its state side by side. The row kernels write new states directly into the buffers of the cells
-that read them; in the backward they read gradients from the outputs of those cells' matmuls.
+A step runs the cells one after the other, each as one matmul and one row kernel. The left operand of a cell's matmul is
+one buffer that holds its inputs and its state side by side. The row kernels write new states directly into the buffers
+of the cells that read them; in the backward they read gradients from the outputs of these cells' matmuls.
 
 From top to bottom: the plan of a cell, a cell in each direction (``Stage``), the LSTM's two stages, the chain of stages
-in each direction, its forward and backward pass, and ``chain_scan``, differentiable by autograd.
+in each direction, its forward and backward pass, and ``chain_scan``, which is differentiable by autograd.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -46,7 +46,7 @@ Given = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class Plan:
-    """One cell of a chain, and everything that its kernels are compiled for; hashable, as part of the graphs' key."""
+    """One cell of a chain and the compile-time settings of its kernels; hashable, as a part of the graphs' key."""
 
     stages: tuple[type["ForwardStage"], type["BackwardStage"]]
     number: int
@@ -59,15 +59,15 @@ class Plan:
     norms: int
     """Blocks of layer norm's gains; 0 without layer norm."""
     state: tuple[int, ...]
-    """Which of the chain's state tensors are its state: h, and c for an LSTM. Cells may share a state."""
+    """Indices of its state in the chain's state tensors: h, and c for an LSTM. Cells may share a state."""
     plain: tuple[int, int]
-    """The cell that reads the new h as it is, and the number of that cell's input."""
+    """The cell that reads the new h without dropout, and the number of that cell's input."""
     dropped: tuple[int, int] | None
     """The same for the new h after dropout. The last cell instead writes it to the chain's output."""
     dropout: float
     """Chance of dropout after the cell, in training."""
     masked: bool
-    """Whether its matmul reads its state through a mask, one for all steps."""
+    """Whether its matmul reads the state through a mask, the same for all steps."""
     flags: tuple[tuple[str, Any], ...]
     """Compile-time arguments from the cell's options: pairs, since a dictionary is not hashable."""
 
@@ -78,25 +78,25 @@ class Plan:
 
     @property
     def carries(self) -> bool:
-        """Whether the next step reads the new h: the reader comes no later in the chain."""
+        """Whether the next step reads the new h: its reader is not later in the chain."""
         return self.plain[0] <= self.number
 
     @property
     def rotational(self) -> bool:
-        """Whether it is a rotational LSTM."""
+        """Whether the cell is a rotational LSTM."""
         return bool(dict(self.flags).get("ROTATED"))
 
     @property
     def before_width(self) -> int:
-        """How far apart the states before each step are in what ``BackwardStage.over_time`` is given."""
+        """Row stride of ``before`` in ``BackwardStage.over_time``."""
         return self.hidden if self.masked else self.width
 
     def offset(self, number: int) -> int:
-        """First column of an input."""
+        """Return the first column of an input."""
         return sum(map(padded, self.inputs[:number]))
 
     def columns(self, number: int) -> slice:
-        """Columns of an input, without their padding."""
+        """Return the columns of an input, without padding."""
         return slice(self.offset(number), self.offset(number) + self.inputs[number])
 
 
@@ -114,19 +114,19 @@ class ChainInputs(NamedTuple):
     lengths: Tensor | None = None
     """``(B,)`` int64; a row past its length keeps its state."""
     masks: Sequence[Tensor | None] = ()
-    """Of each cell, ``(B, H)``: what multiplies the state that its matmuls read; none at all where no cell has one."""
+    """``(B, H)`` per cell, or None: a factor of the state that the cell's matmul reads. Empty if no cell has one."""
 
     def seen(self, part: int, reader: int) -> Tensor:
-        """A part of the first states as the matmul of cell ``reader`` reads it."""
+        """Return a part of the first states as the matmul of cell ``reader`` reads it."""
         mask = self.masks[reader] if self.masks else None
         return self.states[part] if mask is None else self.states[part] * mask
 
 
 class Saved(NamedTuple):
-    """What one cell's backward needs of its forward."""
+    """Tensors that one cell's forward saves for its backward."""
 
     inputs: Tensor
-    """``(T, B, width)``: what its matmul multiplied; T + 1 where it reads a carried state."""
+    """``(T, B, width)``: the left operands of its matmul; T + 1 of them if it reads a carried state."""
     gates: Tensor
     """``(T, B, blocks * hidden)``: before layer norm."""
     cells: Tensor | None
@@ -134,7 +134,7 @@ class Saved(NamedTuple):
     stats: Tensor | None
     """Scalars per row and step, float32."""
     states: Tensor | None = None
-    """``(T, B, hidden)``: h before each step, where the backward needs it and ``inputs`` have it masked."""
+    """``(T, B, hidden)``: h before each step, if the backward needs it and ``inputs`` has it masked."""
 
 
 class Stage:
@@ -170,7 +170,7 @@ class Stage:
         self.ln_weight = zeros(plan.norms * plan.hidden) if plan.norms else None
         self.ln_bias = zeros(plan.norms * plan.hidden) if plan.norms else None
         self.mask = zeros(B, plan.hidden) if plan.masked else None
-        self.plain_mask: Tensor | None = None  # that of the cell which reads the new h
+        self.plain_mask: Tensor | None = None  # the mask of the cell that reads the new h
         self.given: Given = ()
 
     def load(self, weights: CellWeights) -> None:
@@ -186,11 +186,11 @@ class Stage:
             (self.ln_weight, weights.ln_weight),
             (self.ln_bias, weights.ln_bias),
         ):
-            if mine is not None:  # the buffers outlive the model: no bias must not be the last model's bias
+            if mine is not None:  # the buffers outlive the model: without a bias, clear the previous model's
                 mine.zero_() if given is None else mine.copy_(given)
 
     def row(self, table: Tensor | None, slots: Tensor | None, t: int, T: int) -> Launch:
-        """Prepare the row kernel on the tensors whose addresses are in ``slots``, or without them on ``given``."""
+        """Prepare the row kernel, on the tensors whose addresses are in ``slots`` or, without a table, on ``given``."""
         raise NotImplementedError
 
     def tensors(self, table: Tensor | None) -> Given:
@@ -204,12 +204,12 @@ class ForwardStage(Stage):
 
     @staticmethod
     def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
-        """Allocate the tensors that the forward saves beside ``inputs``."""
+        """Allocate the tensors that the forward saves in addition to ``inputs``."""
         raise NotImplementedError
 
     @staticmethod
     def over_time(xp: Tensor | None, saved: Saved, plain: Tensor, dropped: Tensor | None) -> Given:
-        """The row kernel's tensors over all steps; ``xp`` is None except for the first cell."""
+        """Return the row kernel's tensors over all steps; ``xp`` is None except for the first cell."""
         raise NotImplementedError
 
     def connect(self, stages: Sequence["ForwardStage"]) -> None:
@@ -227,15 +227,15 @@ class ForwardStage(Stage):
 
 
 class BackwardStage(Stage):
-    """A cell's step back. Its state's gradient is a carry plus the outputs of its readers' matmuls."""
+    """A cell's backward step. The gradient of its state is a carry plus the outputs of its readers' matmuls."""
 
     direction = "backward"
 
     @staticmethod
     def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
-        """The row kernel's tensors over all steps; ``before`` are the states before each step.
+        """Return the row kernel's tensors over all steps.
 
-        ``grad_out`` is None except for the last cell.
+        ``before`` holds the states before each step; ``grad_out`` is None except for the last cell.
         """
         raise NotImplementedError
 
@@ -264,7 +264,7 @@ class BackwardStage(Stage):
 
 
 class LstmForward(ForwardStage):
-    """An LSTM's step; its running h and c are float32."""
+    """An LSTM's forward step; its running h and c are float32."""
 
     @staticmethod
     def kept(xp: Tensor, plan: Plan, inputs: Tensor) -> Saved:
@@ -294,7 +294,7 @@ class LstmForward(ForwardStage):
 
 
 class LstmBackward(BackwardStage):
-    """An LSTM's step back; the gradients of h and c are carried in float32."""
+    """An LSTM's backward step; the gradients of h and c are carried in float32."""
 
     @staticmethod
     def over_time(saved: Saved, before: Tensor, grad_out: Tensor | None, dgates: Tensor, plan: Plan) -> Given:
@@ -363,7 +363,7 @@ class Chain:
         for mine, theirs in ((self.seeds, inputs.seeds), (self.lengths, inputs.lengths)):
             if mine is not None and theirs is not None:
                 mine.copy_(theirs)
-        for cell, mask in zip(self.cells, inputs.masks, strict=False):  # there may be none at all
+        for cell, mask in zip(self.cells, inputs.masks, strict=False):  # the masks may be empty
             if cell.mask is not None and mask is not None:
                 cell.mask.copy_(mask)
         for cell, weights, tensors in zip(self.cells, inputs.weights, given, strict=True):
@@ -381,7 +381,7 @@ class Chain:
             yield from (stage.matmul.prepare(), row)[:: self.stride]
 
     def warm_up(self) -> None:
-        for direct in (False, True):  # a capture around the scan records the addresses instead
+        for direct in (False, True):  # inside another capture, kernels take the addresses as arguments
             for enqueue in self.launches(0, direct):
                 enqueue()
 
@@ -390,7 +390,7 @@ class Chain:
             stage.given = ()
 
     def carried(self) -> Iterator[tuple[int, slice, int, Sequence[int]]]:
-        """For each state: the cell that reads its h in the next step, the columns there, and the numbers of h and c."""
+        """Yield per state the cell that reads its h in the next step, the columns there and the indices of h and c."""
         for cell in self.cells:
             if cell.plan.carries:
                 (reader, number), (h, *others) = cell.plan.plain, cell.plan.state
@@ -422,7 +422,7 @@ class ForwardChain(Chain):
         self.load(inputs, given)
 
     def finish(self, inputs: ChainInputs) -> list[Tensor]:
-        """The last states in the dtypes of the first ones. Each h has the digits that its reader has of it."""
+        """Return the last states in the dtypes of the first ones. Each h is rounded as in its reader's input."""
         last = list(inputs.states)
         for _, _, h, others in self.carried():
             last[h] = self.states[h].to(inputs.xp.dtype).to(last[h].dtype, copy=True)
@@ -439,7 +439,7 @@ class BackwardChain(Chain):
     def begin(
         self, inputs: ChainInputs, saved: Sequence[Saved], grads: Sequence[Tensor | None], dgates: Sequence[Tensor]
     ) -> None:
-        """Load a call's data; ``grads`` belong to the output and the last states, and the steps fill ``dgates``."""
+        """Load a call's data: ``grads`` of the output and of the last states. The steps fill ``dgates``."""
         for carry, grad in zip(self.states, grads[1:], strict=True):
             carry.zero_() if grad is None else carry.copy_(grad)
         for reader, _, _, _ in self.carried():
@@ -454,7 +454,7 @@ class BackwardChain(Chain):
         self.load(inputs, given)
 
     def finish(self) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Gradients of the first states and of each cell's layer norm, in float32."""
+        """Return the gradients of the first states and of each cell's layer norm, in float32."""
         states = list(self.states)
         for reader, columns, h, others in self.carried():
             arriving, mask = self.cells[reader].matmul.out[:, :, columns].float().sum(0), self.cells[reader].mask
@@ -472,7 +472,7 @@ def chain_forward(
     With ``training``, the backward's kernels are compiled together with the forward's.
 
     Returns:
-        The last cell's h of all steps, after dropout, ``(T, B, H)``; the last states; what the backward needs.
+        The last cell's h of all steps, after dropout, ``(T, B, H)``; the last states; each cell's saved tensors.
     """
     T, B = inputs.xp.shape[:2]
     with plain_mode(inputs.xp):
@@ -501,9 +501,9 @@ def chain_forward(
 def chain_backward(
     plans: tuple[Plan, ...], inputs: ChainInputs, saved: Sequence[Saved], grads: Sequence[Tensor | None]
 ) -> tuple[Tensor, list[Tensor], list[CellWeights]]:
-    """Gradients of ``xp``, of the first states and of the weights, each in the dtype of its tensor.
+    """Compute the gradients of ``xp``, of the first states and of the weights, each in the dtype of its tensor.
 
-    ``grads`` belong to the output and the last states; None counts as zero.
+    ``grads`` are the gradients of the output and of the last states; None counts as zero.
     """
     (xp, states, weights, *_), (grad_out, *grad_states) = inputs, grads
     with plain_mode(xp):
@@ -534,7 +534,7 @@ def _key(direction: str, plans: tuple[Plan, ...], inputs: ChainInputs) -> Hashab
 
 
 def cell_grads(weights: CellWeights, plan: Plan, dgates: Tensor, inputs: Tensor, norms: Tensor | None) -> CellWeights:
-    """Gradients of one cell's parameters: matmuls over all steps."""
+    """Compute the gradients of one cell's parameters, by matmuls over all steps."""
     whole = weight_gradient(dgates, inputs)  # (blocks * H, width)
     weight_ih = None if weights.weight_ih is None else whole[:, plan.columns(0)].to(weights.weight_ih.dtype)
     recurrent = whole[: weights.weight_hh.shape[0], plan.columns(len(plan.inputs) - 1)]
@@ -550,7 +550,7 @@ Reference = Callable[[Tensor, Sequence[Tensor], Sequence[CellWeights]], tuple[Te
 
 
 class _ChainScan(torch.autograd.Function):
-    """``tensors`` are xp, the parts of the states, then the parts of each cell's weights."""
+    """Autograd function of a chain: ``tensors`` are xp, the parts of the states and those of each cell's weights."""
 
     @staticmethod
     def forward(
@@ -566,7 +566,7 @@ class _ChainScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        plans, everything = ctx.plans, ctx.saved_tensors  # once: checkpointing unpacks them only once
+        plans, everything = ctx.plans, ctx.saved_tensors  # read once: checkpointing unpacks them only once
         count, masked = ctx.counts
         tensors, (seeds, lengths, *flat) = everything[:count], everything[count:]
         if torch.is_grad_enabled():  # create_graph=True: the reference is differentiable twice
@@ -604,8 +604,8 @@ def chain_scan(
 ) -> tuple[Tensor, list[Tensor]]:
     """Run ``chain_forward``, differentiable by autograd, and return the output of all steps and the last states.
 
-    ``seed`` is an int64 scalar that the seeds of all masks come from. ``reference(xp, states, weights)`` computes the
-    same in plain PyTorch, for second derivatives.
+    ``seed`` is an int64 scalar from which the seeds of all masks are derived. ``reference(xp, states, weights)``
+    computes the same in plain PyTorch, for second derivatives.
     """
     seeds = None if seed is None else stream_seeds(seed, CELL_STREAMS * len(plans))
     flat = (part for cell in weights for part in cell)

@@ -1,6 +1,6 @@
-"""CUDA from Python: C++ compiled at run time by NVRTC, kernels launched through the driver, graphs captured.
+"""CUDA from Python: runtime compilation of C++ by NVRTC, kernel launches through the driver, graph capture.
 
-NVRTC is the library that torch ships, and everything runs on torch's current stream.
+NVRTC is the library that torch ships, and all work is enqueued on torch's current stream.
 """
 
 import ctypes
@@ -20,24 +20,24 @@ from torch import Tensor
 from torchrum.ops.kernels.machine import constant_when_traced
 
 Fill = tuple[int, int, int]
-"""Memory to fill with one 32-bit word: its address, the word, and how many."""
+"""Memory to fill with a 32-bit word: the address, the word and the number of words."""
 
 
 @functools.cache
 def load_driver() -> ctypes.CDLL:
     library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    address, stream = ctypes.c_uint64, ctypes.c_void_p  # the driver takes an address as an integer, not as a pointer
+    address, stream = ctypes.c_uint64, ctypes.c_void_p  # the driver takes device addresses as integers, not as pointers
     library.cuMemsetD32Async.argtypes = (address, ctypes.c_uint32, ctypes.c_size_t, stream)
     return library
 
 
 def current_stream(driver: ctypes.CDLL, device: int) -> int | None:
-    """Torch's current stream of ``device`` as the driver takes it, with torch's context current.
+    """Make torch's context current and return the handle of torch's current stream of ``device``.
 
-    Autograd runs the backward in a thread that may have no context yet. None where another device is current: its
-    context would be the wrong one.
+    Autograd runs the backward in a thread that may have no context yet. If another device is current, return None,
+    since its context would be the wrong one.
     """
-    # as torch.cuda.current_device and current_stream, without their overhead on every call
+    # torch.cuda.current_device and current_stream, without their overhead on every call
     if torch._C._cuda_getDevice() != device:
         return None
     context = ctypes.c_void_p()
@@ -52,7 +52,7 @@ def current_stream(driver: ctypes.CDLL, device: int) -> int | None:
 
 
 def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None:
-    """Fill memory of the device whose context is current."""
+    """Fill memory on the device whose context is current."""
     for address, word, words in fills:
         if words > 0:
             done = driver.cuMemsetD32Async(address, word, words, stream)
@@ -61,7 +61,7 @@ def fill_memory(driver: ctypes.CDLL, fills: Sequence[Fill], stream: int) -> None
 
 
 def check_driver(result: int, doing: str) -> None:
-    """Raise if the driver has failed at ``doing``."""
+    """Raise if ``result`` is an error; ``doing`` describes the failed call in the message."""
     if result != 0:
         text = ctypes.c_char_p()
         load_driver().cuGetErrorString(result, ctypes.byref(text))
@@ -70,8 +70,7 @@ def check_driver(result: int, doing: str) -> None:
 
 
 Argument = Tensor | int | float | bytes | None
-"""An argument of a kernel: a pointer (null for None and for a tensor without elements), a 32-bit integer, a float or a
-whole structure."""
+"""A kernel argument: a pointer (null for None and for an empty tensor), a 32-bit integer, a float or a structure."""
 
 Macros = tuple[tuple[str, int], ...]
 
@@ -79,13 +78,13 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Kernel:
-    """One compiled function on one device."""
+    """A compiled kernel on one device."""
 
     def __init__(self, function: ctypes.c_void_p, device: int) -> None:
         self._function = function
         self._device = device
         self._shared_bytes = 48 * 1024  # CUDA's default limit
-        self._form: Form | None = None  # of its arguments, which have the same types at every launch
+        self._form: Form | None = None  # the arguments have the same types at every launch
 
     def launch(
         self,
@@ -97,10 +96,10 @@ class Kernel:
         together: bool = False,
         fills: Sequence[Fill] = (),
     ) -> None:
-        """Queue the kernel on the current stream of its device, after ``fills``; also inside a CUDA graph's capture.
+        """Enqueue ``fills`` and the kernel on the current stream of its device, also inside a CUDA graph's capture.
 
-        A structure must be the only one of ``args``. ``together`` launches cooperatively: all blocks are resident at
-        once, or the launch fails.
+        A structure must be the only argument in ``args``. ``together`` makes the launch cooperative: all blocks are
+        resident at once, or the launch fails.
         """
         driver = load_driver()
         stream = current_stream(driver, self._device)
@@ -117,7 +116,7 @@ class Kernel:
         packed: Packed | None = None
         addresses: Any
         if isinstance(args[0], bytes):
-            addresses = ctypes.byref(ctypes.c_char_p(args[0]))  # an array of its one address
+            addresses = ctypes.byref(ctypes.c_char_p(args[0]))  # an array with the structure's address
         else:
             self._form = self._form or find_form(args)
             packed = pack(args, self._form)
@@ -136,7 +135,7 @@ class Kernel:
 class Packed:
     """Kernel arguments as C values, eight bytes each, and the array of their addresses that a launch takes.
 
-    Reused: no other launch, also of another thread, writes to it until it is given back.
+    Instances are reused. Until ``give_back``, no other launch writes to one, from any thread.
     """
 
     def __init__(self, count: int) -> None:
@@ -153,17 +152,17 @@ _spare: dict[int, list[Packed]] = {}
 
 
 Form = tuple[int, struct.Struct]
-"""How many arguments are pointers, which come first, and the form of all."""
+"""The number of pointers, which come first, and the layout of all arguments."""
 
 
 def pack(args: Sequence[Argument], form: Form | None = None) -> Packed:
-    """Pack the tensors and numbers of a launch; ``form`` is found if it is None."""
+    """Pack the tensors and numbers of a launch; ``form`` is derived from ``args`` if it is None."""
     count, layout = form or find_form(args)
     pointers = [0 if x is None else x.data_ptr() for x in args[:count]]  # type: ignore[union-attr]
     packed = _take(len(args))
     try:
         layout.pack_into(packed.values, 0, *pointers, *args[count:])
-    except (struct.error, OverflowError):  # as C has it: integers modulo 2^32, infinity for what float32 cannot hold
+    except (struct.error, OverflowError):  # convert as C does: integers modulo 2^32, infinity beyond float32's range
         numbers = [ctypes.c_float(x).value if isinstance(x, float) else x & 0xFFFFFFFF for x in args[count:]]  # type: ignore[operator]
         layout.pack_into(packed.values, 0, *pointers, *numbers)
     return packed
@@ -188,12 +187,12 @@ def _take(count: int) -> Packed:
 def load_kernel(
     source: str, name: str, macros: Macros, device: int, architecture: str | None = None, flags: tuple[str, ...] = ()
 ) -> Kernel:
-    """Compile ``source`` and return its function ``name`` on ``device``; done once.
+    """Compile ``source`` and return its function ``name`` on ``device``; the result is cached.
 
     Args:
-        macros: defined in the source, with their values.
-        architecture: to compile for, as ``"sm_90a"``; that of the device if None.
-        flags: more options of the compiler.
+        macros: names and values of macros to define.
+        architecture: architecture to compile for, such as ``"sm_90a"``; the device's if None.
+        flags: further options for the compiler.
     """
     if architecture is None:
         architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
@@ -211,7 +210,7 @@ def load_kernel(
 
 @constant_when_traced
 def nvrtc_obstacle() -> str | None:
-    """Why kernels cannot be compiled here, or None."""
+    """Return the reason why kernels cannot be compiled here, or None."""
     return _nvrtc_obstacle()
 
 
@@ -226,7 +225,7 @@ def _nvrtc_obstacle() -> str | None:
 
 @functools.cache
 def compile_source(source: str, name: str, macros: Macros, architecture: str, flags: tuple[str, ...] = ()) -> bytes:
-    """Compile to machine code for one architecture; cached, and safe to call from several threads."""
+    """Compile to machine code for one architecture; the result is cached. Safe to call from several threads."""
     nvrtc = _nvrtc()
     if nvrtc is None:
         raise RuntimeError(f"cannot compile {name}: {nvrtc_obstacle()}.")
@@ -275,27 +274,27 @@ def _nvrtc() -> ctypes.CDLL | None:
 
 
 EMPTY = 0xFFFFFFFF
-"""All bits set: a word that is not written yet."""
+"""All bits set, the value of a word that has not been written."""
 FEWEST = 2**16
-"""Words that are kept at first, 256 KB."""
+"""Smallest allocation of ``kept_mail``, in words: 256 KB."""
 MOST = 2**18
-"""Words that a launch may clear, 1 MB: a single block clears those of a tile."""
+"""Largest number of words that a launch may clear, 1 MB: a single block clears all words of a tile."""
 _kept: dict[int, Tensor] = {}
-"""By the number of the device."""
+"""Words by device index."""
 
 
 def kept_mail(like: Tensor, words: int) -> Tensor | None:
-    """At least ``words`` 32-bit words that are ``EMPTY``, on the device of ``like``, for a launch that leaves them so.
+    """Return at least ``words`` 32-bit words that are ``EMPTY``, on the device of ``like``.
 
-    The launches of the default stream share them: they run one after the other, and no CUDA graph records them. None on
-    any other stream, and for more than ``MOST``.
+    The launch must leave them ``EMPTY``. All launches on the default stream share them, since they run one after the
+    other and are never captured in a CUDA graph. Return None on any other stream and for more than ``MOST`` words.
     """
     device = like.get_device()
     if words > MOST or torch._C._cuda_getCurrentRawStream(device) != 0:
         return None
     kept = _kept.get(device)
     if kept is None or kept.numel() < words:
-        # the smaller one is freed on its stream, after the launches that use it
+        # the smaller tensor is freed on its stream, after the launches that use it
         kept = _kept[device] = like.new_full((max(words, FEWEST),), -1, dtype=torch.int32)
     return kept
 
@@ -308,12 +307,12 @@ def recording(
     *,
     other_threads: bool = False,
 ) -> Iterator[None]:
-    """``torch.cuda.graph`` with the garbage collector off: freeing an older graph would end the recording.
+    """Enter ``torch.cuda.graph`` with the garbage collector off, since freeing an older graph would end the recording.
 
     Args:
-        graph: records the enqueued work.
+        graph: the graph that records the enqueued work.
         pool, stream: as in ``torch.cuda.graph``.
-        other_threads: whether other threads may use CUDA freely meanwhile, as a data loader's does.
+        other_threads: whether other threads, such as a data loader's, may use CUDA during the recording.
     """
     collecting = gc.isenabled()
     gc.disable()

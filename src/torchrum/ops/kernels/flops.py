@@ -1,6 +1,6 @@
-"""What ``torch.utils.flop_counter`` counts for operators of this package.
+"""Formulas of ``torch.utils.flop_counter`` for the operators of this package.
 
-Its module takes a while to import (it imports Triton), so the formulas are registered once somebody else has done so.
+Importing that module is slow (it imports Triton), so the formulas are registered only once it is loaded.
 """
 
 import sys
@@ -25,7 +25,7 @@ def counts_flops(operator: str) -> Callable[[Callable[..., int]], Callable[..., 
 
 
 def register_flops() -> None:
-    """Make the counter know the operators, if it is loaded; cheap, and called before every scan."""
+    """Register the formulas if torch's counter is loaded; cheap, since every scan calls it."""
     if len(_registered) < len(_formulas) and _COUNTER in sys.modules:
         _register(sys.modules[_COUNTER])
 
@@ -35,7 +35,7 @@ def _register(counter: Any) -> None:
     _registered.update(_formulas)
     for operator, formula in new.items():
         counter.register_flop_formula(operator)(formula)
-    # a counter that is counting already has taken its own copy of the formulas
+    # an active counter has its own copy of the formulas
     for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
         if isinstance(mode, counter._FlopCounterMode):
             mode.counter.flop_registry.update({key: counter.flop_registry[key] for key in new})

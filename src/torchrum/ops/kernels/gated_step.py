@@ -1,7 +1,7 @@
 """Device functions of one step of a gated RUM: its units in heads, the plane of each head, the step and its gradients.
 
-Sums stay inside a head, so a row is cut into programs of whole heads, in blocks of heads times units, with a head
-padded to a power of two.
+Sums stay inside a head, so each program holds whole heads of a row, as a block of heads times units. A head is padded
+to a power of two.
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ import triton.language as tl
 
 from torchrum.ops.kernels.rows import tanh
 
-UNITS = 128  # of a program, or one head
-NO_DIRECTION = tl.constexpr(1e-12)  # as rotation.py: tiny_of, opposite_of
+UNITS = 128  # units per program; a longer head has a program of its own
+NO_DIRECTION = tl.constexpr(1e-12)  # these two are tiny_of and opposite_of of rotation.py
 OPPOSITE = tl.constexpr(1e-4)
 
 
 @triton.jit
 def own_units(H: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr):
-    """The units of this program ``(HEADS, SIZE)`` and which of them are real."""
+    """Return the units of this program ``(HEADS, SIZE)`` and the mask of the real ones."""
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     i = tl.arange(0, SIZE)[None, :]
     j = head * HEAD + i
@@ -32,12 +32,15 @@ def head_dot(x, y):
 
 @triton.jit
 def inverse_above(length, tiny):
-    return tl.where(length <= tiny, 0.0, 1.0 / length)  # NaN is passed on
+    return tl.where(length <= tiny, 0.0, 1.0 / length)  # propagates NaN
 
 
 @triton.jit
 def find_plane(eps, tau, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
-    """Where heads turn: e, w, m and the inverse lengths of eps, tau and e + w, as ``torch_backend.Plane``."""
+    """Compute each head's plane of rotation: e, w, m and the inverse lengths of eps, tau and e + w.
+
+    The values are those of ``torch_backend.Plane``.
+    """
     rotated = mask & (j < K)
     eps = tl.where(rotated, eps, 0.0)
     tau = tl.where(rotated, tau, 0.0)
@@ -52,7 +55,7 @@ def find_plane(eps, tau, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
     length = tl.sqrt(square)
     opposite = length <= OPPOSITE
     inv_s = inverse_above(length, OPPOSITE)
-    # a half turn: m is the axis where |e| is smallest, made orthogonal to e
+    # half turn: m is the axis where |e| is smallest, made orthogonal to e
     size = tl.where(rotated, tl.abs(e), 2.0)
     smallest = tl.min(tl.where(size == tl.min(size, 1)[:, None], j, 2147483647), 1)[:, None]
     axis = tl.where(j == smallest, 1.0, 0.0)
@@ -67,14 +70,14 @@ def find_plane(eps, tau, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
 
 @triton.jit
 def inner_of(tau, h, e, m, j, K: tl.constexpr):
-    """tau + P R h."""
+    """Compute tau + P R h."""
     g = h - 2.0 * head_dot(e, h) * e
     return tau + tl.where(j < K, g - 2.0 * head_dot(m, g) * m, 0.0)
 
 
 @triton.jit
 def undo_gated(grad, r, u, tau, eps, h, j, mask, K: tl.constexpr, HEAD: tl.constexpr):
-    """Gradients of the raw r and u, of tau, eps and h from ``grad``, that of the new value in the state."""
+    """Compute the gradients of the raw r and u, of tau, eps and h from ``grad``, the gradient of the new state."""
     e, w, m, inv_eps, inv_tau, inv_s = find_plane(eps, tau, j, mask, K, HEAD)
     inner = inner_of(tau, h, e, m, j, K)
     candidate = tanh(eps + r * inner)
@@ -84,7 +87,7 @@ def undo_gated(grad, r, u, tau, eps, h, j, mask, K: tl.constexpr, HEAD: tl.const
     dtau = deps * r
     dh = grad * u
 
-    dz = tl.where(j < K, dtau, 0.0)  # of R h: from here on as torch_backend.Plane.backward
+    dz = tl.where(j < K, dtau, 0.0)  # gradient of R h; the rest is torch_backend.Plane.backward
     p, m_dz = head_dot(e, h), head_dot(m, dz)
     g = h - 2.0 * p * e
     dg, m_g = dz - 2.0 * m_dz * m, head_dot(m, g)
@@ -97,7 +100,7 @@ def undo_gated(grad, r, u, tau, eps, h, j, mask, K: tl.constexpr, HEAD: tl.const
 
 
 def head_flags(H: int, head_size: int, rotated_units: int) -> dict[str, Any]:
-    """Compile-time arguments for a row of H units: how it is cut into programs, and the first units, which rotate."""
+    """Return the compile-time arguments for a row of H units: how programs divide it, and how many units rotate."""
     head = head_size if rotated_units > 0 else min(UNITS, triton.next_power_of_2(H))
     size = triton.next_power_of_2(head)
     heads = triton.next_power_of_2(min(max(1, UNITS // size), -(-H // head)))

@@ -1,4 +1,4 @@
-"""Matmuls by torch: their precision, the bf16x3 matmul that replaces TF32, a cell's weights and their gradients."""
+"""Matmuls by torch: their precision, the bf16x3 matmul in place of TF32, a cell's weights and their gradients."""
 
 import functools
 import math
@@ -13,12 +13,12 @@ from torchrum.ops.kernels.machine import autocast_dtype, autocasts, explained_li
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """16-bit dtypes carry the state and do everything but the matmul in float32."""
+    """Return the dtype of the state and of everything but the matmul: float32 for 16-bit dtypes, else ``dtype``."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def rounds_matmuls(x: Tensor) -> bool:
-    """Whether a matmul of ``x`` would be TF32."""
+    """Return whether a matmul of ``x`` would use TF32."""
     if not x.is_cuda or x.dtype is not torch.float32:
         return False
     return tf32_allowed() and not autocasts(x) and has_tf32(x.device)
@@ -26,13 +26,13 @@ def rounds_matmuls(x: Tensor) -> bool:
 
 @functools.cache
 def has_tf32(device: torch.device) -> bool:
-    """Whether a GPU has TF32 matmuls."""
+    """Return whether a GPU has TF32 matmuls."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def tf32_allowed() -> bool:
-    """Whether torch takes TF32 for float32 matmuls on a GPU, by either of its two interfaces."""
-    read = torch._C._get_fp32_precision_getter  # torch.backends calls it, ten times slower
+    """Return whether torch uses TF32 for float32 matmuls on a GPU, as set by either of its two interfaces."""
+    read = torch._C._get_fp32_precision_getter  # ten times faster than through torch.backends
     asked = read("cuda", "matmul")
     return (read("generic", "all") if asked == "none" else asked) == "tf32"
 
@@ -40,14 +40,14 @@ def tf32_allowed() -> bool:
 class ExactMatmuls:
     """Context manager for FP32 matmuls (TF32 off) on the GPU, by the interface that set the precision.
 
-    A class: a generator would take longer than setting the precision.
+    It is a class, since a generator would take longer than setting the precision.
     """
 
     def __enter__(self) -> None:
         self.older: str | None = None
         try:
             self.older = torch.get_float32_matmul_precision()
-        except RuntimeError:  # set by the newer interface, and the older one then raises
+        except RuntimeError:  # the older interface raises if the precision was set by the newer one
             self.newer = torch.backends.cuda.matmul.fp32_precision
             torch.backends.cuda.matmul.fp32_precision = "ieee"
             return
@@ -60,30 +60,30 @@ class ExactMatmuls:
             torch.set_float32_matmul_precision(self.older)
 
 
-BF16 = torch.bfloat16  # as wide in range as float32
+BF16 = torch.bfloat16  # has the range of float32
 
 
 def split_left(x: Tensor) -> Tensor:
-    """``(..., K)`` -> ``(..., 3 K)``: head, rest, head."""
+    """Split float32 ``(..., K)`` into bfloat16 ``(..., 3 K)``: head, rest, head."""
     head, rest = _split(x)
     return torch.cat((head, rest, head), -1)
 
 
 def split_right(x: Tensor) -> Tensor:
-    """The same for the other factor, whose inner axis is last as well: head, head, rest."""
+    """Split the other factor, whose inner axis is last too: head, head, rest."""
     head, rest = _split(x)
     return torch.cat((head, head, rest), -1)
 
 
 def matmul_16bit(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """``left @ right`` of a 16-bit dtype, in float32."""
+    """Return ``left @ right`` in float32, for operands of a 16-bit dtype."""
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32, out=out)
-    return torch.mm(left.float(), right.float(), out=out)  # the same numbers, one matmul at a time
+    return torch.mm(left.float(), right.float(), out=out)  # products of 16-bit numbers are exact in float32
 
 
 def bf16x3_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """:func:`torch.nn.functional.linear` with this matmul; the gradients take torch's own."""
+    """Compute :func:`torch.nn.functional.linear` with the bf16x3 matmul; the gradients use torch's own matmul."""
     y = _SplitMatmul.apply(x, weight)
     return y if bias is None else y + bias
 
@@ -127,9 +127,9 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor]:
 class CellWeights(NamedTuple):
     """Parameters of one cell, in the layout of its scan.
 
-    An LSTM has 4 row blocks i, j, f, o and a layer norm of 5 (with c); a RUM has tau, u, eps, of which eps has no rows
-    in ``weight_hh``, and a layer norm of 3. ``weight_ih`` is None for a cell that reads nothing and, as its bias, for
-    one whose input comes projected.
+    An LSTM has 4 row blocks i, j, f, o and a layer norm of 5 (with c). A RUM has 3 row blocks tau, u, eps, of which eps
+    has no rows in ``weight_hh``, and a layer norm of 3. ``weight_ih`` is None for a cell without input. If the input is
+    already projected, ``weight_ih`` and ``bias`` are None.
     """
 
     weight_ih: Tensor | None
@@ -140,21 +140,21 @@ class CellWeights(NamedTuple):
 
 
 WORTH_PADDING = 2**20
-"""Operands of fewer numbers are not copied to aligned rows. At 6784 x 100 float32 on an H200 copying both takes
-7 us and four launches, and the matmul itself 8 us."""
+"""Smallest operand, in numbers, that is copied to aligned rows. At 6784 x 100 float32 on an H200 copying both operands
+takes 7 us and four launches, and the matmul itself 8 us."""
 
 
 def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: Tensor) -> Tensor:
-    """Sum over steps of (gradient of the raw gates)^T (state before the step), ``(rows, H)`` in the dtype of ``grads``.
+    """Sum (gradient of the raw gates)^T (state before the step) over steps: ``(rows, H)`` in the dtype of ``grads``.
 
     Args:
-        grads: ``(T, B, ...)``, the raw gates' in the first ``rows`` columns.
-        rows: of the weight, gates times H.
+        grads: ``(T, B, ...)``, gradients of the raw gates in the first ``rows`` columns.
+        rows: rows of the weight, the number of gates times H.
         h0: ``(B, H)``, the state before the first step; None if it was zero.
-        out: ``(T, B, H)``, the states after each.
+        out: ``(T, B, H)``, the states after each step.
     """
     if autocasts(grads):
-        with without_autocast(grads):  # it would round float32
+        with without_autocast(grads):  # autocast would round float32
             return recurrent_weight_gradient(grads, rows, h0, out)
     (T, B, H), width = out.shape, grads.shape[2]
     grads, out, steps = grads.contiguous(), out.contiguous(), (T - 1) * B
@@ -167,7 +167,7 @@ def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: 
     if T == 1:
         assert first is not None
         return first
-    # one view each: a chain of slices costs as much as the matmul at small sizes
+    # one view per operand: at small sizes a chain of slices takes as long as the matmul
     right = out.as_strided((steps, H), (H, 1), out.storage_offset())
     if steps * width < WORTH_PADDING or not (_misaligned(grads, steps * rows, width) or _misaligned(out, steps * H, H)):
         left = grads.as_strided((rows, steps), (1, width), start + B * width)
@@ -178,28 +178,28 @@ def recurrent_weight_gradient(grads: Tensor, rows: int, h0: Tensor | None, out: 
 
 
 def weight_gradient(grad_gates: Tensor, inputs: Tensor) -> Tensor:
-    """Sum over all steps and rows of gate gradients ``(T, B, G*H)`` times inputs ``(T, B, K)``: ``(G*H, K)``."""
+    """Sum gate gradients ``(T, B, G*H)`` times inputs ``(T, B, K)`` over all steps and rows: ``(G*H, K)``."""
     left, right = aligned_rows(grad_gates.flatten(0, 1)), aligned_rows(inputs.flatten(0, 1))
     return (left.t() @ right)[: grad_gates.shape[-1], : inputs.shape[-1]]
 
 
 def aligned_rows(x: Tensor) -> Tensor:
-    """Rows on 16-byte boundaries, zero-padded where they are not: cuBLAS is several times slower otherwise.
+    """Return ``x`` with rows on 16-byte boundaries, zero-padded if needed: cuBLAS is several times slower otherwise.
 
-    Small ones are left as they are: the matmul takes less time than the padding.
+    Small operands are returned unchanged: their matmul takes less time than the padding.
     """
     return F.pad(x, (0, -x.shape[1] % (16 // x.element_size()))) if _misaligned(x, x.numel(), x.stride(0)) else x
 
 
 def _misaligned(x: Tensor, count: int, stride: int) -> bool:
-    """Whether ``count`` numbers of ``x``, in rows ``stride`` apart, are worth a copy to aligned rows."""
+    """Return whether ``count`` numbers of ``x``, in rows ``stride`` apart, are worth a copy to aligned rows."""
     return count >= WORTH_PADDING and x.is_cuda and stride % (16 // x.element_size()) != 0
 
 
 def reference_gradients(
     scan: Any, inputs: tuple[Any, ...], grads: tuple[Tensor | None, ...], wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``scan(*inputs)`` with a graph of their own; None for inputs that need none."""
+    """Compute differentiable gradients of ``scan(*inputs)``; None for inputs that need no gradient."""
     pairs = [(out, grad) for out, grad in zip(scan(*inputs), grads, strict=True) if grad is not None]
     chosen = [number for number, wants in enumerate(wanted) if wants]
     found = torch.autograd.grad(
@@ -211,20 +211,20 @@ def reference_gradients(
 
 
 SMALL_NUMBERS = 2**22
-"""Numbers of a result up to which a GPU adds the bias by itself."""
+"""Largest result, in numbers, to which a GPU adds the bias in a separate launch."""
 ROWS_AT_ONCE = 1024
-"""Rows from which a GPU's sum over them shares each column out to many blocks."""
+"""Number of rows from which torch's sum over them on a GPU divides each column among many blocks."""
 
 
 def padded_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """``bias`` with zeros for eps, where that has none."""
+    """Return ``bias``, padded with zeros for eps if eps has no bias."""
     if bias is None or bias.shape[0] == weight.shape[0]:
         return bias
     return F.pad(bias, (0, weight.shape[0] - bias.shape[0]))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """:func:`torch.nn.functional.linear`, by operands that are padded where that is faster."""
+    """Compute :func:`torch.nn.functional.linear`, with padded operands if this is faster."""
     if x.numel() >= WORTH_PADDING and (zeros := missing_zeros(x, weight)) is not None:
         inner, outer = zeros
         bias = None if bias is None else F.pad(bias, (0, outer))
@@ -239,11 +239,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def missing_zeros(x: Tensor, weight: Tensor) -> tuple[int, int] | None:
-    """Columns and rows of zeros behind ``weight`` that put the rows of a 16-bit matmul on 16-byte boundaries.
+    """Return how many columns and rows of zeros after ``weight`` put the rows of a 16-bit matmul on 16-byte boundaries.
 
-    None where all are there already, or on a CPU. Without them cuBLAS took 1.2 ms on an H200 for 19,200 rows of 1500
-    numbers by 4500, and as long for each of the two gradients; with them a training step of two such layers took 12.2
-    ms, about one less than in an earlier run without.
+    None if all rows are aligned, for other dtypes and on a CPU. Without the zeros cuBLAS took 1.2 ms on an H200 for
+    19,200 rows of 1500 numbers by 4500, and as long for each of the two gradients. With them a training step of two
+    such layers took 12.2 ms, about 1 ms less than in an earlier run without.
     """
     if not x.is_cuda or (autocast_dtype("cuda") or x.dtype).itemsize != 2:
         return None
@@ -252,10 +252,10 @@ def missing_zeros(x: Tensor, weight: Tensor) -> tuple[int, int] | None:
 
 
 def adds_apart(x: Tensor, weight: Tensor) -> bool:
-    """Whether it costs less to add the bias apart from the matmul, by a second launch or by the scan that reads it.
+    """Return whether it is faster to add the bias outside the matmul, by a second launch or by the scan that reads it.
 
-    With a bias torch asks cuBLASLt, which looks for an algorithm on every call: 80 us of host time where a matmul takes
-    30. In 16 bits the sum would be rounded twice.
+    With a bias torch uses cuBLASLt, which searches for an algorithm on every call: 80 us of host time, compared to 30
+    for a matmul without bias. In 16 bits the sum would be rounded twice.
     """
     if not x.is_cuda or x.dtype is not torch.float32 or autocasts(x):
         return False
@@ -265,7 +265,10 @@ def adds_apart(x: Tensor, weight: Tensor) -> bool:
 def linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, grad_bias: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, the weight and the padded bias, where ``needs`` asks for them; the last may be known."""
+    """Compute the gradients of x, the weight and the padded bias that ``needs`` asks for.
+
+    If ``grad_bias`` is given, it is returned as it is.
+    """
     if needs[2] and grad_bias is None:
         grad_bias = sum_rows(grad)
     outer, inner = weight.shape
@@ -281,17 +284,17 @@ def linear_backward(
 
 
 def sum_rows(x: Tensor) -> Tensor:
-    """Sum of ``(T, B, W)`` over steps and batch, ``(W,)``."""
+    """Sum ``(T, B, W)`` over steps and batch: ``(W,)``."""
     if x.is_cuda and x.shape[0] * x.shape[1] >= ROWS_AT_ONCE:
         return sum_in_turn(x)
     return x.sum((0, 1))
 
 
 def sum_in_turn(x: Tensor) -> Tensor:
-    """``sum_rows`` over one axis after the other, the shorter one first.
+    """Compute ``sum_rows`` over one axis after the other, the shorter one first.
 
-    Where torch shares a column out to many blocks it takes 512 bytes of memory per block and column, as many as 130 MB
-    in all: it would be the peak of a training call.
+    If torch divides a column among many blocks, it allocates 512 bytes per block and column, up to 130 MB in total,
+    which would be the peak memory of a training call.
     """
     total = x.sum(0 if x.shape[0] <= x.shape[1] else 1, dtype=working_dtype(x.dtype)).sum(0)
     return total if total.dtype is x.dtype else total.to(x.dtype)

@@ -1,8 +1,8 @@
-"""Whether kernels can run on this machine and on a given call, with the reason if not; autocast. No Triton here.
+"""Checks whether kernels can run on this machine and for a given call, and autocast. No Triton here.
 
 Some virtual machines announce AMX without granting it: bfloat16 matmuls then fail in torch itself. oneDNN, which torch
-multiplies bfloat16 matrices with on a CPU, trusts the announcement and dies on the first AMX instruction, or reports
-that it "could not create a primitive". Its own limit on instruction sets avoids that (``limit_isa``).
+uses for bfloat16 matmuls on a CPU, relies on the announcement and crashes on the first AMX instruction, or reports that
+it "could not create a primitive". oneDNN's own limit on instruction sets avoids this (``limit_isa``).
 """
 
 import functools
@@ -31,9 +31,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant_when_traced(function: Function) -> Function:
-    """:func:`torch.compiler.assume_constant_result` without its import of the compiler, which takes a second.
+    """Mark a function that inspects the machine, which a compiler cannot trace, as constant for the compiler.
 
-    For functions that inspect the machine, which a compiler cannot trace.
+    As :func:`torch.compiler.assume_constant_result`, without its import of the compiler, which takes a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -41,13 +41,16 @@ def constant_when_traced(function: Function) -> Function:
 
 @constant_when_traced
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU and slowly: for tests."""
+    """Return whether Triton's interpreter runs the kernels: slowly, on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
 @constant_when_traced
 def triton_obstacle() -> str | None:
-    """Why Triton cannot compile here, or None; it builds a small launcher in C for each kernel."""
+    """Return the reason why Triton cannot compile here, or None.
+
+    Triton needs a C compiler, since it builds a small launcher in C for each kernel.
+    """
     return _triton_obstacle()
 
 
@@ -62,13 +65,13 @@ def _triton_obstacle() -> str | None:
 
 @constant_when_traced
 def device_obstacle(device: torch.device) -> str | None:
-    """Why Triton's kernels cannot run on a CUDA device, or None."""
+    """Return the reason why Triton's kernels cannot run on a CUDA device, or None."""
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= 7 else f"the GPU has compute capability {major}.{minor}, and Triton needs 7.0"
 
 
 def row_kernel_obstacle(x: Tensor, hidden: int) -> str | None:
-    """Why kernels of one program per batch row cannot run on a tensor like ``x``, or None."""
+    """Return the reason why kernels with one program per batch row cannot run on a tensor like ``x``, or None."""
     if x.dtype not in KERNEL_DTYPES:
         return f"the dtype is {x.dtype}, and the kernels take float32, bfloat16 and float16"
     if hidden > LARGEST_HIDDEN:
@@ -81,7 +84,7 @@ def row_kernel_obstacle(x: Tensor, hidden: int) -> str | None:
 
 
 def tracing_obstacle(x: Tensor) -> str | None:
-    """Why a scan that is not a torch operator cannot run on ``x``, or None: its kernels cannot be traced."""
+    """Return the reason why a scan that is not a torch operator, so cannot be traced, cannot run on ``x``, or None."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if isinstance(x, FakeTensor) or torch.compiler.is_exporting():
@@ -96,14 +99,14 @@ _tracing_state, _transforms_active = torch._C._get_tracing_state, torch._C._are_
 
 
 def is_unwatched(tensors: Iterable[Tensor]) -> bool:
-    """Whether the tensors are plain memory, and no compiler, tracer, transform or mode observes the call."""
+    """Return whether the tensors are plain memory and no compiler, tracer, transform or mode observes the call."""
     if torch.compiler.is_compiling():
         return False
-    for x in tensors:  # a loop: every small call comes here, and a generator would be slower
+    for x in tensors:  # a loop: this runs on every small call, and a generator would be slower
         kind = type(x)
         if kind is Parameter:
             continue
-        # autograd.grad(..., is_grads_batched=True) batches, z.conj().imag negates without writing: never a parameter
+        # is_grads_batched=True gives batched tensors, and z.conj().imag lazily negated ones; a parameter is neither
         if kind is not Tensor or _is_batched(x) or x.is_neg():
             return False
     if _tracing_state() is not None or _transforms_active():
@@ -112,8 +115,8 @@ def is_unwatched(tensors: Iterable[Tensor]) -> bool:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype that autocast rounds the operands of a matmul to on a device type; None if it is off."""
-    # torch raises for a device type without autocast, such as meta; the usual ones need no check
+    """Return the dtype that autocast rounds the operands of a matmul to on a device type; None if it is off."""
+    # torch raises for a device type without autocast, such as meta; CPU and CUDA need no check
     if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
         return None
     if not torch.is_autocast_enabled(device_type):
@@ -122,8 +125,8 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
 
 
 def autocasts(x: Tensor) -> bool:
-    """Whether autocast rounds the operands of a matmul of ``x``."""
-    # first the cheap test: the name of a device costs as much as a view. It ignores MPS
+    """Return whether autocast rounds the operands of a matmul of ``x``."""
+    # the cheap test first: reading a device's name takes as long as a view. It does not cover MPS
     if not torch._C._is_any_autocast_enabled() and (x.is_cuda or x.is_cpu):
         return False
     return autocast_dtype(x.device.type) is not None
@@ -133,7 +136,7 @@ _AS_IT_IS = nullcontext()
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Matmuls of tensors on the device of ``x`` in the dtype of their operands."""
+    """Return a context manager that turns autocast off on the device of ``x``."""
     return torch.autocast(x.device.type, enabled=False) if autocasts(x) else _AS_IT_IS
 
 
@@ -152,7 +155,7 @@ for size in (8, 64, 256):
 
 
 def announces_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor says that it has AMX; False where that cannot be told."""
+    """Return whether the processor announces AMX; False if this is unknown."""
     try:
         return "amx_tile" in cpuinfo.read_text()
     except OSError:
@@ -160,7 +163,7 @@ def announces_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def bf16_works() -> bool:
-    """Try bfloat16 matmuls in a child process: where they fail, they may take the process with them."""
+    """Try bfloat16 matmuls in a child process, since a failure may crash the process."""
     return subprocess.run([sys.executable, "-c", AMX_TRIAL], capture_output=True, timeout=300).returncode == 0
 
 
@@ -169,12 +172,12 @@ def limit_isa(
     announced: Callable[[], bool] = announces_amx,
     works: Callable[[], bool] = bf16_works,
 ) -> str | None:
-    """Keep oneDNN from AMX where the CPU announces it and a trial shows that it does not work.
+    """Keep oneDNN from using AMX if the CPU announces it and a trial shows that it does not work.
 
-    Call it before the first bfloat16 matmul. A limit that the user has set is left alone.
+    Call this before the first bfloat16 matmul. A limit set by the user is left unchanged.
 
     Returns:
-        What was done, in words, or None if nothing had to be.
+        A message that names the reason and the limit, or None if no limit was set.
     """
     if ISA_VARIABLE in environment or not announced() or works():
         return None
@@ -183,7 +186,7 @@ def limit_isa(
 
 
 def explained_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """:func:`torch.nn.functional.linear`, whose error says what to do if it is this one."""
+    """Call :func:`torch.nn.functional.linear`, and add advice to the error of a CPU that does not grant AMX."""
     try:
         return F.linear(x, weight, bias)
     except RuntimeError as error:

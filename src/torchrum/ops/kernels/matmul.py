@@ -1,7 +1,8 @@
-"""The matmul of a step: cuBLAS, or a kernel whose partial sums are added by the row kernel; a scan's buffers around it.
+"""The matmul of a step, by cuBLAS or by a kernel whose partial sums the row kernel adds, and the buffers of a scan.
 
-A step's matmul is small (128 rows) and its time goes into loading the weight and summing the parts. Splitting the
-inner axis until every multiprocessor has one tile loads fastest, and the row kernel adds the parts while it loads them.
+A step's matmul is small (128 rows), and most of its time is spent on loading the weight and summing the parts. Loading
+is fastest if the inner axis is split until every multiprocessor has one tile; the row kernel then adds the parts while
+it loads them.
 """
 
 import functools
@@ -27,18 +28,18 @@ from torchrum.ops.kernels.triton_launch import (
     rehearsing,
 )
 
-# Tuning, read when a matmul is made. SPLIT_K takes the portable kernel, WEIGHT_FIRST the one for Hopper.
+# Tuning, read when a StepMatmul is built. SPLIT_K enables the portable kernel, WEIGHT_FIRST the kernel for Hopper.
 SPLIT_K = {"forward": False, "backward": True}  # for 16-bit dtypes; the inner axis of the backward is longer
-WEIGHT_FIRST = {"forward": True, "backward": True}  # where it can run
-BLOCK = {"forward": 0, "backward": 0}  # columns of a tile; 0 chooses
-WARPS = {"forward": 8, "backward": 8}  # of the kernel for Hopper; the portable one takes 8 for 128 columns
+WEIGHT_FIRST = {"forward": True, "backward": True}  # if it can run
+BLOCK = {"forward": 0, "backward": 0}  # columns per tile; 0 chooses
+WARPS = {"forward": 8, "backward": 8}  # for the Hopper kernel; the portable one uses 8 for 128 columns, else 4
 STAGES = 5  # blocks of the left factor in flight
-ROWS = 128  # of a tile: larger batches go to cuBLAS, which fills the device with them
+ROWS = 128  # rows per tile: larger batches use cuBLAS, since they fill the device
 MOST_PARTS = 12
-PART_WEIGHT = 4  # of a part's bytes against others: the row kernel waits for them (measured at 704 and 1024 units)
-ROW_SHARED = 16 * 1024  # bytes left over for the row kernel beside it
-INNER = 64  # the hidden axis is padded to this
-GLUON_VERSIONS = ("3.6",)  # of Triton; the language of the kernel for Hopper changes from one to the next
+PART_WEIGHT = 4  # weight of a part's bytes: the row kernel waits for them (measured at 704 and 1024 units)
+ROW_SHARED = 16 * 1024  # bytes of shared memory left for the row kernel
+INNER = 64  # the hidden axis is padded to a multiple of this
+GLUON_VERSIONS = ("3.6",)  # Triton versions that the Hopper kernel supports: Gluon changes between versions
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -47,10 +48,10 @@ def split_k_kernel(
     N: tl.constexpr, K: tl.constexpr, RIGHT_K: tl.constexpr, RIGHT_N: tl.constexpr, CHUNKS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``parts[s] = left[:, ks] @ right[ks]`` for the s-th share of the inner axis, CHUNKS blocks of BK long."""
+    """Compute ``parts[s] = left[:, ks] @ right[ks]`` for the s-th share of the inner axis, CHUNKS blocks of BK long."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()  # not before: the next kernel may read what was written before this one
+        tl.extra.cuda.gdc_launch_dependents()  # after the wait: the next kernel may read what earlier kernels wrote
     share = tl.program_id(1)
     rows = tl.arange(0, BM)
     cols = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -67,7 +68,7 @@ def split_k_kernel(
             inside = inner + chunk * BK < K
             a = tl.load(left, mask=there & inside[None, :], other=0.0)
             b = tl.load(right, mask=inside[:, None], other=0.0)
-        if INTERPRET:  # whose dot takes bfloat16 for integers
+        if INTERPRET:  # the interpreter's dot treats bfloat16 as integers
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total)
         left += BK
@@ -78,7 +79,7 @@ def split_k_kernel(
 
 @triton.jit
 def fetch_parts(parts, offset, mask, stride, PARTS: tl.constexpr):
-    """The partial sums of a matmul's row, ``stride`` apart, for ``add_parts``: every load on its way before a use."""
+    """Load the partial sums of a matmul's row, ``stride`` apart, for ``add_parts``; all loads come before a use."""
     fetched = (tl.load(parts + offset, mask=mask, other=0.0),)
     for part in tl.static_range(1, PARTS):
         more = tl.load(parts + part * stride + offset, mask=mask, other=0.0)
@@ -96,13 +97,13 @@ def add_parts(fetched, PARTS: tl.constexpr):
 
 @triton.jit
 def load_parts(parts, offset, mask, stride, PARTS: tl.constexpr):
-    """The matmul's row from its partial sums, ``stride`` apart."""
+    """Load a matmul's row from its partial sums, ``stride`` apart."""
     return add_parts(fetch_parts(parts, offset, mask, stride, PARTS), PARTS)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a matmul is cut: ``tiles`` of ``block`` columns times ``parts`` of ``chunks`` inner blocks."""
+    """The division of a matmul: ``tiles`` of ``block`` columns times ``parts`` of ``chunks`` inner blocks."""
 
     block: int
     tiles: int
@@ -110,18 +111,24 @@ class Tiling:
     parts: int
 
     def traffic(self, B: int, processors: int, size: int) -> int:
-        """Weighted bytes in a step's way because of the cut: what a tile loads of the left factor and stores, on all
-        multiprocessors whether they have one or not, and the parts that the row kernel loads."""
+        """Return the weighted bytes that the division adds to a step.
+
+        These are a tile's loads of the left factor and its stores, counted for every multiprocessor even if it has no
+        tile, and the row kernel's loads of the parts.
+        """
         tile = self.chunks * INNER * ROWS * 2 + ROWS * self.block * size
         return processors * tile + PART_WEIGHT * self.parts * B * self.tiles * self.block * size
 
     def stages(self, shared: int) -> int:
-        """Blocks of the left factor that fit in shared memory beside the tile's whole share of the weight."""
+        """Return how many blocks of the left factor fit in shared memory beside the tile's share of the weight."""
         return min(self.chunks, STAGES, (shared - self.chunks * self.block * INNER * 2) // (ROWS * INNER * 2))
 
 
 def tiling(B: int, K: int, N: int, processors: int, size: int, block: int = 0) -> Tiling:
-    """The cut with the least traffic that gives every multiprocessor one tile; ``size`` of a partial sum in bytes."""
+    """Return the tiling with the least traffic and at most one tile per multiprocessor, if the columns permit.
+
+    ``size`` is the size of a partial sum in bytes.
+    """
     found = []
     for width in (block,) if block else (128, 64, 32):
         if N % width and width > 32:
@@ -129,12 +136,15 @@ def tiling(B: int, K: int, N: int, processors: int, size: int, block: int = 0) -
         blocks, tiles = K // INNER, triton.cdiv(N, width)
         shares = max(1, min(MOST_PARTS, blocks, processors // tiles))
         chunks = triton.cdiv(blocks, shares)
-        found.append(Tiling(width, tiles, chunks, triton.cdiv(blocks, chunks)))  # every part has something to add
+        found.append(Tiling(width, tiles, chunks, triton.cdiv(blocks, chunks)))  # no part is empty
     return min(found, key=lambda cut: cut.traffic(B, processors, size)) if found else tiling(B, K, N, processors, size)
 
 
 class StepMatmul:
-    """``left (B, K) @ right (K, N)`` at fixed addresses; ``out`` is ``(parts, B, N)``, in ``summed`` if it is given."""
+    """The matmul ``left (B, K) @ right (K, N)`` at fixed addresses.
+
+    ``out`` is ``(parts, B, N)``, in the dtype ``summed`` if given, else in the dtype of ``left``.
+    """
 
     def __init__(
         self, left: Tensor, right: Tensor, pdl: bool, direction: str, summed: torch.dtype | None = None
@@ -161,7 +171,7 @@ class StepMatmul:
         self.stages = self.places = self.tiling.stages(shared - ROW_SHARED)
         if self.stages < min(2, self.tiling.chunks):
             return False
-        # with more than half of the memory a multiprocessor holds no second tile, not even while one ends
+        # with more than half of the shared memory per tile, no second tile starts, not even while one ends
         more_than_half = shared // 2 + 4096 - self.tiling.chunks * self.tiling.block * INNER * 2
         self.places = max(self.places, triton.cdiv(more_than_half, ROWS * INNER * 2))
         from torchrum.ops.kernels.matmul_hopper import descriptor
@@ -174,7 +184,7 @@ class StepMatmul:
         return True
 
     def prepare(self) -> Launch:
-        """Prepare the launch that multiplies the values of ``left`` and ``right`` at that time."""
+        """Prepare the launch, which multiplies the values that ``left`` and ``right`` have when it runs."""
         if self.by_cublas is not None:
             return self.by_cublas
         ((B, K), N), cut = self.sizes, self.tiling
@@ -195,7 +205,7 @@ class StepMatmul:
 
 
 def splits(direction: str, B: int, dtype: torch.dtype) -> bool:
-    """Whether the matmul may be left in parts; float32 follows torch's precision settings, so it goes to cuBLAS."""
+    """Return whether the matmul may be left in parts; float32 uses cuBLAS, to follow torch's precision settings."""
     wanted = SPLIT_K[direction] or WEIGHT_FIRST[direction]
     return wanted and B <= ROWS and dtype in (torch.float16, torch.bfloat16)
 
@@ -206,7 +216,7 @@ def _hopper(device: torch.device) -> bool:
 
 
 def has_weight_first(x: Tensor) -> bool:
-    """Whether the kernel for Hopper can run on ``x``'s device."""
+    """Return whether the kernel for Hopper can run on the device of ``x``."""
     version = ".".join(triton.__version__.split(".")[:2])
     return x.is_cuda and not INTERPRET.value and version in GLUON_VERSIONS and _hopper(x.device)
 
@@ -216,30 +226,30 @@ def multiprocessors(x: Tensor) -> int:
 
 
 def rounded(x: Tensor) -> bool:
-    """Whether matmuls of ``x`` are TF32, which a capture fixes; Triton's interpreter follows the setting."""
+    """Return whether matmuls of ``x`` use TF32, which a capture fixes; Triton's interpreter follows the setting too."""
     return x.dtype == torch.float32 and tf32_allowed() and (not x.is_cuda or has_tf32(x.device))
 
 
 def scan_key(kind: str, direction: str, x: Tensor, *more: Any) -> Hashable:
-    """Key of everything that a scan's graphs depend on: input ``x`` ``(T, B, ...)``, tuning, and ``more``."""
+    """Return the key of all that a scan's graphs depend on: input ``x`` ``(T, B, ...)``, tuning, and ``more``."""
     B = x.shape[1]
     return kind, direction, x.device, x.dtype, B, rounded(x), triton_launch.PDL, splits(direction, B, x.dtype), *more
 
 
 class ScanSteps:
-    """One direction of a scan by one matmul and one row kernel per step, with buffers at fixed addresses.
+    """One direction of a scan, as one matmul and one row kernel per step, with buffers at fixed addresses.
 
     Args:
-        inputs: the tensors of a call: its ``ScanInputs`` or ``GatedInputs``.
+        inputs: the tensors of a call, ``ScanInputs`` or ``GatedInputs``.
         num_gates: row blocks of the weight.
         draws: whether there is a seed.
         graphed: whether graphs will capture the steps, which then read addresses from a table.
-        bf16x3: hold float32 operands as three of bfloat16.
+        bf16x3: whether to hold each float32 operand as three bfloat16 operands.
     """
 
     direction: str
     stride: int
-    """+1 forward, where the row kernel reads the matmul's result; -1 backward, where it comes first."""
+    """+1 forward: the row kernel reads the matmul's result. -1 backward: the row kernel runs first."""
     flags: dict[str, Any]
     matmul: StepMatmul
 
@@ -260,7 +270,7 @@ class ScanSteps:
         self.given: tuple[Tensor | None, ...] = ()
 
     def load(self, inputs: Any, *given: Tensor | None) -> None:
-        """Load a call's data; ``given`` are the row kernel's tensors over all steps."""
+        """Load a call's data; ``given`` holds the row kernel's tensors over all steps."""
         G, H, pieces = self.G, self.H, self.pieces
         weight = split_right(inputs.weight_hh) if self.bf16x3 else inputs.weight_hh
         self.weight.view(G, -1, pieces, self.HP)[:, :H, :, :H].copy_(weight.view(G, H, pieces, H))
@@ -273,11 +283,11 @@ class ScanSteps:
             fill_table(self.table, 0 if self.stride == 1 else self.T - 1, self.T, *given)
 
     def tensors(self, table: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The row kernel's first arguments: a table, or no table and the tensors themselves."""
+        """Return the row kernel's first arguments: the table, or None and the tensors."""
         return (table, *(self.given if table is None else [None] * len(self.given)))
 
     def row(self, table: Tensor | None, t: int) -> Launch:
-        """Prepare the row kernel's launch on the table's tensors, or without a table on those given."""
+        """Prepare the row kernel's launch, on the table's tensors or, without a table, on the given ones."""
         raise NotImplementedError
 
     def launches(self, t: int) -> tuple[Launch, ...]:
@@ -285,7 +295,7 @@ class ScanSteps:
 
     def warm_up(self) -> None:
         _, row = [enqueue() for enqueue in self.launches(0)][:: self.stride]
-        direct = self.row(None, 0)()  # a capture around the scan records the addresses instead
+        direct = self.row(None, 0)()  # inside another capture, the kernel takes the addresses as arguments
         if self.flags.get("PDL") and not rehearsing():
             prefer_shared(row)
             prefer_shared(direct)

@@ -1,8 +1,8 @@
-"""The split-K matmul for Hopper: each tile fetches its whole share of the weight before it waits for the state.
+"""The split-K matmul for Hopper: each tile loads its whole share of the weight before it waits for the state.
 
-The weight does not depend on the kernel before, the state does. Under dependent launch this kernel starts while the row
-kernel still runs, so that the weight's half of the traffic is over when the state arrives. Written in Gluon, which
-places shared memory, bulk copies and tensor-core instructions by hand.
+The state depends on the previous kernel, the weight does not. Under dependent launch this kernel starts while the row
+kernel is still running, so the weight, half of the traffic, is loaded when the state arrives. It is written in Gluon,
+which gives explicit control of shared memory, bulk copies and tensor-core instructions.
 """
 
 from torch import Tensor
@@ -36,11 +36,11 @@ def weight_first_kernel(
     N: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr, BN: gl.constexpr,
     INNER_LAST: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """``parts[s] = left[:, ks] @ right`` for the s-th share of the inner axis, CHUNKS blocks long.
+    """Compute ``parts[s] = left[:, ks] @ right[ks]`` for the s-th share of the inner axis, CHUNKS blocks of BK long.
 
     ``left`` and ``right`` are descriptors; right's block is (BN, BK) if the inner axis is its last, else (BK, BN).
-    What lies outside of them is zero, so the last share may be short. ``STAGES`` blocks of left are in flight; there
-    are ``PLACES`` for them, more than that where a multiprocessor is to hold no second tile.
+    Elements outside of them are zero, so the last share may be short. ``STAGES`` blocks of left are in flight. There is
+    space for ``PLACES`` blocks: more than ``STAGES`` if a multiprocessor must not hold a second tile.
     """
     BM: gl.constexpr = left.block_shape[0]
     BK: gl.constexpr = left.block_shape[1]
@@ -67,7 +67,7 @@ def weight_first_kernel(
         mbarrier.expect(a_there.index(stage), left.block_type.nbytes)
     if PDL:
         wait_for_predecessor()
-        launch_dependents()  # not before: the next kernel may then read all that was written before this one
+        launch_dependents()  # after the wait: the next kernel may read what earlier kernels wrote
     for stage in gl.static_range(STAGES):
         tma.async_copy_global_to_shared(left, [0, inner + stage * BK], a_there.index(stage), a.index(stage))
 
@@ -82,7 +82,7 @@ def weight_first_kernel(
         if INNER_LAST:
             weight = weight.permute((1, 0))
         total = warpgroup_mma(a.index(chunk % STAGES), weight, total, is_async=True)
-        if chunk > 0 and chunk - 1 + STAGES < CHUNKS:  # refill the place of the block before, once all have read it
+        if chunk > 0 and chunk - 1 + STAGES < CHUNKS:  # refill the previous block's place, once all warps have read it
             total = warpgroup_mma_wait(num_outstanding=1, deps=(total,))
             gl.thread_barrier()
             free = (chunk - 1) % STAGES
@@ -104,6 +104,6 @@ def weight_first_kernel(
 
 
 def descriptor(x: Tensor, rows: int, cols: int) -> TensorDescriptor:
-    """``x`` for bulk copies of blocks (rows, cols), at its present address."""
-    element = {2: gl.float16, 4: gl.float32}[x.element_size()]  # the layout asks only for the size
+    """Return a descriptor of ``x``, at its current address, for bulk copies of blocks (rows, cols)."""
+    element = {2: gl.float16, 4: gl.float32}[x.element_size()]  # the layout depends only on the size
     return TensorDescriptor.from_tensor(x, [rows, cols], gl.NVMMASharedLayout.get_default_for([rows, cols], element))

@@ -1,7 +1,7 @@
 """Device functions that the fused kernels share: row sums, activations, layer norm, zoneout's hash.
 
-All of them work on one batch row held as a block of ``BLOCK`` float32 lanes, of which ``H`` are real. Lanes past ``H``
-must be zero in every vector that enters a sum.
+Each works on one batch row, a block of ``BLOCK`` float32 lanes of which the first ``H`` are real. Lanes past ``H`` must
+be zero in every vector that enters a sum.
 """
 
 import triton
@@ -47,14 +47,14 @@ def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
 
 @triton.jit
 def own_row(t, B, H: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's batch row, its number among the rows of all steps, its lanes and which of them are real."""
+    """Return this program's batch row, its index among the rows of all steps, its lanes and the mask of real lanes."""
     b = tl.program_id(0)
     row = t.to(tl.int64) * B + b
     j = tl.arange(0, BLOCK)
     return b, row, j, j < H
 
 
-# Several sums in one reduction share its shuffles' latency and its barrier.
+# Several sums in one reduction share the latency of its shuffles and its barrier.
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def sum8(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def prefetch(row, BYTES: tl.constexpr):
-    """Ask L2 for ``BYTES`` from the pointer ``row`` on, without waiting: the next step's data come from far memory."""
+    """Prefetch ``BYTES`` from the pointer ``row`` on into L2: the next step's data are in device memory."""
     if not INTERPRET:
         LINES: tl.constexpr = triton.next_power_of_2((BYTES + 127) // 128)
         lines = row.to(tl.int64) + tl.minimum(tl.arange(0, LINES) * 128, BYTES - 1)
@@ -105,7 +105,7 @@ def prefetch(row, BYTES: tl.constexpr):
 
 @triton.jit
 def hash32(x):
-    """One round of a 32-bit integer hash; ``x`` is uint32."""
+    """Hash a uint32 ``x``."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -115,14 +115,17 @@ def hash32(x):
 
 @triton.jit
 def zoneout_keep_new(seed, t, index, threshold: tl.constexpr):
-    """Which elements take their new value at step ``t``; ``index`` is ``b * H + j``, ``threshold`` (1 - p) 2^32."""
+    """Return the mask of elements that take their new value at step ``t``.
+
+    ``index`` is ``b * H + j``, and ``threshold`` is ``(1 - p) 2^32``.
+    """
     key = hash32(seed.to(tl.uint32) ^ (t.to(tl.uint32) * 0x9E3779B9))
     return hash32(key ^ index.to(tl.uint32)) < threshold
 
 
 @triton.jit
 def settled(mask):
-    """``mask``, computed here: the compiler would put it off to its first use, behind a wait."""
+    """Return ``mask``, computed here: the compiler would delay it to its first use, behind a wait."""
     if INTERPRET:
         return mask
     else:
@@ -163,7 +166,7 @@ def activate(x, activation: tl.constexpr):
 
 @triton.jit
 def activation_slope(y, activation: tl.constexpr):
-    """The activation's derivative, from its value ``y``."""
+    """Return the activation's derivative, from its value ``y``."""
     if activation == "relu":
         return tl.where(y > 0.0, 1.0, 0.0)
     elif activation == "tanh":
@@ -177,13 +180,13 @@ def activation_slope(y, activation: tl.constexpr):
 
 @triton.jit
 def cancels(mean, var, ln_eps: tl.constexpr):
-    """Whether a variance taken as a difference of squares has lost too many digits."""
+    """Return whether a variance computed as a difference of squares has lost too many digits."""
     return mean * mean > 8.0 * (var + ln_eps)
 
 
 @triton.jit
 def moments(x, mask, total, squares, ln_eps: tl.constexpr, H: tl.constexpr):
-    """Mean and 1 / sqrt(var + ln_eps) of a row from its sum and its sum of squares."""
+    """Compute the mean and 1 / sqrt(var + ln_eps) of a row from its sum and its sum of squares."""
     mean = total / H
     var = tl.maximum(squares / H - mean * mean, 0.0)
     if cancels(mean, var, ln_eps):  # take the variance about the mean
@@ -194,7 +197,7 @@ def moments(x, mask, total, squares, ln_eps: tl.constexpr, H: tl.constexpr):
 
 @triton.jit
 def moments2(x, y, mask, total_x, squares_x, total_y, squares_y, ln_eps: tl.constexpr, H: tl.constexpr):
-    """``moments`` of two rows, with one branch for both."""
+    """Compute the ``moments`` of two rows, with one branch for both."""
     mean_x, mean_y = total_x / H, total_y / H
     var_x = tl.maximum(squares_x / H - mean_x * mean_x, 0.0)
     var_y = tl.maximum(squares_y / H - mean_y * mean_y, 0.0)
@@ -214,8 +217,11 @@ def load_ln(ln_weight, ln_bias, block: tl.constexpr, j, mask, H: tl.constexpr):
 
 @triton.jit
 def ln_backward(grad, normed, weight, rstd, total, projection, H: tl.constexpr):
-    """Gradient of a layer norm's input from the sums of ``weight * grad`` and ``weight * grad * normed``."""
-    if H == 1:  # all of it goes into the mean, up to roundings
+    """Compute the gradient of a layer norm's input.
+
+    ``total`` and ``projection`` are the sums of ``weight * grad`` and of ``weight * grad * normed``.
+    """
+    if H == 1:  # the value is its own mean, so the gradient is zero up to rounding
         return 0.0 * grad
     else:
         return rstd * (weight * grad - total / H - normed * (projection / H))

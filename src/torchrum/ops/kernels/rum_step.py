@@ -1,4 +1,4 @@
-"""Device functions of one RUM step with lam = 0 on one batch row: the rotation's scalars, the cell, what it reads."""
+"""Device functions of one RUM step with lam = 0 on one batch row: the rotation's scalars, the cell and its operands."""
 
 import triton
 import triton.language as tl
@@ -19,14 +19,14 @@ from torchrum.ops.kernels.rows import (
     zoneout_keep_new,
 )
 
-NORM_TINY = tl.constexpr(1e-12)  # |eps| or |tau| at or under this: no rotation; a state: eta leaves zero of it
-BISECTOR_TINY = tl.constexpr(1e-4)  # |e + w| at or under this: half turn
-ACCURATE_COS = tl.constexpr(-0.9)  # below this cosine 1 + cos cancels and the sums are taken over e + w itself
+NORM_TINY = tl.constexpr(1e-12)  # no rotation for |eps| or |tau| up to this; eta makes a state up to this norm zero
+BISECTOR_TINY = tl.constexpr(1e-4)  # half turn for |e + w| up to this
+ACCURATE_COS = tl.constexpr(-0.9)  # below this cosine 1 + cos cancels, so the sums use e + w itself
 
 
 @triton.jit
 def rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
-    """The scalars of ``Rot(eps, tau) h = h + al e + be w + ga 1_i``, with ``e = eps / |eps|`` and ``w = tau / |tau|``.
+    """Compute the scalars of ``Rot(eps, tau) h = h + al e + be w + ga 1_i`` for ``e = eps/|eps|``, ``w = tau/|tau|``.
 
     Takes the sums ``eps.eps, eps.h, tau.tau, eps.tau, tau.h``. Returns ``inv_eps, inv_tau`` (both 0 if a vector is
     zero, which makes the rotation the identity and its gradients zero), ``cos = e.w``, ``k = 2 / |e + w|^2``,
@@ -35,7 +35,7 @@ def rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
     """
     norm_eps = tl.sqrt(ee)
     norm_tau = tl.sqrt(tt)
-    # a line has no rotation but 1; "not <=" rather than ">" so that NaN is passed on
+    # in one dimension the only rotation is the identity; "<=" is false for NaN, so that NaN propagates
     fixed = (norm_eps <= NORM_TINY) | (norm_tau <= NORM_TINY) | (H == 1)
     inv_eps = tl.where(fixed, 0.0, 1.0 / norm_eps)
     inv_tau = tl.where(fixed, 0.0, 1.0 / norm_tau)
@@ -58,7 +58,7 @@ def rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
             k = 2.0 / ss
             be = -k * sg
             al = be - 2.0 * p
-        else:  # half turn in the plane of e and the axis it leans on least
+        else:  # half turn in the plane of e and the axis where |e| is smallest
             i = tl.argmin(tl.where(mask, tl.abs(e), 2.0), 0)
             e_i, h_i = sum2(tl.where(j == i, e, 0.0), tl.where(j == i, h, 0.0))
             inv_f = 1.0 / tl.sqrt(1.0 - e_i * e_i)  # e_i^2 is at most 1/2
@@ -72,7 +72,7 @@ def rotation_scalars(eps, tau, h, j, mask, ee, eh, tt, et, th, H: tl.constexpr):
 
 @triton.jit
 def load_norms(ln_weight, ln_bias, j, mask, H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr):
-    """Layer norm's gain and shift for tau, for the gate and for the candidate."""
+    """Load layer norm's gain and shift for tau, for the gate and for the candidate."""
     norms = None
     if LN != "none":
         weight_t, bias_t = load_ln(ln_weight, ln_bias, 0, j, mask, H)
@@ -86,7 +86,7 @@ def load_norms(ln_weight, ln_bias, j, mask, H: tl.constexpr, GATE: tl.constexpr,
 
 @triton.jit
 def kept_new(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr):
-    """Where zoneout's masks and the length let the new state in; None if everywhere."""
+    """Return the mask of units that take the new state, from zoneout and the length; None if all units do."""
     keep = None
     if ZONEOUT == "train":
         keep = zoneout_keep_new(tl.load(seed), t, b * H + j, KEEP_BELOW)
@@ -100,7 +100,7 @@ def kept_new(lengths, seed, t, b, j, H: tl.constexpr, ZONEOUT: tl.constexpr, KEE
 
 @triton.jit
 def with_norm(new, ETA: tl.constexpr):
-    """A new state scaled to the norm ETA, or as it is where there is none."""
+    """Scale a new state to the norm ETA, if ETA is given."""
     if ETA is not None:
         norm = tl.sqrt(tl.sum(new * new, 0))
         new = new * tl.where(norm <= NORM_TINY, 0.0, ETA / norm)
@@ -109,7 +109,7 @@ def with_norm(new, ETA: tl.constexpr):
 
 @triton.jit
 def sums_of_inputs(eps, h, LN: tl.constexpr):
-    """The sums of ``rum_cell`` that need neither tau nor the gate: eps.eps, eps.h and, for layer norm, h.h, eps, h."""
+    """Compute the sums of ``rum_cell`` without tau and the gate: eps.eps, eps.h and, for layer norm, h.h, eps, h."""
     if LN == "none":
         ee, eh = sum2(eps * eps, eps * h)
         return ee, eh, ee, ee, ee
@@ -123,10 +123,10 @@ def rum_cell(
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr, ACTIVATION: tl.constexpr,
     inputs=None,
 ):  # fmt: skip
-    """The state before eta and zoneout, and every scalar that the backward needs to redo it without a sum: those of
-    ``rotation_scalars``, and layer norm's mean and 1/std of tau, the gate and the candidate.
+    """Compute the new state before eta and zoneout, and every scalar that the backward needs to repeat the step without
+    a sum: the values of ``rotation_scalars``, and layer norm's mean and 1/std of tau, the gate and the candidate.
 
-    ``inputs`` is what ``sums_of_inputs`` returns, where that is known already.
+    ``inputs`` holds the values of ``sums_of_inputs`` if they are already computed.
     """
     mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     tau = tau_raw
@@ -172,11 +172,11 @@ def rum_cell(
     inv_eps, inv_tau, cos, _, p, q, al, be, ga, i, _, _ = turn
     new = eps + h + (al * inv_eps) * eps + (be * inv_tau) * tau + tl.where(j == i, ga, 0.0)
     if LN != "none":
-        # Moments of eps + z without another sum: z is as long as h, and eps.z = |eps| (2 p cos - q).
+        # moments of eps + z without another sum: |z| = |h|, and eps.z = |eps| (2 p cos - q)
         ez = tl.where(inv_eps == 0.0, eh, ee * inv_eps * (2.0 * p * cos - q))
         mean_c = (total_e + total_h + (al * inv_eps) * total_e + (be * inv_tau) * total_t) / H
         var_c = tl.maximum((ee + hh + 2.0 * ez) / H - mean_c * mean_c, 0.0)
-        if (cos < ACCURATE_COS) | (ee + hh > (8.0 * H) * (var_c + LN_EPS)):  # these terms cancel: sum after all
+        if (cos < ACCURATE_COS) | (ee + hh > (8.0 * H) * (var_c + LN_EPS)):  # these terms cancel: compute the sums
             mean_c = tl.sum(new, 0) / H
             centred = tl.where(mask, new - mean_c, 0.0)
             var_c = tl.sum(centred * centred, 0) / H

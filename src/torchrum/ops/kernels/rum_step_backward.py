@@ -1,8 +1,8 @@
-"""Device functions of the lam = 0 backward: one step again from what was kept of it, and its gradients.
+"""Device functions of the lam = 0 backward: one step recomputed from its saved values, and its gradients.
 
-The step is redone pointwise from the scalars in ``stats``, so it works on any piece of a row and on many rows at once.
-All sums with the incoming gradient are taken in one round, or in two with layer norm: the backward is linear, so that
-what a sum would wait for can be subtracted from it afterwards.
+The step is recomputed pointwise from the scalars in ``stats``, so this works on any piece of a row and on many rows at
+once. All sums with the incoming gradient are computed in one round, or in two with layer norm: the backward is linear,
+so a term that a sum would have to wait for is subtracted from it afterwards.
 """
 
 from typing import Any
@@ -27,13 +27,13 @@ from torchrum.ops.kernels.rows import (
 from torchrum.ops.kernels.rum_step import ACCURATE_COS, NORM_TINY, load_norms
 from torchrum.ops.kernels.triton_launch import launch
 
-STATS = tl.constexpr(24)  # float32 numbers kept for each row of each step
-FROM_BACKWARD = tl.constexpr(19)  # from here on the backward's own, for layer norm's gradients
+STATS = tl.constexpr(24)  # float32 numbers saved per row and step
+FROM_BACKWARD = tl.constexpr(19)  # the backward writes the numbers from this one on, for layer norm's gradients
 
 
 @triton.jit
 def load_step(xp, out, gates, h0, row, t, b, B, j, mask, H: tl.constexpr, GATE: tl.constexpr):
-    """What one row's step started from: raw gates, eps and the state before it."""
+    """Load the operands of one row's step: raw gates, eps and the state before the step."""
     G: tl.constexpr = 2 if GATE else 1
     eps = tl.load(xp + row * ((G + 1) * H) + G * H + j, mask=mask, other=0.0).to(tl.float32)
     h = tl.load(out + (row - B) * H + j, mask=mask & (t > 0), other=0.0).to(tl.float32)
@@ -47,7 +47,7 @@ def load_step(xp, out, gates, h0, row, t, b, B, j, mask, H: tl.constexpr, GATE: 
 
 @triton.jit
 def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
-    """Keep the scalars that ``rum_cell`` returns in ``cell``; ``redo_step`` reads them."""
+    """Store the scalars of ``cell``, a result of ``rum_cell``, for ``redo_step``."""
     new, turn, norm_moments = cell
     inv_eps, inv_tau, cos, k, p, q, al, be, ga, i, e_i, inv_f = turn
     mean_t, rstd_t, mean_u, rstd_u, mean_c, rstd_c = norm_moments
@@ -78,7 +78,10 @@ def store_stats(stats, cell, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.const
 
 @triton.jit
 def tau_grad(dz, dz_s, dz_w, e, w, h, turn):
-    """Gradient of ``Rot(eps, tau) h`` to tau from ``dz`` and its inner products with e + w and w; 0 for a half turn."""
+    """Compute the gradient of tau from ``dz``, that of ``Rot(eps, tau) h``, and its inner products with e + w and w.
+
+    It is zero for a half turn.
+    """
     _, inv_tau, cos, k, _, q, al, be, _, _, _, _ = turn
     dq = -k * dz_s
     dcos = -k * al * dz_s
@@ -87,11 +90,12 @@ def tau_grad(dz, dz_s, dz_w, e, w, h, turn):
 
 @triton.jit
 def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
-    """Gradients of ``Rot(eps, tau) h`` to h, eps and tau from ``dz`` and its inner products with the directions e and
-    w; and the inner product of ``dz`` with e + w. ``turn`` is what ``rotation_scalars`` returns."""
+    """Compute the gradients of h, eps and tau from ``dz``, the gradient of ``Rot(eps, tau) h``, and its inner products
+    with e and w; also return the inner product of ``dz`` with e + w. ``turn`` holds the values of ``rotation_scalars``.
+    """
     inv_eps, _, cos, k, p, _, al, _, _, i, e_i, inv_f = turn
     dz_s = dz_e + dz_w
-    if cos < ACCURATE_COS:  # e and w nearly cancel, and so would the two inner products
+    if cos < ACCURATE_COS:  # e and w nearly cancel, so the two inner products would too
         dz_s = tl.sum(dz * (e + w), 0)
     dq = -k * dz_s
     dp = 2.0 * dz_w + dq
@@ -99,7 +103,7 @@ def rotation_backward(dz, dz_e, dz_w, e, w, h, turn, j):
     dh = dz + dp * e + dq * w
     deps = inv_eps * (al * dz + dp * h + dcos * w - (al * dz_e + dp * p + dcos * cos) * e)
     dtau = tau_grad(dz, dz_s, dz_w, e, w, h, turn)
-    if i >= 0.0:  # half turn, whose second axis f counts as a constant: H_f H_e h
+    if i >= 0.0:  # half turn H_f H_e h, with the second axis f treated as a constant
         axis = tl.where(j == i.to(tl.int32), 1.0, 0.0)
         dz_f = (tl.sum(dz * axis, 0) - e_i * dz_e) * inv_f
         f = (axis - e_i * e) * inv_f
@@ -115,7 +119,7 @@ def redo_step(
     tau_raw, u_raw, eps, h, stats, norms, j, mask,
     GATE: tl.constexpr, LN: tl.constexpr, ACTIVATION: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
-    """The step again, pointwise: the vectors that ``undo_step`` needs and that do not wait for the gradient."""
+    """Recompute the step, pointwise: the vectors for ``undo_step`` that do not depend on the gradient."""
     inv_eps = tl.load(stats + 0)
     inv_tau = tl.load(stats + 1)
     cos = tl.load(stats + 2)
@@ -159,12 +163,12 @@ def redo_step(
         normed_c = (new - tl.load(stats + 15)) * rstd_c
         new = normed_c * weight_c + bias_c
     new = activate(new, ACTIVATION)
-    slope = activation_slope(new, ACTIVATION)  # how much of the state's gradient reaches the candidate's argument
+    slope = activation_slope(new, ACTIVATION)  # share of the state's gradient that reaches the candidate's argument
     share, slope_gate = slope, slope
     if GATE:
         share = 1.0 - gate
         slope *= share
-        slope_gate = h - new  # and the gate's
+        slope_gate = h - new  # share that reaches the gate's argument
         if LN != "authors":
             slope_gate *= gate * share
     mixed, inv_norm = new, inv_eps
@@ -182,8 +186,8 @@ def redo_step(
 
 @triton.jit
 def sums_ahead(again, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr):
-    """The sums of ``undo_step`` that do not wait for the gradient: those with ``mixed`` in the gradient's place, and
-    what layer norm takes off the inner products with e and w."""
+    """Compute the sums of ``undo_step`` that do not depend on the gradient: the sums with ``mixed`` in place of the
+    gradient, and the terms that layer norm subtracts from the inner products with e and w."""
     _, vectors, layers = again
     e, w, _, slope, slope_gate, mixed, _ = vectors
     _, _, _, normed_u, weight_u, _, _, normed_c, weight_c, _ = layers
@@ -211,15 +215,16 @@ def undo_step(
     dh, again, ahead, keep, h, stats, dseen, j, mask,
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the raw tau, the raw gate, eps and the state before the step from ``dh``, that of its new state.
+    """Compute the gradients of the raw tau, the raw gate, eps and the state before the step from ``dh``, the gradient
+    of the new state.
 
-    Where there is layer norm, ``dseen`` and the scalars at FROM_BACKWARD get what ``step_norm_grads`` needs.
+    With layer norm, store the values for ``step_norm_grads`` in ``dseen`` and in the scalars from FROM_BACKWARD on.
     """
     turn, vectors, layers = again
     e, w, gate, slope, slope_gate, mixed, inv_norm = vectors
     normed_t, weight_t, rstd_t, normed_u, weight_u, rstd_u, slope_u, normed_c, weight_c, rstd_c = layers
     mixed_e, mixed_w, mixed_1, mixed_n, mixed_gate, mixed_gate_n, sum_e, sum_w, n_e, n_w = ahead
-    # back through lengths and zoneout
+    # backward of lengths and zoneout
     dprev = tl.zeros_like(dh)
     dnew = dh
     if ZONEOUT is not None and ZONEOUT != "train":
@@ -229,7 +234,7 @@ def undo_step(
         dprev = tl.where(keep, dprev, dh)
         dnew = tl.where(keep, dnew, 0.0)
 
-    # the sums, all linear in dnew; eta takes mixed's share off dnew and so off each of them
+    # the sums, all linear in dnew; eta subtracts mixed's share from dnew, so also from each sum
     along = 0.0
     if LN == "none":
         if ETA is None:
@@ -238,7 +243,7 @@ def undo_step(
             along, dz_e, dz_w = sum3(dnew * mixed, dnew * slope * e, dnew * slope * w)
     else:
         tl.store(dseen + j, dnew.to(dseen.dtype.element_ty), mask=mask)
-        slope *= weight_c  # as ahead of the gradient: one vector less to hold while it comes
+        slope *= weight_c  # as in sums_ahead, but only now: one vector less to hold while the gradient arrives
         to_c = dnew * slope
         if GATE:
             slope_gate *= weight_u
@@ -267,7 +272,7 @@ def undo_step(
                 total_u = scale * (total_u - along * mixed_gate)
                 projection_u = scale * (projection_u - along * mixed_gate_n)
 
-    # back through the gate, the candidate's layer norm and the rotation
+    # backward of the gate, the candidate's layer norm and the rotation
     dz = dnew * slope
     dgate = dnew
     if GATE:
@@ -300,8 +305,8 @@ def step_norm_grads(
     dnew, again, h, stats,
     H: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
-    """The gradients that ``undo_step`` met behind the layer norms of tau, the gate and the candidate, and the three
-    normalised values, pointwise from what it kept."""
+    """Recompute the gradients of the layer norms' outputs for tau, the gate and the candidate, each with its normalised
+    value, pointwise from the values that ``undo_step`` stored."""
     turn, vectors, layers = again
     e, w, _, slope, slope_gate, mixed, inv_norm = vectors
     normed_t, _, _, normed_u, _, _, _, normed_c, weight_c, rstd_c = layers
@@ -314,10 +319,10 @@ def step_norm_grads(
     return dtau, normed_t, dnew * slope_gate, normed_u, dc, normed_c
 
 
-# Gradients of layer norm's gains and shifts, after the loop: a sum over all steps and rows that no step waits for. Each
-# step kept the gradient of its state behind zoneout (``dseen``) and five scalars per row; the rest is recomputed.
-NORM_PROGRAMS = 2048  # each has its own rows and columns; their results are summed over the rows afterwards
-NORM_BLOCK = 256  # columns of a program
+# Gradients of layer norm's gains and shifts, after the loop: a sum over all steps and rows, which no step depends on.
+# Each step saved the gradient of its state before zoneout (``dseen``) and five scalars per row; the rest is recomputed.
+NORM_PROGRAMS = 2048  # each has its own rows and columns; the results are summed over the rows afterwards
+NORM_BLOCK = 256  # columns per program
 
 
 @triton.jit(do_not_specialize=["rows", "B"])
@@ -327,7 +332,10 @@ def rum_norm_grad_kernel(
     ACTIVATION: tl.constexpr, ETA: tl.constexpr,
     GATES_WIDTH: tl.constexpr, EPS_WIDTH: tl.constexpr, STATES_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """``sums[program] = (gains, shifts)``. With ``h0``, states begin after the first step, else before it."""
+    """Write the gradients summed over a program's rows, ``sums[program] = (gains, shifts)``.
+
+    With ``h0``, ``states`` holds the state after each step, else the state before each step.
+    """
     G: tl.constexpr = 2 if GATE else 1
     program = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -381,12 +389,13 @@ def norm_grads(
     ln_bias: Tensor,
     flags: dict[str, Any],
 ) -> Tensor:
-    """``(2, blocks*H)`` in float32: gradients of the gains and of the shifts.
+    """Compute the gradients of layer norm's gains and shifts, ``(2, blocks*H)`` in float32.
 
     Args:
         gates, eps: ``(T, B, ...)``, the raw gates of all steps, tau first, and eps.
-        states: ``(T, B, H)``, before each step; or after it, and ``h0`` is the one before the first.
-        stats, dseen: what the steps kept, and the states' gradients behind zoneout.
+        states: ``(T, B, H)``, the state before each step or, with ``h0``, after each step.
+        h0: ``(B, H)``, the state before the first step, or None.
+        stats, dseen: the scalars that the steps saved, and the gradients of the states before zoneout.
         ln_weight, ln_bias: float32.
         flags: compile-time arguments of the row kernel.
     """

@@ -1,9 +1,9 @@
-"""Launch Triton kernels: compile them in parallel first, choose their options, replay time steps as CUDA graphs.
+"""Launches of Triton kernels: parallel compilation, launch options, time steps replayed as CUDA graphs.
 
-A graph serves every sequence length and every address. It holds a fixed number of steps, a power of two; a sequence is
-replayed as the sum of a few of them. Kernels find the step to begin at and the addresses of the tensors of this call in
-a small table on the device, filled before each replay, and matmuls touch only buffers that live as long as the graph.
-So neither T nor new tensors recapture.
+The graphs serve every sequence length and every address. Each holds a fixed number of steps, a power of two, and a
+sequence is a series of replays. Kernels read the first step and the addresses of this call's tensors from a small table
+on the device, filled before the replays, and matmuls use only buffers that live as long as the graph. So neither a new
+T nor new tensors need a new capture.
 """
 
 import ctypes
@@ -25,34 +25,34 @@ from torch import Tensor
 from torchrum.ops.kernels.cuda import recording
 from torchrum.ops.kernels.rows import INTERPRET
 
-THREADS_PER_CORE = 2  # half of the time each waits for the GIL, the assembler or the C compiler
+THREADS_PER_CORE = 2  # each waits half of the time for the GIL, the assembler or the C compiler
 MOST_THREADS = 32
 
 Launch = Callable[[], Any]
-"""A launch with all of its arguments: calling it enqueues one kernel."""
+"""A launch with all of its arguments; calling it enqueues one kernel."""
 
 _this_thread = threading.local()
 
 
 def rehearsing() -> bool:
-    """Whether launches of this thread only compile."""
+    """Return whether launches of this thread only compile."""
     return getattr(_this_thread, "rehearsing", False)
 
 
 def prepare(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> Launch:
     """Prepare the launch of a Triton kernel, which returns the compiled kernel; in a rehearsal it only compiles."""
-    if rehearsing():  # the same arguments, so the launch finds the compiled kernel
+    if rehearsing():  # with the same arguments, so that the launch finds the compiled kernel
         return functools.partial(kernel.warmup, *args, grid=grid, **flags)
     return functools.partial(kernel[grid], *args, **flags)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None:
-    """Launch a Triton kernel now; in a rehearsal only compile it."""
+    """Launch a Triton kernel; in a rehearsal, only compile it."""
     prepare(kernel, grid, *args, **flags)()
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile for one device, and build and load the launchers."""
+    """Threads that compile kernels for one device, and build and load their launchers."""
 
     def __init__(self, device: int) -> None:
         super().__init__(min(MOST_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1)))
@@ -64,14 +64,14 @@ class _Compilers(ThreadPoolExecutor):
     def _compile(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with torch.cuda.device(self.device):
             kernel = compiled(*args, **kwargs)
-            kernel.run  # noqa: B018 -- a property that builds the launcher and loads both
+            kernel.run  # noqa: B018 -- a property that builds the launcher and loads the launcher and the kernel
         return kernel
 
 
 def compile_together(rehearse: Callable[[], object]) -> None:
-    """Compile every kernel that ``rehearse`` launches; all are ready on return.
+    """Compile every kernel that ``rehearse`` launches, in parallel; all are ready on return.
 
-    A kernel that fails here is compiled when it is launched; all are, on a Triton without this mode.
+    A kernel that fails here is compiled at its launch; so is every kernel if Triton has no asynchronous compilation.
     """
     if INTERPRET.value or rehearsing():
         return
@@ -81,39 +81,39 @@ def compile_together(rehearse: Callable[[], object]) -> None:
 
         with _Compilers(torch.cuda.current_device()) as compilers, AsyncCompileMode(compilers, ignore_errors=True):
             rehearse()
-    except Exception:  # the launch will raise it again
+    except Exception:  # the launch will raise the error again
         pass
     finally:
         _this_thread.rehearsing = False
 
 
-# Tuning, read when a scan's buffers are made (clear_graphs() frees them).
-LANES_PER_WARP = 256  # of a row
+# Tuning, read when a scan's buffers are built (clear_graphs() frees them).
+LANES_PER_WARP = 256  # lanes of a row per warp
 MOST_WARPS = 8
-ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: a matmul's tile must fit beside a row
+ROW_REGISTERS = 40 * 1024  # of a multiprocessor's 64 * 1024, with PDL: the rest is for a matmul's tile
 PDL = True  # programmatic dependent launch: start each kernel while the previous one drains
 
 
 def padded(H: int) -> int:
-    """The hidden axis inside the matmuls: cuBLAS is several times slower on unaligned rows."""
+    """Return the padded length of the hidden axis inside matmuls: cuBLAS is several times slower on unaligned rows."""
     return -(-H // 64) * 64
 
 
 def pdl_runs(x: Tensor) -> bool:
-    """Whether dependent launch is on and the device of ``x`` has it."""
+    """Return whether dependent launch is enabled and supported by the device of ``x``."""
     return PDL and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def takes_pdl(operand: Tensor) -> bool:
-    """Whether a matmul of ``operand`` and its row kernels are launched while the previous kernel drains.
+    """Return whether a matmul of ``operand`` and its row kernels are launched while the previous kernel drains.
 
-    16-bit dtypes only: float32 goes to cuBLAS, which does not support it.
+    This is for 16-bit dtypes only: float32 uses cuBLAS, which does not support it.
     """
     return operand.dtype != torch.float32 and pdl_runs(operand)
 
 
 def row_flags(H: int, pdl: bool, most_warps: int = MOST_WARPS) -> dict[str, Any]:
-    """Compile-time arguments that every row kernel takes."""
+    """Return the compile-time arguments that every row kernel takes."""
     block = max(32, triton.next_power_of_2(H))
     warps = min(most_warps, max(1, block // LANES_PER_WARP))
     flags = {"H": H, "HP": padded(H), "BLOCK": block, "PDL": pdl, "num_warps": warps}
@@ -123,17 +123,17 @@ def row_flags(H: int, pdl: bool, most_warps: int = MOST_WARPS) -> dict[str, Any]
 
 
 def row_registers(num_warps: int) -> int:
-    """Registers of a thread that leave room for a matmul's tile beside the row."""
+    """Return the number of registers per thread that leaves space for a matmul's tile beside the row."""
     return min(255, ROW_REGISTERS // (32 * num_warps))
 
 
 LARGEST_CHUNK = 128  # steps in the longest graph
 SHORTEST_GRAPHED = 4  # fewer steps are launched one by one
-KEPT_SCANS = 24  # least recently used scans beyond this free their graphs and buffers
-TABLE_SLOTS = 10  # even: the cells of a chain have slots on 16-byte boundaries
+KEPT_SCANS = 24  # beyond this number the least recently used scans free their graphs and buffers
+TABLE_SLOTS = 10  # even, so that the slots of a chain's cells are on 16-byte boundaries
 
 
-# Addresses travel as kernel arguments: no host copy, no synchronisation, right on any stream. They travel as integers,
+# Addresses are kernel arguments: no host copy, no synchronisation, correct on any stream. They are passed as integers,
 # so that one kernel serves tensors of every dtype.
 @triton.jit(do_not_specialize=["step", "a", "b", "c", "d", "e", "f", "T", "g"])
 def fill_table_kernel(
@@ -152,14 +152,14 @@ def fill_table_kernel(
 
 
 def fill_table(table: Tensor, step: int, T: int, *tensors: Tensor | None) -> None:
-    """Write the first step, the addresses and T; kernels load from the addresses 16 bytes wide, see ``aligned``."""
+    """Write the first step, the addresses and T into ``table``; the tensors must be ``aligned``."""
     addresses = [0 if x is None else x.data_ptr() for x in (*tensors, *[None] * (7 - len(tensors)))]
     launch(fill_table_kernel, (1,), table, step, *addresses[:6], T, addresses[6], num_warps=1)
 
 
 @triton.jit
 def tensor_at(table, slot: tl.constexpr, dtype: tl.constexpr):
-    """The tensor whose address ``fill_table`` wrote into ``slot``, see ``aligned``."""
+    """Return the pointer to the tensor whose address ``fill_table`` wrote into ``slot``; the tensor is ``aligned``."""
     return tl.multiple_of(tl.load(table + slot).to(tl.pointer_type(dtype)), 16)
 
 
@@ -170,10 +170,10 @@ def _prefer_shared(function: int) -> None:
 
 
 def prefer_shared(kernel: Any) -> None:
-    """Hint that a launched kernel needs little of the first-level cache.
+    """Hint to the driver that a compiled kernel needs little L1 cache.
 
-    A multiprocessor divides one memory between that cache and shared memory, and runs two kernels at once only if they
-    ask for the same division; under dependent launch a row kernel should start beside a matmul.
+    A multiprocessor divides one memory between the L1 cache and shared memory, and runs two kernels at once only if
+    they request the same division. Under dependent launch a row kernel should start beside a matmul.
     """
     function = getattr(kernel, "function", None)
     if function is not None:
@@ -181,7 +181,7 @@ def prefer_shared(kernel: Any) -> None:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """``x`` contiguous and on a 16-byte boundary, copied only if it is not."""
+    """Return ``x`` contiguous and on a 16-byte boundary, copied only if needed."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % 16 else x
 
@@ -191,16 +191,16 @@ class Steps(Protocol):
 
     table: Tensor | None
     stride: int
-    """+1 or -1: which way the table's step moves."""
+    """+1 or -1, the direction in which the table's step moves."""
 
     def launches(self, t: int) -> Iterable[Launch]:
-        """The launches of one step, in order; ``t`` counts in the scan's direction from the table's step."""
+        """Return the launches of one step, in order; ``t`` counts in the scan's direction from the table's step."""
 
     def warm_up(self) -> None:
-        """Enqueue each kernel once, in every form that a later call may capture."""
+        """Enqueue each kernel once, in every variant that a later call may capture."""
 
     def forget(self) -> None:
-        """Drop this call's tensors."""
+        """Drop the tensors of this call."""
 
 
 S = TypeVar("S", bound=Steps)
@@ -214,13 +214,13 @@ class Pass(Generic[S, R]):
     key: Callable[[], Hashable]
     """Everything that the graphs depend on, device included."""
     build: Callable[[bool], S]
-    """Makes the buffers of a new kind of scan; True if graphs will capture its steps."""
+    """Build the buffers for a new key; the argument is True if graphs will capture the steps."""
     begin: Callable[[S], None]
-    """Loads this call's data into the buffers and the table."""
+    """Load this call's data into the buffers and the table."""
     finish: Callable[[S], R]
-    """Takes the results out of the buffers, which the next call writes to."""
+    """Copy the results out of the buffers, which the next call overwrites."""
     following: Callable[[], object] | None = None
-    """Runs the next scan, whose kernels are compiled together with this one's."""
+    """Run the next scan, so that its kernels are compiled together with this scan's."""
 
 
 class _Graphed:
@@ -233,7 +233,7 @@ class _Graphed:
 
     @contextmanager
     def chunk(self, length: int, place: "_Place") -> Iterator[None]:
-        """Record the graph of ``length`` steps, which run inside; at its end the table's step moves on."""
+        """Record the steps launched inside as the graph of ``length`` steps; at its end the table's step advances."""
         graph = torch.cuda.CUDAGraph()
         with recording(graph, place.pool, place.stream, other_threads=True):
             yield
@@ -242,17 +242,17 @@ class _Graphed:
 
 
 class _Place:
-    """Stream, memory pool and event that all scans of one device share.
+    """The stream, memory pool and event that all scans on one device share.
 
     The graphs share cuBLAS's workspace of the capturing stream, so two replays must not overlap: each scan waits for
-    the event that the previous scan recorded. On one stream that costs nothing.
+    the event that the previous scan recorded. On a single stream this wait is free.
     """
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
         self.done = torch.cuda.Event()
-        # A graph that is never freed keeps the pool, and with it cuBLAS's workspace, for as long as the process lives.
+        # a graph that is never freed keeps the pool, and so cuBLAS's workspace, for the lifetime of the process
         self.anchor = torch.cuda.CUDAGraph()
         self.anchored = torch.zeros(1, device="cuda")
         with recording(self.anchor, self.pool, self.stream, other_threads=True):
@@ -265,18 +265,18 @@ _scans: "OrderedDict[Hashable, _Graphed]" = OrderedDict()
 
 
 def can_graph(x: Tensor, T: int) -> bool:
-    """Whether to use graphs: on CUDA, outside another capture, and with enough steps to pay off."""
+    """Return whether to use graphs: on CUDA, outside another capture, and for enough steps to be worthwhile."""
     return x.is_cuda and T >= SHORTEST_GRAPHED and not torch.cuda.is_current_stream_capturing()
 
 
 def chunk_lengths(T: int) -> list[int]:
-    """Powers of two that add up to ``T``, largest first."""
+    """Return powers of two that add up to ``T``, largest first."""
     lengths = [LARGEST_CHUNK] * (T // LARGEST_CHUNK)
     return lengths + [1 << bit for bit in range(LARGEST_CHUNK.bit_length() - 2, -1, -1) if T >> bit & 1]
 
 
 def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
-    """Take the ``T`` steps on the current stream of ``x``'s device: as graphs if possible, else one by one."""
+    """Run the ``T`` steps on the current stream of the device of ``x``: as graphs if possible, else one by one."""
     if not can_graph(x, T):
         steps = scan_pass.build(False)
         scan_pass.begin(steps)
@@ -302,13 +302,13 @@ def run_pass(scan_pass: Pass[S, R], x: Tensor, T: int) -> R:
             for length in lengths:
                 scan.graphs[length].replay()
             return scan_pass.finish(scan.steps)
-        finally:  # after an error too: launched kernels may still run, and a scan on another stream must wait
+        finally:  # even after an error: launched kernels may still be running, and a scan on another stream must wait
             scan.steps.forget()
             place.done.record()
 
 
 def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
-    """Find or make the buffers and graphs for a pass on the current device; the buffers are free on return."""
+    """Find or build the buffers and graphs of a pass on the current device, and wait until the buffers are free."""
     device, key = torch.device("cuda", torch.cuda.current_device()), scan_pass.key()
     if device not in _places:
         _places[device] = _Place()
@@ -316,7 +316,7 @@ def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
     torch.cuda.current_stream().wait_event(place.done)
     scan = _scans.get(key)
     if scan is None:
-        with torch.inference_mode(False), torch.no_grad():  # buffers outlive the mode of the first call
+        with torch.inference_mode(False), torch.no_grad():  # the buffers outlive the first call and its mode
             scan = _scans[key] = _Graphed(scan_pass.build(True))
         _evict()
     _scans.move_to_end(key)
@@ -324,7 +324,7 @@ def _find_scan(scan_pass: Pass[S, R]) -> tuple[_Place, _Graphed]:
 
 
 def _warm_up(scan: _Graphed, scan_pass: Pass[S, R]) -> None:
-    """Compile and load the kernels: neither may happen while capturing."""
+    """Compile and load the kernels, since neither may happen during a capture."""
     compile_together(lambda: _rehearse(scan, scan_pass, onwards=True))
     scan_pass.begin(scan.steps)
     scan.steps.warm_up()
@@ -332,7 +332,7 @@ def _warm_up(scan: _Graphed, scan_pass: Pass[S, R]) -> None:
 
 
 def _rehearse(scan: _Graphed, scan_pass: Pass[S, R], onwards: bool = False) -> R:
-    """Compile every launch of a call and, if ``onwards``, of the next scan; the results mean nothing."""
+    """Compile every launch of a call and, if ``onwards``, of the next scan; the results are meaningless."""
     scan_pass.begin(scan.steps)
     scan.steps.warm_up()
     result = scan_pass.finish(scan.steps)
@@ -350,7 +350,7 @@ def _evict() -> None:
 
 def _wait_for_all() -> None:
     for place in _places.values():
-        place.done.synchronize()  # nothing uses the buffers any more
+        place.done.synchronize()  # after this the buffers are unused
 
 
 def clear_graphs() -> None:
@@ -362,7 +362,7 @@ def clear_graphs() -> None:
 
 @contextmanager
 def plain_mode(x: Tensor) -> Iterator[None]:
-    """Turn autograd and autocast off, and make ``x``'s device current."""
+    """Turn autograd and autocast off, and make the device of ``x`` current."""
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         if x.is_cuda:
             with torch.cuda.device(x.device):

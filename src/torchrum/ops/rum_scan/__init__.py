@@ -1,4 +1,4 @@
-"""A whole RUM sequence: from projected inputs and an initial state to all states."""
+"""Scan of a RUM: from the projected inputs of a sequence and an initial state to all states."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ MASKED = "state_dropout is at work, and only the reference has it"
 def rum_scan_choice(
     xp: Tensor, options: RumOptions, *, learnable_lam: bool = False, masked: bool = False, backend: Backend = "auto"
 ) -> Choice:
-    """The backend that ``rum_scan`` takes for such an input, and why: which of its designs, and why no faster one."""
+    """Return the backend that ``rum_scan`` takes for ``xp``, and the reason: its design, and why no faster one."""
     if masked:
         return choose_reference(backend, MASKED)
     design, reason = choose_design(ScanInputs.shaped_like(xp, options), options, backend, learnable_lam=learnable_lam)
@@ -55,26 +55,27 @@ def rum_scan(
     mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Run a RUM over a sequence whose inputs are projected already.
+    """Run a RUM over a sequence of projected inputs.
 
     Args:
-        inputs: the tensors; a seed that zoneout needs is drawn if it is None.
-        options: everything a step can vary.
+        inputs: the tensors; the seed is drawn if zoneout needs it and it is None.
+        options: the options of a step.
         lam: a learnable exponent, instead of ``options.lam``.
-        mask: ``(B, H)``, multiplies the h that the matmul of every step reads: state dropout.
-        backend: ``"auto"`` takes the fastest that can run; ``"fused"``, ``"native"``, ``"torch"`` or ``"reference"``
-            insists, and ``"persistent"``, ``"stepwise"`` or ``"lam1"`` on one design of the fused backend.
+        mask: ``(B, H)``, multiplies the h that the matmul of every step reads (state dropout).
+        backend: ``"auto"`` takes the fastest backend that can run; ``"fused"``, ``"native"``, ``"torch"`` or
+            ``"reference"`` insists on one, and ``"persistent"``, ``"stepwise"`` or ``"lam1"`` on one design of the
+            fused backend.
 
     Returns:
-        All states ``(T, B, H)``, the last one being the final state, and the final R, or None with lam 0.
+        All states ``(T, B, H)``, the last of which is the final state, and the final R, or None with lam 0.
     """
     xp, seed = inputs.xp, inputs.seed
     if seed is None and options.draws:
         seed = draw_seed(xp.device)
-    # under autocast the projected input comes in the lower precision
+    # under autocast the projected input has the lower precision
     inputs = inputs._replace(weight_hh=inputs.weight_hh.to(xp.dtype), seed=seed)
     if mask is not None:
-        choose_reference(backend, MASKED)  # refuses any other that is asked for
+        choose_reference(backend, MASKED)  # raises if another backend is requested
         return rum_scan_reference(inputs, options, lam, mask)
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         return rum_scan_form(inputs, options)
@@ -86,5 +87,5 @@ def rum_scan(
         return out, R
     if not torch.compiler.is_compiling():
         register_flops()
-    # the operator finds the design of a backend itself: a program that is exported may meet another machine or batch
+    # the operator itself chooses the design of a backend: an exported program may run on another machine or batch size
     return rum_scan_op(inputs, options, design.name if backend == design.name else design.backend)

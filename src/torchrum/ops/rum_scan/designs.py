@@ -2,19 +2,19 @@
 
 Each design exports the same four functions::
 
-    obstacle(inputs, options) -> why it cannot run, in words, or None; looks at shapes, dtype and device alone
-    empty_results(inputs, options) -> Results, unfilled: what ``forward`` returns, for a compiler
-    forward(inputs, options, save=True, copies=NO_COPIES) -> Results; without ``save`` the residuals may be left out
+    obstacle(inputs, options) -> the reason why it cannot run, or None; depends only on shapes, dtype and device
+    empty_results(inputs, options) -> Results, unfilled: the shapes of the results of ``forward``, for a compiler
+    forward(inputs, options, save=True, copies=NO_COPIES) -> Results; without ``save`` the residuals may be missing
     backward(grad_out, grad_R, inputs, results, options, need_R0) -> Gradients
 
-``copies``, ``Copies`` of the results, are filled too. Autocast is off in all of them. Those ``by_driver`` take more::
+``forward`` also fills ``copies``. Autocast is off in all of them. Designs with ``by_driver`` take more arguments::
 
     forward(inputs, options, save=True, copies=NO_COPIES, bias=None)
     backward(grad_out, grad_R, inputs, results, options, need_R0, bias=None, need_bias=False)
 
-``bias``, ``(3H,)``, is what ``xp`` lacks: it is added where ``xp`` is read. ``need_bias`` asks for ``Gradients.bias``;
-a design need not have it, and then the caller sums that of ``xp``. One that ``projects`` takes ``x`` and ``weight_ih``
-at the end of ``forward``, and fills ``xp``.
+``bias``, ``(3H,)``, is added to ``xp`` as it is read. ``need_bias`` requests ``Gradients.bias``; if a design does not
+return it, the caller sums the gradient of ``xp``. A design that ``projects`` takes ``x`` and ``weight_ih`` as the last
+arguments of ``forward`` and fills ``xp``.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ MOST_DECISIONS = 4096
 
 
 def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
-    """Return why no design can run a recurrence, so that only the reference is left, or None."""
+    """Return the reason why no design can run a recurrence, which leaves only the reference, or None."""
     if forward_ad._current_level >= 0:  # torch.func.jvp enters a level too, and a compiler guards the number
         return "forward-mode differentiation is on, and the operator is differentiated in reverse mode only"
     if learnable_lam or options.lam not in (0, 1):
@@ -71,7 +71,7 @@ def choose_design(
         asked: ``"auto"``, a backend or a design.
         learnable_lam: whether lam is a parameter.
         insist: raise ``ValueError`` if ``asked`` cannot run. An operator call passes False and takes the next slower
-            design instead: a program may be exported where a backend runs and used where it does not.
+            design instead: a program may be exported on a machine with the backend and used on one without it.
 
     Returns:
         The design, ``REFERENCE`` if no other can run, and the reason.
@@ -82,7 +82,7 @@ def choose_design(
     key = (xp.shape, xp.dtype, xp.device, options, learnable_lam, asked, insist)
     found = _decisions.get(key)
     if found is None:
-        if len(_decisions) >= MOST_DECISIONS:  # the sequences keep changing their length
+        if len(_decisions) >= MOST_DECISIONS:  # for example if the length of the sequences keeps changing
             _decisions.clear()
         found = _decisions[key] = _choose(inputs, options, asked, learnable_lam, insist)
     return found
@@ -92,7 +92,7 @@ def _choose(
     inputs: ScanInputs, options: RumOptions, asked: str, learnable_lam: bool, insist: bool
 ) -> tuple[Design, str]:
     common = operator_obstacle(options, learnable_lam) if insist else None
-    # a compiler must not be bound to the batch size on which the choice among a backend's designs depends
+    # a compiler must not specialise on the batch size, on which the choice among a backend's designs depends
     tracing = insist and torch.compiler.is_compiling()
     designs = [d for d in DESIGNS if common or (d.lam in (None, options.lam) and not (tracing and d.sized))]
     if not insist:
@@ -106,5 +106,5 @@ def _choose(
 
 
 def forget_decisions() -> None:
-    """Choose again, after the machine has changed: a compiler was installed, for example."""
+    """Clear the cached choices after the machine has changed, for example if a compiler was installed."""
     _decisions.clear()

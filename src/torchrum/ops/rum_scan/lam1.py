@@ -1,6 +1,6 @@
-"""lam = 1 on the GPU: a whole sequence in one launch, one block per batch row, the memory R in registers.
+"""lam = 1 on the GPU: a whole sequence in one launch, one block per batch row, with the memory R in registers.
 
-The kernels are in ``cuda/lam1``: ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, on top of
+The kernels are in ``cuda/lam1``: ``forward.cu``, ``gates.cu``, ``backward.cu`` and ``replay.cu``, all based on
 ``common.cu``. The README there explains them.
 """
 
@@ -20,17 +20,17 @@ from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 
 MAX_HIDDEN = 128
-"""Three N x N matrices of float32 in one multiprocessor's registers."""
+"""Largest hidden size N: three N x N matrices of float32 must fit in one multiprocessor's registers."""
 CHECKPOINT_EVERY = 512
-"""Steps that the backward turns R back before it takes a stored one."""
+"""Steps over which the backward reconstructs R in reverse before it loads a checkpoint."""
 GATE_BLOCKS = 512
-"""Blocks that share the rows of the recomputed gates: some for each multiprocessor."""
+"""Blocks that share the rows of the recomputed gates: several per multiprocessor."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"relu": 1, "tanh": 2, "sigmoid": 3, "softsign": 4}
 
 
 class Layout(NamedTuple):
-    """How a kernel is cut for one size and one set of options; mirrors the constants of ``common.cu``."""
+    """The layout of a kernel for one size and one set of options; mirrors the constants of ``common.cu``."""
 
     macros: tuple[tuple[str, int], ...]
     threads: int
@@ -38,12 +38,12 @@ class Layout(NamedTuple):
 
 
 def rows_per_thread(hidden: int) -> int:
-    """Few rows keep more warps busy, many rows load each vector less often."""
+    """Return the rows per thread: few rows keep more warps busy, many rows load each vector less often."""
     return 2 if hidden <= 64 else 4
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why the lam = 1 kernels cannot run this scan, or None."""
+    """Return the reason why the lam = 1 kernels cannot run this scan, or None."""
     xp, hidden = inputs.xp, inputs.h0.shape[-1]
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
@@ -66,12 +66,12 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 
 @constant_when_traced
 def shared_bytes(device: torch.device) -> int | None:
-    """Shared memory that the device grants a block, or None if torch does not report it."""
+    """Return the shared memory that the device grants a block, or None if torch does not report it."""
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
 
 
 def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
-    """Allocate the results of ``forward``: only checkpoints of R are saved, and the gates are recomputed."""
+    """Allocate the results of ``forward``; only checkpoints of R are saved, since the gates are recomputed."""
     xp, (T, B), H = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
     R = xp.new_empty(B, H, H, dtype=torch.float32)
     return Results(xp.new_empty(T, B, H), R, Residuals(None, R.new_empty((T - 1) // CHECKPOINT_EVERY, B, H, H)))
@@ -112,9 +112,9 @@ def backward(
     bias: Tensor | None = None,
     need_bias: bool = False,
 ) -> Gradients:
-    """Compute the gradients of the inputs; with ``need_R0``, R0's takes a second pass over the sequence.
+    """Compute the gradients of the inputs; with ``need_R0``, the gradient of R0 needs a second pass over the sequence.
 
-    The caller computes the gradient of ``bias``, whatever ``need_bias`` is.
+    The caller computes the gradient of ``bias``, even with ``need_bias``.
     """
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     out, R_n, (_, kept) = results
@@ -139,8 +139,8 @@ def backward(
     grad_h0 = None if inputs.from_zero else xp.new_empty(B, H, dtype=torch.float32)
     grad_ln = xp.new_empty(B, options.num_inputs, 2, H, dtype=torch.float32) if options.layer_norm else None
     grad_turned = turned = None
-    if need_R0:  # before the backward, which may write over the gates
-        # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, whatever R_0 is
+    if need_R0:  # before the backward, which may overwrite the gates
+        # z_t = R_0 P_t h_{t-1} with P_t = Rot_1 ... Rot_t, which does not depend on R_0
         turned, P_n = xp.new_zeros(T, B, H, dtype=torch.float32), torch.empty_like(R_n)
         kernel, threads, shared, _ = _find_kernel("replay", xp, options)
         args = (xp, bias, start, *ln, lengths, out, gates, turned, P_n, T, B, float(options.ln_eps))
@@ -177,7 +177,7 @@ def _gates(
 ) -> Tensor:
     """Recompute the raw gates of all steps in float32: less memory than saving them, and one pass over ``out``.
 
-    They are written into ``grad_xp`` if it is float32; their gradients replace them.
+    They are written into ``grad_xp`` if it is float32, and later overwritten by their gradients.
     """
     T, B, H = out.shape
     gates = grad_xp if xp.dtype == torch.float32 else xp.new_empty(T, B, options.num_gates * H, dtype=torch.float32)
@@ -205,11 +205,11 @@ class Prepared(NamedTuple):
     """Threads per block."""
     shared_bytes: int
     numbers: tuple[float, float, float, int]
-    """eta, ln_eps, zoneout and the hash below which a unit takes its new value."""
+    """eta, ln_eps, zoneout, and the threshold that a unit's hash is below if it takes the new value."""
 
 
 def _find_kernel(kind: str, xp: Tensor, options: RumOptions) -> Prepared:
-    """The kernel for such an ``xp``."""
+    """Return the prepared launch for ``xp``."""
     tiling = rows_per_thread, CHECKPOINT_EVERY
     return _prepare(load_kernel, kind, xp.shape[-1], xp.dtype, options, tiling, xp.device.index or 0)
 
@@ -224,7 +224,7 @@ def _prepare(
     tiling: tuple[Callable[[int], int], int],
     device: int,
 ) -> Prepared:
-    """``_find_kernel``, as ``load`` loads it, for an ``xp`` of ``width`` columns."""
+    """Prepare the launch for an ``xp`` of ``width`` columns, with the kernel that ``load`` returns."""
     H, (rows, every) = width // options.num_inputs, tiling
     layout = _cut(kind, H, dtype, options, rows(H), every)
     kernel = load(_source(kind), f"lam1_{kind}", layout.macros, device)
@@ -252,7 +252,7 @@ def _cut(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, 
     elif kind == "backward":
         saved = inputs + 2
         shared_floats = padded * (12 + 2 * norms + 2 * saved + 9 * warps)
-        if saved * rows * columns + 100 > min(65536 // threads, 255):  # W_hh beside the other matrices
+        if saved * rows * columns + 100 > min(65536 // threads, 255):  # W_hh does not fit in registers
             shared_floats += options.num_gates * rows * columns * threads
     elif kind == "replay":
         shared_floats = padded * (2 + 2 * inputs + 3 * warps)
@@ -266,7 +266,7 @@ def _cut(kind: str, H: int, dtype: torch.dtype, options: RumOptions, rows: int, 
         "DTYPE": DTYPES[dtype],
         "SHARED_FLOATS": shared_floats,
     }
-    if kind != "gates":  # each kernel takes the settings that it reads: fewer to compile
+    if kind != "gates":  # each kernel has only the macros that it reads, so that fewer variants are compiled
         macros["LN"] = (1 if options.ln_order == "before" else 2) if options.layer_norm else 0
     if kind in ("forward", "backward"):
         macros["ACT"] = ACTIVATIONS[options.activation]

@@ -1,9 +1,9 @@
-"""The scan as two opaque operators: it compiles whole, exports with its gradients, and composes with torch.func.
+"""The scan as two opaque operators: it compiles as a whole, exports with its gradients and composes with torch.func.
 
-The derivative is the operator's own kernel for the Autograd key, as that of torch's operators is; a rule from
-``register_autograd`` fails under ``torch.func.grad``, and a Function around the operator is lost by
-``torch.export``. The backward is an operator too, and where it is differentiated a Function by way of the reference.
-Below the operators are their rules for vmap, and for the counter of floating point operations.
+As in torch's operators, the derivative is the operator's own kernel for the Autograd key: a rule from
+``register_autograd`` fails under ``torch.func.grad``, and ``torch.export`` loses a Function around the operator. The
+backward is an operator too. If it is itself differentiated, it is a Function that uses the reference. Below the
+operators are their rules for vmap and for the FLOP counter.
 """
 
 import functools
@@ -35,8 +35,8 @@ _INPUTS = (
 )
 NUM_INPUTS = len(ScanInputs._fields)
 assert [part.split()[-1] for part in _INPUTS.split(", ")] == list(ScanInputs._fields)
-# The names here are in programs that were exported already, so `gates` and `ends` stay: they are Residuals.
-# save: whether to keep what the backward needs; without it the last two results are empty
+# Programs that were already exported use these names, so `gates` and `ends` are kept: they are the Residuals.
+# save: whether to return the residuals for the backward; without it the last two results are empty
 library.define("torchrum::rum_scan", f"({_INPUTS}, {_OPTION_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)")
 library.define(
     "torchrum::rum_scan_backward",
@@ -46,7 +46,7 @@ library.define(
 
 
 Flags = tuple[Any, ...]
-"""The options as the operators take them, and the backend."""
+"""The options in the order of the operators' schema, and the backend."""
 
 
 def make_flags(options: RumOptions, backend: str) -> Flags:
@@ -71,7 +71,7 @@ def _flatten(results: Results, like: Tensor) -> tuple[Tensor, ...]:
 
 
 def _check(inputs: ScanInputs, options: RumOptions) -> None:
-    """Raise for tensors that do not fit each other: an exported program or a user calls the operators directly."""
+    """Raise if the tensors do not match, since an exported program or a user may call the operators directly."""
     xp, h0, R0, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
     normalised = (ln_weight is not None, ln_bias is not None)
     if normalised != (options.layer_norm, options.layer_norm):
@@ -96,18 +96,18 @@ def _check(inputs: ScanInputs, options: RumOptions) -> None:
 
 
 @library.impl("torchrum::rum_scan", "default")
-@torch.no_grad()  # an exported program calls the operator itself, with weights that ask for gradients
+@torch.no_grad()  # an exported program calls the operator directly, with weights that require gradients
 def _forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
     options, backend = _options(flags)
     _check(inputs, options)
     design, _ = choose_design(inputs, options, backend, insist=False)
-    with without_autocast(inputs.xp):  # it would round R, and what is carried, at every step
+    with without_autocast(inputs.xp):  # autocast would round R and the carried state at every step
         results = design.module.forward(inputs, options, save)
     if not save:
         return _flatten(results._replace(residuals=Residuals()), inputs.xp)
     (gates, kept), R = results.residuals, results.R
-    if R is not None and kept is None:  # no checkpoint, in the shape that a compiler is told of
+    if R is not None and kept is None:  # no checkpoint: return the shape that the fake kernel declares
         results = results._replace(residuals=Residuals(gates, R.new_empty(0, *R.shape)))
     return _flatten(results, inputs.xp)
 
@@ -125,7 +125,7 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
             f"{tuple(results.out.shape)}, as out has."
         )
     (design, _), kept = choose_design(inputs, options, backend, insist=False), results.residuals.kept
-    if design in (PERSISTENT, STEPWISE):  # under vmap the forward may have run with another batch size
+    if design in (PERSISTENT, STEPWISE):  # use the forward's design: under vmap its batch size may be different
         design = STEPWISE if kept is None else PERSISTENT
     with without_autocast(inputs.xp):
         grads = design.module.backward(grad_out, grad_R, inputs, results, options, need_R0)
@@ -133,7 +133,7 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, Flags, bool]:
-    """The arguments of the backward operator behind the two gradients."""
+    """Unpack the arguments of the backward operator after the two gradients."""
     end = 2 + NUM_INPUTS
     out, gates, R_n, kept = args[end : end + 4]
     results = Results(out, _or_none(R_n), Residuals(_or_none(gates), _or_none(kept)))
@@ -143,7 +143,7 @@ def _unpack_backward(args: Sequence[Any]) -> tuple[ScanInputs, Results, Flags, b
 @library.register_fake("torchrum::rum_scan")
 def _fake_forward(*args: Any) -> tuple[Tensor, ...]:
     inputs, flags, save = ScanInputs(*args[:NUM_INPUTS]), args[NUM_INPUTS:-1], args[-1]
-    options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be looked up
+    options, backend = _options.__wrapped__(flags)  # a compiler's symbolic numbers cannot be hashed
     design, _ = choose_design(inputs, options, backend, insist=False)
     results = design.module.empty_results(inputs, options)
     return _flatten(results if save else results._replace(residuals=Residuals()), inputs.xp)
@@ -164,7 +164,7 @@ class _RumScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        # gradients stay on: below this level may be another one of functorch, which a Function would turn off
+        # keep gradients on: a Function turns them off, but another functorch level may be below this one
         with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
             output = torch.ops.torchrum.rum_scan(*args[:-1], True)
         ctx.flags = args[NUM_INPUTS:-1]
@@ -180,28 +180,28 @@ class _RumScan(torch.autograd.Function):
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         grads = backward_by_operator(grad_out, grad_R, inputs, results, ctx.flags, ctx.needs_input_grad[2])
-        # lengths, seed, flags and save have none
+        # lengths, seed, flags and save have no gradients
         return *grads, *[None] * (NUM_INPUTS - len(grads) + len(ctx.flags) + 1)
 
 
-# Function.apply without its inspect.signature, which costs as much as a small scan; ``forward`` has no defaults to bind
+# Function.apply without its inspect.signature, which takes as long as a small scan; ``forward`` has no defaults to bind
 _apply = super(torch.autograd.Function, _RumScan).apply
 
 
 @library.impl("torchrum::rum_scan", "Autograd")
 def _autograd(*args: Any) -> tuple[Tensor, ...]:
-    """The operator with gradients.
+    """Run the operator with gradients.
 
-    They hang on the operator itself, as for one of torch's own: a program of ``torch.export`` calls nothing else, and
-    functorch hands each of its levels to this key.
+    The gradients belong to the operator itself, as in torch's own operators: a program of ``torch.export`` calls only
+    the operator, and functorch dispatches each of its levels to this key.
     """
-    if forward_ad._current_level >= 0:  # rum_scan takes the reference then; this is a program that names the operator
+    if forward_ad._current_level >= 0:  # only a program that calls the operator directly: rum_scan uses the reference
         raise NotImplementedError(
             "torchrum::rum_scan has no forward-mode derivative. Differentiate the RUM itself instead of a program that "
             "was exported from it, or take the gradient in reverse mode."
         )
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-        with enable_single_level_autograd_function():  # functorch asks who calls a Function with ctx in its forward
+        with enable_single_level_autograd_function():  # functorch allows a Function with ctx in its forward only here
             return _apply(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.torchrum.rum_scan(*args)
@@ -222,14 +222,14 @@ class _RumScanBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Second derivatives, by differentiating the reference twice."""
+        """Compute the second derivatives, by differentiating the reference twice."""
         options, _ = _options(ctx.flags[:-1])
         *tensors, lengths, seed = ctx.saved_tensors  # grad_out, grad_R, xp, h0, R0, weight_hh, ln_weight, ln_bias
         given = [i for i, part in enumerate(tensors) if part is not None]
         inputs = [i for i in given if i >= 2]
 
         def gradients(*values: Tensor) -> tuple[Tensor, ...]:
-            """What the backward computes, as a function of everything it depends on."""
+            """Compute the backward as a function of everything that it depends on."""
             full = dict(zip(given, values, strict=True))
 
             def scan(*values: Tensor) -> Any:
@@ -250,11 +250,11 @@ class _RumScanBackward(torch.autograd.Function):
 def backward_by_operator(
     grad_out: Tensor, grad_R: Tensor | None, inputs: ScanInputs, results: Results, flags: Flags, need_R0: bool
 ) -> Gradients:
-    """Gradients of a scan's inputs by the backward operator, with a graph of their own where gradients are recorded."""
+    """Compute the gradients of a scan's inputs by the backward operator, differentiably if gradients are enabled."""
     out, R_n, (gates, kept) = results
     saved = (out, *(_or_empty(part, out) for part in (gates, R_n, kept)))
     args = (grad_out, grad_R, *inputs, *saved)
-    if torch.is_grad_enabled():  # somebody differentiates this backward in turn
+    if torch.is_grad_enabled():  # this backward is itself differentiated
         grads = _RumScanBackward.apply(*args, (*flags, need_R0))
     else:
         grads = torch.ops.torchrum.rum_scan_backward(*args, *flags, need_R0)
@@ -265,13 +265,14 @@ def backward_by_operator(
 
 
 def rum_scan_op(inputs: ScanInputs, options: RumOptions, backend: str) -> tuple[Tensor, Tensor | None]:
-    """States ``(T, B, H)`` and the last R by the ``fused``, ``native`` or ``torch`` backend, differentiable."""
+    """Compute the states ``(T, B, H)`` and the last R, differentiably, by the given backend or design."""
     out, R_n, _, _ = torch.ops.torchrum.rum_scan(*inputs, *make_flags(options, backend), False)
     return out, R_n if options.keeps_rotation else None
 
 
-# vmap: a mapped dimension joins the batch, since the rows of a batch are independent. Where the weights themselves are
-# mapped, or layer norm or zoneout tie a result to its place, the samples run in turn.
+# vmap: a mapped dimension is folded into the batch, since the rows of a batch are independent. The samples run one by
+# one if the weights are mapped, or with layer norm (its gradients are sums over the batch) or zoneout (its masks depend
+# on the row).
 
 Dims = tuple[int | None, ...]
 
@@ -286,9 +287,9 @@ def _in_turn(op: Callable, size: int, dims: Dims, args: tuple[Any, ...]) -> tupl
 
 
 def _fold(x: Tensor | None, dim: int | None, at: int, size: int) -> Tensor | None:
-    """Join the mapped dimension to the batch dimension, number ``at`` of the sample; an unmapped tensor is repeated.
+    """Fold the mapped dimension into the batch dimension ``at`` of the sample; an unmapped tensor is repeated.
 
-    Contiguous, as a call without vmap would have it: flattening a batch of one leaves a view in another order.
+    The result is contiguous, as in a call without vmap: flattening a batch of one gives a view with another order.
     """
     if x is None:
         return None
@@ -317,7 +318,7 @@ _BACKWARD = ("grad_out", "grad_R", *_FORWARD, "out", "gates", "R_n", "kept")
 
 
 def _folded(names: tuple[str, ...], size: int, dims: Dims, args: tuple[Any, ...]) -> list[Any] | None:
-    """The arguments with the mapped dimension folded in, or None where that would be wrong."""
+    """Return the arguments with the mapped dimension folded into the batch, or None if that would be wrong."""
     given = dict(zip(names, zip(args, dims, strict=False), strict=False))
     if any(given[name][1] is not None for name in ("weight_hh", "ln_weight", "ln_bias", "seed")):
         return None
@@ -325,7 +326,7 @@ def _folded(names: tuple[str, ...], size: int, dims: Dims, args: tuple[Any, ...]
         return None
     folded = []
     for name, (arg, dim) in given.items():
-        empty = arg is not None and arg.dim() == 1 and arg.numel() == 0  # what a design leaves out
+        empty = arg is not None and arg.dim() == 1 and arg.numel() == 0  # a result that the design does not have
         foldable = name in _BATCH_DIM and not empty
         folded.append(_fold(arg, dim, _BATCH_DIM[name], size) if foldable else arg)
     return [*folded, *args[len(names) :]]
@@ -361,17 +362,17 @@ def _vmap_backward(info: Any, dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...
 
 @counts_flops("rum_scan")
 def scan_flops(xp: Any, h0: Any, R0: Any, weight_hh: Any, *rest: Any, out_shape: Any = None) -> int:
-    """Two for each multiplication and addition of a matmul, from shapes: with the weight, and with lam 1 with R.
+    """Count two operations for each multiply-add of a matmul, from shapes: with the weight and, with lam 1, with R.
 
-    R e, R n and R h are three matrix-vector products, and the step takes a matrix of rank 2 off R.
+    R e, R n and R h are three matrix-vector products, and the step subtracts a matrix of rank 2 from R.
     """
     (T, B, _), (rows, H) = xp, weight_hh
-    lam = rest[4]  # behind ln_weight, ln_bias, lengths and seed
+    lam = rest[4]  # after ln_weight, ln_bias, lengths and seed
     return T * B * (2 * rows * H + (10 * H * H if lam != 0 else 0))
 
 
 @counts_flops("rum_scan_backward")
 def scan_backward_flops(grad_out: Any, grad_R: Any, *args: Any, out_shape: Any = None) -> int:
-    """Twice the forward, as for every matmul: once for each operand's gradient."""
-    inputs, flags = args[:8], args[12:]  # out, gates, R_n and ends stand between
+    """Count twice the forward, as for every matmul: once for each operand's gradient."""
+    inputs, flags = args[:8], args[12:]  # out, gates, R_n and ends are in between
     return 2 * scan_flops(*inputs, *flags)

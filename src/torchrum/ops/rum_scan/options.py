@@ -1,8 +1,8 @@
-"""The options of a RUM. Each is declared here once: its type, default, meaning and check.
+"""The options of a RUM. Each option's type, default, description and check is declared here once.
 
 :class:`torchrum.RUM` and :class:`torchrum.RUMCell` name the options in their signatures and build their documentation
-from the texts here. A new option works in the reference as soon as that reads it: the other designs refuse an option
-that is missing from their set in ``designs.py``.
+from the descriptions here. A new option works as soon as the reference implements it: the other designs reject an
+option that is missing from their set in ``designs.py``.
 """
 
 # ruff: noqa: RUF009  # _option returns a dataclass field
@@ -39,10 +39,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _option(default: Any, about: str, *, form: Form | None = "paper", scan: bool = True) -> Any:
-    """Declare an argument of the constructors; ``about`` is its line in their documentation.
+    """Declare an argument of the constructors; ``about`` is its description in their documentation.
 
-    ``form`` is the one form that has the option, or None for both. ``scan`` says whether a step of the paper's form
-    reads it. The others matter only when a layer or cell is built.
+    ``form`` is the only form that has the option, or None for both. ``scan`` is True if a step of the paper's form
+    reads the option; the other options are read elsewhere in a layer or cell.
     """
     return field(default=default, metadata={"about": about, "form": form, "scan": scan})
 
@@ -51,7 +51,7 @@ def _option(default: Any, about: str, *, form: Form | None = "paper", scan: bool
 class RumOptions:
     """The options of a RUM of either form.
 
-    ``rum_scan`` takes the result of :meth:`for_scan`, and a learnable ``lam`` beside it as a tensor; for it
+    ``rum_scan`` takes the result of :meth:`for_scan`, and a learnable ``lam`` as a separate tensor. For ``rum_scan``,
     ``RumOptions()`` is the cell of the paper.
     """
 
@@ -140,16 +140,16 @@ class RumOptions:
     ln_eps: float = 1e-3
     """Added to the variance in layer norm."""
     training: bool = False
-    """Zoneout draws masks when training and takes their expectation otherwise."""
+    """Whether zoneout draws masks; otherwise it takes their expectation."""
     gated: Any = None
     """The options of ``gated_scan`` in evaluation and in training, in the gated form."""
 
     def __hash__(self) -> int:
-        return hash((self.lam, self.eta, self.zoneout, self.training))  # few fields: every call looks plans up by it
+        return hash((self.lam, self.eta, self.zoneout, self.training))  # few fields, since every call needs the hash
 
     @classmethod
     def given(cls, where: str, arguments: dict[str, Any]) -> "RumOptions":
-        """Take the options from the arguments of the constructor of class ``where``, and check them."""
+        """Return the options from the arguments of the constructor of class ``where``, after checking them."""
         options = cls(**{name: arguments[name] for name in option_names()})
         options._check_numbers(where)
         options._check_words(where)
@@ -219,7 +219,7 @@ class RumOptions:
             )
 
     def _with_form(self, where: str) -> "RumOptions":
-        """Return the options with the form that they mean, after checking that it has all of them."""
+        """Return the options with their form filled in, after checking that this form has all given options."""
         needed = self._usual_form()
         form = needed if self.form is None else self.form
         for option in fields(self):
@@ -235,18 +235,18 @@ class RumOptions:
         return replace(self, form=form, update_bias_init=start)
 
     def _usual_form(self) -> Form:
-        """Return the form that ``form=None`` means with these options."""
+        """Return the form that these options get with ``form=None``."""
         return "paper" if self.lam != 0 or self.learn_lam else "gated"
 
     def rotated_units(self, hidden_size: int) -> int:
-        """Return the number of units of the gated form that take the rotated state: whole heads, or all units."""
+        """Return the number of units in the gated form that take the rotated state: whole heads, or all units."""
         if self.rotated in (0, 1):
             return int(self.rotated) * hidden_size
         heads = max(round(self.rotated * hidden_size / self.head_size), 1)
         return min(heads * self.head_size, hidden_size)
 
     def for_scan(self, hidden_size: int) -> "RumOptions":
-        """Return the options as a scan takes them: eta is a number or None, and a learnable lam is NaN."""
+        """Return the options for a scan: eta is a number or None, and a learnable lam is NaN."""
         eta: Any = math.sqrt(hidden_size) if self.eta == "sqrt" else self.eta
         lam = math.nan if self.learn_lam else float(self.lam)
         return replace(self, lam=lam, eta=eta, zoneout=float(self.zoneout))
@@ -255,11 +255,11 @@ class RumOptions:
         """Return the same options in training or in evaluation."""
         if training == self.training:
             return self
-        # a compiler warns of the cache
+        # a compiler warns about the cache
         return (_set_training if torch.compiler.is_compiling() else _with_training)(self, training)
 
     def describe(self, lam: Tensor | None) -> str:
-        """Return the options that differ from the defaults, for ``repr``; ``lam`` is the parameter, if it is one."""
+        """Return the options that differ from the defaults, for ``repr``; ``lam`` is the parameter, if there is one."""
         usual = {"form": self._usual_form(), "update_bias_init": UPDATE_BIAS_INIT[self.form or "paper"]}
         shown = {name: getattr(self, name) for name in option_names() if name != "learn_lam"}
         shown = {name: value for name, value in shown.items() if value != usual.get(name, getattr(DEFAULTS, name))}
@@ -292,7 +292,7 @@ class RumOptions:
 
     @property
     def blocks(self) -> int:
-        """Row blocks of ``weight_ih``, by the name that all cells of a chain have for it."""
+        """Row blocks of ``weight_ih``, under the name that all cells of a chain use."""
         return self.num_inputs
 
     @property
@@ -307,7 +307,7 @@ class RumOptions:
 
     @property
     def keeps_rotation(self) -> bool:
-        """Whether the state holds the accumulated rotation R beside h."""
+        """Whether the state has an accumulated rotation R in addition to h."""
         return self.lam != 0  # True for the NaN of a learnable lam
 
 
@@ -315,7 +315,7 @@ def _set_training(options: RumOptions, training: bool) -> RumOptions:
     return replace(options, training=training)
 
 
-_with_training = functools.lru_cache(64)(_set_training)  # a training call asks for the same options each time
+_with_training = functools.lru_cache(64)(_set_training)  # training calls repeat the same options
 
 
 def option_names() -> list[str]:
@@ -324,7 +324,7 @@ def option_names() -> list[str]:
 
 
 SCAN_OPTIONS = {option.name: option.default for option in fields(RumOptions) if option.metadata.get("scan", True)}
-"""The options that a step reads, with the value that stands for the paper's cell."""
+"""The options that a step reads, each with its value for the paper's cell."""
 
 FORMS: tuple[str, ...] = get_args(Form)
 UPDATE_BIAS_INIT: dict[str, float] = {"gated": 0.0, "paper": 1.0}
@@ -338,7 +338,7 @@ RELU_OPTIONS: dict[str, Any] = {
     "embed_scale": None,
     "gate_scale": 1.0,
 }
-"""The values of the paper's own models, stated for recipes: a recorded run keeps its meaning if the defaults change."""
+"""The values of the paper's models, fixed for recipes so that recorded runs do not depend on the defaults."""
 
 TANH_OPTIONS: dict[str, Any] = {
     "activation": "tanh",
@@ -349,17 +349,17 @@ TANH_OPTIONS: dict[str, Any] = {
     "embed_scale": 2.0,
     "gate_scale": 0.25,
 }
-"""Values for the paper's form with bounded states, which were chosen on everyday tasks."""
+"""Values for the paper's form with bounded states, chosen on everyday tasks."""
 
 PAPER_OPTIONS: dict[str, Any] = {"form": "paper", **RELU_OPTIONS}
-"""The options of the paper's own models, whatever the defaults are: ``RUM(10, 20, **PAPER_OPTIONS)``."""
+"""The options of the paper's models, independent of the defaults: ``RUM(10, 20, **PAPER_OPTIONS)``."""
 
 DEFAULTS = RumOptions()
 """The defaults of :class:`torchrum.RUM` and :class:`torchrum.RUMCell`."""
 
 
 def documents_options(kind: Class) -> Class:
-    """Replace the line ``{options}`` in the docstring of a class by the list of all options with their defaults."""
+    """Replace the line ``{options}`` in a class docstring by the descriptions and defaults of all options."""
     lines = []
     for option in fields(RumOptions):
         if option.metadata:

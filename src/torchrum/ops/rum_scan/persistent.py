@@ -1,7 +1,7 @@
-"""lam = 0 on Hopper, the whole sequence in one launch: weights stay in registers, blocks exchange states directly.
+"""lam = 0 on Hopper: a whole sequence in one launch, with weights in registers and direct exchange between blocks.
 
-A group of blocks shares a tile of batch rows and splits the hidden units. The kernels are in ``cuda/persistent``, where
-``common.cuh`` explains how the blocks communicate.
+A group of blocks shares a tile of batch rows and divides the hidden units among its blocks. The kernels are in
+``cuda/persistent``, where ``common.cuh`` explains the communication between blocks.
 """
 
 import functools
@@ -21,47 +21,47 @@ from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals, Results, ScanInputs
 
-UNITS = 32  # hidden units a block owns
+UNITS = 32  # hidden units per block
 THREADS = 512
 MAX_HIDDEN = {torch.bfloat16: 1024, torch.float16: 1024, torch.float32: 512}
-"""A block's share of wider weights, and the operands that it gathers, do not fit its registers and shared memory."""
+"""Largest hidden size: a block's share of the weights must fit in its registers, its operands in shared memory."""
 MIN_HIDDEN = 32
 ACTIVATION_CODES = {"relu": 0, "tanh": 1, "sigmoid": 2, "softsign": 3}
-ARCHITECTURE = "sm_90a"  # the only target that has the warpgroup instructions
+ARCHITECTURE = "sm_90a"  # the only target with warpgroup instructions
 FLAGS = ("--use_fast_math",)
-STATS = 8  # row scalars that the forward leaves for the backward
+STATS = 8  # scalars per row and step that the forward saves for the backward
 
 RESIDENT = {"forward": 12, "backward": 11}
-"""Steps of the matmul whose weights a thread keeps in registers; more than this and the compiler spills. A step is
-32 bytes of the inner axis: 16 numbers of a 16-bit dtype or 8 of float32."""
+"""Most matmul steps whose weights a thread can keep in registers without spills. A step is 32 bytes of the inner axis:
+16 numbers of a 16-bit dtype or 8 of float32."""
 WIDE_RESIDENT = {"forward": (14, 14, 10, 10), "backward": (12, 12, 9, 9)}
-"""The same for float32, by the height of the batch tile in eights."""
+"""The same for float32, by the height of the batch tile in units of 8 rows."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 3, 4)
-"""Heights of a batch tile to choose from, in eights."""
+"""Possible heights of a batch tile, in units of 8 rows."""
 WGMMA_ROW_BLOCKS = 4
-"""Height from which the forward multiplies by Hopper's warpgroup instruction; mma.sync is as fast on lower tiles."""
+"""Height from which the forward uses Hopper's warpgroup instruction; mma.sync is as fast on lower tiles."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one problem is laid out on the device; everything but B, T and N is compiled in."""
+    """The layout of one problem on the device; everything but B, T and N is compiled in."""
 
     defines: tuple[tuple[str, int], ...]
-    """Macros that a kernel is compiled with, before the changes of ``macros``."""
+    """Macros for the compilation of a kernel, before the changes of ``macros``."""
     padded: int
-    """Hidden units, rounded up to a number that the warps of a matmul share evenly."""
+    """Hidden units, rounded up to a number that divides evenly among the warps of a matmul."""
     row_blocks: int
-    """Height of a batch tile, in eights."""
+    """Height of a batch tile, in units of 8 rows."""
     wide: bool
     """Whether the dtype is float32."""
     group: int
     """Blocks that share a tile."""
     tiles: int
     groups: int
-    """Groups of blocks that are on the device at once; each takes its share of the tiles."""
+    """Groups of blocks that are resident at once; each processes its share of the tiles."""
 
     def __hash__(self) -> int:
-        return hash((self.padded, self.row_blocks, self.tiles, self.groups))  # of few numbers: needed on every launch
+        return hash((self.padded, self.row_blocks, self.tiles, self.groups))  # few fields, since every launch needs it
 
     @property
     def rows(self) -> int:
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def waves(self) -> int:
-        """How often the device goes through the sequence; 1 where the whole batch is resident."""
+        """Number of passes over the sequence; 1 if the whole batch is resident."""
         return -(-self.tiles // self.groups)
 
     @property
@@ -78,21 +78,21 @@ class Plan:
 
     @property
     def sums_bias(self) -> bool:
-        """Whether the backward has registers to sum the bias's gradient in; as ``SUMS_BIAS`` of backward.cu."""
+        """Whether the backward has enough registers to sum the bias's gradient, as ``SUMS_BIAS`` in backward.cu."""
         inner_bytes = dict(self.defines)["GATES"] * self.padded * (4 if self.wide else 2)
         return inner_bytes // (32 * 8) + 2 <= most_resident("backward", self)
 
     def macros(self, name: str) -> tuple[tuple[str, int], ...]:
-        """The macros of a direction: its defines, but a forward in float32 keeps all digits.
+        """Return the macros of a direction: the defines, but a float32 forward always keeps all digits.
 
-        A ReLU unit whose sign TF32 flips spoils the gradients far more than the rounding does elsewhere.
+        A ReLU unit whose sign is flipped by TF32 harms the gradients far more than rounding does elsewhere.
         """
         if name == "backward" or not self.wide:
             return self.defines
         return tuple({**dict(self.defines), "TF32X3": 1}.items())
 
     def shared_bytes(self, name: str, gates: int) -> int:
-        """Dynamic shared memory: the gathered operand, partial sums, row sums, weights left over."""
+        """Return the dynamic shared memory: the gathered operand, partial sums, row sums, and excess weights."""
         inner, scratch, splits = (self.padded, 512, 4) if name == "forward" else (gates * self.padded, 320, 8)
         inner_bytes = inner * (4 if self.wide else 2)
         extra = max(inner_bytes // (32 * splits) - most_resident(name, self), 0) * THREADS * 16
@@ -100,10 +100,10 @@ class Plan:
 
 
 def find_plan(inputs: ScanInputs, options: RumOptions) -> Plan:
-    """``make_plan`` for a scan."""
+    """Return the plan for a scan on its device."""
     (B, N), dtype = inputs.h0.shape, inputs.xp.dtype
     blocks, lengths = machine.blocks(inputs.xp.device), inputs.lengths is not None
-    make = make_plan if isinstance(B, int) else make_plan.__wrapped__  # a compiler's symbol cannot be looked up
+    make = make_plan if isinstance(B, int) else make_plan.__wrapped__  # a compiler's symbols cannot be hashed
     return make(B, N, dtype, options, lengths, blocks, tf32_allowed() if dtype == torch.float32 else False)
 
 
@@ -111,10 +111,10 @@ def find_plan(inputs: ScanInputs, options: RumOptions) -> Plan:
 def make_plan(
     B: int, N: int, dtype: torch.dtype, options: RumOptions, with_lengths: bool, blocks: int, tf32: bool
 ) -> Plan:
-    """The smallest batch tile with which the batch takes the fewest passes over ``blocks`` resident blocks.
+    """Return the plan with the fewest passes on ``blocks`` resident blocks and, of these, the smallest batch tile.
 
-    float32 is multiplied as torch is set to: in TF32, or as three TF32 matmuls that keep its digits; see
-    ``Plan.macros`` for the forward.
+    float32 matmuls follow torch's setting: TF32, or three TF32 matmuls that keep all digits; see ``Plan.macros`` for
+    the forward.
     """
     wide = dtype == torch.float32
     multiple = (32 if wide else 64) * (1 if options.update_gate else 2)
@@ -167,7 +167,7 @@ def _kernel(name: str, plan: Plan, device: int) -> Kernel:
 
 
 class Gpu:
-    """Compiles with the NVRTC that torch ships."""
+    """The GPU, with kernels compiled by the NVRTC that torch ships."""
 
     def blocks(self, device: torch.device) -> int:
         return resident_blocks(device)
@@ -181,7 +181,7 @@ class Gpu:
 
 @functools.cache
 def resident_blocks(device: torch.device) -> int:
-    """Blocks that are on the device at once: one per multiprocessor."""
+    """Return the number of blocks that are resident at once: one per multiprocessor."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -190,7 +190,7 @@ machine = Gpu()
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why the persistent kernels cannot run this scan, or None."""
+    """Return the reason why the persistent kernels cannot run this scan, or None."""
     xp = inputs.xp
     if xp.device.type != "cuda":
         return f"the input is on {xp.device.type}"
@@ -202,13 +202,13 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
     B, N = inputs.h0.shape
     if machine.blocks(xp.device) * UNITS < N + 127:
         return "the device has too few multiprocessors for one group of blocks"
-    if find_plan(inputs, options).waves > 1:  # each would go through the whole sequence, one after the other
+    if find_plan(inputs, options).waves > 1:  # each wave is a pass over the whole sequence
         return f"a batch of {B} rows does not fit on the device at once"
     return None
 
 
 def shape_obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why the kernels cannot run such a scan on any device, or None."""
+    """Return the reason why the kernels cannot run this scan on any device, or None."""
     xp, N = inputs.xp, inputs.h0.shape[-1]
     if options.keeps_rotation:
         return "the persistent kernels know lam=0 only"
@@ -228,29 +228,29 @@ def shape_obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 
 
 def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
-    """Allocate the results of ``forward``, with the raw gates and scalars of each row and step."""
+    """Allocate the results of ``forward``, with the raw gates and the scalars per row and step."""
     xp, (T, B, _), N = inputs.xp, inputs.xp.shape, inputs.h0.shape[-1]
     gates, stats = xp.new_empty(T, B, inputs.weight_hh.shape[0]), xp.new_empty(T, B, STATS, dtype=torch.float32)
     return Results(xp.new_empty(T, B, N), None, Residuals(gates, stats))
 
 
 class Layout(NamedTuple):
-    """A launch without its tensors."""
+    """The layout of a launch, without its tensors."""
 
     words: int
-    """32-bit words of its mailboxes."""
+    """Size of the mailboxes, in 32-bit words."""
     places: tuple[int, ...]
-    """Where among them each begins, in bytes; the last one counts the blocks that read no more."""
+    """Byte offsets of the mailboxes; at the last one are counters of the blocks that have finished reading."""
     form: struct.Struct
-    """Of the pointers, with which the kernels' one argument begins."""
+    """Format of the pointers at the start of the kernel's single argument."""
     numbers: bytes
-    """The rest of it: six integers, two doubles and in the forward one more integer, eight bytes each."""
+    """The rest of the argument: six integers, two doubles and in the forward another integer, eight bytes each."""
     shared_bytes: int
     sums_bias: bool
 
 
 def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOptions, features: int) -> Layout:
-    """The launch of kernel ``name`` for ``sizes`` (T, B, N) and ``features`` of an x that it projects."""
+    """Return the layout for kernel ``name``, ``sizes`` (T, B, N) and the number of ``features`` of an x to project."""
     (T, _, _), gates, board = sizes, options.num_gates, plan.tiles * plan.board_words
     tile_words = plan.tiles * plan.padded * plan.rows * (4 if plan.wide else 2) // 4
     boxes: tuple[int, ...]
@@ -270,7 +270,7 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
 
 
 class Prepared(NamedTuple):
-    """A launch without its tensors, and its kernel."""
+    """The layout of a launch, its kernel and the number of blocks."""
 
     layout: Layout
     kernel: Kernel
@@ -278,7 +278,7 @@ class Prepared(NamedTuple):
 
 
 def _find(name: str, inputs: ScanInputs, options: RumOptions, features: int = 0) -> Prepared:
-    """The launch of kernel ``name``; the forward projects an x of so many ``features``, 0 where xp is there."""
+    """Return the prepared launch of kernel ``name``; ``features`` is that of an x to project, 0 if xp is given."""
     xp = inputs.xp
     tf32 = name == "backward" and xp.dtype is torch.float32 and tf32_allowed()  # see Plan.macros
     flags = inputs.lengths is not None, tf32
@@ -296,9 +296,10 @@ def _prepare(
     options: RumOptions,
     flags: tuple[bool, bool],
 ) -> Prepared:
-    """``_find``, cached by everything that decides.
+    """Prepare a launch; the result is cached by everything that it depends on.
 
-    ``on`` is the machine, ``shape`` that of xp; ``flags`` say whether there are lengths, and whether TF32 is allowed.
+    ``on`` is the machine and ``shape`` the shape of xp. ``flags`` are whether there are lengths and whether TF32 is
+    allowed.
     """
     (T, B, width), (with_lengths, tf32) = shape, flags
     N = width // options.num_inputs
@@ -318,8 +319,8 @@ def forward(
 ) -> Results:
     """Run the scan and fill ``copies``; without ``save`` there are no residuals.
 
-    ``bias``, ``(3H,)``, is added to ``xp`` as it is read. With an ``x`` ``(T, B, I)``, float32, ``inputs.xp`` is memory
-    that is filled with ``x weight_ih^T``.
+    ``bias``, ``(3H,)``, is added to ``xp`` as it is read. If ``x`` ``(T, B, I)``, float32, is given, ``inputs.xp`` is a
+    buffer that is filled with ``x weight_ih^T``.
     """
     xp = inputs.xp
     read = _readable(xp.dtype, xp, bias, inputs.weight_hh, x, weight_ih)
@@ -345,23 +346,23 @@ def backward(
     bias: Tensor | None = None,
     need_bias: bool = False,
 ) -> Gradients:
-    """Gradients of the inputs; there is neither R nor layer norm here.
+    """Compute the gradients of the inputs, without R and layer norm, which this design does not have.
 
-    ``bias`` is that of ``forward``. Its gradient comes along where it is needed and the registers suffice.
+    ``bias`` is the argument of ``forward``. Its gradient is returned if it is needed and there are enough registers.
     """
     (gates, stats), from_zero = results.residuals, inputs.from_zero
     xp, weight, out = inputs.xp, inputs.weight_hh, results.out
     assert stats is not None
     read = _readable(xp.dtype, bias, grad_out, xp, weight, out, gates)
     layout, kernel, blocks = _find("backward", inputs, options)
-    (mail, fills), dxp = _mail(xp, layout.words), xp.new_empty(*xp.shape)  # by numbers: half the time of a torch.Size
+    (mail, fills), dxp = _mail(xp, layout.words), xp.new_empty(*xp.shape)  # integers: twice as fast as a torch.Size
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
     dbias = xp.new_empty(xp.shape[2]) if need_bias and layout.sums_bias else None
-    # held until the launch: there may be copies among them
+    # keep references until the launch, since some may be copies
     tensors = (*read, stats.contiguous(), *_row_inputs(inputs), dxp, dh0, dbias)
     args = _fill_in(layout, mail, tensors, clear=not fills)
     kernel.launch(blocks, THREADS, layout.shared_bytes, [args], together=True, fills=fills)
-    del mail  # unless it is kept, later work on the stream may reuse it
+    del mail  # if it is not shared, later work on the stream may reuse its memory
     dweight = recurrent_weight_gradient(dxp, weight.shape[0], None if from_zero else inputs.h0, out)
     if dweight.dtype is not weight.dtype:
         dweight = dweight.to(weight.dtype)
@@ -369,7 +370,7 @@ def backward(
 
 
 def _row_inputs(inputs: ScanInputs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """h0, lengths and seed as the kernels read them; no h0 for zeros."""
+    """Return h0, lengths and seed in the form that the kernels read; h0 is None for zeros."""
     lengths = inputs.lengths
     return (
         None if inputs.from_zero else _readable(torch.float32, inputs.h0)[0],
@@ -379,7 +380,7 @@ def _row_inputs(inputs: ScanInputs) -> tuple[Tensor | None, Tensor | None, Tenso
 
 
 def _readable(dtype: torch.dtype, *tensors: Tensor | None) -> list[Tensor | None]:
-    """The tensors as the kernels read them: in one dtype, contiguous, and where a pair of numbers is one word."""
+    """Return the tensors in the form that the kernels read: in ``dtype``, contiguous, with pairs of numbers aligned."""
     pair = 2 * dtype.itemsize
     return [
         x
@@ -390,7 +391,7 @@ def _readable(dtype: torch.dtype, *tensors: Tensor | None) -> list[Tensor | None
 
 
 def _mail(xp: Tensor, words: int) -> tuple[Tensor, tuple[Fill, ...]]:
-    """Memory for mailboxes, and what is filled before the launch: nothing where the launch before has cleared them."""
+    """Return memory for mailboxes and the fills before the launch: none if the previous launch has cleared it."""
     kept = machine.mail(xp, words)
     if kept is not None:
         return kept, ()
@@ -399,11 +400,11 @@ def _mail(xp: Tensor, words: int) -> tuple[Tensor, tuple[Fill, ...]]:
 
 
 def _fill_in(layout: Layout, mail: Tensor, tensors: Sequence[Tensor | None], clear: bool) -> bytes:
-    """The kernels' argument, with null pointers for tensors that are not there.
+    """Return the kernel's argument, with null pointers for tensors that are None.
 
     With ``clear`` the kernel restores ``mail`` to its state before the launch.
     """
-    first = mail.data_ptr()  # views of it would cost as much as conversions
+    first = mail.data_ptr()  # views of it would take as long as conversions
     addresses = [0 if x is None else x.data_ptr() for x in tensors]
     addresses += [first + place for place in layout.places]
     if not clear:

@@ -1,4 +1,4 @@
-"""The RUM recurrence as its equations, step by step; every faster backend is tested against this file."""
+"""The equations of the RUM recurrence, step by step; every faster backend is tested against this file."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
 
 
 def activate(x: Tensor, activation: Activation, name: str) -> Tensor:
-    """``activation`` of ``x``; what a callable of the user's returns is checked, and ``name`` is who is told of it."""
+    """Apply ``activation`` to ``x`` and check the result of a user's callable; errors call the option ``name``."""
     if isinstance(activation, str):
         return ACTIVATIONS[activation](x)
     y = activation(x)
@@ -27,7 +27,7 @@ def activate(x: Tensor, activation: Activation, name: str) -> Tensor:
 
 
 def block_norm(x: Tensor, block: int, weights: StepWeights, options: RumOptions) -> Tensor:
-    """Layer norm of ``x`` ``(B, H)`` with the ``block``-th H of the gains and shifts; ``x`` itself without them."""
+    """Apply layer norm to ``x`` ``(B, H)`` with the ``block``-th H gains and shifts; without these, return ``x``."""
     _, weight, bias = weights
     if weight is None or bias is None:
         return x
@@ -39,7 +39,7 @@ def block_norm(x: Tensor, block: int, weights: StepWeights, options: RumOptions)
 def rotation_vectors(
     xp: Tensor, h: Tensor, weights: StepWeights, options: RumOptions, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The two vectors that span the rotation, eps and tau ``(B, H)``, and the gates' sums ``(B, num_gates * H)``."""
+    """Return the vectors that span the rotation, eps and tau ``(B, H)``, and the gates' sums ``(B, num_gates * H)``."""
     H = h.shape[-1]
     seen = h if mask is None else h * mask
     eps = xp[..., -H:].to(h.dtype)
@@ -60,10 +60,10 @@ def rum_step_reference(
     lam: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """One step: projected input ``xp`` ``(B, 3H)`` and state ``h`` ``(B, H)``, ``R`` ``(B, H, H)`` -> new h, new R.
+    """Run one step: projected input ``xp`` ``(B, 3H)`` and state ``h`` ``(B, H)``, ``R`` ``(B, H, H)`` -> new h, new R.
 
-    ``keep`` ``(B, H)`` is true where zoneout lets the new value through; None outside training. ``mask`` ``(B, H)``
-    multiplies the h that the matmul reads: the rotation and the gate see all of it.
+    ``keep`` ``(B, H)`` is true where zoneout takes the new value; None outside training. ``mask`` ``(B, H)`` multiplies
+    the h that the matmul reads; the rotation and the gate read all of h.
     """
     H = h.shape[-1]
     eps, tau, gates = rotation_vectors(xp, h, weights, options, mask)
@@ -90,7 +90,7 @@ def rum_step_reference(
 
 
 def accumulate(R: Tensor, eps: Tensor, tau: Tensor, lam: float | Tensor) -> Tensor:
-    """``R^lam . Rotation(eps, tau)``: the new rotation acts first, the memory after it."""
+    """Return ``R^lam . Rotation(eps, tau)``: the new rotation is applied first, the memory after it."""
     e, m = reflectors(eps.to(R.dtype).unsqueeze(-2), tau.to(R.dtype).unsqueeze(-2))
     # the rotation is H_m H_e, so row i of the product is H_e H_m (row i of R^lam)
     return reflect(e, reflect(m, orthogonal_power(R, lam)))
@@ -99,7 +99,7 @@ def accumulate(R: Tensor, eps: Tensor, tau: Tensor, lam: float | Tensor) -> Tens
 def rum_scan_reference(
     inputs: ScanInputs, options: RumOptions, lam: Tensor | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """A whole sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)`` and the last R; rows past their length stay."""
+    """Run a sequence ``xp`` ``(T, B, 3H)`` -> states ``(T, B, H)``, last R; rows past their length keep their state."""
     xp, h0, R0, *_, lengths, seed = inputs
     B, H = h0.shape
     h = h0.to(working_dtype(xp.dtype))

@@ -1,4 +1,4 @@
-"""The scan of the paper's form as torch's ``scan`` operator: what ONNX and programs without torchrum can hold."""
+"""The scan of the paper's form as torch's ``scan`` operator, for ONNX and for programs without torchrum."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from torchrum.ops.rum_scan.types import ScanInputs, StepWeights
 
 
 def rum_scan_form(inputs: ScanInputs, options: RumOptions) -> tuple[Tensor, Tensor | None]:
-    """All states ``(T, B, H)`` and the last R, in evaluation, for lam 0 and 1, with dynamic T and B.
+    """Compute all states ``(T, B, H)`` and the last R, in evaluation, for lam 0 and 1, with dynamic T and B.
 
-    ONNX has the same operator, ``Scan``, and also takes one step, ``(B, 3H)`` -> ``(B, H)``. Everything is detached:
-    the exporter to ONNX fails on an operator whose operands ask for gradients.
+    ONNX has the same operator, ``Scan``; a sequence with a single step is exported without it. All operands are
+    detached: the ONNX exporter fails on an operator whose operands require gradients.
     """
-    from torch._higher_order_ops.scan import scan_op  # a prototype of torch: there is no public path to it yet
+    from torch._higher_order_ops.scan import scan_op  # a prototype in torch, without a public path yet
 
     if options.lam not in (0, 1):
         raise ValueError(
@@ -49,7 +49,7 @@ def rum_scan_form(inputs: ScanInputs, options: RumOptions) -> tuple[Tensor, Tens
 
 def _make_step(carried: int, norm: bool, masked: bool, options: RumOptions) -> Callable[..., list[Tensor]]:
     def step(*parts: Tensor) -> list[Tensor]:
-        """Carry, slices of this step, then what stays: the order in which the operator passes them."""
+        # the operator passes the carry, the slices of this step, then the constants
         h, *memory = parts[:carried]
         now, t, weight_hh, *others = parts[carried:]
         R = memory[0] if memory else None
@@ -59,7 +59,7 @@ def _make_step(carried: int, norm: bool, masked: bool, options: RumOptions) -> C
             going = (t < others[2 if norm else 0]).unsqueeze(-1)  # (B, 1)
             new = torch.where(going, new, h)
             new_R = None if R is None or new_R is None else torch.where(going.unsqueeze(-1), new_R, R)
-        return [new, *([] if new_R is None else [new_R]), new.clone()]  # carry, then output: they may not alias
+        return [new, *([] if new_R is None else [new_R]), new.clone()]  # carry, then output; they must not alias
 
     return step
 
@@ -67,11 +67,11 @@ def _make_step(carried: int, norm: bool, masked: bool, options: RumOptions) -> C
 def _onnx_form(
     xp: Tensor, start: list[Tensor], weight_hh: Tensor, norm: list[Tensor], lengths: Tensor | None, options: RumOptions
 ) -> tuple[Tensor, Tensor | None]:
-    """The same with few nodes per step; ``onnx_loop.py`` and ``gated_scan/scan_form.py`` say how."""
+    """Compute the scan with few nodes per step, as explained in ``onnx_loop.py`` and ``gated_scan/scan_form.py``."""
     H, G, dtype = start[0].shape[1], options.num_gates, start[0].dtype
     gates, eps = [xp[..., i * H : (i + 1) * H] for i in range(G)], xp[..., -H:].to(dtype)
     matrices = [weight_hh[i * H : (i + 1) * H].t() for i in range(G)]
-    complement = options.update_gate and not options.layer_norm  # then 1 - u is the sigmoid of the other sign
+    complement = options.update_gate and not options.layer_norm  # then 1 - u is the sigmoid with the sign flipped
     if complement:
         gates[1], matrices[1] = -gates[1], -matrices[1]
     given = [eps, *gates, *going_on(xp, lengths), *turning_from(eps)]
@@ -85,9 +85,9 @@ def _onnx_form(
         tau = block_norm(tau, 0, weights, options)
         if options.target_activation is not None:
             tau = activate(tau, options.target_activation, "target_activation")
-        e, m = others[0], others[0] if H == 1 else bisector(others, tau)  # the only rotation of a line is 1
+        e, m = others[0], others[0] if H == 1 else bisector(others, tau)  # in one dimension only the identity
         if memory:
-            e, m = (e, m) if going is None else (e * going, m * going)  # R keeps what it is behind a row's end
+            e, m = (e, m) if going is None else (e * going, m * going)  # R does not change after a row's end
             memory = [_turn_memory(memory[0], e, m)]
             turned = (memory[0] @ h.unsqueeze(-1)).squeeze(-1)
         else:
@@ -112,7 +112,7 @@ def _onnx_form(
 
 
 def _turn_memory(R: Tensor, e: Tensor, m: Tensor) -> Tensor:
-    """R H_m H_e for ``R`` ``(B, H, H)``."""
+    """Return R H_m H_e for ``R`` ``(B, H, H)``."""
     for x in (m.unsqueeze(-2), e.unsqueeze(-2)):
         R = R - (R @ x.mT) @ (2 * x)
     return R

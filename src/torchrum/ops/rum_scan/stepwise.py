@@ -11,7 +11,7 @@ from torchrum.ops.rum_scan.types import NO_COPIES, Copies, Gradients, Residuals,
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why this design cannot run, or None."""
+    """Return the reason why this design cannot run, or None."""
     if inputs.xp.device.type != "cuda":
         return f"the input is on {inputs.xp.device.type}"
     if options.lam != 0:
@@ -22,13 +22,13 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 
 
 def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
-    """Allocate the results of ``forward``, which keeps only the raw gates for the backward."""
+    """Allocate the results of ``forward``, which saves only the raw gates for the backward."""
     xp, (T, B), H = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
     return Results(xp.new_empty(T, B, H), None, Residuals(xp.new_empty(T, B, options.num_gates * H)))
 
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
-    """Compute the states ``(T, B, H)`` and, whatever ``save`` is, the raw gates ``(T, B, num_gates * H)``."""
+    """Compute the states ``(T, B, H)`` and, even without ``save``, the raw gates ``(T, B, num_gates * H)``."""
     from torchrum.ops.rum_scan.stepwise_triton import forward
 
     results = forward(inputs, options)

@@ -1,8 +1,9 @@
-"""Kernels and launches of the lam = 0 scan by steps.
+"""Triton kernels of the lam = 0 scan, one launch per step, and their launches.
 
-Forward, each step is one matmul and one row kernel that does the rest, one program per batch row. It keeps the raw
-gates. Backward, a parallel pass first computes the forward's sums again from them for all T at once; then each step is
-one row kernel, which rebuilds its step pointwise and waits only for the sums of the incoming gradient, and one matmul.
+In the forward each step is one matmul and one row kernel for the rest, with one program per batch row; the raw gates
+are saved. In the backward a parallel pass first recomputes the forward's sums from the gates, for all T at once. Then
+each step is one row kernel, which recomputes its step pointwise and waits only for the sums of the incoming gradient,
+and one matmul.
 """
 
 from collections.abc import Hashable
@@ -51,9 +52,10 @@ def stepwise_forward_kernel(
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
     BF16X3: tl.constexpr,
 ):  # fmt: skip
-    """One step for row b. A table holds the step that ``t`` counts from, and xp, out, gates and T.
+    """Run one forward step for row b.
 
-    BF16X3 leaves the new state in ``low`` as ``precision.split_left`` divides a float32 operand.
+    If there is a table, it holds the step that ``t`` counts from, the addresses of xp, out and gates, and T. With
+    BF16X3 the new state is stored in ``low`` as by ``linear.split_left``.
     """
     dtype = tl.float32 if BF16X3 else low.dtype.element_ty
     if PDL:
@@ -80,12 +82,12 @@ def stepwise_forward_kernel(
         ROW: tl.constexpr = (G + 1) * H
         prefetch(xp + B.to(tl.int64) * ROW, ROW * dtype.primitive_bitwidth // 8)
     inputs = None
-    if PDL:  # the matmul begins after the row kernel before it has ended, so only its own output is waited for
+    if PDL:  # the matmul begins after the previous row kernel has ended, so only the matmul must be waited for
         inputs = sums_of_inputs(eps, h, LN)
         tl.extra.cuda.gdc_wait()
     parts += b * (G * HP)
     tau_parts = fetch_parts(parts, j, mask, B * (G * HP), PARTS)
-    if GATE:  # its loads before the first store, which they might not pass
+    if GATE:  # load before the first store, since loads may not be moved before a store
         u_parts = fetch_parts(parts + HP, j, mask, B * (G * HP), PARTS)
         u_raw += add_parts(u_parts, PARTS)
         tl.store(gates + H + j, u_raw.to(dtype), mask=mask)
@@ -111,7 +113,7 @@ def stepwise_forward_kernel(
 
 
 class Steps(ScanSteps):
-    """What both directions share: layer norm's parameters, and the options in the row kernels' flags."""
+    """The parts common to both directions: layer norm's parameters, and the options as flags of the row kernels."""
 
     def __init__(self, inputs: ScanInputs, options: RumOptions, graphed: bool, bf16x3: bool = False) -> None:
         super().__init__(inputs, options.num_gates, options.draws, graphed, bf16x3)
@@ -135,7 +137,7 @@ class Steps(ScanSteps):
 
 
 class ForwardSteps(Steps):
-    """One matmul and one row kernel per step. ``h0`` is the running state in float32, ``low`` what the matmul reads."""
+    """One matmul and one row kernel per step; ``h0`` is the running state in float32, ``low`` the matmul's operand."""
 
     direction = "forward"
     stride = 1
@@ -169,7 +171,7 @@ def _key(direction: str, inputs: ScanInputs, options: RumOptions) -> Hashable:
 
 
 def forward(inputs: ScanInputs, options: RumOptions) -> Results:
-    """The forward pass, see ``stepwise.forward``."""
+    """Run the forward pass, see ``stepwise.forward``."""
     out, _, (gates, _) = results = empty_results(inputs, options)
     assert gates is not None
     if out.numel() == 0:
@@ -197,7 +199,7 @@ def stepwise_stats_kernel(
     H: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr,
 ):  # fmt: skip
-    """The scalars of one row of one step; all T * B of them in parallel."""
+    """Compute the scalars of one row of one step; all T * B programs run in parallel."""
     row = tl.program_id(0).to(tl.int64)
     t = row // B
     b = row - t * B
@@ -217,7 +219,7 @@ def stepwise_backward_kernel(
     LN: tl.constexpr, LN_EPS: tl.constexpr,
     ACTIVATION: tl.constexpr, ETA: tl.constexpr, ZONEOUT: tl.constexpr, KEEP_BELOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step back for row b. ``t`` is the step, or counts back from the table's step where there is a table."""
+    """Run one backward step for row b. ``t`` is the step or, if there is a table, counts back from the table's step."""
     dtype = low.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -240,7 +242,7 @@ def stepwise_backward_kernel(
         dseen += row * H
     tau_raw, u_raw, eps, h = load_step(xp, out, gates, h0, row, t, b, B, j, mask, H, GATE)
     dh = tl.load(grad_out + row * H + j, mask=mask, other=0.0).to(tl.float32)
-    if t > 0:  # what the next step back begins with
+    if t > 0:  # the data that the next backward step begins with
         BYTES: tl.constexpr = H * dtype.primitive_bitwidth // 8
         before = row - B
         prefetch(grad_out + before * H, BYTES)
@@ -254,7 +256,7 @@ def stepwise_backward_kernel(
     keep = kept_new(lengths, seed, t, b, j, H, ZONEOUT, KEEP_BELOW)
     again = redo_step(tau_raw, u_raw, eps, h, stats, norms, j, mask, GATE, LN, ACTIVATION, ETA)
     ahead = sums_ahead(again, GATE, LN, ETA)
-    if PDL:  # all above was written before the matmul began, see BackwardSteps.begin
+    if PDL:  # everything above was written before the matmul began, see BackwardSteps.begin
         tl.extra.cuda.gdc_wait()
     later = mask & (t + 1 < T)  # no step follows the last one
     dh += tl.load(dstate + b * H + j, mask=later, other=0.0)
@@ -270,7 +272,7 @@ def stepwise_backward_kernel(
 
 
 class BackwardSteps(Steps):
-    """One row kernel and one matmul per step; h's gradient gets ``dstate`` and the matmul's output from later steps."""
+    """One row kernel and one matmul per step; h's gradient is the sum of ``dstate`` and the matmul's output."""
 
     direction = "backward"
     stride = -1
@@ -288,8 +290,8 @@ class BackwardSteps(Steps):
         dseen = None if self.ln_weight is None else torch.empty_like(out)
         self.load(inputs, inputs.xp, out, gates, stats, grad_out, dxp, dseen)
         self.sums(inputs.xp, out, gates, stats)
-        # Under dependent launch the first row kernel reads ahead of the kernel before it, so that must write nothing
-        # which is read ahead: neither the weight nor the scalars above.
+        # under dependent launch the first row kernel reads the weight and the scalars above before the previous kernel
+        # has ended, so this kernel must write neither
         self.dstate.zero_()
 
     def sums(self, xp: Tensor, out: Tensor, gates: Tensor, stats: Tensor) -> None:
@@ -310,7 +312,7 @@ class BackwardSteps(Steps):
         )  # fmt: skip
 
     def finish(self) -> tuple[Tensor, Tensor | None]:
-        """Gradient of the first state and of layer norm's (weight, bias), both in float32."""
+        """Return the gradients of the first state and of layer norm's (weight, bias), both in float32."""
         dh0 = self.dstate + self.matmul.out[:, :, : self.H].float().sum(0)
         if self.ln_weight is None or self.ln_bias is None:
             return dh0, None
@@ -321,7 +323,7 @@ class BackwardSteps(Steps):
 
 
 def backward(grad_out: Tensor, inputs: ScanInputs, results: Results, options: RumOptions) -> Gradients:
-    """The backward pass, see ``stepwise.backward``."""
+    """Run the backward pass, see ``stepwise.backward``."""
     out, _, (gates, _) = results
     assert gates is not None
     with plain_mode(inputs.xp):

@@ -1,8 +1,8 @@
-"""The scan in plain PyTorch with a hand-written backward, on any device; lam is 0 or 1.
+"""The scan in plain PyTorch with a hand-written backward, on any device, for lam 0 and 1.
 
-The forward keeps the raw gates beside the outputs and, with lam = 0, a few scalars per row, with lam = 1, R h and what
-each step added to R. The backward recomputes the rest for a block of steps at once, so that only what depends on the
-gradient runs step by step; R is reconstructed in reverse by taking off what was added. README.md derives it.
+The forward saves the raw gates and, with lam = 0, a few scalars per row or, with lam = 1, R h and the update of R of
+each step. The backward recomputes the rest for a block of steps at once, so that only the computations that depend on
+the gradient run step by step; R is reconstructed in reverse by subtracting the updates. README.md has the derivation.
 """
 
 import torch
@@ -32,12 +32,12 @@ __all__ = ["backward", "empty_results", "forward", "obstacle"]
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """None: what the operator takes, this runs."""
+    """Return None: this design can run every scan."""
     return None
 
 
 class Scan:
-    """The constant operands of one scan, and the forward of a step on them for one step or a block of steps."""
+    """The constant operands of one scan, and the parts of a forward step, for one step or a block of steps."""
 
     def __init__(self, inputs: ScanInputs, options: RumOptions) -> None:
         xp, h0, _, weight_hh, ln_weight, ln_bias, lengths, seed = inputs
@@ -56,14 +56,14 @@ class Scan:
             self.ln = (ln_weight.to(self.dtype).view(-1, self.H), ln_bias.to(self.dtype).view(-1, self.H))
 
     def inverse_eps(self, at: slice = slice(None)) -> Tensor:
-        """1/|eps| ``(T, B, 1)``, and 0 where nothing shall turn."""
+        """Return 1/|eps| ``(T, B, 1)``, and 0 where nothing rotates."""
         inverse = safe_inverse(length_of(self.eps[at]), tiny_of(self.dtype))
         if self.going is not None:
             inverse = inverse * self.going[at]
-        return torch.zeros_like(inverse) if self.H == 1 else inverse  # the only rotation of a line is 1
+        return torch.zeros_like(inverse) if self.H == 1 else inverse  # in one dimension only the identity
 
     def ordinary(self, inv_eps: Tensor) -> list[bool]:
-        """Steps where every row has a direction to turn from; a GPU is not asked."""
+        """Return for each step if all ``inv_eps`` are above 0; False on a GPU, where the test would synchronise."""
         if inv_eps.device.type != "cpu" or inv_eps.numel() == 0:
             return [False] * len(inv_eps)
         return (inv_eps > 0).flatten(1).all(1).tolist()
@@ -83,7 +83,7 @@ class Scan:
         return self.norm(raw.sigmoid(), 1) if self.options.ln_order == "authors" else self.norm(raw, 1).sigmoid()
 
     def candidate(self, total: Tensor) -> Tensor:
-        """From ``eps + R h``."""
+        """Compute the candidate from ``eps + R h``."""
         return ACTIVATIONS[str(self.options.activation)](self.norm(total, self.options.num_gates))
 
     def keep(self, t: int) -> Tensor | None:
@@ -93,7 +93,7 @@ class Scan:
         return keep_mask(self.seed, t, self.B, self.H, self.options.zoneout)
 
     def finish(self, t: int, h: Tensor, u: Tensor | None, candidate: Tensor, buffer: Tensor) -> Tensor:
-        """Mix, normalise, zone out and freeze: from the candidate to the new state, written to ``buffer`` too."""
+        """Compute the new state from the candidate and write it to ``buffer``: gate, eta, zoneout, lengths."""
         if self.mixes_only and u is not None:
             return torch.lerp(candidate, h, u, out=buffer)
         new = candidate if u is None else torch.lerp(candidate, h, u)
@@ -108,10 +108,10 @@ class Scan:
 
 
 def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
-    """Buffers for what ``forward`` returns.
+    """Allocate the results of ``forward``.
 
-    ``gates`` holds the raw gates and, with lam = 1, R h of each step; ``kept`` the angles of each step or, with
-    lam = 1, what it added to R.
+    ``gates`` holds the raw gates and, with lam = 1, R h of each step. ``kept`` holds the ``Angle`` of each step or,
+    with lam = 1, its update of R.
     """
     xp, (T, B), H = inputs.xp, inputs.xp.shape[:2], inputs.h0.shape[-1]
     out, gates = xp.new_empty(T, B, H), xp.new_empty(T, B, (options.num_gates + options.keeps_rotation) * H)
@@ -119,12 +119,12 @@ def empty_results(inputs: ScanInputs, options: RumOptions) -> Results:
     if not options.keeps_rotation:
         return Results(out, None, Residuals(gates, xp.new_empty(T, B, len(Angle._fields), dtype=dtype)))
     R = xp.new_empty(B, H, H, dtype=dtype)
-    windows = T // WINDOW + 2  # at least one more than is used: a size that can be 0 or 1 binds an exported T
+    windows = T // WINDOW + 2  # at least one more than used: torch.export specialises T if a size can be 0 or 1
     return Results(out, R, Residuals(gates, R.new_empty(windows, B, 2 * WINDOW, H)))
 
 
 def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES) -> Results:
-    """Run the scan and fill ``copies``; the residuals come with it whatever ``save`` is."""
+    """Run the scan and fill ``copies``; the residuals are saved even without ``save``."""
     xp, h0, R0 = inputs[:3]
     scan = Scan(inputs, options)
     T, H, gated = scan.T, scan.H, options.num_gates * scan.H
@@ -136,7 +136,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
     memory = None
     if R is not None:
         memory = Memory(R.copy_(torch.eye(H, device=xp.device) if R0 is None else R0.mT), kept)
-    # one view of each step, taken at once: a slice per step costs as much as a small operation
+    # create the views of all steps at once: a slice per step takes as long as a small operation
     steps = [part.unbind(0) for part in (xp[..., :gated], saved[..., :gated], scan.eps, inv_eps, out)]
     for t, (x, raw, eps, inverse, buffer) in enumerate(zip(*steps, strict=True)):
         gates = torch.addmm(x, h.to(xp.dtype), weight, out=raw).to(scan.dtype)
@@ -156,7 +156,7 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
         return results
     last, steps_of_last = (T - 1) // WINDOW, (T - 1) % WINDOW + 1
     memory.form(steps_of_last)
-    kept[last, :, 2 * steps_of_last :] = 0  # what no step wrote: an operator's results may not be left to chance
+    kept[last, :, 2 * steps_of_last :] = 0  # the unused part: an operator's results must be deterministic
     kept[last + 1 :] = 0
     results = results._replace(R=memory.R.mT.contiguous())
     copies.fill(results)
@@ -164,14 +164,14 @@ def forward(inputs: ScanInputs, options: RumOptions, save: bool = True, copies: 
 
 
 BLOCK = 32
-"""Steps of lam = 0 that the backward recomputes at once: enough to hide the cost of a call, few enough to stay in the
-cache. With lam = 1 it is a ``WINDOW``."""
+"""Steps that the backward recomputes at once with lam = 0: enough to hide the overhead of a call, few enough to stay in
+the cache. With lam = 1 it recomputes a ``WINDOW``."""
 
 
 def backward(
     grad_out: Tensor, grad_R: Tensor | None, inputs: ScanInputs, results: Results, options: RumOptions, need_R0: bool
 ) -> Gradients:
-    """Gradients of the inputs from those of the states and of the last R."""
+    """Compute the gradients of the inputs from the gradients of the states and of the last R."""
     xp, h0, _, weight_hh = inputs[:4]
     out, R_n, (saved, kept) = results
     assert saved is not None and kept is not None
@@ -204,7 +204,7 @@ def backward(
 
 
 class _Block:
-    """A block of steps of the backward: recomputed at once, then differentiated step by step."""
+    """A block of steps in the backward: recomputed at once, then differentiated step by step."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _Block:
         self.u = scan.gate(self.gates)
         self.candidate = scan.candidate(self.total)
         self.grad_total = torch.empty_like(h)
-        shares = torch.ones_like(self.candidate) if self.u is None else 1 - self.u  # of a gradient, for the candidate
+        shares = torch.ones_like(self.candidate) if self.u is None else 1 - self.u  # the candidate's share
         rate = activation_backward(str(scan.options.activation), shares, self.candidate)
         parts = [self.grad_total, rate]
         if self.u is not None:
@@ -244,14 +244,17 @@ class _Block:
             self.direction = mixed * self.scale
 
     def _gate_rate(self, change: Tensor) -> Tensor:
-        """What takes a state's gradient to the gate, up to its sigmoid, or to the layer norm behind that."""
+        """Return the factor from a state's gradient to the gradient of the sigmoid's argument.
+
+        If layer norm follows the sigmoid, it is the factor to the gradient of layer norm's output.
+        """
         assert self.u is not None
         if self.scan.ln is not None and self.scan.options.ln_order == "authors":
             return change
         return torch.ops.aten.sigmoid_backward(change, self.u)
 
     def norm_backward(self, grad: Tensor, x: Tensor, block: int) -> Tensor:
-        """Gradient of ``norm``; the gradients of its weights are added to ``sums``."""
+        """Compute the gradient of ``norm`` and add the gradients of its weights to ``sums``."""
         if self.scan.ln is None:
             return grad
         weight, bias = self.scan.ln[0][block], self.scan.ln[1][block]
@@ -264,9 +267,9 @@ class _Block:
         return grad_x
 
     def step(self, i: int, grad: Tensor, grad_gates: Tensor, to_tau: Tensor, to_u: Tensor) -> Tensor:
-        """Step ``i`` of the block: the gradient of its state in, that of the state before it out.
+        """Run step ``i`` of the block: from the gradient of its state, return the gradient of the state before it.
 
-        The raw gates' gradients are written to ``to_tau`` and ``to_u``, which make up ``grad_gates``.
+        The raw gates' gradients are written to ``to_tau`` and ``to_u``, the two parts of ``grad_gates``.
         """
         scan, options, H, t = self.scan, self.scan.options, self.scan.H, self.at.start + i
         skipped = None
@@ -284,7 +287,7 @@ class _Block:
             grad = torch.addcmul(grad, along, direction, value=-1).mul_(options.eta * self.scale[i])
 
         buffer, rate, *gate = self.steps[i]
-        direct = scan.ln is None and to_tau.dtype == scan.dtype  # then gradients are written where they belong
+        direct = scan.ln is None and to_tau.dtype == scan.dtype  # then gradients are written without a copy
         if scan.ln is None:
             into = torch.mul(grad, rate, out=buffer)
         else:
@@ -307,7 +310,7 @@ class _Block:
         return grad_h.add_(grad_gates.mm(scan.weight))
 
     def _gate_backward(self, i: int, grad: Tensor) -> Tensor:
-        """From the product with ``_gate_rate`` to the raw gate."""
+        """Compute the raw gate's gradient from a state's gradient times ``_gate_rate``."""
         raw = self.gates[i, :, self.scan.H :]
         if self.scan.ln is None or self.scan.options.ln_order == "before":
             return self.norm_backward(grad, raw, 1)
@@ -315,12 +318,12 @@ class _Block:
         return torch.ops.aten.sigmoid_backward(self.norm_backward(grad, u, 1), u)
 
     def finish(self, grad_xp: Tensor) -> None:
-        """Gradients of eps for the whole block: where it is added, and through its direction."""
+        """Write the gradients of eps for the whole block."""
         grad_xp[self.at, :, -self.scan.H :] = self.rotation.eps_gradients(self.grad_total)
 
 
 def activation_backward(name: str, grad: Tensor, output: Tensor) -> Tensor:
-    """Gradient through a named activation, from its output alone."""
+    """Compute the gradient through a named activation, from its output."""
     if name == "relu":
         return torch.ops.aten.threshold_backward(grad, output, 0)
     if name == "tanh":

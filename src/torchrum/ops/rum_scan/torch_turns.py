@@ -1,14 +1,14 @@
-"""How the torch backend turns the state, with gradients; README.md has the derivations.
+"""Rotations of the torch backend, with gradients; README.md has the derivations.
 
 lam = 0: R(eps, tau) h is a combination of h, eps and tau. With e = eps/|eps|, w = tau/|tau| and s = e + w,
-R h = h + 2 p w - 2 k s,  p = e.h,  k = s.h / s.s.  A step therefore needs four inner products and two vector updates,
-and its backward two inner products with the gradient d: everything else is a combination of d, h, eps and tau whose
-coefficients are linear in those two.
+R h = h + 2 p w - 2 k s,  p = e.h,  k = s.h / s.s.  A step therefore needs four inner products and two vector updates.
+Its backward needs two inner products with the gradient d: the rest is a combination of d, h, eps and tau with
+coefficients that are linear in these two.
 
-lam = 1: R(eps, tau) = H_m H_e = H_e H_n with H_x = I - 2 x x^T, m the bisector of e and w and n = H_e m. A step takes
-two outer products 2 y x^T off R, one for each reflection x, where y is R x before it. R is formed only every ``WINDOW``
-steps; in between it is the last R that was formed and the x and y since, which are far less to read. The backward keeps
-the gradient of R in a frame that does not turn, so that it is formed once per window too.
+lam = 1: R(eps, tau) = H_m H_e = H_e H_n with H_x = I - 2 x x^T, m the bisector of e and w and n = H_e m. A step
+subtracts two outer products 2 y x^T from R, one for each reflection x, where y is R x before it. R is formed only every
+``WINDOW`` steps; between these it is represented by the last formed R and the x and y since, which are much smaller.
+The backward keeps the gradient of R in a frame that does not rotate, so this is formed once per window too.
 """
 
 import math
@@ -20,11 +20,11 @@ from torch import Tensor
 from torchrum.ops.rotation import dot, opposite_of, orthogonal_to, tiny_of
 
 NARROW = 0.02
-"""s.s under which 2 + 2 e.w has lost too many digits, and the sum is taken again from the vectors."""
+"""s.s below which 2 + 2 e.w has lost too many digits, so that s.s is computed again from the vectors."""
 
 
 class Angle(NamedTuple):
-    """Scalars of the plane a state turns in, ``(..., B, 1)``; where nothing turns all but p and 1/|eps| are zero."""
+    """Scalars of a state's rotation, ``(..., B, 1)``; where nothing rotates all but p and 1/|eps| are zero."""
 
     p: Tensor
     k: Tensor
@@ -33,11 +33,11 @@ class Angle(NamedTuple):
     inv_square: Tensor
     """1/s.s"""
     opposite: Tensor
-    """1 where tau points against eps and the turn is a half turn, else 0."""
+    """1 where tau is opposite to eps, so that the rotation is a half turn, else 0."""
 
 
 class Constants(NamedTuple):
-    """Numbers as tensors ``(B, 1)``: a Python number costs a small operation as much again."""
+    """Constants as tensors ``(B, 1)``: a Python number doubles the time of a small operation."""
 
     zeros: Tensor
     ones: Tensor
@@ -49,25 +49,25 @@ class Constants(NamedTuple):
 
 
 def safe_inverse(length: Tensor, tiny: float = 0.0) -> Tensor:
-    """``1 / length``, and 0 where the length is at most ``tiny``."""
+    """Return ``1 / length``, and 0 where the length is at most ``tiny``."""
     return length.reciprocal().masked_fill_(length <= tiny, 0.0)
 
 
 def length_of(x: Tensor) -> Tensor:
-    """|x| over the last dimension, which stays; faster than the library's norm for short rows."""
+    """Return |x| over the last dimension, which is kept; faster than torch's norm for short rows."""
     return dot(x, x).sqrt_()
 
 
 def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor, plain: Constants | None) -> Angle:
-    """The plane of the rotation from ``eps`` to ``tau`` and what it does to ``h``; ``inv_eps`` 0 means no turn.
+    """Compute the scalars of the rotation from ``eps`` to ``tau`` applied to ``h``; where ``inv_eps`` is 0 it is none.
 
-    ``plain`` is given where every ``inv_eps`` is above 0: then the ordinary case is tried first.
+    If every ``inv_eps`` is above 0, ``plain`` is given and the ordinary case is tried first.
     """
     p = dot(eps, h) * inv_eps
     if plain is not None:
         inv_tau = length_of(tau).reciprocal_()
         square = torch.addcmul(plain.twos, dot(eps, tau), inv_eps * inv_tau, value=2)
-        if square.min().item() >= NARROW:  # not where tau is zero either: then it is NaN
+        if square.min().item() >= NARROW:  # also false for a zero tau, where square is NaN
             inv_square = square.reciprocal_()
             k = torch.addcmul(p, dot(tau, h), inv_tau).mul_(inv_square)  # s.h / s.s
             return Angle(p, k, inv_eps, inv_tau, inv_square, plain.zeros)
@@ -81,12 +81,12 @@ def find_angle(eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor, plain: Cons
 
 
 def half_turns(angle: Angle) -> bool:
-    """Whether rows with opposite vectors must be looked after; a GPU is not asked, and does so always."""
+    """Return whether there may be rows with opposite vectors; always True on a GPU, where a test would synchronise."""
     return angle.opposite.device.type != "cpu" or bool(angle.opposite.any())
 
 
 def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bool, ones: Tensor) -> Tensor:
-    """eps + R h; ``ones`` has a row for each of h."""
+    """Return eps + R h; ``ones`` has a row for each row of h."""
     p, k, inv_eps, inv_tau, _, opposite = angle
     by_eps = torch.addcmul(ones, k, inv_eps, value=-2)
     total = torch.addcmul(h, by_eps, eps).addcmul_((p - k) * inv_tau, tau, value=2)
@@ -97,15 +97,15 @@ def add_turned(angle: Angle, eps: Tensor, tau: Tensor, h: Tensor, half_turns: bo
 
 
 class TurnBackward:
-    """The gradient of ``add_turned`` for a block of steps: what needs no gradient is done for all of them at once."""
+    """The backward of ``add_turned`` for a block of steps; everything but the gradient is computed for all at once."""
 
     def __init__(self, angle: Angle, eps: Tensor, tau: Tensor, h: Tensor) -> None:
         p, k, inv_eps, inv_tau, _, _ = self.angle = angle
-        # directions, not the vectors: 1/|tau| twice and 1/s.s would overflow where tau is short and against eps
+        # directions instead of vectors: with a short tau opposite to eps, 1/|tau|^2 / s.s would overflow
         self.e, self.w, self.h = eps * inv_eps, tau * inv_tau, h
         zero, one = torch.zeros_like(p), torch.ones_like(p)
-        self.by_e = self._coefficients(zero, one)  # (K, 8, B, 1), for each d.e
-        self.by_w = self._coefficients(one, zero)  # and for each d.w
+        self.by_e = self._coefficients(zero, one)  # (K, 8, B, 1), factors of d.e
+        self.by_w = self._coefficients(one, zero)  # factors of d.w
         self.tau_d, self.eps_d = 2 * (p - k) * inv_tau, 1 - 2 * k * inv_eps
         self.half_turns = half_turns(angle)
         self.weights = torch.empty_like(self.by_e)
@@ -113,7 +113,7 @@ class TurnBackward:
         self.steps = list(zip(*(part.unbind(0) for part in parts), strict=True))
 
     def _coefficients(self, d_w: Tensor, d_e: Tensor) -> Tensor:
-        """Of e and w in the gradient of h; of h, e, w in those of tau and of eps; from d.w and d.e."""
+        """Compute coefficients from d.w and d.e: of e and w in h's gradient, of h, e and w in tau's and in eps's."""
         p, k, inv_eps, inv_tau, inv_square, _ = self.angle
         scaled = inv_square * (d_w + d_e)
         rest, cross = d_w - scaled, 4 * k * scaled
@@ -125,7 +125,7 @@ class TurnBackward:
         )
 
     def step(self, t: int, grad: Tensor, to_tau: Tensor) -> Tensor:
-        """Step ``t`` of the block, from the gradient of the sum: tau's is written, h's returned."""
+        """Run step ``t`` of the block: from the gradient of the sum, write tau's gradient and return h's."""
         e, w, h, weights, by_e, by_w, tau_d, h_e, h_w, tau_h, tau_e, tau_w = self.steps[t]
         torch.mul(by_e, dot(grad, e), out=weights).addcmul_(by_w, dot(grad, w))
         combined = (grad * tau_d).addcmul_(tau_h, h).addcmul_(tau_e, e)
@@ -134,7 +134,7 @@ class TurnBackward:
         return to_h - 2 * self.angle.opposite[t] * sum(self._reversed(t, grad)) if self.half_turns else to_h
 
     def eps_gradients(self, grad: Tensor) -> Tensor:
-        """Gradients of all eps of the block, as summands and as directions."""
+        """Return the gradients of all eps of the block, both as summands and as directions."""
         eps_h, eps_e, eps_w = self.weights[:, 5:].unbind(1)
         total = (grad * self.eps_d).addcmul_(eps_h, self.h).addcmul_(eps_e, self.e).addcmul_(eps_w, self.w)
         if self.half_turns:
@@ -144,18 +144,21 @@ class TurnBackward:
         return total
 
     def _reversed(self, at: int | slice, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """The parts of ``grad`` along e and along the vector orthogonal to it that a half turn reverses."""
+        """Return the parts of ``grad`` along e and along the orthogonal vector f, which a half turn reverses."""
         e = self.e[at]
         f = orthogonal_to(e)
         return dot(grad, e) * e, dot(grad, f) * f
 
 
 WINDOW = 16
-"""Steps between two R that are formed: the cost of forming one is shared, that of the x and y since stays small."""
+"""Steps after which R is formed: enough to share the cost of forming it, few enough that the x and y stay small."""
 
 
 class Plane(NamedTuple):
-    """Where a step turns; vectors ``(..., B, H)``, scalars ``(..., B, 1)``. e and n are zero where nothing turns."""
+    """The plane of a step's rotation: vectors ``(..., B, H)`` and scalars ``(..., B, 1)``.
+
+    e and n are zero where nothing rotates.
+    """
 
     e: Tensor
     n: Tensor
@@ -168,10 +171,10 @@ class Plane(NamedTuple):
 def find_plane(
     eps: Tensor, inv_eps: Tensor, tau: Tensor, ordinary: bool, e: Tensor | None = None, n: Tensor | None = None
 ) -> Plane:
-    """The plane that turns ``eps`` into the direction of ``tau``; ``inv_eps`` is 1/|eps|, 0 where nothing turns.
+    """Compute the plane of the rotation from ``eps`` to ``tau``; ``inv_eps`` is 1/|eps|, 0 where nothing rotates.
 
-    ``ordinary`` says that every ``inv_eps`` is above 0: then the ordinary case is tried first. ``e`` and ``n`` may be
-    given as buffers for the plane's.
+    If every ``inv_eps`` is above 0, ``ordinary`` is True and the ordinary case is tried first. ``e`` and ``n`` are
+    optional buffers for the results.
     """
     e = torch.mul(eps, inv_eps, out=e)
     square = dot(tau, tau)
@@ -194,24 +197,26 @@ def find_plane(
     opposite = (length <= opposite_of(tau.dtype)) & turns
     m = torch.where(opposite, orthogonal_to(e), s * (safe_inverse(length) * turns))
     n = torch.addcmul(m, dot(e, m), e, value=-2, out=n)
-    moving = turns & ~opposite  # m is a constant where the vectors are opposite
+    moving = turns & ~opposite  # m is constant where the vectors are opposite
     return Plane(e.mul_(turns), n, w, safe_inverse(length) * moving, inv_tau * moving)
 
 
 class Memory:
-    """R of the forward: the last one that was formed, transposed, which reads faster, and the x and y since."""
+    """R in the forward: the last formed R, transposed for faster reads, and the x and y since.
+
+    ``kept`` ``(windows, B, 2 * WINDOW, H)`` receives the y of all steps.
+    """
 
     def __init__(self, R: Tensor, kept: Tensor) -> None:
-        """``kept`` ``(windows, B, 2 * WINDOW, H)`` takes the y of all steps."""
         self.R, self.kept = R, kept
         self.x = R.new_empty(R.shape[0], 2 * WINDOW + 1, R.shape[1])
         rows = self.x.unbind(1)
-        self.views = [  # of the last three rows and of all of them, step by step
+        self.views = [  # for each step: the last three rows, all rows so far, and the three rows one by one
             (self.x[:, i : i + 3], self.x[:, : i + 3].mT, *rows[i : i + 3]) for i in range(0, 2 * WINDOW, 2)
         ]
 
     def advance(self, t: int, eps: Tensor, inv_eps: Tensor, tau: Tensor, h: Tensor, ordinary: bool) -> Tensor:
-        """Turn the memory, R <- R H_e H_n, and return the new R h."""
+        """Rotate the memory, R <- R H_e H_n, and return the new R h."""
         step = t % WINDOW
         known = 2 * step
         if step == 0:
@@ -232,19 +237,20 @@ class Memory:
         y_e, y_n = self.y_rows[known : known + 2]
         y_e.copy_(R_e)
         R_n = R_n.addcmul_(e_n, R_e, value=-2)
-        # 1, but for what rounding has added to |R n|, which is so taken out again
+        # the factor is 1 up to rounding, and corrects the rounding error of |R n|
         torch.mul(R_n, torch.rsub(dot(R_n, R_n), 1.25, alpha=0.25), out=y_n)
         return R_h.addcmul_(e_h, R_e, value=-2).addcmul_(n_h, y_n, value=-2)
 
     def form(self, steps: int) -> None:
-        """Take the outer products of the last ``steps`` steps off R."""
+        """Subtract the outer products of the last ``steps`` steps from R."""
         self.R.baddbmm_(self.x[:, : 2 * steps].mT, self.y[:, : 2 * steps], alpha=-2)
 
 
 class MemoryBackward:
-    """The gradients of a window of steps; what needs no gradient is done for all of them at once.
+    """The backward of a window of steps; everything but the gradient is computed for all steps at once.
 
-    ``R`` goes back to before the window at the start, ``outer`` = dL/dR R^T at the end (``eps_gradients``), in place.
+    ``R`` and ``outer`` = dL/dR R^T are updated in place to their values before the window: ``R`` by the constructor,
+    ``outer`` by ``eps_gradients``.
     """
 
     def __init__(self, plane: Plane, inv_eps: Tensor, z: Tensor, y: Tensor, R: Tensor, outer: Tensor) -> None:
@@ -265,7 +271,7 @@ class MemoryBackward:
         self.steps = list(zip(*(part.unbind(0) for part in by_step), self.grad_z.unbind(1), *by_row, strict=True))
 
     def step(self, i: int, grad: Tensor, to_tau: Tensor) -> Tensor:
-        """Step ``i`` of the window, from the gradient of R h: tau's is written, h's returned."""
+        """Run step ``i`` of the window: from the gradient of R h, write tau's gradient and return h's."""
         e, toward, scale, products, grad_z, turned, images, z_turned = self.steps[i]
         grad_z.copy_(grad)
         grads, known = self.grad_z[:, i:], 2 * i + 2
@@ -278,7 +284,7 @@ class MemoryBackward:
         return to_h
 
     def eps_gradients(self, grad: Tensor) -> Tensor:
-        """Gradients of all eps of the window, as summands and as directions."""
+        """Return the gradients of all eps of the window, both as summands and as directions."""
         self.outer.baddbmm_(self.grad_z.mT, self.z)
         _, K_e, K_n = self.products.unbind(2)
         e = self.plane.e

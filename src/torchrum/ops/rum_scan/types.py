@@ -1,4 +1,4 @@
-"""What a RUM scan is given, what it returns and what its backward keeps; ``T B H`` are steps, batch, hidden units."""
+"""Inputs, results, residuals and gradients of a RUM scan; ``T B H`` are steps, batch, hidden units."""
 
 import functools
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class ScanInputs(NamedTuple):
     xp: Tensor
     """``(T, B, 3H)``, the projected input in blocks tau, u, eps; ``(T, B, 2H)``, tau and eps, without update gate."""
     h0: Tensor
-    """``(B, H)``; ``from_zero`` scans may have no numbers here."""
+    """``(B, H)``; a tensor without data in a ``from_zero`` scan."""
     R0: Tensor | None
     """``(B, H, H)``, the identity if None; only with lam other than 0."""
     weight_hh: Tensor
@@ -35,11 +35,11 @@ class ScanInputs(NamedTuple):
     lengths: Tensor | None = None
     """``(B,)`` int64; a row past its length keeps its state."""
     seed: Tensor | None = None
-    """int64 scalar that zoneout's masks come from."""
+    """int64 scalar from which zoneout's masks are derived."""
 
     @property
     def from_zero(self) -> bool:
-        """Whether h0 is known to be zero: it adds nothing to the gradient of a weight, and nobody asks for its own."""
+        """Whether h0 is known to be zero: then it adds nothing to a weight's gradient, and its own is not needed."""
         return False
 
     @property
@@ -48,14 +48,14 @@ class ScanInputs(NamedTuple):
 
     @classmethod
     def shaped_like(cls, xp: Tensor, options: RumOptions) -> "ScanInputs":
-        """Inputs that go with ``xp``, one number expanded to their shapes: to ask what would run."""
+        """Return inputs whose shapes match ``xp``, without memory of their own, to choose a design."""
         H = xp.shape[-1] // options.num_inputs
         one = xp.new_empty(1)
         return cls(xp, one.expand(*xp.shape[1:-1], H), None, one.expand(options.num_gates * H, H))
 
 
 class ScanFromZero(ScanInputs):
-    """The tensors of a scan that was given no initial state."""
+    """The tensors of a scan without an initial state."""
 
     __slots__ = ()
 
@@ -66,19 +66,19 @@ class ScanFromZero(ScanInputs):
 
 @functools.lru_cache(256)
 def _shape_alone(B: int, H: int, dtype: torch.dtype) -> Tensor:
-    """Zeros that nobody reads: without memory they need no launch, on no stream."""
+    """Return a meta tensor in place of an initial state of zeros, which needs neither memory nor a launch."""
     return torch.empty(B, H, dtype=dtype, device="meta")
 
 
 class LayerInputs(NamedTuple):
-    """The tensors of one recurrence, of either form, before its input is projected."""
+    """The tensors of one recurrence, of either form, before the input projection."""
 
     x: Tensor
     """``(T, B, I)``"""
     weight_ih: Tensor
     """``(3H, I)``, rows tau, u, eps; ``(2H, I)`` without update gate."""
     bias: Tensor | None
-    """``(3H,)``, or shorter by the H of eps."""
+    """``(3H,)``, or ``(2H,)`` without the part of eps; H less without update gate."""
     h0: Tensor | None
     """``(B, H)``, zeros if None."""
     R0: Tensor | None
@@ -89,16 +89,16 @@ class LayerInputs(NamedTuple):
     seed: Tensor | None = None
     """As in ``ScanInputs``."""
     bias_hh: Tensor | None = None
-    """``(3H,)``, of the gated form alone: blocks r, u, n, as the rows of its ``weight_ih`` and ``weight_hh``."""
+    """``(3H,)``, only in the gated form: blocks r, u, n, as the rows of its ``weight_ih`` and ``weight_hh``."""
 
     def projected(self, xp: Tensor, from_zero: bool = False) -> ScanInputs:
-        """What the scan takes; without an h0 a tensor on the meta device tells its shape."""
+        """Return the inputs of the scan; without an h0, a tensor on the meta device gives its shape."""
         if self.h0 is None:
             return ScanFromZero(xp, _shape_alone(xp.shape[1], self.weight_hh.shape[1], xp.dtype), *self[4:10])
         return (ScanFromZero if from_zero else ScanInputs)(xp, self.h0, *self[4:10])
 
     def with_zeros(self) -> "LayerInputs":
-        """With an h0 in any case."""
+        """Return the inputs with an h0 of zeros if there is none."""
         x, weight_ih, bias, h0, R0, weight_hh, *others = self
         if h0 is not None:
             return self
@@ -107,16 +107,16 @@ class LayerInputs(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What the backward needs of the forward beside its results; each design says what it puts here."""
+    """Tensors that the forward saves for the backward in addition to its results; each design defines their content."""
 
     gates: Tensor | None = None
     """``(T, B, ...)``, the raw gates of all steps, tau first."""
     kept: Tensor | None = None
-    """Whatever else: scalars of each row and step, or what tells the R of earlier steps."""
+    """Other data: scalars per row and step, or the data from which the R of earlier steps are reconstructed."""
 
 
 class Results(NamedTuple):
-    """What a scan returns."""
+    """The results of a scan."""
 
     out: Tensor
     """``(T, B, H)``, the states after each step."""
@@ -126,17 +126,17 @@ class Results(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Memory for results that go to a user, who may write to it: it is nobody else's."""
+    """Buffers for copies of the results for the user, who may overwrite them; nothing else reads these buffers."""
 
     last: Tensor | None = None
-    """``(..., B, H)``, for the last of all states."""
+    """``(..., B, H)``, for the last state."""
     out: Tensor | None = None
     """``(T, B, H)``"""
     R: Tensor | None = None
     """``(..., B, H, H)``"""
 
     def fill(self, results: Results) -> None:
-        """Copy the results where there is memory for them; some designs write both at once instead."""
+        """Copy the results into the buffers that are given; some designs write result and copy at once instead."""
         for copy, part in ((self.last, results.out[-1:]), (self.out, results.out), (self.R, results.R)):
             if copy is not None and part is not None:
                 copy.view(part.shape).copy_(part)
@@ -146,24 +146,24 @@ NO_COPIES = Copies()
 
 
 class Gradients(NamedTuple):
-    """Gradients of a scan's inputs, each in the dtype of its tensor; None for those that were not given."""
+    """Gradients of a scan's inputs, each in the dtype of its tensor; None for inputs that were not given."""
 
     xp: Tensor | None
-    """None where the scan projected x and nobody asks for it."""
+    """None if the scan projected x and this gradient is not needed."""
     h0: Tensor | None
     R0: Tensor | None
     weight_hh: Tensor
     ln_weight: Tensor | None = None
     ln_bias: Tensor | None = None
     bias: Tensor | None = None
-    """``(3H,)``, the sum of xp's over steps and rows, where it was asked for and the design has it; no operator returns
-    it, nor the two below."""
+    """``(3H,)``, the gradient of xp summed over steps and rows, if requested and available from the design. The
+    operators return neither this gradient nor those below."""
     x: Tensor | None = None
     weight_ih: Tensor | None = None
-    """From a scan that projected its input."""
+    """Both from a scan that projected its input."""
     bias_hh: Tensor | None = None
-    """Of the gated form."""
+    """``(3H,)``, only in the gated form."""
 
 
 NUM_GRADIENTS = len(ScanInputs._fields) - 2
-"""The gradients that the operators return: of all inputs but lengths and seed."""
+"""Number of gradients that the operators return: of all inputs but lengths and seed."""

@@ -1,12 +1,13 @@
-"""The C source compiled on first use by the system's compiler, and kept in the user's cache.
+"""Compilation of the C source on first use, by the system's compiler, with a cache in the user's home folder.
 
-The object's name holds a hash of the sources, the command and the CPU, and one of the object itself: another version
-or another machine builds its own, and a damaged or foreign file is built again. Objects are loaded only from folders
-that no other user may write to. One process compiles at a time; the others wait for its object. A new object enters
-the cache only after a child process has loaded it, since loading a damaged one can end the process.
+The object's name contains a hash of the sources, the command and the CPU, and a hash of the object itself: another
+version or machine builds its own object, and a damaged or foreign file is built again. Objects are loaded only from
+folders that no other user may write to. One process compiles at a time, and the others wait for its object. A new
+object is added to the cache only after a child process has loaded it, since loading a damaged one can crash the
+process.
 
-A wheel may contain objects for common kinds of CPU, which are tried first. This module imports nothing else of the
-package, so that the hook which builds those objects can import it by itself.
+A wheel may contain objects for common kinds of CPU, which are tried first. This module imports nothing else from the
+package, so that the build hook for these objects can import it alone.
 """
 
 import contextlib
@@ -38,9 +39,9 @@ FLAGS = (
     "-std=gnu11 -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fPIC -shared -fvisibility=hidden -pthread"
 )
 CPU_FLAGS = ("-march=native", "-mcpu=native", "")
-"""What makes a compiler use all that this CPU has; the first one that it takes."""
+"""Flags that enable all features of this CPU; the first one that the compiler accepts is used."""
 PREBUILT = SOURCE.parent / "prebuilt"
-"""What a wheel carries, if it was built with the hook of hatch_build.py."""
+"""Folder of the objects in a wheel that was built with the hook of hatch_build.py."""
 LEVELS: dict[str, dict[str, tuple[str, str]]] = {
     "x86_64": {
         "v4": ("-march=x86-64-v4", "avx512f avx512bw avx512cd avx512dq avx512vl avx2 fma bmi2 f16c movbe abm"),
@@ -49,20 +50,20 @@ LEVELS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "aarch64": {"v8": ("-march=armv8-a", "fp asimd")},
 }
-"""Kinds of CPU, by machine: the flag, and what the system must say that the CPU has."""
+"""Kinds of CPU by machine, each with its compiler flag and the features that the system must report."""
 SECONDS = 60.0
-"""Limit on the time that a process spends on one object: waiting for others, and all tries of the compiler."""
+"""Limit on the time that a process spends on one object: waiting for others, and all attempts to compile."""
 LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).torchrum_scan; print('loaded')"
 """Program of the child process that loads a new object."""
 
 
 class BuildError(Exception):
-    """The reason why there is no object to load."""
+    """Error with the reason why there is no object to load."""
 
 
 @functools.cache
 def load_library(double: bool) -> ctypes.CDLL | str:
-    """The scan for float64 or float32, built if it has to be; or why it cannot be had."""
+    """Return the library for float64 or float32, built if needed, or the reason why there is none."""
     try:
         return _load(double)
     except BuildError as error:
@@ -88,13 +89,13 @@ def _load(double: bool) -> ctypes.CDLL:
 
 
 def find_intact(folder: Path, key: str) -> Path | None:
-    """Find an object in the cache that is complete and ours."""
+    """Find an intact object in the cache."""
     return next((path for path in sorted(folder.glob(f"{key}-*.so")) if is_intact(path)), None)
 
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path, deadline: float) -> Iterator[None]:
-    """Hold the lock of the cache folder; file systems without locks let several processes compile at once."""
+    """Hold the lock of the cache folder; without file locks, several processes may compile at once."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         while True:
@@ -113,7 +114,7 @@ def one_at_a_time(folder: Path, deadline: float) -> Iterator[None]:
 
 
 def prebuilt_paths(folder: Path, double: bool, features: str) -> list[Path]:
-    """Where a wheel's objects for such a CPU would be, the best one first."""
+    """Return the possible paths of a wheel's objects for a CPU with ``features``, best first."""
     has = set(features.split())
     levels = [
         level for level, (_, needs) in LEVELS.get(platform.machine(), {}).items() if has.issuperset(needs.split())
@@ -122,7 +123,7 @@ def prebuilt_paths(folder: Path, double: bool, features: str) -> list[Path]:
 
 
 def prebuild(folder: Path) -> list[Path]:
-    """Build the objects that a wheel carries, for every level of this kind of CPU; none without a compiler."""
+    """Build the objects for a wheel, for every level of this kind of CPU; none without a compiler."""
     made = []
     try:
         compiler = find_compiler()
@@ -139,7 +140,7 @@ def prebuild(folder: Path) -> list[Path]:
 
 
 def find_compiler() -> list[str]:
-    """The command of the C compiler: ``CC`` of the environment, or the first of cc, gcc and clang."""
+    """Return the command of the C compiler: ``CC`` from the environment, or the first of cc, gcc and clang."""
     try:
         given = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:  # an open quote, or a backslash at the end
@@ -153,13 +154,13 @@ def find_compiler() -> list[str]:
 
 
 def private_folder() -> Path:
-    """The folder of the cache, made if need be, once it is certain that nobody else can put files there."""
+    """Return the cache folder, created if needed, after checking that no other user can write to it."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
         if not cache.is_absolute():
             cache = Path.home() / ".cache"
         folder = cache / "torchrum" / "native"
-        for part in (cache, folder.parent, folder):  # one by one: mkdir's own parents would follow the umask
+        for part in (cache, folder.parent, folder):  # one by one: mkdir(parents=True) would apply the umask to parents
             part.mkdir(mode=0o700, parents=part == cache, exist_ok=True)
         folder = folder.resolve(strict=True)
         parts = [folder, *folder.parents]
@@ -172,10 +173,10 @@ def private_folder() -> Path:
 
 
 def others_may_write(found: os.stat_result, *, leaf: bool) -> bool:
-    """Whether someone besides this user and root can replace what is in a folder, or a file."""
+    """Return whether a user other than this one and root can write to a file, or replace entries of a folder."""
     if found.st_uid not in (os.geteuid(), 0) or (leaf and found.st_uid != os.geteuid()):
         return True
-    if found.st_mode & stat.S_ISVTX and not leaf:  # as /tmp: entries belong to who made them
+    if found.st_mode & stat.S_ISVTX and not leaf:  # sticky, as /tmp: only their owner can replace entries
         return False
     if found.st_mode & stat.S_IWGRP and not is_own_group(found.st_gid):
         return True
@@ -183,7 +184,7 @@ def others_may_write(found: os.stat_result, *, leaf: bool) -> bool:
 
 
 def is_own_group(gid: int) -> bool:
-    """Whether a group is this user's own, with no other member, as many systems make one for every user."""
+    """Return whether a group is this user's private group, without other members."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
@@ -192,7 +193,7 @@ def is_own_group(gid: int) -> bool:
 
 
 def source_key() -> str:
-    """Names the C source and how it is compiled."""
+    """Return a hash of the C source and the compiler flags."""
     digest = hashlib.sha256(FLAGS.encode())
     for path in sorted(SOURCE.parent.glob("*.[ch]")):
         digest.update(path.read_bytes())
@@ -200,16 +201,16 @@ def source_key() -> str:
 
 
 def build_key(compiler: list[str], double: bool) -> str:
-    """Names everything that an object depends on."""
+    """Return a hash of everything that an object depends on."""
     digest = hashlib.sha256(source_key().encode())
     program = Path(compiler[0]).resolve()
-    version = (str(program), program.stat().st_size, program.stat().st_mtime_ns)  # asking it would cost a process
+    version = (str(program), program.stat().st_size, program.stat().st_mtime_ns)  # no process for ``cc --version``
     digest.update(repr((version, compiler, CPU_FLAGS, double, platform.machine(), cpu_features())).encode())
     return digest.hexdigest()[:32]
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What the CPU can do, as far as the system says."""
+    """Return the CPU's model and features as reported by the system."""
     try:
         first, _, _ = cpuinfo.read_text().partition("\n\n")
     except OSError:
@@ -221,7 +222,7 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether an object is a file of this user alone and has the content that its name says."""
+    """Return whether only this user can write to an object and its content matches the hash in its name."""
     try:
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or others_may_write(found, leaf=True):
@@ -232,7 +233,7 @@ def is_intact(path: Path) -> bool:
 
 
 def compile_library(compiler: list[str], folder: Path, key: str, double: bool, deadline: float) -> Path:
-    """Build an object beside its place, load it in a child process, and give it its name in one step."""
+    """Build an object in a temporary folder, load it in a child process and move it into the cache atomically."""
     complaints: list[str] = []
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as inside:
@@ -250,7 +251,7 @@ def compile_library(compiler: list[str], folder: Path, key: str, double: bool, d
 
 
 def run_compiler(compiler: list[str], cpu_flag: str, double: bool, made: Path, deadline: float) -> str | None:
-    """Compile the source for one kind of CPU; returns the first line of the complaint, or None."""
+    """Compile the source for one kind of CPU and return the first line of the compiler's error, or None."""
     flags = [*FLAGS.split(), *cpu_flag.split(), *(["-DUSE_DOUBLE"] if double else [])]
     code, text = run_until(deadline, [*compiler, *flags, str(SOURCE), "-o", str(made)])
     if code == "exit code 0" and made.is_file():
@@ -260,7 +261,7 @@ def run_compiler(compiler: list[str], cpu_flag: str, double: bool, made: Path, d
 
 
 def find_defect(made: Path, deadline: float) -> str | None:
-    """Load an object in a child process; returns why that failed, or None."""
+    """Load an object in a child process and return the reason if that failed, or None."""
     if not sys.executable or hasattr(sys, "frozen"):  # there is no interpreter to start
         return None
     code, text = run_until(deadline, [sys.executable, "-I", "-S", "-c", LOAD, str(made)])
@@ -270,8 +271,8 @@ def find_defect(made: Path, deadline: float) -> str | None:
 
 
 def run_until(deadline: float, command: list[str]) -> tuple[str, str]:
-    """Run a command; returns how it ended and what it printed. At the deadline it is killed with its children."""
-    with tempfile.TemporaryFile() as output:  # a pipe would be waited for as long as any grandchild has it open
+    """Run a command and return its exit status and its output. At the deadline, kill it and its children."""
+    with tempfile.TemporaryFile() as output:  # reading a pipe would block until every grandchild has closed it
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -294,5 +295,5 @@ def _open(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         library.torchrum_scan.restype = library.torchrum_gated_scan.restype = ctypes.c_int
         return library
-    except (OSError, AttributeError) as error:  # a cache without permission to execute, or a compiler that is none
+    except (OSError, AttributeError) as error:  # a cache mounted noexec, or a command that is not a compiler
         raise BuildError(f"what was compiled cannot be loaded: {error}") from error
