@@ -39,23 +39,23 @@ Weights = Mapping[str, Any]
 """The parameters of one recurrence by the names in ``PARAMETERS``; None for an absent one."""
 
 PART_STEPS = 1024
-"""Fewest steps of a part of a sequence that runs without gradients: enough that the calls cost nothing."""
+"""Fewest steps in a part of a sequence without gradients, enough to make the overhead of a call negligible."""
 PART_NUMBERS = 2**18
-"""Approximate number of outputs of such a part; its other buffers are eight times as large."""
+"""Approximate number of output values in such a part; its other buffers are eight times as large."""
 
 
 @documents_options
 class RUMCell(Cell):
     """One step of the Rotational Unit of Memory (Dangovski et al., TACL 2019; arXiv 1710.09537).
 
-    The default, ``form="gated"``, has the weights of :class:`torch.nn.GRUCell`, and adds one term to its candidate::
+    The default, ``form="gated"``, has the weights of :class:`torch.nn.GRUCell` and adds one term to its candidate::
 
         r = sigmoid(W_ir x + b_ir + W_hr h + b_hr);  u = sigmoid(W_iu x + b_iu + W_hu h + b_hu)
         eps = W_in x + b_in;  tau = W_hn h + b_hn
         h~ = tanh(eps + r * (tau + P Rotation(eps, tau) h));  h' = u * h + (1 - u) * h~
 
-    The rotation acts in heads of ``head_size`` units, each in the plane of its own parts of eps and tau. P keeps the
-    share ``rotated`` of the units, the first ones, and sets the others to zero; with ``rotated=0`` it is a GRU.
+    Each head of ``head_size`` units rotates in the plane of its own parts of eps and tau. P keeps the first units, a
+    share ``rotated`` of all, and sets the others to zero; with ``rotated=0`` the cell is a GRU.
 
     ``form="paper"`` is the cell of the paper::
 
@@ -64,14 +64,14 @@ class RUMCell(Cell):
         R' = R^lam . Rotation(eps, tau);  h~ = f(eps + R' h);  h' = u * h + (1 - u) * h~
         and with eta:  h' = eta h' / |h'|
 
-    It is called as :class:`torch.nn.GRUCell` is, ``h = cell(x, h)``, and with any ``lam`` but 0 as
-    :class:`torch.nn.LSTMCell` is, ``h, R = cell(x, (h, R))``. x is ``(B, I)`` or ``(I,)``, h ``(B, H)`` or ``(H,)`` and
+    It is called like :class:`torch.nn.GRUCell`, ``h = cell(x, h)``, or, if ``lam`` is not 0, like
+    :class:`torch.nn.LSTMCell`, ``h, R = cell(x, (h, R))``. x is ``(B, I)`` or ``(I,)``, h ``(B, H)`` or ``(H,)``, and
     R, which is orthogonal, ``(B, H, H)`` or ``(H, H)``.
 
     Args:
         input_size: number of input features I.
         hidden_size: number of hidden units H.
-        bias: False leaves out all biases. Default: ``True``.
+        bias: if False, the cell has no biases. Default: ``True``.
         device: device of the parameters. Default: ``None``, torch's default device.
         dtype: dtype of the parameters. Default: ``None``, torch's default dtype.
         {options}
@@ -90,7 +90,7 @@ class RUMCell(Cell):
     qconfig = property(fset=warn_unquantized)
     weight_ih: nn.Parameter
 
-    _steps: NativeSteps | None = None  # of the last step without gradients
+    _steps: NativeSteps | None = None  # prepared for the last step without gradients
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ class RUMCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights and biases again, as the arguments of the constructor say."""
+        """Initialise the weights and biases according to the constructor's arguments."""
         init_parameters(self._weights(), self.settings)
 
     def initial_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return rum_initial_state(batch_size, self.hidden_size, self.options, device, dtype)
 
-    def forward(  # type: ignore[override]  # the engine calls step and scan; a user calls the cell as torch.nn's
+    def forward(  # type: ignore[override]  # layers call step and scan; a user calls the cell like torch.nn's
         self, input: Tensor, hx: Tensor | tuple[Tensor | None, ...] | None = None
     ) -> Tensor | State:
         """Run one step.
@@ -158,7 +158,7 @@ class RUMCell(Cell):
             The new h, or ``(h, R)``, in the form of ``hx``.
         """
         if torch.jit.is_tracing() and not torch.is_grad_enabled():
-            with torch.enable_grad():  # one graph in both modes: torch.jit.trace compares them
+            with torch.enable_grad():  # the same graph in both modes, since torch.jit.trace compares them
                 return RUMCell.forward(self, input, hx)
         H = self.hidden_size
         if isinstance(hx, Tensor) and not torch.is_grad_enabled():
@@ -169,7 +169,7 @@ class RUMCell(Cell):
         return call_as_nn(self, input, hx, self.weight_ih, shapes, self._advance)
 
     def _advance(self, x: Tensor, state: State) -> State:
-        """Return the state after the one step of ``x`` ``(1, B, I)``; with gradients it shares no memory with them."""
+        """Return the state after the single step ``x`` ``(1, B, I)``; with gradients, it is safe to modify in place."""
         returned, training = () if torch.is_grad_enabled() else None, self.training
         weights, mask = self._fitting(x), self.draw_mask(x)
         end = run_rum(x, state, weights, self.options, None, training, self.backend, returned, False, mask)[1]
@@ -179,7 +179,7 @@ class RUMCell(Cell):
         return end
 
     def _native_steps(self, x: Tensor, h: Tensor) -> NativeSteps | None:
-        """Return the prepared call of C for a step without gradients, or None where the usual way must be taken."""
+        """Return the prepared call of C for a step without gradients, or None if it cannot be used."""
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.input_size or len(self.state_names) > 1:
             return None
         if h.shape != (x.shape[0], self.hidden_size):
@@ -207,7 +207,7 @@ class RUMCell(Cell):
         return run_rum(x, state, weights, self.options, lengths, self.training, self.backend, mask=mask)
 
     def _weights(self) -> Weights:
-        own = self._parameters  # a module's own look-up costs a small step's time
+        own = self._parameters  # nn.Module's attribute lookup takes as long as a small step
         return {name: own[name] if name in own else getattr(self, name) for name in PARAMETERS}
 
     def _fitting(self, x: Tensor) -> Weights:
@@ -230,7 +230,7 @@ class RUMCell(Cell):
 
 
 def pickled(module: nn.Module) -> dict[str, Any]:
-    """Return the state to pickle, of plain values: ``torch.load`` then needs one safe global, the module's class."""
+    """Return the state to pickle, as plain values: ``torch.load`` needs only one safe global, the module's class."""
     state = {**module.__dict__, "settings": vars(module.settings).copy()}
     del state["options"]
     state.pop("_steps", None)
@@ -244,7 +244,7 @@ def unpickled(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_dtype(where: str, dtype: object) -> None:
-    """Raise unless ``dtype`` is real floating point; torch would build the parameters in other dtypes too."""
+    """Raise unless ``dtype`` is real floating point, since torch also creates parameters of other dtypes."""
     if dtype not in (None, float, torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise ArgumentTypeError(
             f"{where}: dtype={dtype!r} is not allowed; it must be torch.float64, float32, bfloat16 or float16."
@@ -252,7 +252,7 @@ def check_dtype(where: str, dtype: object) -> None:
 
 
 def misfit(where: str, name: str, part: Tensor, shape: tuple[int, ...], device: torch.device) -> MismatchError:
-    """Build the error for a parameter of a wrong shape or device; kernels get only its address."""
+    """Build the error for a parameter with a wrong shape or device, which a kernel cannot detect from its address."""
     return MismatchError(
         f"{where}: {name} has shape {tuple(part.shape)}, on {part.device}; it must be {shape}, on {device} as the "
         "input is. Move it, or load the weights again."
@@ -277,10 +277,10 @@ def parameter_shapes(I: int, H: int, options: RumOptions, bias: bool) -> dict[st
 
 @torch.no_grad()
 def init_parameters(weights: Weights, options: RumOptions) -> None:
-    """Draw the parameters.
+    """Initialise the parameters.
 
-    Those of the gated form are a GRU's, drawn in its order. In the paper's form each gate is orthogonal over input and
-    state together, as in the original implementation.
+    In the gated form they are a GRU's, drawn in the same order. In the paper's form each gate is orthogonal over input
+    and state together, as in the original implementation.
     """
     weight_ih, weight_hh, bias = weights["weight_ih"], weights["weight_hh"], weights["bias_ih"]
     H, I = weight_hh.shape[1], weight_ih.shape[1]
@@ -298,7 +298,7 @@ def init_parameters(weights: Weights, options: RumOptions) -> None:
         weight_ih[rows], weight_hh[rows] = options.gate_scale * block[:, :I], options.gate_scale * block[:, I:]
     weight_ih[-H:] = orthogonal(H, I, weight_ih)
     if options.embed_scale is not None:
-        weight_ih[-H:] *= options.embed_scale * math.sqrt(max(H / I, 1))  # inputs of unit variance: eps has that scale
+        weight_ih[-H:] *= options.embed_scale * math.sqrt(max(H / I, 1))  # eps has this scale for unit-variance inputs
     if bias is not None:
         bias.zero_()
         bias[:H] = options.target_bias_init
@@ -314,7 +314,7 @@ def init_parameters(weights: Weights, options: RumOptions) -> None:
 
 
 def rum_initial_state(B: int, H: int, options: RumOptions, device: torch.device, dtype: torch.dtype) -> State:
-    """Return zeros for h, and the identity for R, in float32 at least."""
+    """Return zeros for h, and the identity for R in at least float32."""
     h = torch.zeros(B, H, device=device, dtype=dtype)
     if not options.keeps_rotation:
         return (h,)
@@ -340,12 +340,12 @@ def run_rum(
 ) -> tuple[Tensor, State]:
     """Project and scan ``x`` ``(T, B, I)`` -> outputs ``(T, B, H)`` and the last state.
 
-    An empty state starts from zeros, and one without R from the identity. Without gradients only the outputs grow with
+    An empty state means zeros, and a state without R means the identity. Without gradients only the outputs grow with
     T: the native scan projects step by step, and other designs run a long sequence in parts.
 
-    ``returned`` is not None if the results go to a user, who may write to them: then they share no memory with each
-    other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B. Without
-    ``outputs`` the user gets the last state alone.
+    ``returned`` is not None if the results go to a user, who may write to them. The results then share no memory with
+    each other or with the tensors of the backward, and the last state has the dimensions ``returned`` before B. Without
+    ``outputs`` only the last state goes to the user.
 
     ``mask`` ``(B, H)`` multiplies the h that the matmul of every step reads.
     """
@@ -372,7 +372,7 @@ def run_rum(
             left = None if lengths is None else (lengths - start).clamp(min=0)
             xp = project_rum(x[start : start + steps], weights, options)
             output, state = scan_rum(xp, state, weights, options, left, training, backend)
-            if whole is None:  # parts that wait to be joined would take the outputs' memory twice
+            if whole is None:  # joining all parts at the end would need the outputs' memory twice
                 whole = output.new_empty(x.shape[0], *output.shape[1:])
             whole[start : start + steps] = output
         assert whole is not None
@@ -384,7 +384,7 @@ def run_rum(
 
 
 def options_for_scan(settings: RumOptions, hidden_size: int) -> RumOptions:
-    """Return the options as the scans take them."""
+    """Return the options for the scans."""
     options = settings.for_scan(hidden_size)
     if settings.form == "paper":
         return options
@@ -400,7 +400,7 @@ def steps_at_once(x: Tensor, hidden: int, options: RumOptions, training: bool) -
     if x.dtype != working_dtype(x.dtype) or autocast_dtype(x.device.type) is not None:
         return None  # a scan carries its state in float32, which would be rounded between parts
     if options.zoneout > 0 and training:
-        return None  # the masks are one draw for the sequence, which a checkpoint's second run must repeat
+        return None  # the masks are a single draw per sequence, which the second run of a checkpoint must repeat
     steps = max(PART_STEPS, PART_NUMBERS // max(x.shape[1] * hidden, 1) // PART_STEPS * PART_STEPS)
     return steps if x.shape[0] > 2 * steps else None
 
