@@ -1,4 +1,4 @@
-"""What a RUM does as it reads: the angle and plane of every rotation, the state's norm, the accumulated rotation."""
+"""Observation of a RUM: the angle and plane of every rotation, its states, the accumulated rotation; gradient norms."""
 
 import itertools
 import math
@@ -24,33 +24,33 @@ Part = tuple[Tensor, Tensor, Tensor]  # the projected input, the states before a
 Seen = dict[tuple[nn.Module, int], list[Part]]
 
 BLOCKS = {"paper": ("tau", "u"), "gated": ("r", "u", "tau")}
-"""Row blocks of ``weight_hh`` in each form, in order: the target's, which generates tau, and those of the gates."""
+"""Row blocks of ``weight_hh`` in each form, in order: the target's block, which generates tau, and the gates'."""
 
 
 @dataclass(frozen=True)
 class Observation:
     """One recurrence over one batch, T steps of B sequences, in the order in which it read them.
 
-    The other direction of a bidirectional layer reads from the end: its step 0 is the last of each sequence. Steps past
-    a sequence's length are those over the padding.
+    The other direction of a bidirectional layer reads from the end: its step 0 is the last step of each sequence. Steps
+    past a sequence's length are steps over the padding.
     """
 
     name: str
-    """Where it stands in the model, as ``layer.l0``, or ``layer.l0_reverse`` for the other direction."""
+    """Name in the model, such as ``layer.l0``, or ``layer.l0_reverse`` for the other direction."""
     lam: float
     """Exponent of the accumulated rotation; NaN if it is learnable."""
     eps: Tensor
-    """Where each rotation starts, ``(T, B, H)``; in the gated form each head rotates from its own part."""
+    """Start of each rotation, ``(T, B, H)``; in the gated form each head rotates from its own part."""
     tau: Tensor
-    """Where it ends: the target, ``(T, B, H)``."""
+    """End of each rotation, the target, ``(T, B, H)``."""
     state: Tensor
     """The state after each step, ``(T, B, H)``."""
     learnt_lam: Tensor | None = None
-    """The parameter, where lam is learnable."""
+    """The parameter, if lam is learnable."""
     head_size: int | None = None
     """Units per head in the gated form; None in the paper's form, where all units rotate in one plane."""
     rotated_units: int = 0
-    """Units that rotate in the gated form, the first ones."""
+    """Number of units that rotate in the gated form, the first ones."""
 
     @property
     def theta(self) -> Tensor:
@@ -58,19 +58,19 @@ class Observation:
         return rotation_angle(self._by_head(self.eps), self._by_head(self.tau))
 
     def planes(self) -> Tensor:
-        """An orthonormal basis of each rotation's plane: ``(T, B, H, 2)``, or ``(T, B, heads, head_size, 2)``."""
+        """Return an orthonormal basis of each rotation's plane, ``(T, B, H, 2)`` or ``(T, B, heads, head_size, 2)``."""
         pairs = torch.stack((self._by_head(self.eps), self._by_head(self.tau)), -1)
         return torch.linalg.qr(pairs.double()).Q
 
     def _by_head(self, vectors: Tensor) -> Tensor:
-        """``(T, B, H)`` as ``(T, B, heads, head_size)`` in the gated form, with zeros behind a shorter last head."""
+        """Reshape ``(T, B, H)`` to ``(T, B, heads, head_size)`` in the gated form, with a shorter last head padded."""
         if self.head_size is None:
             return vectors
         rotated = vectors[..., : self.rotated_units]
         return F.pad(rotated, (0, -self.rotated_units % self.head_size)).unflatten(-1, (-1, self.head_size))
 
     def rotations(self) -> Iterator[Tensor]:
-        """The accumulated rotation R ``(B, H, H)`` after each step, from the identity; nothing where lam is 0."""
+        """Yield the accumulated rotation R ``(B, H, H)`` after each step, from the identity; nothing if lam is 0."""
         if self.lam == 0:
             return
         B, H = self.eps.shape[1:]
@@ -81,7 +81,7 @@ class Observation:
 
 
 def recurrences(model: nn.Module) -> Iterator[tuple[str, nn.Module, int, Weights, RumOptions]]:
-    """Every RUM recurrence of a model: its name, its module, its place in it, its weights and options."""
+    """Yield the name, module, index in the module, weights and options of every RUM recurrence of a model."""
     for path, module in model.named_modules():
         where = f"{path}." if path else ""
         if isinstance(module, RUM):
@@ -92,17 +92,20 @@ def recurrences(model: nn.Module) -> Iterator[tuple[str, nn.Module, int, Weights
 
 
 def recurrent_blocks(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-    """Name of the recurrence, name of the block and matrix ``(H, H)`` of every block of ``weight_hh``."""
+    """Yield the recurrence's name, the block's name and the matrix ``(H, H)`` of every block of ``weight_hh``."""
     for name, _, _, weights, options in recurrences(model):
         weight = weights["weight_hh"]
         assert weight is not None
-        matrices = weight.detach().split(weight.shape[1])  # one less without update gate
+        matrices = weight.detach().split(weight.shape[1])  # one fewer without update gate
         for block, matrix in zip(BLOCKS[options.form or "paper"], matrices, strict=False):
             yield name, block, matrix
 
 
 def diagonal_dominance(matrix: Tensor) -> Tensor:
-    """Mean size of the diagonal entries of ``(H, H)`` over that of the others: 1 for a matrix without structure."""
+    """Return the mean size of the diagonal entries of ``(H, H)`` divided by that of the others.
+
+    It is 1 for a matrix without structure.
+    """
     sizes = matrix.detach().abs().float()
     diagonal, H = sizes.diagonal().mean(), len(sizes)
     others = (sizes.mean() * H - diagonal) / max(H - 1, 1)
@@ -111,15 +114,15 @@ def diagonal_dominance(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
-    """Watch every RUM of ``model`` while ``call()`` runs it once, in evaluation, on the CPU.
+    """Observe every RUM of ``model`` while ``call()`` runs it once, in evaluation mode.
 
     Args:
-        model: a model that holds a RUM layer or cell.
-        call: runs the model, as ``lambda: model(x)``, without ``reset``. Where it runs a recurrence several times, as
-            a loop over the steps does, each must start from the state in which the one before it ended.
+        model: a model that contains a RUM layer or cell.
+        call: runs the model without ``reset``, such as ``lambda: model(x)``. If it runs a recurrence several times, as
+            in a loop over the steps, each run must start from the state in which the previous one ended.
 
     Returns:
-        An observation of each recurrence, in the model's order; the two directions of a layer are observed apart.
+        An observation of each recurrence, in the model's order; the two directions of a layer are separate.
 
     Example:
         >>> rum = RUM(3, 8, lam=1)
@@ -151,7 +154,7 @@ def observe(model: nn.Module, call: Callable[[], Any]) -> list[Observation]:
 
 @contextmanager
 def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
-    """Note the projected input, the states before and the states after, ``(T, B, ...)``, of each call."""
+    """Record the projected input, the states before and the states after, ``(T, B, ...)``, of each call."""
 
     def note(index: int, xp: Tensor, state: State, output: Tensor) -> None:
         start = state[0] if state else torch.zeros_like(output[0])
@@ -160,13 +163,13 @@ def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
 
     watches: dict[str, Callable[..., None]]
     if isinstance(module, RUM):
-        # a copy: the layer may transpose its output in place
+        # a clone, since the layer may transpose its output in place
         watches = {
             "scan": lambda result, index, x, state, *_: note(
                 index, project_rum(x, module._weights(index), module.options), state, result[0].clone()
             )
         }
-    else:  # a layer scans a cell, another cell makes its steps, and a user calls it
+    else:  # a layer calls scan, a composite cell calls step, and a user's call ends in _advance
         assert isinstance(module, RUMCell)
         watches = {
             "scan": lambda result, x, state, *_: note(0, module.project(x), state, result[0]),
@@ -184,11 +187,11 @@ def _watched(module: nn.Module, seen: Seen) -> Iterator[None]:
         yield
     finally:
         for name in replaced:
-            delattr(module, name)  # the method of the class shows again
+            delattr(module, name)  # restore the method of the class
 
 
 def _followed(method: Callable[..., Any], watch: Callable[..., None]) -> Callable[..., Any]:
-    """Let ``watch`` see the result and the positional arguments of each call of ``method``."""
+    """Return ``method`` with a call of ``watch`` on the result and the positional arguments of each call."""
 
     def watched(*given: Any, **named: Any) -> Any:
         result = method(*given, **named)
@@ -199,7 +202,7 @@ def _followed(method: Callable[..., Any], watch: Callable[..., None]) -> Callabl
 
 
 def _check_one_pass(name: str, parts: list[Part]) -> None:
-    """Several calls make one sequence only where each starts from the state in which the one before it ended."""
+    """Raise unless each of several calls starts from the state in which the previous one ended."""
     for (_, _, old), (_, new, _) in itertools.pairwise(parts):
         if not torch.equal(old[-1], new[0]):
             raise ValueError(
@@ -225,19 +228,19 @@ def _observation(name: str, weights: Weights, options: RumOptions, parts: list[P
 
 
 def gradient_norms(layer: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
-    """How much of a gradient at the last state reaches each state before it.
+    """Compute how much of a gradient at the last state reaches each earlier state.
 
-    The cost C of a sequence is its last state times a random direction. ``|dC/dh_t| / |dC/dh_T|`` is 1 at every step
-    where gradients neither vanish nor explode.
+    The cost C of a sequence is its last state times a random direction. ``|dC/dh_t| / |dC/dh_T|`` is 1 at every step if
+    gradients neither vanish nor explode.
 
     Args:
-        layer: a recurrent layer of one direction, called as :class:`torch.nn.GRU` or :class:`torch.nn.LSTM`.
+        layer: a recurrent layer of one direction, called like :class:`torch.nn.GRU` or :class:`torch.nn.LSTM`.
         x: inputs, ``(T, B, I)``.
-        generator: draws the directions.
+        generator: generator of the directions.
 
     Returns:
-        ``(T, B)``. An LSTM's h and c count together; of a RUM with lam other than 0 it is h, whose influence on R is in
-        the derivative.
+        The ratios, ``(T, B)``. For an LSTM the norm is over h and c together. For a RUM with lam other than 0 it is
+        over h; the derivative includes h's influence on R.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)

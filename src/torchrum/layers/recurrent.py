@@ -1,6 +1,6 @@
-"""The nn.GRU contract around any recurrence: stacking, directions, batch_first, packed and unbatched input, hx, resets.
+"""The interface of nn.GRU for any recurrence: layers, directions, batch_first, packed and unbatched input, hx, resets.
 
-The checks of a call are below the layer, and at the end the scan of rows that are cut at their resets.
+Below the layer are the checks of a call and the scan of rows that are cut at resets.
 """
 
 import warnings
@@ -28,19 +28,20 @@ Hidden = Tensor | tuple[Tensor | None, ...]
 Scan = Callable[[Tensor, State, Tensor | None], tuple[Tensor, State]]
 
 MOST_NUMBERS = 2**24
-"""Numbers in the states of the segments that run in one call, about: with lam other than 0 each has a matrix."""
+"""Approximate numbers in the states of segments that run in one call: with lam other than 0 each has a matrix."""
 WORTH_GROUPING = 2**15
-"""Numbers in a layer's states past the ends of rows from which it may run rows by length; each group costs calls."""
+"""Numbers in a layer's states past the ends of rows from which rows may run in groups by length, each with its own
+calls."""
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-"""Integers that torch can hardly compute with."""
+"""Integer dtypes that torch hardly supports."""
 
 
 class Segments(NamedTuple):
-    """Stretches of rows between resets, by row and then by time; every part is ``(S,)``.
+    """Segments of rows between resets, sorted by row and then by time; every part is ``(S,)``.
 
-    A segment does not depend on the one before it, so segments of one length class run side by side in one call of the
+    A segment does not depend on the previous one, so segments of one length class run side by side in one call of the
     scan, in every backend, with the gradients of a call. A class holds lengths from 2^k to 2^(k+1) - 1: at most half of
     the steps are padding, and there are at most log2(T) + 1 calls.
     """
@@ -49,28 +50,30 @@ class Segments(NamedTuple):
     start: Tensor
     length: Tensor
     again: Tensor
-    """True where it starts from the initial state, False where from the state that was given."""
+    """True if the segment starts from the initial state, False if from the given state."""
     first: Tensor
     last: Tensor
-    """True for the first and for the last one of a row."""
+    """True for the first and for the last segment of a row."""
 
     def take(self, which: Tensor) -> "Segments":
         return Segments(*(part[which] for part in self))
 
 
-class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2, which changes the class of a module
-    """Base of every layer: ``forward(input, hx=None) -> (output, h_n)`` as in :class:`torch.nn.GRU`.
+class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would break FSDP2, which changes the class of a module
+    """Base class of all layers: ``forward(input, hx=None) -> (output, h_n)`` as in :class:`torch.nn.GRU`.
 
-    A subclass says how one layer in one direction starts (``initial_state``) and runs (``scan``), and what the parts of
-    its state are called. One name makes ``hx`` a tensor, several make it a tuple, as with an LSTM's ``(h, c)``.
+    A subclass defines the initial state (``initial_state``) and the run (``scan``) of one layer in one direction, and
+    the names of the parts of its state. With one name ``hx`` is a tensor, with several it is a tuple, as for an LSTM's
+    ``(h, c)``.
     """
 
     state_names: tuple[str, ...] = ("h",)
     takes_lead: ClassVar[bool] = False
-    """Whether ``scan`` takes ``lead``, which stands before B in the shape of its last state: with (1,) that of a single
-    layer is h_n, and needs no view. The results of such a scan are the caller's to change in place."""
+    """Whether ``scan`` takes ``lead``, the dimensions before B in the shape of its last state: with ``(1,)`` the last
+    state of a single layer is h_n without a view. The caller may change the results of such a scan in place."""
     least_left_out: ClassVar[float] = 1 / 2
-    """Share of all steps that groups of rows by length must leave out: a loop over time is no faster for few rows."""
+    """Smallest share of all steps that groups of rows by length must leave out: a loop over time is no faster for few
+    rows."""
     __prepare_scriptable__ = refuse_script
     qconfig = property(fset=warn_unquantized)
 
@@ -84,7 +87,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         dropout: float = 0.0,
         bidirectional: bool = False,
     ) -> None:
-        nn.Module.__init__(self)  # a class that is an nn.RNNBase too has no parameters of that one
+        nn.Module.__init__(self)  # a subclass that is also an nn.RNNBase must not have RNNBase's parameters
         name = self._get_name()
         check_positive_int(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         check_flags(name, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
@@ -105,19 +108,19 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         return 2 if self.bidirectional else 1
 
     def layer_input_size(self, layer: int) -> int:
-        """Features that layer number ``layer`` reads."""
+        """Return the number of features that layer number ``layer`` reads."""
         return self.input_size if layer == 0 else self.hidden_size * self.num_directions
 
     @abstractmethod
     def initial_state(self, index: int, batch_size: int, like: Tensor) -> State:
-        """State of recurrence ``index`` (``layer * num_directions + direction``) before the first step."""
+        """Return the initial state of recurrence ``index`` (``layer * num_directions + direction``)."""
 
     @abstractmethod
     def scan(self, index: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Run recurrence ``index`` over ``x`` ``(T, B, I)``; rows past their ``lengths`` keep their state."""
 
     def flatten_parameters(self) -> None:
-        """Nothing to do; here because code that loops over recurrent layers calls it."""
+        """Do nothing; code that loops over recurrent layers calls this."""
 
     def forward(
         self,
@@ -132,11 +135,11 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         Args:
             input: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
             hx: initial state, ``(num_layers * num_directions, B, ...)`` for each part; zeros (identity for R) if None.
-            lengths: ``(B,)`` int64 steps of each padded sequence, instead of packing; outputs past them are zero.
-            reset: bool, shaped as ``input`` without its features: True where a row starts again before that step, from
-                the initial state (zeros, the identity for R) and as if nothing had come before, in both directions.
-                Rows are cut there and run side by side, so resets save time; reading them waits for a GPU once, and
-                breaks a graph of ``torch.compile``.
+            lengths: ``(B,)`` int64, the steps of each padded sequence, instead of packing; outputs past them are zero.
+            reset: bool, of the shape of ``input`` without features. Where it is True, a row restarts before that step
+                from the initial state (zeros, the identity for R), independently of earlier steps, in both directions.
+                Rows are cut at resets and the segments run side by side, so resets save time. Reading them
+                synchronises with a GPU once and breaks a graph of ``torch.compile``.
 
         Returns:
             ``output`` ``(T, B, num_directions * H)`` in the form of ``input``, and ``h_n`` in the form of ``hx``.
@@ -144,7 +147,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
         if torch.jit.is_tracing() and not torch.is_grad_enabled():
-            with torch.enable_grad():  # one graph in both modes: torch.jit.trace compares them
+            with torch.enable_grad():  # the same graph in both modes, since torch.jit.trace compares them
                 return Recurrent.forward(self, input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
             x, sizes = self._unpack(input, lengths, reset)
@@ -164,23 +167,23 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         if lengths is not None:
             lengths = check_lengths(where, lengths, x)
             going = (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths).unsqueeze(-1)  # (T, B, 1)
-            x = torch.where(going, x, 0.0)  # what stands past a row's end, NaN maybe, must reach no gradient
+            x = torch.where(going, x, 0.0)  # values past a row's end, perhaps NaN, must not reach gradients
         out, state = self._run(x, self._read_state(hx, x), lengths, reset)
         if going is not None:
             out = torch.where(going, out, 0.0)
-        if self.batch_first:  # nn.GRU transposes in place too; FSDP2 warns of outputs that are views
+        if self.batch_first:  # nn.GRU transposes in place too; FSDP2 warns about outputs that are views
             out = out.transpose_(0, 1) if self.takes_lead and reset is None else out.transpose(0, 1)
         return out, self._write_state(state)
 
     def _batch(self, input: Tensor, lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """An unbatched input and its resets as a batch of one row."""
+        """Return an unbatched input and its resets as a batch of one row."""
         where = self._get_name()
         if lengths is not None:
             raise MismatchError(f"{where}: lengths needs batched input; got {tuple(input.shape)}.")
         return input.unsqueeze(1), None if reset is None else check_reset(where, reset, input).unsqueeze(1)
 
     def _unpack(self, input: PackedSequence, lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        """A packed input as ``(T, B, I)``, in the order the user packed, and its lengths, which are on the CPU."""
+        """Return a packed input as ``(T, B, I)``, in the user's order, and its lengths, which are on the CPU."""
         where = self._get_name()
         if reset is not None:
             raise ValueError(f"{where}: reset needs padded input; pass it with lengths= instead of packing.")
@@ -190,7 +193,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         return pad_packed_sequence(input)
 
     def _leaf(self, input: Any, hx: Any, **words: Any) -> Any:
-        """The node that ``torch.fx.symbolic_trace`` makes of a call, as it makes of one of nn.GRU."""
+        """Return the node for a call in ``torch.fx.symbolic_trace``, as for a call of nn.GRU."""
         given = {word: value for word, value in words.items() if value is not None}
         tracer: Any = next(part.tracer for part in (input, hx, *given.values()) if isinstance(part, Proxy))
         path = tracer.path_of_module(self)
@@ -235,9 +238,9 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         return x, last
 
     def _like_rows(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Group the rows of ``x`` ``(T, B, I)`` on the CPU by length, as ``Segments`` are; a GPU's run at once anyway.
+        """Group the rows of ``x`` ``(T, B, I)`` by length, like ``Segments``, on the CPU; a GPU runs all rows at once.
 
-        There are no groups where they would leave out too few steps.
+        There are no groups if they would leave out too few steps.
         """
         if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return []
@@ -249,7 +252,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
     def _run_groups(
         self, x: Tensor, states: list[State], lengths: Tensor, groups: list[Tensor]
     ) -> tuple[Tensor, list[State]]:
-        """``_run`` for one group of rows after the other, each over its own steps alone."""
+        """Call ``_run`` for one group of rows after the other, each only over its own steps."""
         outs, ends = [], []
         for rows in groups:
             steps, begun = int(lengths[rows].max()), [tuple(part[rows] for part in state) for state in states]
@@ -290,19 +293,19 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
         return list(zip(*columns, strict=True))
 
     def _initial_states(self, count: int, x: Tensor) -> list[State]:
-        """``initial_state`` of the first ``count`` recurrences for an input ``(T, B, I)``."""
+        """Return the ``initial_state`` of the first ``count`` recurrences for an input ``(T, B, I)``."""
         return [self.initial_state(index, x.shape[1], x) for index in range(count)]
 
     def _starts(self, count: int, x: Tensor) -> list[State]:
-        """``_initial_states``, or as many of the first parts of each as ``scan`` needs to be given."""
+        """Return ``_initial_states``, or only the leading parts of each that ``scan`` needs."""
         return self._initial_states(count, x)
 
     def _state_shapes(self, x: Tensor) -> tuple[tuple[int, ...], ...]:
-        """Of the parts of one recurrence's state for an input ``(T, B, I)``."""
+        """Return the shapes of the parts of one recurrence's state for an input ``(T, B, I)``."""
         return tuple(tuple(part.shape) for part in self.initial_state(0, x.shape[1], x))
 
     def _any_weight(self, input: Tensor) -> Tensor:
-        """A tensor of the device and dtype that ``input`` must have: a parameter."""
+        """Return a parameter, whose device and dtype ``input`` must have."""
         return next(self.parameters())
 
     def _write_state(self, states: list[State]) -> Hidden:
@@ -317,7 +320,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would stop FSDP2
 
 
 def pack_like(out: Tensor, sizes: Tensor, like: PackedSequence) -> PackedSequence:
-    """Outputs ``(T, B, H)``, in the order the user packed, and their lengths, packed as ``like`` is."""
+    """Pack outputs ``(T, B, H)``, in the user's order, and their lengths in the same way as ``like``."""
     if like.sorted_indices is not None:
         out = out.index_select(1, like.sorted_indices)
         sizes = sizes[like.sorted_indices.to(sizes.device)]
@@ -332,7 +335,7 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
     steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)  # (T, 1)
     source = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
     place = source * x.shape[1] + torch.arange(x.shape[1], device=x.device)
-    return x.flatten(0, 1).index_select(0, place.flatten()).view_as(x)  # whole rows: gather takes them number by number
+    return x.flatten(0, 1).index_select(0, place.flatten()).view_as(x)  # copies whole rows, gather single numbers
 
 
 def _map(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
@@ -342,7 +345,7 @@ def _map(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
 
 
 def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, weight: Tensor) -> None:
-    """``(T, B, I)``, ``(B, T, I)`` or ``(T, I)`` with at least one step, fitting the weights."""
+    """Raise unless the input is ``(T, B, I)``, ``(B, T, I)`` or ``(T, I)`` with a step and matches the weights."""
     if not isinstance(input, Tensor):
         raise ArgumentTypeError(f"{where}: input is a {type(input).__name__}; it must be a Tensor or a PackedSequence.")
     check_dense(where, "input", input)
@@ -359,7 +362,7 @@ def check_input(where: str, input: Tensor, input_size: int, batch_first: bool, w
 
 
 def check_packed(where: str, input: PackedSequence, input_size: int, weight: Tensor) -> None:
-    """Packed ``(sum of lengths, I)``, fitting the weights."""
+    """Raise unless the packed data are ``(sum of lengths, I)`` and match the weights."""
     if torch.compiler.is_exporting():
         raise RuntimeError(
             f"{where}: torch cannot export a PackedSequence. Pass the padded input and lengths=, which give the same."
@@ -381,7 +384,10 @@ def _check_features(where: str, input: Tensor, input_size: int, weight: Tensor) 
 
 
 def check_lengths(where: str, lengths: Tensor, x: Tensor) -> Tensor:
-    """``(B,)`` integers from 1 to T for ``x`` ``(T, B, ...)``, returned on its device; a GPU's values are not read."""
+    """Check that ``lengths`` is ``(B,)`` integers from 1 to T for ``x`` ``(T, B, ...)``; return it on x's device.
+
+    Values on a GPU are not read.
+    """
     T, B = x.shape[:2]
     if not isinstance(lengths, Tensor):
         raise ArgumentTypeError(
@@ -411,7 +417,7 @@ def _check_range(where: str, lengths: Tensor, T: int) -> None:
 
 
 def check_reset(where: str, reset: Tensor, input: Tensor) -> Tensor:
-    """Bool, shaped as ``input`` without its features."""
+    """Check that ``reset`` is bool and of the shape of ``input`` without features, and return it."""
     shape = tuple(input.shape[:-1])
     if not isinstance(reset, Tensor):
         raise ArgumentTypeError(
@@ -434,18 +440,18 @@ def check_reset(where: str, reset: Tensor, input: Tensor) -> Tensor:
 
 
 def check_values(where: str, name: str, part: Tensor, like: Tensor) -> None:
-    """A tensor on the meta device has no values; it goes only with an input that has none either."""
+    """Raise if ``part`` is on the meta device, where it has no values, but ``like`` is not."""
     if part.is_meta and not like.is_meta:
         raise MismatchError(f"{where}: {name} is on meta and has no values; create it on {like.device}.")
 
 
 def in_program() -> bool:
-    """Whether ``torch.export`` traces, where a check of sizes must become a part of the program; ONNX has none."""
+    """Return whether ``torch.export`` is tracing: then checks of sizes must be part of the program; ONNX has none."""
     return torch.compiler.is_exporting() and not torch.onnx.is_in_onnx_export()
 
 
 def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unbatched: bool, like: Tensor) -> None:
-    """``(num_layers * num_directions, B, ...)``; where the user gave no batch, ``part`` has got one of size 1."""
+    """Raise unless ``part`` is ``(num_layers * num_directions, B, ...)``; B is 1 for unbatched input."""
     if tuple(part.shape) != shape:
         given, wanted = ((*s[:1], *s[2:]) if unbatched else tuple(s) for s in (part.shape, shape))
         raise MismatchError(
@@ -456,8 +462,8 @@ def check_part(where: str, name: str, part: Tensor, shape: tuple[int, ...], unba
 
 
 def find_segments(reset: Tensor, lengths: Tensor | None) -> Segments:
-    """Cut rows before the steps where ``reset`` ``(T, B)`` holds; on the CPU, where sizes can be read."""
-    reset, T = reset.cpu(), reset.shape[0]  # torch's default device may be another
+    """Cut rows before the steps where ``reset`` ``(T, B)`` is True; on the CPU, where sizes can be read."""
+    reset, T = reset.cpu(), reset.shape[0]  # torch's default device may not be the CPU
     ends = torch.full((reset.shape[1],), T, device="cpu") if lengths is None else lengths.cpu().long()
     begins = reset.clone()
     begins[0] = True
@@ -471,14 +477,14 @@ def find_segments(reset: Tensor, lengths: Tensor | None) -> Segments:
 
 
 def classes(segments: Segments, most: int) -> Iterator[Segments]:
-    """Segments of alike lengths, at most ``most`` at a time."""
+    """Yield segments of similar lengths, at most ``most`` at a time."""
     for alike in by_magnitude(segments.length):
         for which in alike.split(most):
             yield segments.take(which)
 
 
 def by_magnitude(lengths: Tensor) -> Iterator[Tensor]:
-    """Indices of the lengths from 2^k to 2^(k+1) - 1, for each k that there is."""
+    """Yield the indices of the lengths from 2^k to 2^(k+1) - 1, for each k with such lengths."""
     exponent = torch.frexp(lengths.double()).exponent
     for value in exponent.unique().tolist():
         yield (exponent == value).nonzero().squeeze(1)
@@ -490,12 +496,12 @@ def scan_segments(
     """Run a recurrence over all segments of ``x`` ``(T, B, I)``.
 
     Args:
-        scan: from ``x``, state and lengths to outputs and the last state.
-        initial: the state before the first step, for a number of rows.
+        scan: maps ``x``, state and lengths to outputs and the last state.
+        initial: returns the initial state for a number of rows.
         x: ``(T, B, I)``.
-        state: each part ``(B, ...)``: where a row starts that is not reset there.
-        segments: where to cut.
-        backwards: read each segment from its end.
+        state: parts ``(B, ...)``, the start of rows that are not reset before their first step.
+        segments: the segments.
+        backwards: whether to read each segment from its end.
 
     Returns:
         Outputs ``(T, B, H)``, zero past the end of a row, and the state after the last segment of each row.
@@ -508,7 +514,7 @@ def scan_segments(
         offset = torch.arange(int(cut.length.max()), device=x.device).unsqueeze(1)  # (L, 1)
         inside = offset < length  # (L, S)
         time = start + torch.where(inside, length - 1 - offset if backwards else offset, 0)
-        begun = last if backwards else first  # the segment that the given state leads into
+        begun = last if backwards else first  # the segment that follows the given state
         given = begun if backwards else begun & ~again
         start_state = tuple(
             torch.where(given.view(-1, *[1] * (part.dim() - 1)), part[row], fresh)
