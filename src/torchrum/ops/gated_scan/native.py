@@ -12,9 +12,9 @@ from torchrum.ops.kernels.masks import keep_threshold
 from torchrum.ops.rum_scan import Copies, Gradients, LayerInputs, Residuals, Results, native
 
 DIRECT_ROWS = 32
-"""Rows times steps up to which C may read a weight as it is, as in matmul.h."""
+"""Rows times steps up to which C may read a weight without packing it, as in matmul.h."""
 MOST_ROWS = 16
-"""Rows of the batch that share a read of the weight."""
+"""Most rows of the batch that share a read of the weight."""
 
 
 class GatedScan(ctypes.Structure):
@@ -34,7 +34,7 @@ class GatedScan(ctypes.Structure):
 
 
 def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
-    """Why the native scan cannot run on such an input, or None; compiles it if need be."""
+    """Return the reason why the native scan cannot run on such an input, or None; compile it if needed."""
     xp = inputs.xp
     if xp.device.type != "cpu":
         return f"the input is on {xp.device.type}"
@@ -47,7 +47,7 @@ def obstacle(inputs: GatedInputs, options: GatedOptions) -> str | None:
 def find_layout(
     T: int, B: int, H: int, features: int, size: int, backward: bool, options: GatedOptions
 ) -> tuple[bytes, dict[str, tuple[tuple[int, ...], int]]]:
-    """The scan for one thread without addresses and seed, and shape and bytes of each tensor that C reads."""
+    """Return the scan for one thread without addresses and seed, and shape and bytes of each tensor that C reads."""
     scan = GatedScan(
         int(backward), T, B, H, features, options.head_size, options.rotated_units, max(1, min(MOST_ROWS, B)), 1,
         int(options.draws), keep_threshold(options.zoneout), 0, options.zoneout,
@@ -70,16 +70,17 @@ def _run(
     read: dict[str, Tensor | None],
     filled: dict[str, Tensor | None],
 ) -> None:
-    """Run the scan of T, B, H and features, forward, or backward if ``grad_weight`` is filled, on tensors by C's names.
+    """Run the scan forward or, if ``filled`` has ``grad_weight``, backward, on tensors by their names in C.
 
-    ``filled`` tensors are contiguous and of one dtype; the others are copied where necessary.
+    ``sizes`` are T, B, H and the features of an input to project, or 0. Tensors in ``filled`` must be contiguous and of
+    one dtype; those in ``read`` are copied if needed.
     """
     T, B, H, features = sizes
     backward = "grad_weight" in filled
     result = filled["grad_weight" if backward else "out"]
     assert result is not None
     dtype = result.dtype
-    if dtype is not torch.float32 and dtype is not torch.float64:  # a saved tensor came back in another dtype
+    if dtype is not torch.float32 and dtype is not torch.float64:  # the dtype of a saved tensor was changed
         raise TypeError(
             f"RUM's scan: saved tensors are {dtype}, but they must be torch.float32 or float64, as they were."
         )
@@ -91,12 +92,12 @@ def _run(
     if scan.masked:
         assert seed is not None
         scan.seed = int(seed)
-    copies = []  # that live until the call has ended
+    copies = []  # references that must live until the call has ended
     for name, part in read.items():
         if part is None:
             continue
         (shape, needs), wanted = shapes[name], torch.int64 if name == "lengths" else dtype
-        # a tensor may have been replaced or freed since the forward, and C trusts its address
+        # a tensor may have been replaced or freed since the forward, and C cannot check its address
         if not (
             part.shape == shape
             and part.dtype is wanted
@@ -113,7 +114,7 @@ def _run(
     for name, part in filled.items():
         if part is None:
             continue
-        if part.dtype is not dtype:  # a saved tensor came back in another dtype, and C would write past the result
+        if part.dtype is not dtype:  # the dtype of a saved tensor was changed, and C would write past the result
             raise TypeError(f"RUM's scan: saved tensors are {part.dtype}, but they must be {dtype}, as they were.")
         setattr(scan, name, part.data_ptr())
     library = native.load_library(dtype is torch.float64)
@@ -123,7 +124,7 @@ def _run(
 
 
 def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tuple[Tensor, Tensor]:
-    """Run the scan; without ``save`` no memory but the states grows with T."""
+    """Run the scan; without ``save`` only the memory of the states grows with T."""
     out, gates = inputs.empty_results(save)
     states = out if out.dtype is gates.dtype else out.to(gates.dtype)
     xp, h0, weight, bias, lengths, seed = inputs
@@ -135,7 +136,7 @@ def forward(inputs: GatedInputs, options: GatedOptions, save: bool = True) -> tu
 def backward(
     grad_out: Tensor, inputs: GatedInputs, out: Tensor, gates: Tensor, options: GatedOptions
 ) -> GatedGradients:
-    """Gradients of the inputs from that of the states."""
+    """Compute the gradients of the inputs from the gradient of the states."""
     xp, h0, weight, _, lengths, seed = inputs
     given = zip(("grad_xp", "grad_h0", "grad_weight", "grad_bias"), inputs[:4], strict=True)
     parts: dict[str, Tensor] = {name: part for name, part in given if part is not None}

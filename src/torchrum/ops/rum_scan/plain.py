@@ -1,8 +1,8 @@
-"""A plain call: projection and scan as one node of autograd that goes straight to the design.
+"""Plain calls: projection and scan as one autograd node that calls the design directly.
 
-The operators of ``op.py`` are for those who look at a call: compilers, exporters, torch.func and modes. The way through
-torch's dispatcher takes longer than a small scan, so a call that nobody looks at passes it by, as does its backward.
-Whoever differentiates or batches that backward gets the operators.
+The operators of ``op.py`` are for calls that are observed, by compilers, exporters, torch.func or modes. Torch's
+dispatcher takes longer than a small scan, so an unobserved call and its backward skip it. If the backward is itself
+differentiated or batched, it uses the operators.
 """
 
 import functools
@@ -35,27 +35,27 @@ from torchrum.ops.rum_scan.options import RumOptions
 from torchrum.ops.rum_scan.types import NUM_GRADIENTS, Copies, LayerInputs, Residuals, Results, ScanInputs
 
 EXACT_UNITS = 512
-"""Hidden units up to which the fused scan of lam = 0 goes forward in exact matmuls while torch rounds to TF32; beyond,
-its matmuls have sixteen bits."""
+"""Hidden size up to which the fused scan of lam = 0 has an exact projection although torch allows TF32; above, its
+matmuls have sixteen bits."""
 PROJECTED_NUMBERS = 1024
-"""Numbers of an input up to which a scan's kernel projects it: the host saves a launch, which costs more than what the
-kernel takes longer."""
+"""Largest input, in numbers, that a scan's kernel projects: the saved launch takes longer than the kernel's extra
+work."""
 
 
 class PlainCall(NamedTuple):
-    """How to run a plain call."""
+    """The settings of a plain call."""
 
     options: RumOptions | GatedOptions
-    """With the mode, training or not; ``GatedOptions`` mean the gated form."""
+    """Options with the mode, training or not; ``GatedOptions`` for the gated form."""
     draws: bool
     keeps_rotation: bool
-    """Both as in the options: a field costs a small call less than a property."""
+    """Both as in the options: a field is faster than a property."""
     backend: Backend
     returned: tuple[int, ...] | None
-    """What stands before B in the shapes of the last state and R where they go to a user, who may write to them and to
-    all states: then the backward keeps copies of its own. None where they do not."""
+    """Dimensions before B in the shapes of the last state and R if the results go to a user. The user may write to
+    them, so the backward keeps its own copies. None if the results do not go to a user."""
     outputs: bool
-    """Whether all states go there, too."""
+    """Whether all states go to the user too."""
 
 
 @functools.lru_cache(256)
@@ -66,7 +66,7 @@ def _find_call(
     returned: tuple[int, ...] | None,
     outputs: bool,
 ) -> PlainCall | None:
-    """The call, made once: a layer is called in the same way again and again. None where no design can run it."""
+    """Return the settings of a call, or None if no design can run it; cached, since layers repeat their calls."""
     if isinstance(options, GatedOptions):
         return PlainCall(options, options.draws, False, backend, returned, outputs)
     if operator_obstacle(options, learnable_lam=False) is not None:
@@ -83,10 +83,10 @@ def plain_scan(
     returned: tuple[int, ...] | None,
     outputs: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """All states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; nothing where the call is not plain.
+    """Return all states ``(T, B, H)``, the last one ``(B, H)`` and the last R or None; None if the call is not plain.
 
-    ``returned`` and ``outputs`` say what goes to a user, as in ``PlainCall``; without ``outputs`` the last state may
-    stand in for all of them. A learnable lam is NaN in ``options``.
+    ``returned`` and ``outputs`` are as in ``PlainCall``; without ``outputs`` the last state may be returned in place of
+    all states. A learnable lam is NaN in ``options``.
     """
     x, weight_ih, weight_hh = inputs.x, inputs.weight_ih, inputs.weight_hh
     if x.dtype is not weight_ih.dtype or x.dtype is not weight_hh.dtype or backend == "reference":
@@ -118,8 +118,8 @@ def _run(
     """Project and scan.
 
     Returns:
-        The design; xp, or None where the native scan has projected; the bias that xp lacks, or None; the results; and
-        copies of them, with ``save`` of all that goes to a user, else of the last state.
+        The design; xp, or None if the native scan has projected; the bias to add to xp, or None; the results; and
+        copies of them: with ``save`` of everything that goes to a user, else of the last state.
     """
     copies = _empty_copies(inputs, call, save and call.returned is not None)
     if isinstance(call.options, GatedOptions):
@@ -132,11 +132,11 @@ def _run(
 def _project(
     inputs: LayerInputs, call: PlainCall
 ) -> tuple[Design, LayerInputs | ScanInputs, tuple[Tensor | None, ...]]:
-    """Project the input, or leave that to the design that runs.
+    """Project the input, or leave the projection to the design.
 
     Returns:
-        The design; what it scans; and what it takes more: the bias, ``(3H,)``, that ``xp`` lacks, or None, and x and
-        ``weight_ih`` where it projects them into ``xp``, which is not filled yet.
+        The design; the inputs of its scan; and its further arguments: the bias, ``(3H,)``, to add to ``xp``, or None,
+        and, if the design projects into ``xp``, which is not filled yet, x and ``weight_ih``.
     """
     x, weight, bias = inputs[:3]
     assert isinstance(call.options, RumOptions)
@@ -163,7 +163,7 @@ def _project(
 
 
 def _empty_copies(inputs: LayerInputs, call: PlainCall, every: bool) -> Copies:
-    """Memory for the last state, its shape behind ``call.returned``; if ``every``, for all that goes to a user."""
+    """Allocate the copy of the last state, with the dimensions ``call.returned`` before B; if ``every``, all copies."""
     x, lead = inputs.x, call.returned or ()
     (T, B, _), H = x.shape, inputs.weight_hh.shape[1]
     last = x.new_empty(*lead, B, H)
@@ -198,7 +198,7 @@ class _PlainScan(torch.autograd.Function):
                 grads = (*_gradients(ctx, needs, arriving, inputs, projected, results), None)
         grad_x, grad_weight, grad_bias, grad_h0, *others, grad_bias_hh = grads
         if bias is not None and grad_bias is not None and grad_bias.shape != bias.shape:
-            grad_bias = grad_bias[: bias.shape[0]]  # eps has none
+            grad_bias = grad_bias[: bias.shape[0]]  # eps has no bias
         return None, grad_x, grad_weight, grad_bias, grad_h0 if needs[3] else None, *others, None, None, grad_bias_hh
 
 
@@ -209,7 +209,7 @@ def _gated_gradients(
     inputs: LayerInputs,
     results: Results,
 ) -> tuple[Tensor | None, ...]:
-    """``_gradients`` of the gated form, and that of ``bias_hh``."""
+    """Compute the gradients as in ``_gradients`` for the gated form, and the gradient of ``bias_hh``."""
     options, (grad_out, grad_last, _) = ctx.call.options, arriving
     out, gates = results.out, results.residuals.gates
     assert gates is not None
@@ -236,9 +236,9 @@ def _gradients(
     projected: tuple[Tensor | None, Tensor | None],
     results: Results,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection's own.
+    """Compute the gradients of ``inputs`` up to the layer norm's, by the design or the operator and the projection.
 
-    ``projected`` is xp, None where the native scan has projected, and the bias that xp lacks, or None.
+    ``projected`` is xp, or None if the native scan has projected, and the bias to add to xp, or None.
     """
     call, design, (xp, lacking) = ctx.call, ctx.design, projected
     plain = not torch.is_grad_enabled() and is_unwatched([part for part in arriving if part is not None])
@@ -251,7 +251,7 @@ def _gradients(
     if xp is None:
         results = native.without_eps(results)
     if xp is None or torch.is_grad_enabled():
-        xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # with a graph
+        xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # differentiably
     elif lacking is not None and not plain:
         xp = xp + lacking
     readable = inputs if plain and design.by_driver else inputs.with_zeros()
@@ -259,7 +259,7 @@ def _gradients(
     if plain:
         more = (lacking, needs[2]) if design.by_driver else ()
         grads = design.module.backward(grad_out, grad_R, scanned, results, call.options, needs[4], *more)
-    else:  # somebody differentiates or batches this backward
+    else:  # this backward is itself differentiated or batched
         flags = make_flags(call.options, design.backend)
         grads = backward_by_operator(grad_out, grad_R, scanned, results, flags, needs[4])
     assert grads.xp is not None
@@ -267,12 +267,12 @@ def _gradients(
     return *projected_grads, *grads[1:NUM_GRADIENTS]
 
 
-# Function.apply without what it asks on each call: there are no defaults to bind, and functorch is not at work
+# Function.apply without its checks on each call: there are no defaults to bind, and functorch is not active
 _apply = super(torch.autograd.Function, _PlainScan).apply
 
 
 def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor, plain: bool) -> Tensor:
-    """The gradient of all states, that of the last one among them; if ``plain``, nobody differentiates the sum."""
+    """Add the gradient of the last state to the gradient of all states; if ``plain``, the sum is not differentiated."""
     if grad_last is None:
         return torch.zeros_like(out) if grad_out is None else grad_out
     if plain:
@@ -284,24 +284,24 @@ def _joined(grad_out: Tensor | None, grad_last: Tensor | None, out: Tensor, plai
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
-    """``x W_ih^T + b`` for any leading dimensions.
+    """Return ``x W_ih^T + b`` for any leading dimensions.
 
-    TF32 would cost more than its ten bits: ReLU units whose sign it flips spoil the gradients far more than the
-    rounding itself, and with lam other than 0 R accumulates every step's rotation. So this matmul has at least the
-    digits of the recurrent one.
+    The effect of TF32 is larger than its rounding: ReLU units whose sign it flips harm the gradients far more, and with
+    lam other than 0 R accumulates the rotations of all steps. So this matmul is at least as accurate as the recurrent
+    one.
 
     Args:
         x: ``(..., I)``.
         weight: ``(3H, I)``, or ``(2H, I)`` without update gate.
-        bias: as long as ``weight``, or without the H of eps; None for zeros.
+        bias: ``(3H,)``, or without the H numbers of eps; None for zeros.
     """
-    if torch.compiler.is_compiling():  # the program keeps the precision that is set
+    if torch.compiler.is_compiling():  # the program uses the precision that is set
         return F.linear(x, weight, padded_bias(weight, bias))
     return project_eagerly(x, weight, bias, options)
 
 
 def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: RumOptions) -> Tensor:
-    """``project`` where no compiler is at work."""
+    """Compute ``project`` outside of a compiler."""
     if bias is not None and bias.shape[0] != weight.shape[0]:
         bias = padded_bias(weight, bias)
     if not rounds_matmuls(x):
@@ -313,5 +313,5 @@ def project_eagerly(x: Tensor, weight: Tensor, bias: Tensor | None, options: Rum
 
 
 def kernel_projects(x: Tensor) -> bool:
-    """Whether a scan's kernel may project ``x``, outside of autocast."""
+    """Return whether a scan's kernel may project ``x``, outside of autocast."""
     return x.is_cuda and x.dtype is torch.float32 and x.numel() <= PROJECTED_NUMBERS

@@ -1,7 +1,7 @@
 """Single steps of stacked layers on the CPU, without gradients: the call of C is prepared once for each layer.
 
-At one row of 128 units a step takes C five microseconds. Looking at the weights and at the options again, and a tensor
-of each kind for each layer, would take longer than that.
+With one row of 128 units, a step in C takes five microseconds. Checking the weights and options in every step, and
+creating tensors for every layer, would take longer than this.
 """
 
 import ctypes
@@ -19,21 +19,21 @@ from torchrum.ops.rum_scan.designs import operator_obstacle
 from torchrum.ops.rum_scan.options import RumOptions
 
 MOST_ROWS = gated_native.DIRECT_ROWS
-"""Rows of the batch up to which C reads the weights as they are; for more, other calls are as fast."""
+"""Most rows of the batch for which C reads the weights without packing; for more rows, other calls are as fast."""
 GATED = {"weight_ih": "weight_ih", "bias_ih": "bias_ih", "weight_hh": "weight", "bias_hh": "bias"}
 PAPER = {
     **{"weight_ih": "weight_ih", "bias_ih": "bias", "weight_hh": "weight"},
     **{"ln_weight": "ln_weight", "ln_bias": "ln_bias"},
 }
-"""C's names of the parameters."""
+"""Names of the parameters in C."""
 Scan = native.Scan | gated_native.GatedScan
 
 
 class NativeSteps:
-    """The steps of ``layers``, each the parameters of one layer by name, on ``rows`` rows.
+    """The prepared steps of stacked layers on ``rows`` rows; ``layers`` holds each layer's parameters by name.
 
-    It keeps the addresses of the parameters: as long as they are ``current()``, changes in place are seen. Several
-    threads may call it at once. :func:`prepare_steps` makes it.
+    It keeps the addresses of the parameters: while these are ``current()``, changes in place take effect. Several
+    threads may call it at once. :func:`prepare_steps` creates it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NativeSteps:
     ) -> None:
         self.parts = [part for weights in layers for part in weights.values()]
         given = [part for part in self.parts if part is not None]
-        # with their storages nobody else gets their memory, so that an address tells whose it is
+        # keep the storages, so that their memory is not reused and an address identifies a parameter
         storages = [part.untyped_storage() for part in given]
         self.places = [(p, p.data_ptr(), p.shape, s, s.nbytes()) for p, s in zip(given, storages, strict=True)]
         self.rows, self.scans, self.dtype = rows, scans, given[0].dtype
@@ -50,14 +50,14 @@ class NativeSteps:
         self.run = library.torchrum_gated_scan if gated else library.torchrum_scan
         self.copy = type(scans[0]).from_buffer_copy
         H = self.hidden_size = scans[0].H
-        self.features, self.numbers = scans[0].features, len(layers) * rows * H  # of x and of h
+        self.features, self.numbers = scans[0].features, len(layers) * rows * H  # features of x, numbers of h
         self.row = rows * H * self.dtype.itemsize  # bytes of a layer's h
-        self.unread = given[0].new_empty(rows, H)  # outputs of the lower layers, which are their states
+        self.unread = given[0].new_empty(rows, H)  # outputs of the lower layers, which are equal to their states
         for scan in scans:
             scan.out = self.unread.data_ptr()
 
     def current(self, parts: Sequence[Tensor | None] | None = None) -> bool:
-        """Whether the parameters, ``parts`` if given, are the ones that were prepared, and lie where they did."""
+        """Return whether the parameters (``parts``, if given) are the prepared ones, at the same addresses."""
         if parts is not None and not all(map(operator.is_, parts, self.parts)):
             return False
         for part, address, shape, storage, size in self.places:
@@ -71,7 +71,7 @@ class NativeSteps:
         return True
 
     def take(self, x: Tensor, h: Tensor, R: Tensor | None) -> bool:
-        """Whether it can step from ``x`` and this state: plain memory of the sizes and the dtype that C expects."""
+        """Return whether a step from ``x`` and this state is possible: plain memory of the expected sizes and dtype."""
         return (
             is_unwatched((x, h))
             and not autocasts(x)
@@ -81,15 +81,15 @@ class NativeSteps:
         )
 
     def __call__(self, x: Tensor, h: Tensor, R: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Take one step from what ``take`` allows.
+        """Run one step on inputs for which ``take`` is True.
 
         Args:
-            x: ``(..., I)``, B rows in all.
-            h: ``(L, B, H)``, or ``(B, H)`` of a single layer.
+            x: ``(..., I)``, B rows in total.
+            h: ``(L, B, H)``, or ``(B, H)`` for a single layer.
             R: ``(L, B, H, H)`` with lam 1, else None.
 
         Returns:
-            The output ``(..., H)``, and the new h and R; new tensors, each in memory of its own.
+            The output ``(..., H)``, and the new h and R; all are new tensors that share no memory.
         """
         output, new_h = x.new_empty(*x.shape[:-1], self.hidden_size), torch.empty_like(h)
         new_R = None if R is None else torch.empty_like(R)
@@ -111,7 +111,7 @@ class NativeSteps:
 def prepare_steps(
     layers: Sequence[Mapping[str, Tensor | None]], rows: int, options: RumOptions, backend: str
 ) -> NativeSteps | None:
-    """Prepare the steps of stacked layers in evaluation, or return None where C cannot take them one by one."""
+    """Prepare the steps of stacked layers in evaluation, or return None if C cannot run them one by one."""
     parts = [part for weights in layers for part in weights.values() if part is not None]
     first = layers[0]["weight_ih"]
     if first is None or not 0 < rows <= MOST_ROWS or not native.projects(first, backend) or not is_unwatched(parts):
@@ -124,7 +124,7 @@ def prepare_steps(
 
 
 def _prepare(weights: Mapping[str, Tensor | None], B: int, options: RumOptions, dtype: torch.dtype) -> Scan | None:
-    """The scan of one step of a layer, without the tensors of a call; None where C cannot read a parameter."""
+    """Return the scan of one step of a layer, without the tensors of a call; None if C cannot read a parameter."""
     weight_ih, weight_hh = weights["weight_ih"], weights["weight_hh"]
     if weight_ih is None or weight_hh is None or weight_ih.dim() != 2 or weight_hh.dim() != 2:
         return None
@@ -141,7 +141,7 @@ def _prepare(weights: Mapping[str, Tensor | None], B: int, options: RumOptions, 
         part = weights[name]
         if part is None:
             continue
-        shape, _ = shapes[field]  # not that of a bias which eps lacks: C reads all of it
+        shape, _ = shapes[field]  # a bias without the part of eps does not match: C reads the whole bias
         if part.shape != shape or not _reads(part, dtype, math.prod(shape)):
             return None
         setattr(scan, field, part.data_ptr())
@@ -152,7 +152,7 @@ def _prepare(weights: Mapping[str, Tensor | None], B: int, options: RumOptions, 
 
 
 def _reads(part: Tensor, dtype: torch.dtype, numbers: int) -> bool:
-    """Whether C can read so many numbers from a tensor as it lies."""
+    """Return whether C can read ``numbers`` numbers from a tensor without a copy."""
     return (
         part.dtype is dtype
         and part.numel() == numbers

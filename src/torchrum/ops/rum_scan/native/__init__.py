@@ -1,7 +1,7 @@
-"""The native CPU backend: the scan in C, compiled on first use, on the tensors' own memory. README.md says how.
+"""The native CPU backend: the scan in C, compiled on first use, on the tensors' own memory; README.md explains it.
 
-``forward`` and ``backward`` take the inputs of a scan, projected already, or those of a layer, whose input C projects
-step by step.
+``forward`` and ``backward`` take the inputs of a scan, which are already projected, or the inputs of a layer, which C
+projects step by step.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ DTYPES = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
 }
-"""The dtypes of the input, and those that C computes in."""
+"""The dtypes of the input, each with the dtype that C computes in."""
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "softsign")
 SIZES = ("backward", "T", "B", "H", "gates", "features", "R0_stride", "block", "threads")
 SETTINGS = ("activation", "layer_norm", "norm_after_sigmoid", "zoneout_kind", "keep_below")
@@ -54,14 +54,14 @@ NARROWER = {
     torch.float32: (torch.bfloat16, torch.float16),
     torch.int64: (torch.int32, torch.int16, torch.int8, torch.uint8),
 }
-"""The dtypes that a scan converts to the one it runs in."""
+"""The dtypes that a scan converts, by the dtype that it runs in."""
 
 SMALL = 1_000_000
-"""Multiplications below which a second thread costs more than it saves."""
+"""Number of multiplications below which a second thread is slower."""
 
 
 def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
-    """Why the native scan cannot run on such an input, in words, or None; compiles it if need be."""
+    """Return the reason why the native scan cannot run on such an input, or None; compile it if needed."""
     xp = inputs.xp
     if xp.device.type != "cpu":
         return f"the input is on {xp.device.type}"
@@ -72,23 +72,23 @@ def obstacle(inputs: ScanInputs, options: RumOptions) -> str | None:
 
 @constant_when_traced
 def build_obstacle(double: bool) -> str | None:
-    """Why there is no compiled scan, or None."""
+    """Return the reason why there is no compiled scan, or None."""
     found = load_library(double)
     return found if isinstance(found, str) else None
 
 
 def projects(x: Tensor, backend: str) -> bool:
-    """Whether a plain call with this ``backend`` runs here and projects ``x``, whose dtype the parameters have."""
+    """Return whether a plain call with this ``backend`` runs here and projects ``x``, of the parameters' dtype."""
     if backend not in ("auto", "native") or not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
         return False
     return not isinstance(load_library(x.dtype is torch.float64), str)
 
 
 def empty_results(inputs: ScanInputs | LayerInputs, options: RumOptions) -> Results:
-    """Buffers for what ``forward`` returns.
+    """Allocate the results of ``forward``.
 
-    ``gates`` holds the raw gates, with lam = 1 R h, and eps if the scan projects; ``kept`` what each step of lam = 1
-    added to R.
+    ``gates`` holds the raw gates, R h with lam = 1, and eps if the scan projects. With lam = 1, ``kept`` holds each
+    step's update of R.
     """
     x, H, memory = inputs[0], inputs.weight_hh.shape[1], options.lam == 1
     T, B, _ = x.shape
@@ -102,7 +102,7 @@ def empty_results(inputs: ScanInputs | LayerInputs, options: RumOptions) -> Resu
 def forward(
     inputs: ScanInputs | LayerInputs, options: RumOptions, save: bool = True, copies: Copies = NO_COPIES
 ) -> Results:
-    """Run the scan and fill ``copies``; without ``save`` no memory but the results grows with T."""
+    """Run the scan and fill ``copies``; without ``save`` only the memory of the results grows with T."""
     x = inputs[0]
     dtype = DTYPES[x.dtype]
     if save:
@@ -124,11 +124,11 @@ def forward(
 
 
 def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
-    return x if x.dtype is dtype else x.to(dtype)  # even a conversion that does nothing costs a step its time
+    return x if x.dtype is dtype else x.to(dtype)  # even a conversion that does nothing slows a small step
 
 
 def without_eps(results: Results) -> Results:
-    """What a scan of projected inputs would have kept of one that projects."""
+    """Return the results of a scan that projects with the residuals of a scan of projected inputs."""
     saved, kept = results.residuals
     assert saved is not None
     return results._replace(residuals=Residuals(saved[..., : -results.out.shape[-1]], kept))
@@ -144,9 +144,10 @@ def backward(
     grad_last: Tensor | None = None,
     need_x: bool = True,
 ) -> Gradients:
-    """Compute the gradients of the inputs from those of all states, of the last R and of the last state once more.
+    """Compute the gradients of the inputs from those of all states, of the last R and, in addition, of the last state.
 
-    A scan that projects has those of x, if ``need_x``, of ``weight_ih`` and of the bias, as long as the weight, too.
+    A scan that projects also computes the gradients of x, if ``need_x``, of ``weight_ih`` and of the bias, padded to
+    the rows of the weight.
     """
     x, weight_hh, R0, h0 = inputs[0], inputs.weight_hh, inputs.R0 if need_R0 else None, inputs.h0
     out, R_n, (saved, kept) = results
@@ -178,7 +179,7 @@ def backward(
 
 
 def _named(inputs: ScanInputs | LayerInputs) -> dict[str, Tensor | None]:
-    """The inputs by C's names, but for the seed; h0 may be None for zeros."""
+    """Return the inputs except the seed by their names in C; h0 may be None for zeros."""
     read: dict[str, Tensor | None]
     if isinstance(inputs, ScanInputs):
         read = {"xp": inputs.xp}
@@ -203,20 +204,20 @@ class Scan(ctypes.Structure):
 
 
 class Layout(NamedTuple):
-    """How C runs a scan of one size, and the tensors that it relies on."""
+    """The settings of C for scans of one size, and the tensors that C reads."""
 
     template: bytes
     """``Scan`` for one thread, without addresses, seed and R0."""
     shapes: dict[str, tuple[tuple[int, ...], int]]
-    """Shape and bytes of each tensor that C reads, by C's names."""
+    """Shape and bytes of each tensor that C reads, by its name in C."""
     multiplications: int
     most: int
-    """Rows that share a read of the weight; with lam = 1 each one has its R."""
+    """Most rows that share a read of the weight; fewer with lam = 1, where each row has its own R."""
 
 
 @functools.lru_cache(1024)
 def find_layout(T: int, B: int, H: int, features: int, size: int, backward: bool, options: RumOptions) -> Layout:
-    """Lay out a scan over ``T`` steps of numbers of ``size`` bytes; ``features`` is 0 for a projected input."""
+    """Return the layout of a scan over ``T`` steps of numbers of ``size`` bytes; ``features`` is 0 if xp is given."""
     assert isinstance(options.activation, str)
     kind = 0 if options.zoneout == 0 else 2 if options.training else 1
     after, keep_below = options.ln_order == "authors", keep_threshold(options.zoneout)
@@ -239,34 +240,34 @@ def find_layout(T: int, B: int, H: int, features: int, size: int, backward: bool
 
 
 def as_read(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor that C only reads, as it reads it."""
+    """Convert a tensor that C only reads to ``dtype`` and contiguous memory."""
     part = _as(dtype, part)
     return part if part.is_contiguous() else part.contiguous()
 
 
 def readable(name: str, part: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """``part`` as C reads it, a copy if need be; an error if it has another shape or dtype, or no memory."""
+    """Return ``part`` in the form that C reads, copied if needed; raise for a wrong shape or dtype or freed memory."""
     found = part.shape
     if found != shape and (found[-len(shape) :] != shape or part.numel() != math.prod(shape)):
         raise ValueError(
             f"RUM's scan: {name} has shape {tuple(found)}, but it must be {shape}. Do not replace it between a forward "
             "and its backward."
         )
-    if part.dtype is not dtype and part.dtype not in NARROWER.get(dtype, ()) and name != "R0":  # R may have its own
+    if part.dtype is not dtype and part.dtype not in NARROWER.get(dtype, ()) and name != "R0":  # R may have any dtype
         raise TypeError(f"RUM's scan: {name} is {part.dtype}, but it must be {dtype}, as the other tensors are.")
     if not part.is_cpu or part.layout is not torch.strided:
         raise ValueError(f"RUM's scan: {name} is {part.layout} on {part.device}, but it must be dense and on the CPU.")
     strides = part.stride()
-    end = part.storage_offset() + sum(map(operator.mul, found, strides)) - sum(strides) + 1  # of the last number
+    end = part.storage_offset() + sum(map(operator.mul, found, strides)) - sum(strides) + 1  # end of the last number
     if found.numel() > 0 and (part.data_ptr() == 0 or part.untyped_storage().nbytes() < end * part.itemsize):
         raise ValueError(f"RUM's scan: {name} has no memory for its {found.numel()} values; its storage was freed.")
     return as_read(part, dtype)
 
 
 def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: RumOptions) -> Tensor | None:
-    """Run the scan on ``tensors`` by C's names, forward, or backward if ``grad_out`` is among them.
+    """Run the scan on ``tensors``, by their names in C, forward or, if ``grad_out`` is among them, backward.
 
-    Tensors that it fills must be contiguous and of one dtype; the others are copied where necessary.
+    Tensors that it fills must be contiguous and of one dtype; the others are copied if needed.
 
     Returns:
         In a backward with layer norm, the gradients of its weight and bias, ``(2, gates + 1, H)``.
@@ -283,18 +284,18 @@ def call_scan(tensors: dict[str, Tensor | None], seed: Tensor | None, options: R
     if backward and options.layer_norm:
         sums = tensors["ln_sums"] = out.new_zeros(-(-B // scan.block), 2, options.num_gates + 1, H)
     if R0 is not None:
-        if B > 0 and R0.dim() == 3 and R0.stride(0) == 0:  # one for all rows, as at the start
+        if B > 0 and R0.dim() == 3 and R0.stride(0) == 0:  # one matrix for all rows, as in the initial state
             R0 = readable("R0", R0[0], (H, H), dtype)
         else:
             R0, scan.R0_stride = readable("R0", R0, (B, H, H), dtype), H * H
         scan.R0 = R0.data_ptr()
     if seed is not None and options.training and options.zoneout > 0:
         scan.seed = int(seed)
-    copies = []  # that live until the call has ended
+    copies = []  # references that must live until the call has ended
     for name, part in tensors.items():
         if part is None:
             continue
-        # A tensor may have been replaced or freed since the forward, and C trusts its address.
+        # a tensor may have been replaced or freed since the forward, and C cannot check its address
         read = shapes.get(name)
         if read is not None:
             shape, needs = read
