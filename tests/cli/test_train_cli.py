@@ -13,7 +13,7 @@ from matplotlib.rcsetup import validate_backend
 from lab.training.processes import run_command, start
 from lab.training.tiny import tiny
 from torchrum.cli import leaving_at_once, main, show_warning
-from torchrum.cli.eval import show
+from torchrum.cli.trained import show_scores
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import read_metrics
 from torchrum.lab.training.trainer import describe_model
@@ -115,7 +115,7 @@ def test_train_eval_and_resume(tmp_path, capsys):
 
 
 def test_scores_of_any_size_fit_a_line(capsys):
-    show({"bits": 112911.0, "word_perplexity": 1e200, "loss": 0.123456789}, tiny().task)
+    show_scores({"bits": 112911.0, "word_perplexity": 1e200, "loss": 0.123456789}, tiny().task)
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert words[:3] == [["bits", "112,911"], ["word_perplexity", "1e+200"], ["loss", "0.123457"]]
 

@@ -63,7 +63,7 @@ def test_unseen_stories_are_answered(run, capsys):
 def test_the_checkpoint_is_the_one_that_was_asked_for(run, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "torchrum.cli.generate.load_model", lambda _, which: asked.append(which) or load_model(run, which)
+        "torchrum.cli.trained.load_model", lambda _, which: asked.append(which) or load_model(run, which)
     )
     for words in ([], ["--checkpoint", "last"]):
         assert main(["ask", str(run), "--story", "Mary moved.", "--question", "Where is Mary?", *words]) == 0
