@@ -1,4 +1,4 @@
-"""The reader of stories: what it reads where, both ways, at every length."""
+"""The reader of stories: what it reads where, both ways, at every length. Tests of models/answering.py."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from tolerances import TOL
 from torchrum.lab.models import StoryReader, build_model
-from torchrum.lab.models.story import BothWays, position_encoding
+from torchrum.lab.models.answering import BothWays, position_encoding
 from torchrum.lab.tasks import Babi, Copying
 from torchrum.lab.training import ModelConfig
 from torchrum.layers.registry import LAYERS

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
 
+from torchrum.lab.models.answering import AnsweringModel, BothWays, MemN2N, StoryReader, TaggingModel
 from torchrum.lab.models.char_lm import CharModel
-from torchrum.lab.models.one_hot import AnsweringModel, TaggingModel
-from torchrum.lab.models.story import BothWays, MemN2N, StoryReader
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops._checks import check_choice, check_positive_int
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrum.cells.fast_slow import FastSlowCell
 from torchrum.cells.lstm import LSTMCell
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.lab.models.one_hot import AnsweringModel
+from torchrum.lab.models.answering import AnsweringModel
 from torchrum.lab.tasks.recall import Recall
 from torchrum.layers.registry import CellLayer, build_layer
 from torchrum.layers.rum import RUM
