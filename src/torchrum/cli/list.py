@@ -20,12 +20,12 @@ from rich.text import Text
 
 from torchrum.cli.parsing import Parser
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
+from torchrum.lab.tables import spread
 from torchrum.lab.training.config import field_names
 from torchrum.layers.registry import LAYERS
 from torchrum.paper.ledger import read_ledger
 from torchrum.paper.ledger.babi import family_headlines, paper_family
 from torchrum.paper.ledger.runs import changed_settings, final_loss, score_names, table_rows
-from torchrum.paper.table import spread
 
 Line = dict[str, str]
 GROUPS = LAPTOP, PAPER, MORE = ("minutes on a laptop", "paper", "more")

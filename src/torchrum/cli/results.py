@@ -12,7 +12,7 @@ from torchrum.lab.training.overrides import unknown_name
 from torchrum.lab.training.run_folder import CONFIG, holds_run
 from torchrum.paper.ledger import LedgerError, read_ledger
 from torchrum.paper.ledger import record as record_run
-from torchrum.paper.ledger.schema import arrays_path
+from torchrum.paper.ledger.entries import arrays_path
 
 
 def record(arguments: list[str]) -> int:
@@ -176,8 +176,7 @@ def report(arguments: list[str]) -> int:
         parser.error("--write makes no page; leave --out out")
 
     from torchrum.lab.page import write_page
-    from torchrum.paper.report import ledger_page, runs_page
-    from torchrum.paper.report.headline import write_headlines
+    from torchrum.paper.report import ledger_page, runs_page, write_headlines
 
     use_recipe(options.recipe)
     if options.write:

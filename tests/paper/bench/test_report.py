@@ -8,14 +8,13 @@ import torch
 
 from torchrum.cli import main
 from torchrum.lab.tables import markdown_tables
-from torchrum.lab.training import ConfigError
+from torchrum.lab.training import ConfigError, RunError
 from torchrum.paper.bench import cpu
 from torchrum.paper.bench.gpu import gpu_cases, target_cases
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 from torchrum.paper.bench.records import Report, Row, Target, read_report, text_table
 from torchrum.paper.bench.report import draw_report, panels_by_size, report_tables, short, typed, write_markdown
-from torchrum.paper.ledger import LedgerError
 
 GPU = Shape(N=1000, T=150, dtype="bfloat16", device="cuda")
 PLACE = {
@@ -107,7 +106,7 @@ def test_markdown_goes_between_its_markers(tmp_path):
 def test_markdown_without_markers(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("nothing\n")
-    with pytest.raises(LedgerError, match="no markers to write between; put <!-- torchrum:bench gpu -->"):
+    with pytest.raises(RunError, match="no markers to write between; put <!-- torchrum:bench gpu -->"):
         write_markdown(readme, report())
 
 

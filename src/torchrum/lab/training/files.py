@@ -72,6 +72,15 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         return file.read()
 
 
+def read_text(path: Path) -> str:
+    """Read a plain file of UTF-8 text; any other one is a RunError."""
+    try:
+        return read_bytes(path, MAX_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RunError(f"{path} cannot be read: {reason}.") from error
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder; a missing or damaged one is a RunError."""
     try:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from torchrum.lab.recipes import RECIPES
-from torchrum.lab.tables import Table
+from torchrum.lab.tables import Table, span, spread, with_best
 from torchrum.lab.training.config import rate_factors
+from torchrum.paper.ledger.entries import Entry
 from torchrum.paper.ledger.runs import (
     FALLING,
     best,
@@ -22,8 +23,6 @@ from torchrum.paper.ledger.runs import (
     still_learning,
     table_rows,
 )
-from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.table import span, spread, with_best
 
 Setting = tuple[str, ...]
 """Tuned fields that matter up to the budget; empty for the setting of the paper."""

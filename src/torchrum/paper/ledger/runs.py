@@ -8,8 +8,7 @@ from statistics import fmean, median
 
 from torchrum.lab.recipes import RECIPES, paper_preset
 from torchrum.lab.training.config import ModelConfig
-from torchrum.paper.ledger.record import SAME, changes
-from torchrum.paper.ledger.schema import Entry
+from torchrum.paper.ledger.entries import SAME, Entry, changes
 
 Row = list[Entry]
 """The runs of one setting, one per seed."""

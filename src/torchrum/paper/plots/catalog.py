@@ -8,14 +8,15 @@ from html import escape
 from pathlib import Path
 
 from torchrum.lab.plot_style import Figure, save_themes
+from torchrum.lab.tables import spread, write_marked
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.paper.ledger.babi import best_columns
+from torchrum.paper.ledger.entries import Entry, LedgerError, arrays_path, read_ledger
 from torchrum.paper.ledger.runs import best_settings, model_label, place, score_names, table_rows
-from torchrum.paper.ledger.schema import Entry, LedgerError, arrays_path, read_ledger
 from torchrum.paper.plots.curves import (
     babi_figure,
     char_figure,
@@ -25,7 +26,6 @@ from torchrum.paper.plots.curves import (
     recall_figure,
 )
 from torchrum.paper.plots.run import Arrays, diagonal_figure, kernels_figure, phases_figure, rotation_figure
-from torchrum.paper.table import spread, write_marked
 
 FIGURES = {
     "copying": "Copying memory, training loss (Figure 2 of the paper). A run that reaches its goal stops there and "

@@ -22,8 +22,8 @@ from torchrum.lab.tasks.base import Task
 from torchrum.layers.introspection import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.babi import Column, best_columns
+from torchrum.paper.ledger.entries import Entry
 from torchrum.paper.ledger.runs import Row, model_label
-from torchrum.paper.ledger.schema import Entry
 
 T = TypeVar("T", Copying, Recall, CharLM)
 Points = NDArray[np.float64]
