@@ -152,7 +152,8 @@ class Engine:
         self.rank: int = self.fabric.global_rank
         self.world_size: int = self.fabric.world_size
         self.device: torch.device = self.fabric.device
-        self._tracker: Any = None
+        self._track: Callable[[dict[str, float], int], object] | None = None
+        self._finish: Callable[[], object] | None = None
         if config.batch_size % self.world_size:
             raise ConfigError(
                 f"batch_size {config.batch_size} cannot be divided among {self.world_size} processes; choose "
@@ -249,21 +250,23 @@ class Engine:
         if kind == "tensorboard":
             from lightning_fabric.loggers import TensorBoardLogger
 
-            self._tracker = TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+            board = TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+            self._track, self._finish = board.log_metrics, lambda: board.finalize("success")
         else:
             import wandb
 
-            self._tracker = _Wandb(wandb.init(project="torchrum", name=name, dir=str(folder), config=config))
+            run = wandb.init(project="torchrum", name=name, dir=str(folder), config=config)
+            self._track, self._finish = lambda values, step: run.log(values, step=step), run.finish
 
     def track(self, kind: str, values: dict[str, float], step: int) -> None:
         """Send numbers to the tracker, if there is one."""
-        if self._tracker is not None:
-            self._tracker.log_metrics({f"{kind}/{name}": value for name, value in values.items()}, step)
+        if self._track is not None:
+            self._track({f"{kind}/{name}": value for name, value in values.items()}, step)
 
     def close(self) -> None:
         """Close the tracker."""
-        if self._tracker is not None:
-            self._tracker.finalize("success")
+        if self._finish is not None:
+            self._finish()
 
 
 def _shard(model: nn.Module, mesh: Any) -> nn.Module:
@@ -291,19 +294,6 @@ def leave_together() -> None:
         # without giving the interpreter up
         time.sleep(LET_GO)
         torch.distributed.destroy_process_group()
-
-
-class _Wandb:
-    """A W&B run with the two calls of a Fabric logger; Fabric itself has none."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log_metrics(self, values: dict[str, float], step: int) -> None:
-        self._run.log(values, step=step)
-
-    def finalize(self, status: str) -> None:
-        self._run.finish()
 
 
 Call = Callable[[], Result]
