@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchrum.lab.training.config import CHANGEABLE, TrainConfig, require_one_of, saved_differences
+from torchrum.lab.training.config import CHANGEABLE, TrainConfig, differences, require_one_of
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import read_json, sync_folder, write_json, write_synced
@@ -369,7 +369,7 @@ def check_config(run: Path, config: TrainConfig, state: Mapping[str, Any], whole
         state: that of its checkpoint.
         whole: compare also the fields that a resumed run may change.
     """
-    changed = saved_differences(state["config"], config, None if whole else CHANGEABLE)
+    changed = differences(state["config"], config, None if whole else CHANGEABLE)
     if changed:
         raise RunError(
             f"{run / CONFIG} is not the config of the run's checkpoint: {'; '.join(changed)}. "
@@ -438,7 +438,7 @@ def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None
     if engine.world_size > 1:
         engine.first(lambda: bool(load_checkpoint(folder)))  # one clear failure instead of one from each process
     weights, state = load_checkpoint(folder)
-    changed = saved_differences(state["config"], config)
+    changed = differences(state["config"], config)
     if changed:
         raise RunError(f"the checkpoint in {folder} belongs to another run: {'; '.join(changed)}.")
     mark, progress = _mark(state), Progress(**state["progress"])

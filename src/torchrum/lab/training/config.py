@@ -386,46 +386,36 @@ def _task_class(path: object) -> type[Task]:
     return found[path]
 
 
-def identity(config: TrainConfig) -> dict[str, Any]:
-    """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
-    return without(CHANGEABLE, to_json(config), config.task)
-
-
 def without(left_out: Collection[str], plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """Leave out some fields, and those of the task that are valid on one machine only."""
     kept = {name: value for name, value in plain.items() if name not in left_out}
     return {**kept, "task": {name: value for name, value in plain["task"].items() if name not in task.local}}
 
 
-def run_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """Where two configs differ in ``identity``; nothing if they describe the same run."""
-    return differences(identity(old), identity(new))
-
-
-def saved_differences(
-    saved: Mapping[str, Any], config: TrainConfig, left_out: Collection[str] | None = CHANGEABLE
+def differences(
+    old: TrainConfig | Mapping[str, Any], new: TrainConfig, left_out: Collection[str] | None = CHANGEABLE
 ) -> list[str]:
-    """Describe where a config differs from the plain one of a checkpoint or a study.
+    """Describe where two configs differ; by default nothing if they describe the same run.
 
     Args:
-        saved: the plain config.
-        config: the other one.
-        left_out: fields that may differ; None: those that ``saved`` lacks.
+        old: a config, or the plain data of one in a checkpoint or a study.
+        new: the other one.
+        left_out: fields that may differ; None: those that ``old`` lacks.
     """
-    before, now = upgraded(saved), to_json(config)
+    before, now = to_json(old) if isinstance(old, TrainConfig) else upgraded(old), to_json(new)
     left_out = now.keys() - before.keys() if left_out is None else {*left_out, *({"name"} - before.keys())}
-    return differences(without(left_out, before, config.task), without(left_out, now, config.task))
+    return plain_differences(without(left_out, before, new.task), without(left_out, now, new.task))
 
 
 def first_of(changed: list[str]) -> str:
-    """The first of ``differences`` and how many more there are: another text, for one, differs in all that it says."""
+    """The first difference and how many more there are: another text, for one, differs in every fact about it."""
     return changed[0] + (f" and {len(changed) - 1} more" if changed[1:] else "")
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def plain_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Describe where two plain trees differ; what the old one lacks, as an older version does, counts as off."""
     before, now = flat(old), flat(new)
-    gone = [f"{name} is missing" for name in before if name not in now]  # None, too, was said
+    gone = [f"{name} is missing" for name in before if name not in now]  # None is a value too
     shared = [name for name in now if name in before or now[name]]
     changed = [name for name in shared if before.get(name) != now[name]]
     return gone + [f"{name} {before.get(name)!r} -> {now[name]!r}" for name in changed]

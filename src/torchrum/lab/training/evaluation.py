@@ -14,7 +14,7 @@ from torchrum.lab.models import CharModel
 from torchrum.lab.tasks.base import Batch, Split, Task
 from torchrum.lab.tasks.char_lm import CharLM
 from torchrum.lab.training.checkpoint import checkpoint_step, load_model
-from torchrum.lab.training.config import TrainConfig, first_of, require_one_of, run_differences
+from torchrum.lab.training.config import TrainConfig, differences, first_of, require_one_of
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
 from torchrum.lab.training.files import read_json, write_json
@@ -119,7 +119,7 @@ def _run_config(run: Path | str, device: Device, task: Task | None) -> TrainConf
     config = replace(read_config(run), device=device, devices=1, nodes=1, strategy="ddp")
     if task is None:
         return config
-    if changed := run_differences(config, replace(config, task=task)):
+    if changed := differences(config, replace(config, task=task)):
         raise ConfigError(
             f"the data differ from those of the run: {first_of(changed)}. Score the run on the data it was trained on, "
             "or train a new one."

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from torchrum.lab.training.config import TrainConfig, first_of, from_json, run_differences
+from torchrum.lab.training.config import TrainConfig, differences, first_of, from_json
 from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.files import parse_json, read_json, write_atomic
 from torchrum.lab.training.typed_data import Reader
@@ -335,7 +335,7 @@ def claim_run(folder: Path, config: TrainConfig, resume: bool, rename: bool) -> 
                 f"{folder} holds a run already; resume it with fit(folder, resume=True) or "
                 f"torchrum train --resume {folder}, or choose another folder."
             )
-        if resume and (changed := run_differences(read_config(folder), config)):
+        if resume and (changed := differences(read_config(folder), config)):
             raise ConfigError(f"a resumed run cannot change {first_of(changed)}. Start a new run for that.")
     except Exception:
         lock.release()

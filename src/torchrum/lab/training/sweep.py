@@ -20,8 +20,7 @@ from torchrum.lab.training.config import (
     TrainConfig,
     differences,
     first_of,
-    run_differences,
-    saved_differences,
+    plain_differences,
     to_json,
 )
 from torchrum.lab.training.distributed import Engine, Outcome, train_side_by_side
@@ -196,7 +195,7 @@ def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine
     done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
         return Trainer(config, quiet=quiet, on_end=on_end).fit(folder, resume=begun)
-    changed = run_differences(read_config(folder), config)
+    changed = differences(read_config(folder), config)
     if changed:
         raise RunError(f"{folder} holds a finished run of another config: {'; '.join(changed)}.")
     return done
@@ -383,8 +382,8 @@ def open_study(storage: str, config: TrainConfig, space: Sequence[str]) -> "Stud
         study.set_user_attr("space", searched)
         study.set_user_attr("config", to_json(config))
     known = study.user_attrs  # read again: another process may have come first
-    changed = saved_differences(known["config"], config, STUDY_CHANGEABLE)
-    changed += differences(known["space"], searched)
+    changed = differences(known["config"], config, STUDY_CHANGEABLE)
+    changed += plain_differences(known["space"], searched)
     if changed:
         raise ConfigError(
             f"the storage has a study {config.name!r} of another search: {first_of(changed)}. Repeat its command, or "
