@@ -199,9 +199,3 @@ def test_unseen_bytes_are_counted(tmp_path):
     (tmp_path / "book.txt").write_bytes(small_text(2000) + b"@@ no such sign before @@")
     task = CharLM(lanes=2, segment=10).reading(tmp_path / "book.txt")
     assert task.unseen() == (0, 0, 4)
-
-
-def test_windows_from_anywhere(monkeypatch):
-    monkeypatch.setenv("TORCHRUM_DATA", str(penn_treebank()))
-    batch = CharLM(segment=20).batch(3, torch.Generator().manual_seed(0))
-    assert torch.equal(batch.x[:, 1:], batch.y[:, :-1])

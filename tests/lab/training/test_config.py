@@ -8,7 +8,7 @@ import torch
 
 from lab.training.tiny import First, tiny
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
-from torchrum.lab.recipes import RECIPES
+from torchrum.lab.recipes import RECIPES, load_recipe
 from torchrum.lab.training import ConfigError, ModelConfig, OptimizerConfig, Paper, TrainConfig, override
 from torchrum.lab.training.config import (
     FORMAT,
@@ -264,6 +264,17 @@ def test_every_field_has_a_meaning():
 
     for cls in (TrainConfig, ModelConfig, OptimizerConfig):
         assert set(field_names(cls)) <= set(field_help(cls))
+
+
+def test_a_field_that_a_task_had_once_is_left_out():
+    """Its recorded value was the only one in use; another one is an unknown field."""
+    old = to_json(load_recipe("babi-rum-qa1"))
+    old["task"] |= {"blanks": 0, "authors_readout": False}
+    assert from_json(old) == load_recipe("babi-rum-qa1")
+    assert differences(old, load_recipe("babi-rum-qa1")) == []
+    old["task"]["blanks"] = 2
+    with pytest.raises(ConfigError, match=r"'task\.blanks' is not a field of it"):
+        from_json(old)
 
 
 def test_a_field_that_an_older_run_did_not_know_may_be_off():

@@ -85,8 +85,8 @@ def _memory_network(config: "ModelConfig", task: "Task") -> nn.Module:
         raise ValueError(
             f"build_model: {config.layer} reads stories sentence by sentence; set task.reading to sentences."
         )
-    if not task.ends_with_question:
-        raise ValueError(f"build_model: {config.layer} needs the question last; set task.question=last, task.blanks=0.")
+    if task.question != "last":
+        raise ValueError(f"build_model: {config.layer} needs the question last; set task.question to last.")
     _refuse_others(config, config.layer)
     options = {"memory_size": 50, **config.options}
     check_positive_int(config.layer, memory_size=options["memory_size"])

@@ -196,13 +196,6 @@ class CharLM(Task):
         """Reset the state at the start of an epoch."""
         return step % self.segments == 0
 
-    def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Draw ``size`` segments from the training part, ``(B, segment)`` int64."""
-        ids = encode(self.read().train, self.facts.symbols).to(generator.device)
-        starts = torch.randint(len(ids) - self.segment, (size, 1), generator=generator, device=generator.device)
-        window = ids[starts + torch.arange(self.segment + 1, device=generator.device)].long()
-        return Batch(window[:, :-1], window[:, 1:])
-
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Compute nats per symbol, the mean over symbols that are not padding; logits are ``(B, T, V)``."""
         return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED)

@@ -304,6 +304,9 @@ FORMER_OPTIONS: dict[str, dict[int, Mapping[str, Any]]] = {
 }
 """Layer to the formats in which its defaults changed, in order, and what they were before."""
 
+FORMER_FIELDS = {"torchrum.lab.tasks.babi:Babi": {"blanks": 0, "authors_readout": False}}
+"""Task to the fields that it had once, and the only values that recorded runs have in them."""
+
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
 _PLACE = ("device", "devices", "nodes", "strategy", "graph", "compile", "logger")
 CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
@@ -351,10 +354,11 @@ def from_json(data: Any, source: object = "the config", error: type[Exception] =
         raise reader.wrong("it", data, "an object")
     task = reader.value(dict[str, Any], data.get("task"), "task")
     try:
-        kind, parts = _task_class(task.pop("type", None)), upgraded(data)
+        kind, parts = _task_class(task.get("type")), upgraded(data)
     except ConfigError as failure:
         raise reader.fail(str(failure)) from failure
     del parts["format"]
+    task = {name: value for name, value in parts["task"].items() if name != "type"}
     return reader.build(TrainConfig, {**parts, "task": reader.build(kind, task, "task")})
 
 
@@ -363,6 +367,10 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     found, model = data.get("format", 1), data.get("model")
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
         raise ConfigError(f"the format is {found!r:.60}, written by a newer torchrum; this one reads up to {FORMAT}.")
+    task = data.get("task")
+    if isinstance(task, Mapping) and isinstance(kind := task.get("type"), str):
+        gone = FORMER_FIELDS.get(kind, {}).items()
+        data = {**data, "task": {name: value for name, value in task.items() if (name, value) not in gone}}
     if isinstance(model, Mapping) and isinstance(layer := model.get("layer"), str):
         changes = FORMER_OPTIONS.get(layer, {})
         former = next((former for changed, former in changes.items() if found < changed), None)
