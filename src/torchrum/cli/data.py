@@ -1,6 +1,5 @@
 """``torchrum data fetch babi`` and ``torchrum data verify``"""
 
-import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -17,34 +16,16 @@ EPILOG = """The data folder is --data-dir, or else $TORCHRUM_DATA, or else $XDG_
 TORCHRUM_OFFLINE=1 forbids downloads. Training downloads what it needs by itself."""
 
 
-def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
-    """Add ``--data-dir``."""
-    return parser.add_argument(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder of the data sets (default: $TORCHRUM_DATA, or else a cache folder)",
-    )
-
-
 def use_data_dir(folder: Path | None) -> None:
     """Use ``folder`` as the data directory of this process and its children."""
     if folder is not None:
         os.environ[ROOT_VARIABLE] = str(folder.absolute())
 
 
-def add_text(parser: argparse.ArgumentParser) -> argparse.Action:
-    """Add ``--data``, the user's own text."""
-    return parser.add_argument(
-        "--data", type=Path, metavar="PATH", help="your own text, a file or a folder, for recipes such as char-rum"
-    )
-
-
 def with_text(config: TrainConfig, path: Path | None) -> TrainConfig:
     """Set the user's own text in the task of a config; raise if the task reads no text."""
     if path is None:
         return config
-
     if not isinstance(config.task, CharLM):
         raise ConfigError(
             f"--data {path}: {config.name} cannot read your own text; use a recipe that can, such as char-rum."
@@ -69,14 +50,9 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("action", choices=("path", "fetch", "verify"))
     parser.add_argument("corpus", nargs="?", help="ptb or babi (default: both)")
-    parser.add_argument(
-        "--from",
-        dest="origin",
-        type=Path,
-        metavar="FILE",
-        help="import from this tar, zip or folder instead of downloading",
-    )
-    add_data_dir(parser)
+    origin = "import from this tar, zip or folder instead of downloading"
+    parser.add_argument("--from", dest="origin", type=Path, metavar="FILE", help=origin)
+    parser.share("--data-dir")
     options = parser.parse_args(arguments)
 
     if options.corpus is not None and options.corpus not in CORPORA:

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     """List the recipes, or the fields of one."""
     parser = Parser("list", "List the recipes, or all fields of one.")
     parser.add_argument("recipe", nargs="?", help="show all fields of this recipe")
-    parser.add_results()
+    parser.share("--results")
     parser.add_argument("--all", action="store_true", help="show every size of a recipe on its own line")
     parser.add_argument("--plain", action="store_true", help="like --all, but tab-separated, for scripts")
     options = parser.parse_args(arguments)

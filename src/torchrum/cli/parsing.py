@@ -3,10 +3,24 @@
 import argparse
 import textwrap
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torchrum.cli import complain
 from torchrum.lab.recipes import load_recipe
+
+TEXT = "your own text, a file or a folder, for recipes such as char-rum"
+RECIPE = "recipe that defines the task of the run, if torchrum does not"
+SHARED: dict[str, dict[str, Any]] = {
+    "--results": dict(type=Path, default=Path("results"), help="folder of the results ledger (default: %(default)s)"),
+    "--recipe": dict(metavar="MODULE:FUNCTION", help=RECIPE),
+    "--checkpoint": dict(choices=("best", "last"), default="best", help="checkpoint to load (default: %(default)s)"),
+    "--device": dict(choices=("auto", "cpu", "cuda"), default="auto", help="device to run on (default: %(default)s)"),
+    "--data-dir": dict(
+        type=Path, metavar="DIR", help="folder of the data sets (default: $TORCHRUM_DATA, or else a cache folder)"
+    ),
+    "--data": dict(type=Path, metavar="PATH", help=TEXT),
+}
+"""Options that several commands have."""
 
 
 class WholeWords(argparse.HelpFormatter):
@@ -50,32 +64,9 @@ class Parser(argparse.ArgumentParser):
         )
         self.register("type", Path, _path)
 
-    def add_results(self) -> None:
-        """Add ``--results``."""
-        self.add_argument(
-            "--results", type=Path, default=Path("results"), help="folder of the results ledger (default: results)"
-        )
-
-    def add_recipe(self) -> None:
-        """Add ``--recipe``, for :func:`use_recipe`."""
-        self.add_argument(
-            "--recipe", metavar="MODULE:FUNCTION", help="recipe that defines the task of the run, if torchrum does not"
-        )
-
-    def add_checkpoint(self) -> None:
-        """Add ``--checkpoint``."""
-        self.add_argument(
-            "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
-        )
-
-    def add_device(self, default: str) -> None:
-        """Add ``--device``."""
-        self.add_argument(
-            "--device",
-            choices=("auto", "cpu", "cuda"),
-            default=default,
-            help=f"device to run on (default: {default})",
-        )
+    def share(self, *names: str) -> list[argparse.Action]:
+        """Add options of ``SHARED``."""
+        return [self.add_argument(name, **SHARED[name]) for name in names]
 
     def error(self, message: str) -> NoReturn:
         """Print the error on one line, without the usage, and exit."""

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from torchrum.cli import complain
-from torchrum.cli.data import add_data_dir, use_data_dir
+from torchrum.cli.data import use_data_dir
 from torchrum.cli.parsing import Parser, in_clone, use_recipe
 from torchrum.lab.recipes import RECIPES
 from torchrum.lab.training.errors import ConfigError
@@ -29,7 +29,7 @@ def record(arguments: list[str]) -> int:
         action="store_true",
         help="also store the data for the figures of a trained RUM, in the folder arrays",
     )
-    add_data_dir(parser)
+    parser.share("--data-dir")
     options = parser.parse_args(arguments)
     if options.results is None and not in_clone():
         parser.error("name the folder of your ledger with --results DIR; only a clone of torchrum has one, in results")
@@ -66,7 +66,7 @@ def table(arguments: list[str]) -> int:
     parser = Parser("table", "Print the results ledger as Markdown tables.")
     add = parser.add_argument
     add("task", nargs="?", help="copying, recall, char or babi (default: all)")
-    parser.add_results()
+    parser.share("--results")
     best = (
         "only the best setting of each model; with STEPS, the best within that many steps and the best beyond "
         "(STEPS makes no difference for bAbI)"
@@ -119,7 +119,7 @@ def figure(arguments: list[str]) -> int:
     )
     add("what", help=what)
     add("run", type=Path, nargs="?", help="a run folder, for kernels, rotation, phases and diagonal of that run")
-    parser.add_results()
+    parser.share("--results")
     out = (
         "folder to write to (default: for a run, the run folder; else docs/figures in a clone of the project, and "
         "figures elsewhere)"
@@ -127,7 +127,7 @@ def figure(arguments: list[str]) -> int:
     add("--out", type=Path, help=out)
     write = "with all: update the figures and captions between the markers in this file"
     add("--write", type=Path, metavar="FILE", help=write)
-    parser.add_recipe()
+    parser.share("--recipe")
     options = parser.parse_args(arguments)
     if options.write and options.what != "all":
         parser.error(f"--write needs all, the figures of a whole page; got {options.what!r}")
@@ -164,11 +164,11 @@ def report(arguments: list[str]) -> int:
     )
     add = parser.add_argument
     add("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: the results ledger)")
-    parser.add_results()
+    parser.share("--results")
     add("--out", type=Path, help="file to write (default: report.html)")
     write = "write no page; update the headline numbers between the markers in this file"
     add("--write", type=Path, metavar="FILE", help=write)
-    parser.add_recipe()
+    parser.share("--recipe")
     options = parser.parse_args(arguments)
     if options.write and options.runs:
         parser.error("--write uses the results ledger; leave the run folders out")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrum.cli import complain, is_first
-from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
+from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.training.config import TrainConfig
@@ -60,22 +60,18 @@ def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[
     return fields, kept
 
 
-def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def add_common(parser: Parser) -> list[argparse.Action]:
     """Add the options that train and sweep share."""
     add = parser.add_argument
+    at_once, field = "number of trainings to run at the same time (default: 1)", "set a field of the recipe"
     return [
         add("--out", type=Path, help="parent folder of the runs (default: runs)"),
         add("--resume", type=Path, metavar="FOLDER", help="resume the run, or the runs of a sweep, in this folder"),
         add("--seeds", type=int, metavar="N", help="train N times, with the seeds seed, seed + 1, ..."),
-        add(
-            "--jobs", type=int, default=1, metavar="N", help="number of trainings to run at the same time (default: 1)"
-        ),
-        add(
-            "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field of the recipe"
-        ),
+        add("--jobs", type=int, default=1, metavar="N", help=at_once),
+        add("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help=field),
         add("--quiet", action="store_true", help="do not show progress"),
-        add_data_dir(parser),
-        add_text(parser),
+        *parser.share("--data-dir", "--data"),
     ]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchrum.cli import complain
-from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
+from torchrum.cli.data import use_data_dir, with_text
 from torchrum.cli.parsing import Parser, use_recipe
 from torchrum.lab.models import CharModel
 from torchrum.lab.tasks import Babi, CharLM, Task
@@ -41,12 +41,10 @@ def evaluate(arguments: list[str]) -> int:
     """Score a run."""
     parser = Parser("eval", "Score a run on its test or validation set.")
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_recipe()
-    parser.add_argument(
-        "--split", choices=("validation", "test"), default="test", help="set to score on (default: test)"
-    )
-    parser.add_checkpoint()
-    parser.add_device("auto")
+    parser.share("--recipe")
+    split = "set to score on (default: test)"
+    parser.add_argument("--split", choices=("validation", "test"), default="test", help=split)
+    parser.share("--checkpoint", "--device")
     parser.add_argument(
         "--dynamic",
         nargs="?",
@@ -57,8 +55,7 @@ def evaluate(arguments: list[str]) -> int:
         "segment=50,lr=5e-5,decay=0.05,eps=2e-5,temperature=1,lanes=100",
     )
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-    add_data_dir(parser)
-    add_text(parser)
+    parser.share("--data-dir", "--data")
     options = parser.parse_args(arguments)
     use_data_dir(options.data_dir)
 
@@ -104,8 +101,8 @@ def sample(arguments: list[str]) -> int:
     likeliest = "0 always takes the most likely character (default: 0.8)"
     add("--temperature", type=float, default=0.8, metavar="X", help=likeliest)
     add("--seed", type=int, default=0, help="random seed (default: 0)")
-    parser.add_checkpoint()
-    parser.add_device("cpu")
+    parser.share("--checkpoint", "--device")
+    parser.set_defaults(device="cpu")
     options = parser.parse_args(arguments)
     if options.length < 1:
         parser.error(f"--length is {options.length}, but it must be at least 1")
@@ -147,7 +144,7 @@ def ask(arguments: list[str]) -> int:
     parser.add_argument("--story", default="", help="sentences, each ending with a full stop")
     parser.add_argument("--question", help="the question (default: read the story and questions from standard input)")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of answers to show (default: 3)")
-    parser.add_checkpoint()
+    parser.share("--checkpoint")
     parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
     options = parser.parse_args(arguments)
 
