@@ -351,7 +351,7 @@ def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'Trainer needs rich.console; .* pip install "torchrum\[train\]"'):
         torchrum.lab.training.Trainer  # noqa: B018
-    monkeypatch.setitem(sys.modules, "torchrum.lab.training.step", None)
+    monkeypatch.setitem(sys.modules, "torchrum.lab.training.files", None)
     with pytest.raises(ModuleNotFoundError, match="halted") as caught:  # nothing that the extra would bring
         torchrum.lab.training.Trainer  # noqa: B018
     assert "pip" not in str(caught.value)

@@ -13,16 +13,14 @@ from torchrum.lab.models import build_model, count_parameters
 from torchrum.lab.page import Block, Items, Page, Playground, Section, picture
 from torchrum.lab.tables import Link, Table, code, span, write_marked
 from torchrum.lab.training.config import flat, to_json
-from torchrum.lab.training.environment import read_environment
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.run_folder import read_config, read_metrics
-from torchrum.paper.bench.gpu import STEPS
+from torchrum.lab.training.run_folder import read_config, read_environment, read_metrics
 from torchrum.paper.bench.records import Report, read_report
 from torchrum.paper.bench.report import report_figure, report_tables
+from torchrum.paper.bench.suites import STEPS
 from torchrum.paper.ledger.babi import Column, best_columns
-from torchrum.paper.ledger.comparison import compare, comparison_tables
 from torchrum.paper.ledger.entries import Entry, LedgerError, read_ledger
-from torchrum.paper.ledger.runs import Row, model_label, reached_goal
+from torchrum.paper.ledger.runs import Row, compare, comparison_tables, model_label, reached_goal
 from torchrum.paper.ledger.tables import (
     RULE,
     Verdict,

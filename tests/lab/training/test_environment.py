@@ -1,4 +1,4 @@
-"""The right commit or none, and nothing that names the machine or its user."""
+"""The right commit or none, and nothing that names the machine or its user. Tests of run_folder.py."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import torch
 
 from lab.training.tiny import tiny, tiny_model
 from torchrum.lab.training import ConfigError, RunError, Trainer
-from torchrum.lab.training.environment import environment, given_commit, own_commit, read_environment, without_folders
+from torchrum.lab.training.run_folder import environment, given_commit, own_commit, read_environment, without_folders
 from torchrum.paper.bench.measure import conditions
 
 
@@ -58,12 +58,12 @@ def test_the_variables_of_git_do_not_lead_elsewhere(tmp_path, monkeypatch):
     project(tmp_path / "theirs", "src/torchrum", True)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "theirs" / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "theirs"))
-    monkeypatch.setattr("torchrum.lab.training.environment.PACKAGE", inner)
+    monkeypatch.setattr("torchrum.lab.training.run_folder.PACKAGE", inner)
     assert own_commit(inner) == (commit, False)
 
 
 def test_head_is_that_of_our_own_checkout(monkeypatch):
-    monkeypatch.setattr("torchrum.lab.training.environment.own_commit", lambda: None)
+    monkeypatch.setattr("torchrum.lab.training.run_folder.own_commit", lambda: None)
     with pytest.raises(ConfigError, match="torchrum is not running from a checkout of its own; pass the hash"):
         given_commit("HEAD")
     assert given_commit("ABCDEF0") == "abcdef0"

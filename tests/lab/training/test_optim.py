@@ -1,3 +1,5 @@
+"""Schedules of the learning rate and the optimizers. Tests of step.py."""
+
 import copy
 import math
 
@@ -6,13 +8,13 @@ import torch
 
 from tolerances import TOL
 from torchrum.lab.training import ConfigError, OptimizerConfig
-from torchrum.lab.training.optim import (
+from torchrum.lab.training.run_folder import Progress
+from torchrum.lab.training.step import (
     RMSpropTF,
     build_optimizer,
     learning_rate,
     set_learning_rate,
 )
-from torchrum.lab.training.run_folder import Progress
 from torchrum.layers.registry import build_layer
 
 

@@ -1,10 +1,19 @@
-"""Models at a matched step budget, and the notes below their table."""
+"""Models at a matched step budget, and the notes below their table. Tests of runs.py."""
 
 from dataclasses import replace
 
 from paper.ledger.test_tables import entry, lines
-from torchrum.paper.ledger.comparison import compare, comparison_tables, notes, trajectories
-from torchrum.paper.ledger.runs import best, overfits, reached_goal, seen, still_learning
+from torchrum.paper.ledger.runs import (
+    best,
+    compare,
+    comparison_tables,
+    notes,
+    overfits,
+    reached_goal,
+    seen,
+    still_learning,
+    trajectories,
+)
 from torchrum.paper.ledger.tables import asked_table
 
 

@@ -12,8 +12,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from torchrum.lab.plot_style import drawing, grid_of_panels, save, save_themes
 from torchrum.lab.tables import Table, code, markdown_tables, write_marked
 from torchrum.lab.training.errors import ConfigError
-from torchrum.paper.bench.gpu import FEATURES, SHORT, STEPS, target_cases
 from torchrum.paper.bench.records import Report, Row, target_words
+from torchrum.paper.bench.suites import FEATURES, SHORT, STEPS, target_cases
 
 MATMULS: dict[str | None, str] = {"high": " (TF32 matmul)", "highest": " (FP32 matmul)"}
 LABELS = {

@@ -22,12 +22,11 @@ from torchrum.lab.recipes import registered_recipe
 from torchrum.lab.training import run_folder as records
 from torchrum.lab.training.checkpoint import check_ended_run, checkpoint_step
 from torchrum.lab.training.config import TrainConfig
-from torchrum.lab.training.environment import given_commit, read_environment
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.evaluation import read_looks
 from torchrum.lab.training.files import parse_json, read_text, write_atomic
 from torchrum.lab.training.overrides import assignments, override
-from torchrum.lab.training.run_folder import read_config
+from torchrum.lab.training.run_folder import given_commit, read_config, read_environment
 from torchrum.lab.training.typed_data import UNFIT, Reader
 
 FORMAT = 1

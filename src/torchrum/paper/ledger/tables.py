@@ -21,7 +21,6 @@ from torchrum.lab.tables import Table, code, markdown_tables, span, spread, with
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import Paper, TrainConfig
 from torchrum.paper.ledger.babi import REGENERATED, babi_tables, paper_family, sentence
-from torchrum.paper.ledger.comparison import compare, comparison_tables
 from torchrum.paper.ledger.entries import Entry, LedgerError, without_own_data
 from torchrum.paper.ledger.runs import (
     METRIC_NAMES,
@@ -29,6 +28,8 @@ from torchrum.paper.ledger.runs import (
     best,
     best_settings,
     changed_settings,
+    compare,
+    comparison_tables,
     final_loss,
     model_and_place,
     model_label,
