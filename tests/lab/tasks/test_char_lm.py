@@ -51,22 +51,6 @@ def test_an_epoch_reads_the_lanes_in_order(task, book):
     assert [task.starts_over(step) for step in range(task.segments + 1)] == [True, *[False] * (task.segments - 1), True]
 
 
-def test_shifted_epochs_are_cut_elsewhere_and_stay_in_their_lane(task):
-    shifted = replace(task, shifted=True)
-    data = shifted.setup(torch.device("cpu"), 0)
-    left = data.shape[1] - 1 - task.segments * 30
-    assert left > 0
-    starts = set()
-    for epoch in range(left + 1):
-        last = shifted.train_batch(5, torch.Generator(), torch.tensor((epoch + 1) * task.segments - 1), data)
-        offset = epoch * 61 % (left + 1)
-        starts.add(offset)
-        assert torch.equal(last.y[:, -1], data[:, task.segments * 30 + offset].long())
-    assert starts == set(range(left + 1))
-    plain = task.train_batch(5, torch.Generator(), torch.tensor(0), data)
-    assert torch.equal(shifted.train_batch(5, torch.Generator(), torch.tensor(0), data).x, plain.x)
-
-
 def test_nothing_of_a_step_is_read_on_the_host(task):
     """On the meta device a value that is read on the host is an error; capture fails for the same reason."""
     data = task.setup(torch.device("cpu"), 0).to("meta")
@@ -176,7 +160,6 @@ def test_a_text_that_has_changed_is_refused(task, book):
         ({"heldout": "x"}, "heldout='x' is not allowed; it must be a finite number"),
         ({"shown": "3"}, "shown='3'; it must be a whole number of at least 0"),
         ({"shown": 1.5}, "shown=1.5; it must be a whole number"),
-        ({"shifted": "no"}, "shifted='no'; it must be True or False"),
         ({"lanes": 60_000}, r"has 5101618 symbols, but 60000 lanes of one segment of 150 need 9000001; take a longer"),
     ],
 )

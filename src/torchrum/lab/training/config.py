@@ -304,7 +304,10 @@ FORMER_OPTIONS: dict[str, dict[int, Mapping[str, Any]]] = {
 }
 """Layer to the formats in which its defaults changed, in order, and what they were before."""
 
-FORMER_FIELDS = {"torchrum.lab.tasks.babi:Babi": {"blanks": 0, "authors_readout": False}}
+FORMER_FIELDS: dict[str, dict[str, Any]] = {
+    "torchrum.lab.tasks.babi:Babi": {"blanks": 0, "authors_readout": False},
+    "torchrum.lab.tasks.char_lm:CharLM": {"shifted": False},
+}
 """Task to the fields that it had once, and the only values that recorded runs have in them."""
 
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
