@@ -138,32 +138,21 @@ def test_a_schedule_is_one_override_and_survives_json(schedule):
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
-def test_a_string_is_not_a_list_of_assignments():
+def test_override_says_what_it_takes():
+    with pytest.raises(ConfigError, match="config is 'copying-rum', but it must be a TrainConfig; load_recipe makes"):
+        override("copying-rum", [])
     with pytest.raises(ConfigError, match="assignments is 'steps=3'; pass a list, such as"):
         override(tiny(), "steps=3")
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("copying-rum", []), "config is 'copying-rum', but it must be a TrainConfig; load_recipe makes one"),
-    ],
-)
-def test_override_says_what_it_takes(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        override(*arguments)
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
         (lambda: replace(tiny(), steps="3"), "config: steps is '3', but it must be a whole number."),
-        (lambda: replace(tiny(), steps=3.0), "config: steps is 3.0, but it must be a whole number."),
         (lambda: replace(tiny(), seed=True), "config: seed is True, but it must be a whole number."),
         (lambda: replace(tiny(), steps=torch.tensor(3)), "config: steps is tensor(3), but it must be a whole number."),
         (lambda: replace(tiny(), name=None), "config: name is None, but it must be text."),
         (lambda: replace(tiny(), graph="no"), "config: graph is 'no', but it must be true or false."),
-        (lambda: replace(tiny(), stop_at="1"), "config: stop_at is '1', but it must be a number."),
         (
             lambda: replace(tiny(), precision=32),
             "config: precision is 32, but it must be one of '32-true', 'bf16-mixed',",
@@ -173,21 +162,11 @@ def test_override_says_what_it_takes(arguments, message):
             lambda: replace(tiny(), model={"layer": "rum"}),
             "config: model is {'layer': 'rum'}, but it must be a ModelConfig.",
         ),
-        (lambda: replace(tiny(), optimizer=None), "config: optimizer is None, but it must be an OptimizerConfig."),
-        (lambda: ModelConfig(layer=3), "model: layer is 3, but it must be text."),
         (lambda: ModelConfig(hidden_size=[8]), "model: hidden_size is [8], but it must be a whole number."),
-        (lambda: ModelConfig(embedding_size=8.5), "model: embedding_size is 8.5, but it must be a whole number."),
-        (lambda: ModelConfig(weight_drop=None), "model: weight_drop is None, but it must be a number."),
         (lambda: ModelConfig(options=[]), "model: options is [], but it must be a dict with text as keys."),
         (lambda: ModelConfig(options={1: 2}), "model: options is {1: 2}, but it must be a dict with text as keys."),
-        (
-            lambda: OptimizerConfig(name=["adam"]),
-            "optimizer: name is ['adam'], but it must be one of 'adam', 'rmsprop',",
-        ),
         (lambda: OptimizerConfig(lr="1e-3"), "optimizer: lr is '1e-3', but it must be a number."),
-        (lambda: OptimizerConfig(betas=0.9), "optimizer: betas is 0.9, but it must be a list of 2."),
         (lambda: OptimizerConfig(betas=(0.9, "x")), "optimizer: betas[1] is 'x', but it must be a number."),
-        (lambda: OptimizerConfig(schedule=None), "optimizer: schedule is None, but it must be text."),
         (lambda: Paper(text="1 %", where="Table 1", value="1"), "paper: value is '1', but it must be a number."),
     ],
 )
@@ -210,14 +189,8 @@ def test_an_unknown_layer_option_names_the_nearest():
 
 
 def test_values_of_undeclared_type_are_read_as_json_or_text():
-    assert [guess(text) for text in ("1", "1.5", "none", "true", "False", "relu")] == [
-        1,
-        1.5,
-        None,
-        True,
-        False,
-        "relu",
-    ]
+    values = [1, 1.5, None, True, False, "relu"]
+    assert [guess(text) for text in ("1", "1.5", "none", "true", "False", "relu")] == values
     assert convert("x", "1_000", int) == 1000
     assert convert("x", "", float | None) is None
 
