@@ -19,7 +19,7 @@ from torchrum.lab.training.config import (
     to_json,
     upgraded,
 )
-from torchrum.lab.training.typed_data import convert, guess
+from torchrum.lab.training.files import convert, guess
 from torchrum.layers.registry import build_layer
 
 

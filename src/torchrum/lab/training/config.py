@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import Reader, check_fields
+from torchrum.lab.training.files import Reader, check_fields
 
 DECAYS = ("linear", "cosine")
 ALLOWED = (

@@ -17,11 +17,10 @@ from torchrum.lab.training.checkpoint import checkpoint_step, load_model
 from torchrum.lab.training.config import TrainConfig, differences, first_of, require_one_of
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
-from torchrum.lab.training.files import read_json, write_json
+from torchrum.lab.training.files import Reader, check_fields, read_json, write_json
 from torchrum.lab.training.overrides import assign
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
-from torchrum.lab.training.typed_data import Reader, check_fields
 from torchrum.layers.cuda_graphs import graphed
 from torchrum.layers.registry import takes_steps
 

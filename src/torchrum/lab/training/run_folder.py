@@ -34,8 +34,7 @@ from filelock import FileLock, Timeout
 
 from torchrum.lab.training.config import TrainConfig, differences, first_of, from_json
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.files import parse_json, read_json, write_atomic
-from torchrum.lab.training.typed_data import Reader
+from torchrum.lab.training.files import Reader, parse_json, read_json, write_atomic
 
 
 @dataclass

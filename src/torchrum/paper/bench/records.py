@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from torchrum.lab.tables import Table
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
-from torchrum.lab.training.typed_data import Reader
+from torchrum.lab.training.files import MAX_BYTES, Reader, parse_json, read_bytes, write_atomic
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 

@@ -24,10 +24,9 @@ from torchrum.lab.training.checkpoint import check_ended_run, checkpoint_step
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError
 from torchrum.lab.training.evaluation import read_looks
-from torchrum.lab.training.files import parse_json, read_text, write_atomic
+from torchrum.lab.training.files import UNFIT, Reader, parse_json, read_text, write_atomic
 from torchrum.lab.training.overrides import assignments, override
 from torchrum.lab.training.run_folder import given_commit, read_config, read_environment
-from torchrum.lab.training.typed_data import UNFIT, Reader
 
 FORMAT = 1
 MAX_POINTS = 200
