@@ -161,7 +161,7 @@ def field_help(cls: type) -> dict[str, str]:
 
 
 def option_help(layer: str) -> dict[str, str]:
-    """What the docstring of a layer says about each of its options."""
+    """Read the meaning of each option from the docstring of a layer."""
     if layer not in LAYERS:
         return {}
     described = inspect.getdoc(LAYERS[layer].load()) or ""
@@ -174,7 +174,7 @@ def option_help(layer: str) -> dict[str, str]:
 
 
 def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
-    """Dotted name, value and meaning of every field of a config."""
+    """List dotted name, value and meaning of every field of a config."""
     helps, table = field_help(type(owner)), []
     for name in field_names(owner):
         value = getattr(owner, name)
@@ -190,7 +190,7 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 
 
 def fitted(text: str) -> str:
-    """Wrapped between words to the terminal's width; whole in a pipe."""
+    """Wrap a text to the width of the terminal; leave it whole in a pipe."""
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 

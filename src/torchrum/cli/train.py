@@ -220,7 +220,7 @@ def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
 
 
 def chosen_folder(options: argparse.Namespace, label: str) -> Path:
-    """Where to train: the folder ``--resume``, or one named ``label`` in ``--out``.
+    """Choose where to train: the folder ``--resume``, or one named ``label`` in ``--out``.
 
     ``--out`` beside ``--resume`` may only repeat where the folder is, as in the command that started the runs.
     """

@@ -134,7 +134,7 @@ PLAYGROUND = (
 
 
 def facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    """How many runs, of what, on what, and what they cost."""
+    """Count the runs and recipes, and sum up the training time by hardware."""
     hours: dict[str, float] = defaultdict(float)
     for entry in entries:
         hours[entry.hardware] += entry.wall_seconds / 3600
@@ -258,7 +258,7 @@ LEAST_SEEDS = 3
 
 @dataclass(frozen=True)
 class Headline:
-    """One row: what was measured, the two numbers, what both models were given, and the verdict."""
+    """A row: the measurement, two numbers, the equal settings of both models, and the verdict."""
 
     what: str
     ours: str
@@ -301,7 +301,7 @@ def headline_table(rows: Iterable[Headline], docs: str = "docs") -> Table:
 
 
 def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool:
-    """Put the table between ``<!-- torchrum:headline -->`` and its end; says whether the file changed."""
+    """Put the table between ``<!-- torchrum:headline -->`` and its end; return whether the file changed."""
     table = headline_table(headlines(entries, results)).markdown()
     return write_marked(path, "headline", "", lambda _: table)
 
@@ -366,7 +366,7 @@ def _recall(entries: Sequence[Entry]) -> Iterator[Headline]:
 
 
 def _babi(entries: Sequence[Entry]) -> Iterator[Headline]:
-    """All twenty tasks in one model: the RUM that is best on validation beside the GRU."""
+    """Compare on all twenty tasks in one model the RUM that is best on validation with the GRU."""
     joint = {column.name: column for column in best_columns(entries) if column.joint and column.whole()}
     gru = joint.get("babi-joint-gru-deep")
     rums = [column for name, column in joint.items() if name.startswith("babi-joint-rum-deep")]

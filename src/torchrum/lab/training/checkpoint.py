@@ -83,7 +83,7 @@ def _read_own(path: Path) -> dict[str, Any]:
 
 
 def _search(run: Path) -> Index:
-    """The index as it must have been, from the checkpoints that are intact."""
+    """Rebuild the index from the checkpoints that are intact."""
     found = {}
     for path in sorted(_root(run).glob("step-*"), key=lambda path: (len(path.name), path.name)):
         try:
@@ -250,7 +250,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 MAX_DEPTH = 32
-"""Of lists, tuples and dictionaries inside each other."""
+"""Largest depth of lists, tuples and dictionaries inside each other."""
 SPREAD = 16
 """A tensor may take this many times the memory that its file does: the same numbers may stand for several rows."""
 
@@ -319,7 +319,7 @@ class Keeper:
         self._written = time.monotonic()
 
     def flush(self) -> None:
-        """Write what waits in memory."""
+        """Write the checkpoint that waits in memory, if there is one."""
         if self._held is not None:
             write_checkpoint(self._run, self._held, best=True)
             self._held = None
@@ -343,7 +343,7 @@ def collect_random_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], generator: torch.Generator) -> bool:
-    """Put ``collect``'s states back; False if they come from another kind of device and so could not be."""
+    """Restore the states of ``collect_random_state``; return False if they are of another kind of device."""
     if state["device"] != generator.device.type:
         return False
     generator.set_state(state["data"])
@@ -386,7 +386,7 @@ def check_ended_run(run: Path, config: TrainConfig) -> None:
 
 
 def _mark(state: Mapping[str, Any]) -> Mark | None:
-    """How far metrics.jsonl was; None in checkpoints from before."""
+    """Read the mark of metrics.jsonl; checkpoints of older versions have none."""
     return Mark(**state["metrics"]) if state.get("metrics") else None
 
 
@@ -423,7 +423,7 @@ class Loaded(NamedTuple):
     """A checkpoint that belongs to the run."""
 
     weights: dict[str, Tensor]
-    """Those of the model that is scored: the trained ones, or their average."""
+    """Weights of the model that is scored: the trained ones, or their average."""
     state: dict[str, Any]
     """``config``, ``progress``, ``optimizer``, ``scaler``, ``metrics``, ``trained`` weights beside an average, and
     ``processes``: of each its ``random`` state, what it ``carried`` and the ``sums`` since the last log line."""

@@ -1,4 +1,4 @@
-"""What a run is made of: one tree of frozen dataclasses, and how it is written to files and read back."""
+"""The config of a run: one tree of frozen dataclasses, written to files and read back."""
 
 import math
 import re
@@ -177,12 +177,12 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A published number to stand beside ours."""
+    """A published number to compare ours with."""
 
     text: str
     """The number as it is printed, with its unit."""
     where: str
-    """The table, figure or section it stands in."""
+    """The table, figure or section that has it."""
     value: float | None = None
     """The number itself, in units of the task's metric, where there is one."""
 
@@ -192,16 +192,16 @@ class Paper:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One run, complete: the same config and seed give the same numbers on the same machine."""
+    """All settings of a run: equal configs give equal numbers on the same machine."""
 
     name: str
     """Name of the recipe, and of the run folder."""
     task: Task
-    """What is learnt."""
+    """Problem to learn."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """What learns it."""
+    """Model that learns it."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """How it learns."""
+    """Optimizer and learning rate."""
     batch_size: int = 128
     """Examples per step, over all processes together."""
     steps: int = 10_000
@@ -211,13 +211,13 @@ class TrainConfig:
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "32-true"
     """Precision of weights and activations; -mixed keeps the weights in 32 bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes CUDA if there is one."""
+    """Device to train on; auto takes CUDA if there is one."""
     devices: int = 1
     """Processes on each machine, each with its own share of the batch."""
     nodes: int = 1
     """Machines, when started by SLURM or torchrun."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """What each process keeps: a copy of the model (ddp), or a share of its weights and optimizer state (fsdp)."""
+    """Share of each process: a copy of the model (ddp), or a part of its weights and optimizer state (fsdp)."""
     graph: bool = True
     """Record the training step as a CUDA graph where one process trains on CUDA."""
     compile: bool = False
@@ -340,7 +340,7 @@ def _plain(value: Any) -> Any:
 
 
 def task_name(kind: type[Task]) -> str:
-    """What a file calls a class of tasks: ``module:class``."""
+    """Name a class of tasks in a file: ``module:class``."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

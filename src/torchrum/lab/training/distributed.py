@@ -52,7 +52,7 @@ class Interrupts:
         self.received: int = 0
         """Number of the signal; 0 while there was none."""
         self.heeded = False
-        """Set by whoever ends its work because of the signal; otherwise the signal acts after all, at the end."""
+        """Whether the work was ended because of the signal; otherwise the signal acts at the end."""
         self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -214,7 +214,7 @@ class Engine:
         return value if self.world_size == 1 else self.fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """What each process passes, in the order of their ranks."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -222,7 +222,7 @@ class Engine:
         return values
 
     def first(self, work: Callable[[], T]) -> T:
-        """Do ``work`` in the first process alone; its result, or its failure, is that of all processes."""
+        """Do ``work`` in the first process only; its result, or its failure, is that of all processes."""
         outcome: Any = None
         failure: Exception | None = None
         if self.rank == 0:
@@ -240,7 +240,7 @@ class Engine:
         return outcome
 
     def first_or_all(self, work: Callable[[], T]) -> T:
-        """Do ``work`` that calls the model: in the first process or, if the weights are sharded, in all of them."""
+        """Do ``work`` that calls the model: in the first process or, if the weights are sharded, in all processes."""
         return self.fabric.broadcast(work()) if self.sharded else self.first(work)
 
     def start_tracker(self, kind: str, folder: Path, name: str, config: dict[str, Any]) -> None:
@@ -282,7 +282,7 @@ def _shard(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 LOST = re.compile(r"gloo|NCCL|Connection (?:reset|closed|refused)|Broken pipe|Dist(?:Network|Backend|Store)Error")
-"""What torch says of an exchange when another process has ended."""
+"""Messages of torch when another process of an exchange has ended."""
 LET_GO = 0.1  # seconds
 
 
@@ -372,7 +372,7 @@ def hold_back_interrupts() -> Iterator[None]:
 
 
 def start_context(*preload: str) -> Any:
-    """How processes start: never as forks of this one, which would share its CUDA and miss its threads.
+    """Choose how processes start: never as forks of this one, which would share its CUDA and miss its threads.
 
     Where the system can, they are forks of a fresh one that has done nothing but import ``preload``.
     """

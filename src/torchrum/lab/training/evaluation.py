@@ -26,7 +26,7 @@ from torchrum.layers.registry import takes_steps
 
 Device = Literal["auto", "cpu", "cuda"]
 TEMPERATURES = [2 ** (number / 8) for number in range(-8, 17)]
-"""Those that are tried, from 0.5 to 4."""
+"""Temperatures to try, from 0.5 to 4."""
 
 
 class _Carrying(nn.Module):
@@ -114,7 +114,7 @@ def calibrate(task: Task, model: CharModel, batches: Iterable[Batch], engine: En
 
 
 def _run_config(run: Path | str, device: Device, task: Task | None) -> TrainConfig:
-    """The config to score a run with, in one process; ``task`` may differ in what holds for one machine alone."""
+    """Return the config to score a run with, in one process; ``task`` may differ in its local fields."""
     config = replace(read_config(run), device=device, devices=1, nodes=1, strategy="ddp")
     if task is None:
         return config
@@ -157,7 +157,7 @@ def evaluate(
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicConfig:
-    """How the weights follow the text; choose the values on validation."""
+    """Settings of dynamic evaluation; choose them on validation."""
 
     segment: int = 50
     """Symbols that are scored between two updates."""
@@ -295,7 +295,7 @@ class Look:
     step: int
     """Steps of training before the checkpoint."""
     scores: dict[str, float]
-    """What came out."""
+    """Scores by name."""
     dynamic: str = ""
     """Settings of dynamic evaluation; empty for fixed weights."""
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def is_early(steps: int, log_every: int) -> bool:
 
 
 def visible(text: str) -> str:
-    """``text`` as a terminal may get it: what it would obey, such as an escape sequence, is written out."""
+    """Write out what a terminal would obey, such as an escape sequence."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
 
 

@@ -4,7 +4,7 @@
     environment.json    versions, commit and hardware
     metrics.jsonl       one JSON object per line, appended as the run goes
     checkpoints/        see checkpoint.py
-    result.json         the last word: why it stopped, final and best scores, seconds
+    result.json         why the run stopped, final and best scores, seconds
     curve.png           loss and metric over the steps
 
 A line of metrics.jsonl has ``kind`` ("train": means since the last such line; "validation": the fixed set), ``step``,
@@ -39,7 +39,7 @@ from torchrum.lab.training.files import Reader, parse_json, read_json, write_ato
 
 @dataclass
 class Progress:
-    """What the loop itself remembers; all of it is in the checkpoint."""
+    """State of the training loop; all of it is in the checkpoint."""
 
     step: int = 0
     """Steps done."""
@@ -48,13 +48,13 @@ class Progress:
     best: float | None = None
     """Best value of the task's metric on the validation set."""
     best_step: int = 0
-    """Where it was reached."""
+    """Step of the best value."""
     reached: int = 0
     """Validations in a row that reached stop_at."""
     waited: int = 0
     """Validations since the best one, or since the rate last fell on a plateau."""
     drops: int = 0
-    """How often it fell."""
+    """Number of times that the rate fell."""
     seconds: float = 0.0
     """Time spent in training, over all resumptions."""
 
@@ -67,10 +67,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """Outcome of a run."""
 
     folder: Path
-    """Where everything about it is written."""
+    """The run folder."""
     stopped: str
     """Why: "finished", "goal" (stop_at was reached), the name of a signal or, in a sweep, "diverged"."""
     step: int
@@ -80,7 +80,7 @@ class Result:
     best: float | None
     """Best value of the task's metric."""
     best_step: int
-    """Where it was reached."""
+    """Step of the best value."""
     seconds: float
     """Time spent in training."""
 
@@ -99,7 +99,7 @@ class Result:
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 RESULT = "result.json"
 NO_SCORES = frozenset(("kind", "step", "seconds", "lr"))
-"""What a line of metrics.jsonl has besides scores."""
+"""Fields of a line of metrics.jsonl that are no scores."""
 
 
 def _read_content(path: Path) -> bytes:
@@ -162,7 +162,7 @@ def read_result(folder: Path) -> Result | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How far ``metrics.jsonl`` was when a checkpoint was written."""
+    """Length and hash of ``metrics.jsonl`` when a checkpoint was written."""
 
     bytes: int
     """Its size."""
@@ -211,7 +211,7 @@ class MetricsFile:
         self._bytes += len(line)
 
     def mark(self) -> Mark:
-        """How far the file is."""
+        """Return length and hash of the file."""
         return Mark(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def sync(self) -> None:
@@ -367,9 +367,9 @@ class Environment:
     python: str
     system: str
     versions: dict[str, str | None]
-    """Of the packages that compute; None for one that is not installed."""
+    """Versions of the packages that compute; None for one that is not installed."""
     commit: str | None
-    """Of torchrum's own repository; None outside a checkout of it."""
+    """Commit of torchrum's own repository; None outside a checkout of it."""
     uncommitted_changes: bool | None
     processor: str
     threads: int
@@ -379,7 +379,7 @@ class Environment:
     processes: int
     command: list[str]
     data: str | None = None
-    """What is unusual about the data, see ``Task.provenance``."""
+    """Note on unusual data, see ``Task.provenance``."""
     parameters: int | None = None
     """Trainable numbers of the model; None in folders of earlier versions."""
     resumed: list[dict[str, Any]] = field(default_factory=list)
@@ -448,7 +448,7 @@ def own_commit(package: Path = PACKAGE) -> Commit | None:
 
 
 def given_commit(text: str) -> str:
-    """What a user passes as ``--commit``: a hash, or HEAD for that of torchrum's own checkout."""
+    """Check a commit from ``--commit``: a hash, or HEAD for that of torchrum's own checkout."""
     if text == "HEAD":
         commit = own_commit()
         if commit is None:

@@ -24,7 +24,7 @@ from torchrum.ops.kernels.cuda import recording
 
 
 def schedule_factor(schedule: str, warmup: int, step: int, steps: int) -> float:
-    """What lr is multiplied by in the step that follows ``step`` finished ones, of ``steps`` in all.
+    """Compute the factor of lr in the step that follows ``step`` finished ones, of ``steps`` in all.
 
     A function of the step alone, so it needs no state: a resumed run finds its place. linear and cosine fall from the
     end of the warm-up to zero at the end of the run.

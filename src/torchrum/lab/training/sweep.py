@@ -115,7 +115,7 @@ def run_sweep(
 
 @dataclass
 class Sweep:
-    """The runs of one sweep, and what became of them so far."""
+    """The runs of one sweep, and their results so far."""
 
     runs: Mapping[str, TrainConfig]
     folder: Path
@@ -126,7 +126,7 @@ class Sweep:
     means: dict[str, Any] = field(default_factory=dict)
 
     def train(self, jobs: int) -> list[Result]:
-        """Train all of them, ``jobs`` at a time, and sum up."""
+        """Train all runs, ``jobs`` at a time, and print their means."""
         stopped = self._side_by_side(jobs) if jobs > 1 else self._in_turn()
         found = [self.results[label] for label in self.runs if label in self.results]
         if stopped and not found:
@@ -202,7 +202,7 @@ def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine
 
 
 def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[str, Result]) -> dict[str, Any]:
-    """Write the summary; returns the means of the runs that differ in their seed alone."""
+    """Write the summary; return the means of the runs that differ only in their seed."""
     results = {label: results[label] for label in runs if label in results}  # whatever the order of their ends
     rows = {
         label: {"scores": result.scores, "best": result.best, "step": result.step, "stopped": result.stopped}

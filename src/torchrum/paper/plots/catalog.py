@@ -68,7 +68,7 @@ class Drawing:
     name: str
     """Its file's name, without ending."""
     caption: str
-    """What it shows, in words."""
+    """Caption."""
     draw: Callable[[], Figure]
     """Draws it in the theme that is set."""
 
@@ -138,14 +138,14 @@ def title(config: TrainConfig, name: str) -> str:
 
 
 def describe(entry: Entry) -> str:
-    """What was trained, for a title: task, model, size, seed and score."""
+    """Describe a run for a title: task, model, size, seed and score."""
     name, key = next(iter(score_names(entry).items()))
     words = title(entry.config(), f"{entry.recipe}: {model_label(entry.config().model)}")
     return f"{words}, {name} {spread([entry.final[key]], key)}"
 
 
 def representative(task: str, entries: Sequence[Entry], results: Path) -> tuple[Entry, Path] | None:
-    """Of the runs of a task with arrays the one nearest to the paper's: its model first, then the lowest loss."""
+    """Choose the run of a task with arrays that is nearest to the paper's: its model first, then the lowest loss."""
     _, units, options = KERNELS[task]
 
     def distance(entry: Entry) -> tuple[bool, float]:
@@ -226,7 +226,7 @@ IMAGE = """<picture>
 
 
 def write_gallery(page: Path, results: Path, folder: Path) -> bool:
-    """Put figures and captions between the markers of a page; says whether it changed.
+    """Put figures and captions between the markers of a page; return whether it changed.
 
     Args:
         page: a Markdown file of the documentation.
@@ -238,7 +238,7 @@ def write_gallery(page: Path, results: Path, folder: Path) -> bool:
 
 
 def gallery(name: str, entries: Sequence[Entry], results: Path, folder: str) -> str:
-    """The figures of one name, light and dark, with caption and command; says so where there is no run yet."""
+    """Write the figures of one name, light and dark, with caption and command, or a note if there is no run yet."""
     check_figure(name)
     parts = []
     for drawing in plan(name, entries, results):

@@ -28,7 +28,7 @@ from torchrum.paper.ledger.runs import Row, model_label
 T = TypeVar("T", Copying, Recall, CharLM)
 Points = NDArray[np.float64]
 CORPORA = {"ptb": "Penn Treebank"}
-"""What a text is called in a title."""
+"""Names of texts in titles."""
 
 
 def copying_figure(rows: Sequence[Row]) -> Figure:
@@ -178,7 +178,7 @@ def _finish(figure: Figure, title: str) -> None:
 
 
 MARKERS = "os^vPX*<>h"
-"""One for each model, so that colour is not needed to tell them apart."""
+"""Markers of the models, to tell them apart without colour."""
 PLACES = {task: len(NAMES) - task for task in TASKS}
 """Task to its line, the first at the top."""
 
