@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
 
-from torchrum.lab.models.answering import AnsweringModel, BothWays, MemN2N, StoryReader, TaggingModel
+from torchrum.lab.models.answering import BothWays, MemN2N, OneHotModel, StoryReader
 from torchrum.lab.models.char_lm import CharModel
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops._checks import check_choice, check_positive_int
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchrum.lab.tasks import Babi, Task
     from torchrum.lab.training.config import ModelConfig
 
-__all__ = ["AnsweringModel", "CharModel", "MemN2N", "StoryReader", "TaggingModel", "build_model", "count_parameters"]
+__all__ = ["CharModel", "MemN2N", "OneHotModel", "StoryReader", "build_model", "count_parameters"]
 
 OPTIONS = {
     "models of text": (
@@ -58,8 +58,7 @@ def build_model(config: "ModelConfig", task: "Task") -> nn.Module:
     )
     if task.carries_state:
         return CharModel(layer, task.input_size, **{name: getattr(config, name) for name in OPTIONS[kind]})
-    model = {"steps": TaggingModel, "last": AnsweringModel}[task.answers]
-    return model(layer, task.input_size, task.num_classes, config.window)
+    return OneHotModel(layer, task.input_size, task.num_classes, task.answers, config.window)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -1,7 +1,6 @@
 """Models that answer: at every step or at the end, from one-hot symbols or stories, and a memory network."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -41,76 +40,54 @@ def width(layer: nn.Module) -> int:
     return size
 
 
-class OneHotModel(nn.Module, ABC):
-    """One-hot input, a recurrent layer, and a linear read-out.
+class OneHotModel(nn.Module):
+    """One-hot input, a recurrent layer, and a linear read-out at every step or at the last one.
 
     Args:
-        layer: a recurrent layer with ``batch_first=True`` and ``input_size=window * num_inputs``.
+        layer: a recurrent layer of one direction with ``batch_first=True`` and ``input_size=window * num_inputs``.
         num_inputs: symbols that may occur in the input, I.
         num_outputs: classes to choose from, V.
+        answers: ``"steps"`` reads out every step, ``"last"`` the last one.
         window: symbols that the layer reads per step: the current one and those before it.
     """
 
-    def __init__(self, layer: nn.Module, num_inputs: int, num_outputs: int, window: int = 1) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        num_inputs: int,
+        num_outputs: int,
+        answers: Literal["steps", "last"] = "last",
+        window: int = 1,
+    ) -> None:
         super().__init__()
-        self.num_inputs = num_inputs
+        self.num_inputs, self.answers = num_inputs, answers
         self.window = InputWindow(num_inputs, window, batch_first=True) if window > 1 else None
         self.layer = layer
         self.readout = nn.Linear(width(layer), num_outputs)
         init_readout(self.readout, num_inputs + num_outputs)
 
-    @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Compute logits for the symbols ``x`` ``(B, T)`` int64."""
-
-    def run_layer(self, x: Tensor) -> Tensor:
-        """Run the layer on ``x`` ``(B, T)`` int64; returns ``(B, T, H)``."""
-        symbols = F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype)
-        output, _ = self.layer(symbols if self.window is None else self.window(symbols)[0])
-        return output
-
-
-class TaggingModel(OneHotModel):
-    """A read-out at every step; its arguments are those of :class:`OneHotModel`."""
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Score every class at every step.
-
-        Args:
-            x: symbols, ``(B, T)`` int64.
-            lengths: must be None; every model is called with the same arguments.
-
-        Returns:
-            Logits, ``(B, T, V)``.
-        """
-        if lengths is not None:
-            raise ValueError(
-                "TaggingModel: lengths is given, but every step is answered; mask the padding in the loss."
-            )
-        return self.readout(self.run_layer(x))
-
-
-class AnsweringModel(OneHotModel):
-    """A read-out at the last step of a one-directional layer; its arguments are those of :class:`OneHotModel`."""
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Score every class after the last step.
+        """Score every class.
 
         Args:
             x: symbols, ``(B, T)`` int64.
             lengths: real steps of each sequence, ``(B,)`` int64 on x's device, where shorter ones are padded at
-                the end; None takes all T steps.
+                the end; None takes all T steps. It must be None if every step is read out.
 
         Returns:
-            Logits, ``(B, V)``.
+            Logits, ``(B, T, V)`` for every step or ``(B, V)`` for the last one.
         """
-        output = self.run_layer(x)  # (B, T, H)
-        if lengths is None:
-            return self.readout(output[:, -1])
-        # a step never sees what follows it, so the state at the last real step is right without packing,
-        # and packing would copy the lengths to the host
-        last = output[torch.arange(len(x), device=x.device), lengths - 1]
-        return self.readout(last)
+        symbols = F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype)
+        output, _ = self.layer(symbols if self.window is None else self.window(symbols)[0])  # (B, T, H)
+        if self.answers == "steps" and lengths is not None:
+            raise ValueError("OneHotModel: lengths is given, but every step is answered; mask the padding in the loss.")
+        if lengths is not None:
+            # a step never sees what follows it, so the state at the last real step is right without packing,
+            # and packing would copy the lengths to the host
+            output = output[torch.arange(len(x), device=x.device), lengths - 1]
+        elif self.answers == "last":
+            output = output[:, -1]
+        return self.readout(output)
 
 
 def position_encoding(words: int, size: int, form: Literal["code", "paper"] = "code") -> Tensor:
