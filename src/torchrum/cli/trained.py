@@ -62,12 +62,8 @@ def evaluate(arguments: list[str]) -> int:
     use_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
     where = options.run, options.split, options.checkpoint, options.device
-    how = ""
-    if options.dynamic is not None:
-        dynamic = evaluation.DynamicConfig.parse(options.dynamic)
-        scores, how = evaluation.dynamic_evaluate(*where, dynamic, config.task), str(dynamic)
-    else:
-        scores = evaluation.evaluate(*where, config.task)
+    dynamic = None if options.dynamic is None else evaluation.DynamicConfig.parse(options.dynamic)
+    scores, how = evaluation.evaluate(*where, config.task, dynamic), str(dynamic or "")
     if options.split == "test" and config.task.has_test:
         evaluation.write_look(options.run, checkpoint_step(options.run, options.checkpoint), scores, how)
     if options.json:
