@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("torchrum.cli.results:report", "write an HTML page that compares results and paper"),
     "bench": ("torchrum.cli.bench:main", "time the layers on this machine"),
     "ask": ("torchrum.cli.trained:ask", "ask a model trained on bAbI about a story"),
-    "data": ("torchrum.cli.data:main", "show, fetch or verify the data sets"),
+    "data": ("torchrum.cli.list:data", "show, fetch or verify the data sets"),
     "demo": ("torchrum.cli.demo:main", "watch RUM and an LSTM learn associative recall"),
 }
 """Each subcommand: ``module:function`` (arguments -> exit code) and what it does."""

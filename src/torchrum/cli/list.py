@@ -1,4 +1,4 @@
-"""``torchrum list`` and ``torchrum list copying-rum``"""
+"""``torchrum list`` and ``torchrum data``: the recipes, and the data sets that they read."""
 
 import ast
 import inspect
@@ -19,9 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from torchrum.cli.parsing import Parser
+from torchrum.lab.data.files import CORPORA, Corpus, data_root, fetch_from, read_files, verify
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.tables import spread
 from torchrum.lab.training.config import field_names
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.overrides import unknown_name
 from torchrum.layers.registry import LAYERS
 from torchrum.paper.ledger import read_ledger
 from torchrum.paper.ledger.babi import family_headlines, paper_family
@@ -232,3 +235,47 @@ def show(header: Sequence[str], groups: dict[str, list[Line]]) -> None:
         for line in lines:
             grid.add_row(*(line[name] for name in columns))
     console.print(grid, crop=False)
+
+
+DATA = """The data folder is --data-dir, or else $TORCHRUM_DATA, or else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
+TORCHRUM_OFFLINE=1 forbids downloads. Training downloads what it needs by itself."""
+
+
+def data(arguments: list[str]) -> int:
+    """Show, fetch or verify data sets."""
+    parser = Parser(
+        "data",
+        "Print where the data sets are (path), download or import them (fetch), or check their hashes (verify).",
+        epilog=DATA,
+    )
+    parser.add_argument("action", choices=("path", "fetch", "verify"))
+    parser.add_argument("corpus", nargs="?", help="ptb or babi (default: both)")
+    origin = "import from this tar, zip or folder instead of downloading"
+    parser.add_argument("--from", dest="origin", type=Path, metavar="FILE", help=origin)
+    parser.share("--data-dir")
+    options = parser.parse_args(arguments)
+
+    if options.corpus is not None and options.corpus not in CORPORA:
+        raise unknown_name("data set", options.corpus, CORPORA)
+    if options.origin is not None and (options.action != "fetch" or options.corpus is None):
+        raise ConfigError("--from imports one data set, so name it: torchrum data fetch babi --from FILE.")
+    corpora = [CORPORA[options.corpus]] if options.corpus else list(CORPORA.values())
+    return max(_act(options.action, corpus, options.origin) for corpus in corpora)
+
+
+def _act(action: str, corpus: Corpus, origin: Path | None) -> int:
+    """Show, fetch or verify one data set; return the exit code."""
+    if action == "path":
+        print(data_root() / corpus.name)
+        return 0
+    if action == "fetch":
+        if origin is not None:
+            fetch_from(corpus, origin)
+        else:
+            read_files(corpus.name, [file.path for file in corpus.files])  # a wrong file is an error too
+        print(f"{data_root() / corpus.name}: {corpus.title}")
+        return 0
+    states = verify(corpus)
+    for path, state in states.items():
+        print(f"{corpus.name}/{path}: {state}")
+    return 3 if any(state == "missing" or state.startswith("wrong") for state in states.values()) else 0

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 from torchrum.cli import complain
-from torchrum.cli.data import use_data_dir
 from torchrum.cli.parsing import Parser, in_clone, use_recipe
 from torchrum.lab.recipes import RECIPES
 from torchrum.lab.training.errors import ConfigError
@@ -34,7 +33,6 @@ def record(arguments: list[str]) -> int:
     if options.results is None and not in_clone():
         parser.error("name the folder of your ledger with --results DIR; only a clone of torchrum has one, in results")
     results = options.results or Path("results")
-    use_data_dir(options.data_dir)
 
     found: list[Path] = []
     for folder in options.runs:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrum.cli import complain, is_first
-from torchrum.cli.data import use_data_dir, with_text
-from torchrum.cli.parsing import Parser
+from torchrum.cli.parsing import Parser, with_text
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import leave_together
@@ -196,8 +195,7 @@ def resume_run(recipe: TrainConfig | None, options: argparse.Namespace) -> int:
 
 
 def check_counts(options: argparse.Namespace) -> None:
-    """Refuse a number of runs below 1 or above ``MOST_RUNS``, and use the data folder of the options."""
-    use_data_dir(options.data_dir)
+    """Refuse a number of runs below 1 or above ``MOST_RUNS``."""
     for name in ("seeds", "trials", "jobs"):
         count = getattr(options, name, None)
         if count is not None and not 1 <= count <= MOST_RUNS:

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from torchrum.cli import complain
-from torchrum.cli.data import use_data_dir, with_text
-from torchrum.cli.parsing import Parser, use_recipe
+from torchrum.cli.parsing import Parser, use_recipe, with_text
 from torchrum.lab.models import CharModel
 from torchrum.lab.tasks import Babi, CharLM, Task
 from torchrum.lab.tasks.babi import split_sentences
@@ -57,7 +56,6 @@ def evaluate(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.share("--data-dir", "--data")
     options = parser.parse_args(arguments)
-    use_data_dir(options.data_dir)
 
     use_recipe(options.recipe)
     config = with_text(read_config(options.run), options.data)
