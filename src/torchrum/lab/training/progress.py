@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -17,12 +18,6 @@ PLAIN_SECONDS = 5.0  # plain lines of training loss come at most this often; tho
 
 def _number(value: float) -> str:
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2e}"
-
-
-def _time(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 BAR = 10
@@ -146,7 +141,7 @@ class Display:
             self._bar.update(self._row, completed=step, speed=speed, text=text)
         elif now - self._line_time >= PLAIN_SECONDS or step == self._steps:
             self._line_time = now
-            left = _time((self._steps - step) / self._speed) if self._speed else "?"
+            left = timedelta(seconds=int((self._steps - step) / self._speed)) if self._speed else "?"
             text = self._told(values["loss"], False)
             self.say(f"{self._name} step {step}/{self._steps}  {text}  {self._speed:,.1f} steps/s  left {left}")
 

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -352,14 +352,6 @@ PACKAGE = Path(__file__).resolve().parents[2]
 HASH = re.compile(r"[0-9a-f]{7,40}")
 
 
-class Commit(NamedTuple):
-    """The state of a checkout."""
-
-    hash: str
-    changes: bool
-    """Whether files of the package had been edited since."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """``environment.json``."""
@@ -408,8 +400,8 @@ def environment(device: Any, processes: int, data: str = "") -> Environment:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         versions={name: _version(name) for name in packages} | {"torch": str(torch.__version__)},
-        commit=None if commit is None else commit.hash,
-        uncommitted_changes=None if commit is None else commit.changes,
+        commit=None if commit is None else commit[0],
+        uncommitted_changes=None if commit is None else commit[1],
         processor=_processor(),
         threads=torch.get_num_threads(),
         device=str(device.type),
@@ -434,8 +426,8 @@ def _shortened(path: str) -> str:
 
 
 @functools.cache
-def own_commit(package: Path = PACKAGE) -> Commit | None:
-    """The commit of torchrum's own repository; None where the package cannot tell.
+def own_commit(package: Path = PACKAGE) -> tuple[str, bool] | None:
+    """The commit of torchrum's own repository, and whether files of the package differ; None where it cannot tell.
 
     The package must stand in ``src/torchrum`` of the repository and be tracked by it: a project that contains the
     virtual environment, or a copy of the package, has a commit of its own that says nothing about torchrum.
@@ -444,7 +436,7 @@ def own_commit(package: Path = PACKAGE) -> Commit | None:
     tracked = _git(["ls-files", "--error-unmatch", "--", "__init__.py"], package) is not None
     if not tracked or Path(found[0]).resolve() / "src" / "torchrum" != package.resolve():
         return None
-    return Commit(found[1], bool(_git(["status", "--porcelain", "--", "."], package)))
+    return found[1], bool(_git(["status", "--porcelain", "--", "."], package))
 
 
 def given_commit(text: str) -> str:
@@ -453,7 +445,7 @@ def given_commit(text: str) -> str:
         commit = own_commit()
         if commit is None:
             raise ConfigError("--commit HEAD: torchrum is not running from a checkout of its own; pass the hash.")
-        return commit.hash + ("+changes" if commit.changes else "")
+        return commit[0] + ("+changes" if commit[1] else "")
     if not HASH.fullmatch(text.lower()):
         raise ConfigError(f"--commit is {text!r}, but it must be a hash of 7 to 40 hexadecimal digits, or HEAD.")
     return text.lower()
