@@ -41,6 +41,11 @@ def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def save(folder, step, best=False):
+    contents = pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step})
+    write_checkpoint(folder, step, contents, best)
+
+
 def resume(folder, **changes):
     config = replace(tiny(), steps=32, **changes)
     return Trainer(config, quiet=True).fit(folder, resume=True)
@@ -204,30 +209,27 @@ def test_a_folder_that_cannot_be_written(source, open_path):
 
 def test_only_last_and_best_are_kept_and_read(tmp_path):
     for step, best in ((1, True), (2, False), (3, True), (4, False), (5, False)):
-        write_checkpoint(tmp_path, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), best)
+        save(tmp_path, step, best)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         *("index.json", "step-00000003", "step-00000005")
     }
     assert load_checkpoint(tmp_path)[1] == {"step": 5}
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [3.0, 3.0]
     # the same step has proved to be the best
-    write_checkpoint(tmp_path, pack_checkpoint(5, {"w": torch.zeros(2)}, {"step": 5}), True)
+    write_checkpoint(tmp_path, 5, pack_checkpoint(5, {"w": torch.zeros(2)}, {"step": 5}), True)
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [5.0, 5.0]
 
 
 def test_complex_and_shared_weights_are_kept(tmp_path):
     weight = torch.randn(3, dtype=torch.complex64)
-    write_checkpoint(tmp_path, pack_checkpoint(1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {}), False)
+    contents = pack_checkpoint(1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {})
+    write_checkpoint(tmp_path, 1, contents, False)
     weights, _ = load_checkpoint(tmp_path)
     assert torch.equal(weights["a"], weight)
     assert torch.equal(weights["b"], weight)
     assert weights["t"].shape == (3, 2)
     with pytest.raises(RunError, match=r"has no best checkpoint yet.* torchrum train --resume"):
         load_checkpoint(tmp_path, "best")
-
-
-def save(folder, step, best=False):
-    write_checkpoint(folder, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), best)
 
 
 def names(folder):
@@ -380,15 +382,12 @@ def test_a_checkpoint_from_before_the_mark_is_resumed(run):
 def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
     """Somebody scores a run that is going on: what was removed meanwhile has made way for a newer one."""
 
-    def write(step):
-        write_checkpoint(tmp_path, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), True)
-
-    write(1)
+    save(tmp_path, 1, best=True)
     real, steps = checkpoints._read, iter((2, 3))
 
     def read(folder):
         if (step := next(steps, None)) is not None:
-            write(step)
+            save(tmp_path, step, best=True)
         return real(folder)
 
     monkeypatch.setattr(checkpoints, "_read", read)

@@ -107,17 +107,8 @@ def checkpoint_step(run: Path, which: Literal["last", "best"]) -> int:
     return int(_chosen(run, which).removeprefix("step-"))
 
 
-class Packed(NamedTuple):
-    """A checkpoint in memory."""
-
-    step: int
-    """Steps done."""
-    contents: dict[str, bytes]
-    """Each file by its name."""
-
-
-def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> Packed:
-    """Serialise a checkpoint; a full disk then shows as an OSError of a plain write, with nothing half done.
+def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, bytes]:
+    """Serialise the files of a checkpoint, so that a full disk is an OSError of a plain write with nothing half done.
 
     Args:
         step: steps done.
@@ -129,18 +120,18 @@ def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     weights = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in weights.items()}
-    return Packed(step, {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()})
+    return {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()}
 
 
-def write_checkpoint(run: Path, packed: Packed, best: bool) -> None:
+def write_checkpoint(run: Path, step: int, contents: Mapping[str, bytes], best: bool) -> None:
     """Write a checkpoint and make it the last one, and the best one if ``best``; this run's others are removed then.
 
     Args:
         run: the run folder.
-        packed: the checkpoint.
+        step: steps done.
+        contents: what ``pack_checkpoint`` returned.
         best: whether the model scored better than ever.
     """
-    step, contents = packed
     root, name = _root(run), f"step-{step:08d}"
     index = _index(run)
     best_name, temporary = name if best else index.best, root / f".{name}.tmp"
@@ -296,7 +287,7 @@ class Keeper:
 
     def __init__(self, run: Path) -> None:
         self._run, self._written = run, time.monotonic()
-        self._held: Packed | None = None
+        self._held: tuple[int, dict[str, bytes]] | None = None
 
     def keep(self, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool, due: bool) -> None:
         """Keep a checkpoint: on the disk if it is ``due``, else, being the best, for a while in memory.
@@ -308,20 +299,20 @@ class Keeper:
             best: whether the model scored better than ever.
             due: whether it must be on the disk now.
         """
-        packed = pack_checkpoint(step, weights, state)
+        contents = pack_checkpoint(step, weights, state)
         if best:
             self._held = None  # no longer the best
         if best and not due and time.monotonic() - self._written < HOLD:
-            self._held = packed
+            self._held = step, contents
             return
         self.flush()
-        write_checkpoint(self._run, packed, best)
+        write_checkpoint(self._run, step, contents, best)
         self._written = time.monotonic()
 
     def flush(self) -> None:
         """Write the checkpoint that waits in memory, if there is one."""
         if self._held is not None:
-            write_checkpoint(self._run, self._held, best=True)
+            write_checkpoint(self._run, *self._held, best=True)
             self._held = None
 
 

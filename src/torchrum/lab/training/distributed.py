@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -302,11 +302,7 @@ WATCH = 0.2
 """Seconds between two looks for a signal."""
 
 
-class Worker(NamedTuple):
-    """A training under way."""
-
-    process: BaseProcess
-    answer: Connection
+Worker = tuple[BaseProcess, Connection]  # a training under way, and where its result arrives
 
 
 def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[str, Outcome], None]) -> str | None:
@@ -327,18 +323,18 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
                 while waiting and len(running) < jobs and not interrupts.received:
                     label, call = waiting.pop(0)
                     running[label] = _start(call, threads)
-                wait([worker.process.sentinel for worker in running.values()], WATCH)
+                wait([process.sentinel for process, _ in running.values()], WATCH)
                 if interrupts.received and not stopping:
                     stopping = True
                     _end(running)
-                for label in [label for label, worker in running.items() if not worker.process.is_alive()]:
+                for label in [label for label, (process, _) in running.items() if not process.is_alive()]:
                     outcome = _outcome(label, running.pop(label), interrupts.received)
                     if outcome is not None:
                         ended(label, outcome)
         finally:
             _end(running)
-            for worker in running.values():
-                worker.process.join()
+            for process, _ in running.values():
+                process.join()
         interrupts.heeded = True
     return signal.Signals(interrupts.received).name if interrupts.received else None
 
@@ -350,7 +346,7 @@ def _start(call: Call, threads: int) -> Worker:
     with hold_back_interrupts():
         process.start()
     sender.close()
-    return Worker(process, answer)
+    return process, answer
 
 
 @contextmanager
@@ -397,19 +393,20 @@ def _work(call: Call, sender: Connection, threads: int) -> None:
 
 
 def _end(running: Mapping[str, Worker]) -> None:
-    for worker in running.values():
-        worker.process.terminate()
+    for process, _ in running.values():
+        process.terminate()
 
 
 def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
     """The result of a training that has ended; None for one that a signal ended before it began."""
-    worker.process.join()
+    process, answer = worker
+    process.join()
     try:
-        found = worker.answer.recv()
+        found = answer.recv()
     except EOFError:  # it left nothing
         if received:
             return None
-        code = worker.process.exitcode
+        code = process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
         raise RunError(
             f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs."
