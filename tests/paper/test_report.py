@@ -22,13 +22,21 @@ from torchrum.lab.page import Page, Section, render, write_page
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import RunError, Trainer, override
 from torchrum.paper.ledger import LedgerError, read_ledger
-from torchrum.paper.ledger.schema import Entry
+from torchrum.paper.ledger.entries import Entry
 from torchrum.paper.ledger.tables import condensed, runs_table, verdicts
 from torchrum.paper.plots.catalog import FIGURES, plan
-from torchrum.paper.report import ledger_page, runs_page
-from torchrum.paper.report.headline import Headline, Side, compared, headline_table, headlines, write_headlines
+from torchrum.paper.report import (
+    Headline,
+    Side,
+    compared,
+    headline_table,
+    headlines,
+    ledger_page,
+    runs_page,
+    write_headlines,
+)
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 
 
@@ -191,7 +199,7 @@ def test_headlines_are_written_between_their_markers(tmp_path, entries):
     table = headline_table(headlines(entries, RESULTS)).markdown()
     assert page.read_text() == f"before\n<!-- torchrum:headline -->\n{table}<!-- /torchrum:headline -->\nafter\n"
     (tmp_path / "other.md").write_text("nothing")
-    with pytest.raises(LedgerError, match="no markers to write between; put <!-- torchrum:headline --> and"):
+    with pytest.raises(RunError, match="no markers to write between; put <!-- torchrum:headline --> and"):
         write_headlines(tmp_path / "other.md", entries, RESULTS)
 
 
