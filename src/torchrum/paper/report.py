@@ -315,20 +315,19 @@ def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool
     return write_marked(path, "headline", "", lambda _: table)
 
 
-def compared(ours: Side, other: Side, *, least: bool = False, budget: str = "", doubt: str = "") -> tuple[str, str]:
+def compared(ours: Side, other: Side, *, least: bool = False, budget: str = "") -> tuple[str, str]:
     """Describe what both models were given, and judge: ahead or behind only where the ranges do not overlap.
 
     Args:
         ours, other: the two models.
         least: whether the lower score is the better one.
         budget: describes the steps where they are what is compared.
-        doubt: why this is not a comparison at equal settings; the verdict is then open.
     """
     steps = [span(side.steps, "{:,}") for side in (ours, other)]
     seeds = [f"{len(side.values)} seed{'s' * (len(side.values) > 1)}" for side in (ours, other)]
     equal = " and ".join(dict.fromkeys([budget] if budget else steps))
     equal += " steps" * (not budget) + (f", {seeds[0]} each" if seeds[0] == seeds[1] else f", {' and '.join(seeds)}")
-    doubts = [doubt] if doubt else []
+    doubts = []
     if steps[0] != steps[1] and not budget:
         doubts.append("unequal steps")
     if min(len(side.values) for side in (ours, other)) < LEAST_SEEDS:
@@ -347,14 +346,14 @@ def _rows(entries: Sequence[Entry], recipe: str) -> list[Row]:
     return list(settings.values())
 
 
-def _side(entries: Sequence[Entry], recipe: str, score: str, name: str = "") -> Side | None:
+def _side(entries: Sequence[Entry], recipe: str, score: str) -> Side | None:
     """The setting of a recipe with most seeds: its test scores or, for ``steps``, how long it trained."""
     row = max(_rows(entries, recipe), key=len, default=None)
     if row is None:
         return None
     steps = [entry.steps for entry in row]
     values = steps if score == "steps" else [entry.test[score] for entry in row]
-    return Side(name or model_label(row[0].config().model), values, steps)
+    return Side(model_label(row[0].config().model), values, steps)
 
 
 def _recall(entries: Sequence[Entry]) -> Iterator[Headline]:
@@ -393,15 +392,13 @@ def _column_side(column: Column) -> Side:
 
 
 def _treebank(entries: Sequence[Entry]) -> Iterator[Headline]:
-    """Our best model beside FS-LSTM-2 in the same recipe, or in another one while that is not recorded."""
-    ours = _side(entries, "char-ptb-fs-rum-2-slim", "bpc", "FS-RUM-2")
-    other, doubt = _side(entries, "char-ptb-fs-lstm-2-constant", "bpc"), ""
-    if other is None:
-        other, doubt = _side(entries, "char-ptb-fs-lstm-2-tuned", "bpc"), "other recipe"
-    if ours and other:
+    """Compare our best RUM with FS-LSTM-2 in the same recipe; without a run of both there is no row."""
+    pair = [_side(entries, f"char-ptb-{name}", "bpc") for name in ("fs-rum-2-slim", "fs-lstm-2-constant")]
+    if pair[0] and pair[1]:
+        ours, other = replace(pair[0], name="FS-RUM-2"), pair[1]
         what = "predict characters of Penn Treebank: bits per character, less is better"
         where = "results", "character-level-penn-treebank"
-        judged = compared(ours, other, least=True, doubt=doubt)
+        judged = compared(ours, other, least=True)
         yield Headline(what, ours.shown("{:.3f}"), other.shown("{:.3f}"), *judged, *where)
 
 
