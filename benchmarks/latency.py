@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def steps_of(layers: int, folder: Path) -> dict[str, Step]:
     onnx_rum = load(to_onnx_step(RUM(H, H, layers), folder / "rum.onnx"))
     onnx_gru = load(export_gru(layers, folder / "gru.onnx"))
     return {
-        **{name: lambda stream=stream: stream(x) for name, stream in streams.items()},
+        **{name: partial(stream, x) for name, stream in streams.items()},
         "nn.GRU with hx": carried(lambda x, state: gru(x, state)[1], x.unsqueeze(0), h),
         "nn.GRUCell": carried(cells(layers), x, h),
         "onnxruntime, RUM step graph": session_step(onnx_rum, x.numpy(), layers),

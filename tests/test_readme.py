@@ -8,10 +8,10 @@ import pytest
 
 from torchrum.cli import COMMANDS
 from torchrum.lab.recipes import load_recipe
+from torchrum.lab.tables import fill_marked
 from torchrum.paper.ledger import read_ledger
 from torchrum.paper.plots.catalog import gallery
-from torchrum.paper.report.headline import headline_table, headlines
-from torchrum.paper.table import fill_marked
+from torchrum.paper.report import headline_table, headlines
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

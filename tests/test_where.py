@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrum.paper.ledger.schema import read_ledger
+from torchrum.paper.ledger.entries import read_ledger
 
 ROOT = Path(__file__).parents[1]
 PLAIN = ["average=none", "model.embedding_std=none"]

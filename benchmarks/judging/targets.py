@@ -2,8 +2,8 @@
 
 import math
 
-from torchrum.paper.bench.cpu import CASES, LONG
 from torchrum.paper.bench.records import Report, Row, Target
+from torchrum.paper.bench.suites import CASES, LONG
 
 OURS = ("fused", "fused graphed")
 NATIVE_TARGETS: dict[str, tuple[str, str, float]] = {

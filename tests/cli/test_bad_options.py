@@ -8,7 +8,7 @@ from torchrum.cli import main
 
 SMALL = "--steps 2 --task.delay 3 --task.validation_size 4 --model.hidden_size 4 --batch_size 2 --device cpu".split()
 COPYING = ["train", "copying-rum-t200", *SMALL]
-TINY = ["train", "lab.training.tiny:tiny"]
+TINY, SWEEP = ["train", "lab.training.tiny:tiny"], ["sweep", "lab.training.tiny:tiny"]
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,17 @@ TINY = ["train", "lab.training.tiny:tiny"]
         (["figure", "all", "--write", "nowhere.md"], "--write nowhere.md is not a file; name a page with markers"),
         (["list", ":"], "the recipe ':' cannot be loaded"),
         ([*TINY, "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
-        (["sweep", *TINY[1:], "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
-        (["sweep", *TINY[1:], "--grid", "name=../x,y"], "config: name is '../x', but it must be the name of a folder"),
+        ([*SWEEP, "--seeds", "1000000000"], "--seeds is 1000000000, but it must be at most 10,000"),
+        ([*SWEEP, "--grid", "name=../x,y"], "config: name is '../x', but it must be the name of a folder"),
         ([*TINY, "--seeds", "2", "--jobs", "0"], "--jobs is 0, but it must be at least 1"),
         ([*TINY, "--jobs", "2"], "--jobs needs several trainings: add --seeds N"),
-        (["sweep", *TINY[1:], "--jobs", "-1"], "--jobs is -1, but it must be at least 1"),
-        (["sweep", *TINY[1:], "--trials", "2", "--search", "steps=1:2", "--jobs", "2"], "leave --jobs out"),
+        ([*SWEEP, "--jobs", "-1"], "--jobs is -1, but it must be at least 1"),
+        ([*SWEEP, "--trials", "2", "--search", "steps=1:2", "--jobs", "2"], "leave --jobs out"),
         ([*TINY, "--seeds", "2", "--jobs", "2", "--devices", "2"], "set devices and nodes to 1, or jobs to 1"),
         ([*TINY, "--seed", "2147483647", "--seeds", "2"], "seed is 2147483648"),
         ([*COPYING, "--model.bidirectional", "true"], "model.bidirectional=True, but only readers of stories"),
         (["train", "char-rum", "--task.shown", "-1"], "CharLM: shown=-1; it must be a whole number of at least 0"),
-        (["sweep", *TINY[1:], "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
+        ([*SWEEP, "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
         ([*TINY, "--seeds", "2", "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
         (["train", "babi-rum", "--resume", "nowhere"], "--resume nowhere is not a folder; leave --resume out"),
         (["train", "COPYING-RUM-T200"], "no recipe 'COPYING-RUM-T200'; did you mean 'copying-rum-t200'?"),
@@ -79,7 +79,7 @@ TINY = ["train", "lab.training.tiny:tiny"]
         (["train", "--", "copying-rom"], "no recipe 'copying-rom'; did you mean 'copying-rum'?"),
         (["train", "babi-rum", "--task.task", "3"], "--task.task would be the same for every model of babi-rum"),
         (["train", "babi-rum", "--set", "name = x"], "--name would be the same for every model of babi-rum; --out DIR"),
-        (["sweep", *TINY[1:], "--grid", "steps=2,3, 2"], "'steps=2,3, 2' has a value twice; to repeat runs, pass"),
+        ([*SWEEP, "--grid", "steps=2,3, 2"], "'steps=2,3, 2' has a value twice; to repeat runs, pass"),
         (["list", "copying-rum", "--all"], "--all lists the recipes; leave it out to see the fields of copying-rum;"),
         (["report", "--write", "README.md", "--out", "x.html"], "--write makes no page; leave --out out;"),
         (["figure", "cell", "--out", __file__], "is a file; name a folder for the figures;"),
@@ -88,6 +88,27 @@ TINY = ["train", "lab.training.tiny:tiny"]
         (["figure", "copying", "--recipe", ""], "no recipe ''"),
         (["table", "--results", "nowhere"], "nowhere is not a folder; pass the folder of a results ledger"),
         (["table", ""], "no task ''; there are: babi, char, copying, recall"),
+        (["train"], "train needs a recipe, or --resume RUN"),
+        ([*TINY, "--stepz", "3"], "no field 'stepz'; did you mean 'steps'?"),
+        ([*TINY, "--steps"], "--steps needs a value"),
+        ([*TINY, "--optimizer.nonsense", "1"], "no field 'optimizer.nonsense'; there are: optimizer.betas"),
+        (["train", "recall-rum-lam1", "--task.length", "31"], "odd"),
+        (SWEEP, "a sweep needs --seeds N, --grid FIELD=A,B or --trials N with --search; to train once: "),
+        ([*SWEEP, "--seeds", "0"], "--seeds is 0, but it must be at least 1"),
+        ([*SWEEP, "--grid", "nonsense"], "'nonsense' is not a grid; write it as field=a,b,c."),
+        ([*SWEEP, "--grid", "optimizer.lrr=1,2"], "did you mean 'optimizer.lr'?"),
+        ([*SWEEP, "--grid", "seed=5,6"], "'seed=5,6' cannot be a grid; pass --seed 5 --seeds N"),
+        ([*SWEEP, "--trials", "-2", "--search", "optimizer.lr=1:2"], "--trials is -2"),
+        ([*SWEEP, "--trials", "2", "--search", "optimizer.lr=1:2:3"], "is not a search range; write"),
+        ([*SWEEP, "--trials", "2", "--grid", "steps=1,2"], "and no --grid or --seeds"),
+        ([*SWEEP, "--storage", "sqlite:///x", "--seeds", "2"], "a search needs --trials N and --search"),
+        (["figure", "unknown"], "'unknown' is neither a figure (copying, recall, "),
+        (["table", "--within", "0"], "--within is 0, but it must be at least 1;"),
+        (
+            ["table", "--best", "9", "--within", "9"],
+            "--best and --within make different tables; pass only one of them;",
+        ),
+        (["table", "--write", "f", "--within", "9"], "put it in the marker instead: <!-- torchrum:table recall within"),
     ],
 )
 def test_a_senseless_option_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):

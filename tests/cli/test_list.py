@@ -10,7 +10,7 @@ from paper.ledger.test_tables import LSTM, RUM, entry
 from torchrum.cli import main
 from torchrum.cli.list import GROUPS, recipe_lines
 from torchrum.lab.recipes import FAMILIES, RECIPES
-from torchrum.paper.ledger.schema import write_entry
+from torchrum.paper.ledger.entries import write_entry
 
 ROOT = Path(__file__).parents[2]
 TINY = "lab.training.tiny:tiny"

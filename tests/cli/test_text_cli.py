@@ -13,7 +13,7 @@ from torchrum.lab.training import load_model, read_config
 from torchrum.lab.training.checkpoint import checkpoint_step
 from torchrum.lab.training.evaluation import read_looks
 from torchrum.paper.ledger import read_ledger
-from torchrum.paper.ledger.record import changes
+from torchrum.paper.ledger.entries import changes
 
 SMALL = "--steps 6 --eval_every 3 --checkpoint_every 3 --model.hidden_size 16 --model.embedding_size 8 --device cpu"
 LANES = "--batch_size 8 --task.lanes 8 --task.segment 20 --task.validation_lanes 4"

@@ -13,7 +13,7 @@ from matplotlib.rcsetup import validate_backend
 from lab.training.processes import run_command, start
 from lab.training.tiny import tiny
 from torchrum.cli import leaving_at_once, main, show_warning
-from torchrum.cli.eval import show
+from torchrum.cli.trained import show_scores
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import read_metrics
 from torchrum.lab.training.trainer import describe_model
@@ -115,7 +115,7 @@ def test_train_eval_and_resume(tmp_path, capsys):
 
 
 def test_scores_of_any_size_fit_a_line(capsys):
-    show({"bits": 112911.0, "word_perplexity": 1e200, "loss": 0.123456789}, tiny().task)
+    show_scores({"bits": 112911.0, "word_perplexity": 1e200, "loss": 0.123456789}, tiny().task)
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert words[:3] == [["bits", "112,911"], ["word_perplexity", "1e+200"], ["loss", "0.123457"]]
 
@@ -135,56 +135,6 @@ def test_a_search_in_a_storage(tmp_path):
     for trials, name in (("1", "tiny"), ("2", "tiny-2")):  # a second worker gets a folder of its own
         assert main(["sweep", TINY, *asked, "--trials", trials, "--out", str(tmp_path), "--steps", "2", "--quiet"]) == 0
         assert len(list((tmp_path / name).glob("trial-*/result.json"))) == 1
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["train", "copyin-rum"], "no recipe 'copyin-rum'; did you mean 'copying-"),
-        (["train", TINY, "--stepz", "3"], "no field 'stepz'; did you mean 'steps'?"),
-        (["train", TINY, "--task.length", "0"], "First: length=0"),
-        (["train", "copying-rum", "--task.delay", "0"], "delay"),
-        (["train", "recall-rum-lam1", "--task.length", "31"], "odd"),
-        (["train", TINY, "--steps"], "--steps needs a value"),
-        (["train", TINY, "--lr", "3"], "did you mean 'optimizer.lr'?"),
-        (["train"], "train needs a recipe, or --resume RUN"),
-        (["table", "--within", "0"], "--within is 0, but it must be at least 1;"),
-        (["train", TINY, "--devices", "3"], "batch_size 8 cannot be divided among 3 processes"),
-        (["train", TINY, "--seeds", "0"], "at least 1"),
-        (["trian", TINY], "no command 'trian'; did you mean 'train'?"),
-        (["list", "copyin-rum"], "did you mean"),
-        (["train", "xyzzy"], "no recipe 'xyzzy'; torchrum list shows"),
-        (["train", "copying-rum-t200", "--stepps", "3"], "no field 'stepps'; did you mean 'steps'?"),
-        (["train", TINY, "--optimizer.nonsense", "1"], "no field 'optimizer.nonsense'; there are: optimizer.betas"),
-        (["sweep", TINY], "a sweep needs --seeds N, --grid FIELD=A,B or --trials N with --search; to train once: "),
-        (["sweep", TINY, "--grid", "nonsense"], "'nonsense' is not a grid; write it as field=a,b,c."),
-        (["sweep", TINY, "--grid", "optimizer.lrr=1,2"], "did you mean 'optimizer.lr'?"),
-        (["sweep", TINY, "--grid", "seed=5,6"], "'seed=5,6' cannot be a grid; pass --seed 5 --seeds N"),
-        (["sweep", TINY, "--seeds", "0"], "--seeds is 0, but it must be at least 1"),
-        (["sweep", TINY, "--trials", "-2", "--search", "optimizer.lr=1:2"], "--trials is -2"),
-        (["sweep", TINY, "--trials", "2", "--search", "optimizer.lr=1:2:3"], "is not a search range; write"),
-        (["sweep", TINY, "--trials", "2", "--grid", "steps=1,2"], "and no --grid or --seeds"),
-        (["sweep", TINY, "--storage", "sqlite:///x", "--seeds", "2"], "a search needs --trials N and --search"),
-        (["figure", "unknown"], "'unknown' is neither a figure (copying, recall, "),
-        (["table", "nonsense"], "no task 'nonsense'; there are: "),
-        (
-            ["table", "--best", "9", "--within", "9"],
-            "--best and --within make different tables; pass only one of them;",
-        ),
-        (
-            ["table", "--write", "f", "--within", "9"],
-            "put it in the marker instead: <!-- torchrum:table recall within",
-        ),
-    ],
-)
-def test_a_wrong_call_is_answered_with_what_is_right_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert "Traceback" not in error
-    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 def test_fields_may_stand_anywhere_and_stray_words_are_refused(tmp_path, capsys):
@@ -350,7 +300,7 @@ def test_without_the_extra_an_import_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'Trainer needs rich.console; .* pip install "torchrum\[train\]"'):
         torchrum.lab.training.Trainer  # noqa: B018
-    monkeypatch.setitem(sys.modules, "torchrum.lab.training.optim", None)
+    monkeypatch.setitem(sys.modules, "torchrum.lab.training.files", None)
     with pytest.raises(ModuleNotFoundError, match="halted") as caught:  # nothing that the extra would bring
         torchrum.lab.training.Trainer  # noqa: B018
     assert "pip" not in str(caught.value)

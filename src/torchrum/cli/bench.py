@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from torchrum.cli.parsing import Parser
-from torchrum.paper.bench.cpu import CASES, QUICK, run_cpu
-from torchrum.paper.bench.gpu import gpu_cases, quick_cases, run_gpu
 from torchrum.paper.bench.measure import conditions
 from torchrum.paper.bench.records import Report, read_report, text_table
+from torchrum.paper.bench.suites import CASES, QUICK, gpu_cases, quick_cases, run_cpu, run_gpu
 
 
 def main(arguments: list[str]) -> int:

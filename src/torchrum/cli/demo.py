@@ -19,8 +19,7 @@ from torchrum.cli.parsing import Parser
 from torchrum.lab.recipes.recall import DEMO_MODELS, demo
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.distributed import train_side_by_side
-from torchrum.lab.training.environment import read_environment
-from torchrum.lab.training.run_folder import lock_free_folder, read_config, read_metrics
+from torchrum.lab.training.run_folder import lock_free_folder, read_config, read_environment, read_metrics
 from torchrum.lab.training.trainer import Trainer
 from torchrum.paper.ledger.runs import model_label
 

@@ -1,4 +1,4 @@
-"""``torchrum list`` and ``torchrum list copying-rum``"""
+"""``torchrum list`` and ``torchrum data``: the recipes, and the data sets that they read."""
 
 import ast
 import inspect
@@ -19,13 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from torchrum.cli.parsing import Parser
+from torchrum.lab.data.files import CORPORA, Corpus, data_root, fetch_from, read_files, verify
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
+from torchrum.lab.tables import spread
 from torchrum.lab.training.config import field_names
+from torchrum.lab.training.errors import ConfigError
+from torchrum.lab.training.overrides import unknown_name
 from torchrum.layers.registry import LAYERS
 from torchrum.paper.ledger import read_ledger
 from torchrum.paper.ledger.babi import family_headlines, paper_family
 from torchrum.paper.ledger.runs import changed_settings, final_loss, score_names, table_rows
-from torchrum.paper.table import spread
 
 Line = dict[str, str]
 GROUPS = LAPTOP, PAPER, MORE = ("minutes on a laptop", "paper", "more")
@@ -46,7 +49,7 @@ def main(arguments: list[str]) -> int:
     """List the recipes, or the fields of one."""
     parser = Parser("list", "List the recipes, or all fields of one.")
     parser.add_argument("recipe", nargs="?", help="show all fields of this recipe")
-    parser.add_results()
+    parser.share("--results")
     parser.add_argument("--all", action="store_true", help="show every size of a recipe on its own line")
     parser.add_argument("--plain", action="store_true", help="like --all, but tab-separated, for scripts")
     options = parser.parse_args(arguments)
@@ -161,7 +164,7 @@ def field_help(cls: type) -> dict[str, str]:
 
 
 def option_help(layer: str) -> dict[str, str]:
-    """What the docstring of a layer says about each of its options."""
+    """Read the meaning of each option from the docstring of a layer."""
     if layer not in LAYERS:
         return {}
     described = inspect.getdoc(LAYERS[layer].load()) or ""
@@ -174,7 +177,7 @@ def option_help(layer: str) -> dict[str, str]:
 
 
 def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
-    """Dotted name, value and meaning of every field of a config."""
+    """List dotted name, value and meaning of every field of a config."""
     helps, table = field_help(type(owner)), []
     for name in field_names(owner):
         value = getattr(owner, name)
@@ -190,7 +193,7 @@ def rows(owner: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 
 
 def fitted(text: str) -> str:
-    """Wrapped between words to the terminal's width; whole in a pipe."""
+    """Wrap a text to the width of the terminal; leave it whole in a pipe."""
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
@@ -234,3 +237,47 @@ def show(header: Sequence[str], groups: dict[str, list[Line]]) -> None:
         for line in lines:
             grid.add_row(*(line[name] or nothing for name in columns))
     console.print(grid, crop=False)
+
+
+DATA = """The data folder is --data-dir, or else $TORCHRUM_DATA, or else $XDG_CACHE_HOME/torchrum (~/.cache/torchrum).
+TORCHRUM_OFFLINE=1 forbids downloads. Training downloads what it needs by itself."""
+
+
+def data(arguments: list[str]) -> int:
+    """Show, fetch or verify data sets."""
+    parser = Parser(
+        "data",
+        "Print where the data sets are (path), download or import them (fetch), or check their hashes (verify).",
+        epilog=DATA,
+    )
+    parser.add_argument("action", choices=("path", "fetch", "verify"))
+    parser.add_argument("corpus", nargs="?", help="ptb or babi (default: both)")
+    origin = "import from this tar, zip or folder instead of downloading"
+    parser.add_argument("--from", dest="origin", type=Path, metavar="FILE", help=origin)
+    parser.share("--data-dir")
+    options = parser.parse_args(arguments)
+
+    if options.corpus is not None and options.corpus not in CORPORA:
+        raise unknown_name("data set", options.corpus, CORPORA)
+    if options.origin is not None and (options.action != "fetch" or options.corpus is None):
+        raise ConfigError("--from imports one data set, so name it: torchrum data fetch babi --from FILE.")
+    corpora = [CORPORA[options.corpus]] if options.corpus else list(CORPORA.values())
+    return max(_act(options.action, corpus, options.origin) for corpus in corpora)
+
+
+def _act(action: str, corpus: Corpus, origin: Path | None) -> int:
+    """Show, fetch or verify one data set; return the exit code."""
+    if action == "path":
+        print(data_root() / corpus.name)
+        return 0
+    if action == "fetch":
+        if origin is not None:
+            fetch_from(corpus, origin)
+        else:
+            read_files(corpus.name, [file.path for file in corpus.files])  # a wrong file is an error too
+        print(f"{data_root() / corpus.name}: {corpus.title}")
+        return 0
+    states = verify(corpus)
+    for path, state in states.items():
+        print(f"{corpus.name}/{path}: {state}")
+    return 3 if any(state == "missing" or state.startswith("wrong") for state in states.values()) else 0

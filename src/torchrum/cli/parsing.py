@@ -1,12 +1,32 @@
-"""The parser that every subcommand uses: help that breaks lines between words only."""
+"""The parser and the options that the subcommands share; help breaks lines between words only."""
 
 import argparse
+import os
 import textwrap
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torchrum.cli import complain
+from torchrum.lab.data.files import ROOT_VARIABLE
 from torchrum.lab.recipes import load_recipe
+from torchrum.lab.tasks import CharLM
+from torchrum.lab.training.config import TrainConfig
+from torchrum.lab.training.errors import ConfigError
+
+TEXT = "your own text, a file or a folder, for recipes such as char-rum"
+RECIPE = "recipe that defines the task of the run, if torchrum does not"
+SHARED: dict[str, dict[str, Any]] = {
+    "--results": dict(type=Path, default=Path("results"), help="folder of the results ledger (default: %(default)s)"),
+    "--recipe": dict(metavar="MODULE:FUNCTION", help=RECIPE),
+    "--checkpoint": dict(choices=("best", "last"), default="best", help="checkpoint to load (default: %(default)s)"),
+    "--device": dict(choices=("auto", "cpu", "cuda"), default="auto", help="device to run on (default: %(default)s)"),
+    "--data-dir": dict(
+        type=Path, metavar="DIR", help="folder of the data sets (default: $TORCHRUM_DATA, or else a cache folder)"
+    ),
+    "--data": dict(type=Path, metavar="PATH", help=TEXT),
+}
+"""Options that several commands have."""
 
 
 class WholeWords(argparse.HelpFormatter):
@@ -50,32 +70,16 @@ class Parser(argparse.ArgumentParser):
         )
         self.register("type", Path, _path)
 
-    def add_results(self) -> None:
-        """Add ``--results``."""
-        self.add_argument(
-            "--results", type=Path, default=Path("results"), help="folder of the results ledger (default: results)"
-        )
+    def share(self, *names: str) -> list[argparse.Action]:
+        """Add options of ``SHARED``."""
+        return [self.add_argument(name, **SHARED[name]) for name in names]
 
-    def add_recipe(self) -> None:
-        """Add ``--recipe``, for :func:`use_recipe`."""
-        self.add_argument(
-            "--recipe", metavar="MODULE:FUNCTION", help="recipe that defines the task of the run, if torchrum does not"
-        )
-
-    def add_checkpoint(self) -> None:
-        """Add ``--checkpoint``."""
-        self.add_argument(
-            "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default: best)"
-        )
-
-    def add_device(self, default: str) -> None:
-        """Add ``--device``."""
-        self.add_argument(
-            "--device",
-            choices=("auto", "cpu", "cuda"),
-            default=default,
-            help=f"device to run on (default: {default})",
-        )
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments; ``--data-dir`` becomes the data directory of this process and its children."""
+        options = super().parse_args(args, namespace)
+        if folder := getattr(options, "data_dir", None):
+            os.environ[ROOT_VARIABLE] = str(folder.absolute())
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Print the error on one line, without the usage, and exit."""
@@ -92,6 +96,25 @@ def use_recipe(name: str | None) -> None:
     """Import the recipe of ``--recipe``, if given, which registers its task."""
     if name is not None:
         load_recipe(name)
+
+
+def with_text(config: TrainConfig, path: Path | None) -> TrainConfig:
+    """Set the user's own text in the task of a config; raise if the task reads no text."""
+    if path is None:
+        return config
+    if not isinstance(config.task, CharLM):
+        raise ConfigError(
+            f"--data {path}: {config.name} cannot read your own text; use a recipe that can, such as char-rum."
+        )
+    try:
+        task = config.task.reading(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if lost := sum(task.unseen()):
+        complain(
+            f"{task.corpus}: {lost} bytes of its validation and test parts never occur in training and are left out"
+        )
+    return replace(config, task=task)
 
 
 def _path(text: str) -> Path:

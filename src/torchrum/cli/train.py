@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrum.cli import complain, is_first
-from torchrum.cli.data import add_data_dir, add_text, use_data_dir, with_text
-from torchrum.cli.parsing import Parser
+from torchrum.cli.parsing import Parser, with_text
 from torchrum.lab.recipes import FAMILIES, RECIPES, load_recipe
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.distributed import leave_together
@@ -60,22 +59,18 @@ def split_fields(arguments: list[str], options: list[argparse.Action]) -> tuple[
     return fields, kept
 
 
-def add_common(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def add_common(parser: Parser) -> list[argparse.Action]:
     """Add the options that train and sweep share."""
     add = parser.add_argument
+    at_once, field = "number of trainings to run at the same time (default: 1)", "set a field of the recipe"
     return [
         add("--out", type=Path, help="parent folder of the runs (default: runs)"),
         add("--resume", type=Path, metavar="FOLDER", help="resume the run, or the runs of a sweep, in this folder"),
         add("--seeds", type=int, metavar="N", help="train N times, with the seeds seed, seed + 1, ..."),
-        add(
-            "--jobs", type=int, default=1, metavar="N", help="number of trainings to run at the same time (default: 1)"
-        ),
-        add(
-            "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help="set a field of the recipe"
-        ),
+        add("--jobs", type=int, default=1, metavar="N", help=at_once),
+        add("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help=field),
         add("--quiet", action="store_true", help="do not show progress"),
-        add_data_dir(parser),
-        add_text(parser),
+        *parser.share("--data-dir", "--data"),
     ]
 
 
@@ -200,8 +195,7 @@ def resume_run(recipe: TrainConfig | None, options: argparse.Namespace) -> int:
 
 
 def check_counts(options: argparse.Namespace) -> None:
-    """Refuse a number of runs below 1 or above ``MOST_RUNS``, and use the data folder of the options."""
-    use_data_dir(options.data_dir)
+    """Refuse a number of runs below 1 or above ``MOST_RUNS``."""
     for name in ("seeds", "trials", "jobs"):
         count = getattr(options, name, None)
         if count is not None and not 1 <= count <= MOST_RUNS:
@@ -224,7 +218,7 @@ def check_resumed(folder: Path | None, names: Sequence[str]) -> None:
 
 
 def chosen_folder(options: argparse.Namespace, label: str) -> Path:
-    """Where to train: the folder ``--resume``, or one named ``label`` in ``--out``.
+    """Choose where to train: the folder ``--resume``, or one named ``label`` in ``--out``.
 
     ``--out`` beside ``--resume`` may only repeat where the folder is, as in the command that started the runs.
     """

@@ -48,7 +48,7 @@ DARK: dict[Any, Any] = {
     "axes.edgecolor": "#8c9096",
     "grid.color": "#2d3034",
 }
-"""What differs on a dark screen."""
+"""Settings that differ on a dark screen."""
 
 PALETTE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#808080")
 """Colours of a few lines without a label of their own."""
@@ -130,7 +130,7 @@ def count_steps(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure; says where."""
+    """Write a figure; return its path."""
     if path.suffix not in PICTURES:
         raise ConfigError(f"{path} is not a picture; its name must end in {', '.join(PICTURES)}.")
     path.parent.mkdir(parents=True, exist_ok=True)

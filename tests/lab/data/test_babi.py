@@ -92,11 +92,8 @@ def entropy(stories) -> float:
 def sizes(texts, tests) -> Sizes:
     stories = [story for text in texts for story in (*text.train, *text.validation, *text.test)]
     sentences = (s for story in stories for s in (*story.statements, *(q.words for q in story.questions)))
-    asked = [(story, question) for story in stories for question in story.questions]
-    longest = max(question.after for _, question in asked)
-    words = max(sum(map(len, story.statements[: question.after])) for story, question in asked)
-    questions = max(len(question.words) for _, question in asked)
-    return Sizes(round(entropy(tests), 6), max(map(len, sentences)), longest, words, questions)
+    longest = max(question.after for story in stories for question in story.questions)
+    return Sizes(round(entropy(tests), 6), max(map(len, sentences)), longest)
 
 
 def vocabulary(texts) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""MemN2N against published numbers, and its training tricks. Tests of models/story.py."""
+"""MemN2N against published numbers, and its training tricks. Tests of models/answering.py."""
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ import torch
 from stories import REAL, needs_babi, task1, use_made_up_task1
 from torchrum.lab.data.babi import TASKS, parse
 from torchrum.lab.tasks import Babi, Batch
-from torchrum.lab.tasks.babi import WASTE, Layout, TrainingStories, choose_widths, encode, scored_batches
+from torchrum.lab.tasks.babi import WASTE, TrainingStories, choose_widths, count_steps, encode, lay_out, scored_batches
 
 STORIES = parse(task1(40, seed=3))
 WORDS = sorted({w for s in STORIES for t in (*s.statements, *(q.words for q in s.questions)) for w in t})
@@ -30,40 +30,29 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize("place", ["last", "first", "twice"])
-@pytest.mark.parametrize("blanks", [0, 2])
-def test_every_row_reads_as_the_file_does(place, blanks):
-    layout, table = Layout(place, blanks), rows()
-    lengths = layout.lengths(table)
+def test_every_row_reads_as_the_file_does(place):
+    table = rows()
+    lengths = count_steps(table, place)
     chosen = torch.tensor([0, 4, 7, 199])
-    batch = layout.gather(table, chosen, int(lengths[chosen].max()) + 3)
+    batch = lay_out(table, place, chosen, int(lengths[chosen].max()) + 3)
     for x, y, length, number in zip(batch.x, batch.y, batch.lengths, chosen, strict=True):
         story, question, answer = QUESTIONS[number]
         read = {"last": story + question, "first": question + story, "twice": question + story + question}[place]
         assert told(x[: len(read)]) == read
-        assert length == lengths[number] == len(read) + blanks
+        assert length == lengths[number] == len(read)
         assert not x[len(read) :].any()
         assert WORDS[y - 1] == answer
 
 
 def test_sentences_are_rows_of_words():
     table = rows(sentence_size=8)
-    batch = Layout().gather(table, torch.tensor([1]), 6)
+    batch = lay_out(table, "last", torch.tensor([1]), 6)
     story = STORIES[0]
     sentences = [*story.statements[:4], story.questions[1].words]
     assert batch.x.shape == (1, 6, 8) and batch.lengths.tolist() == [5]
     for number, sentence in enumerate(sentences):
         assert told(batch.x[0, number]) == [*sentence, *[""] * (8 - len(sentence))]
     assert not batch.x[0, 5].any()
-
-
-def test_the_layout_of_the_original_implementation():
-    table = rows()
-    longest = int(table.story.length.max()), int(table.question.length.max())
-    batch = Layout(padded=longest).gather(table, torch.tensor([0]), sum(longest))
-    story, question, _ = QUESTIONS[0]
-    blank = [""] * (longest[0] - len(story))
-    assert told(batch.x) == [*blank, *story, *question, *[""] * (longest[1] - len(question))]
-    assert batch.lengths is None
 
 
 @pytest.mark.parametrize("batch_size, most", [(8, 10), (8, 2), (32, 10)])
@@ -102,7 +91,7 @@ def epoch(data: TrainingStories, size: int, first: int) -> list[Batch]:
 
 
 def test_an_epoch_shows_every_question_once_and_fills_up_from_the_same_bucket():
-    data = TrainingStories(rows(), Layout(), seed=5, most_buckets=4)
+    data = TrainingStories(rows(), "last", seed=5, most_buckets=4)
     batches = epoch(data, 16, 0)
     data.plan(16, 0)
     seen = torch.bincount(data.order.flatten(), minlength=len(data.rows.answer))
@@ -110,12 +99,12 @@ def test_an_epoch_shows_every_question_once_and_fills_up_from_the_same_bucket():
     for width, members in data.buckets:
         extra = int(seen[members].sum()) - len(members)
         assert extra == -len(members) % 16 == int((seen[members] == 2).sum())  # no question more than twice
-        assert len(members) > 0 and int(data.layout.lengths(data.rows)[members].max()) == width
+        assert len(members) > 0 and int(count_steps(data.rows, data.place)[members].max()) == width
 
 
 def test_epochs_differ_and_follow_from_seed_and_step():
     def walk(seed, steps, size=16):
-        data = TrainingStories(rows(), Layout(), seed=seed, most_buckets=4)
+        data = TrainingStories(rows(), "last", seed=seed, most_buckets=4)
         return [(data.plan(size, step), data.batch(torch.tensor(step)).x) for step in steps]
 
     def same(one, two):
@@ -124,21 +113,21 @@ def test_epochs_differ_and_follow_from_seed_and_step():
     whole = walk(1, range(40))
     assert same(walk(1, range(20, 40)), whole[20:])  # resumed in the middle of an epoch
     assert not same(walk(2, range(10)), whole[:10])
-    data = TrainingStories(rows(), Layout(), seed=1, most_buckets=4)
+    data = TrainingStories(rows(), "last", seed=1, most_buckets=4)
     data.plan(16, 0)
     steps = len(data.order)
     assert not same(walk(1, range(steps, 2 * steps)), walk(1, range(steps)))
 
 
 def test_the_buffer_of_an_epoch_keeps_its_place():
-    data = TrainingStories(rows(), Layout(), seed=1, most_buckets=4)
+    data = TrainingStories(rows(), "last", seed=1, most_buckets=4)
     data.plan(16, 0)
     place = data.order.data_ptr()
     data.plan(16, len(data.order) * 3)
     assert data.order.data_ptr() == place
 
 
-@pytest.mark.parametrize("fields", [{}, {"question": "twice", "blanks": 2}, {"reading": "sentences"}])
+@pytest.mark.parametrize("fields", [{}, {"question": "twice"}, {"reading": "sentences"}])
 def test_nothing_is_read_on_the_host_and_shapes_follow_from_the_plan(fields, tmp_path, monkeypatch):
     use_made_up_task1(monkeypatch, tmp_path)
     task = Babi(task=1, **fields)
@@ -157,10 +146,10 @@ def test_nothing_is_read_on_the_host_and_shapes_follow_from_the_plan(fields, tmp
 
 
 def test_scored_batches_hold_every_question_once():
-    layout, table = Layout(), rows()
-    batches = scored_batches(table, layout)
+    table = rows()
+    batches = scored_batches(table, "last")
     assert sorted(batches[0].y.tolist()) == sorted(table.answer.tolist())
-    assert sum(int(batch.lengths.sum()) for batch in batches) == int(layout.lengths(table).sum())
+    assert sum(int(batch.lengths.sum()) for batch in batches) == int(count_steps(table, "last").sum())
 
 
 def test_splits_are_apart(tmp_path, monkeypatch):
@@ -170,7 +159,6 @@ def test_splits_are_apart(tmp_path, monkeypatch):
     assert sum(len(batch.y) for batch in task.test(0)) == 100
     assert task.words()[0] == "" and len(task.words()) == task.input_size == 22
     assert task.steps_per_epoch(32) == 282
-    assert task.batch(5, torch.Generator()).x.shape[0] == 5
     assert task.provenance() == "task 1's training text is made up"
 
 
@@ -203,12 +191,9 @@ def test_a_joint_run_is_scored_by_task():
         ({"extra": 3}, "extra=3; it must be a tuple of tasks"),
         ({"extra": [3]}, r"extra=\[3\]; it must be a tuple of tasks"),
         ({"augment16": "no"}, "augment16='no'; it must be True or False"),
-        ({"authors_readout": "no"}, "authors_readout='no'; it must be True or False"),
         ({"variant": "hn"}, "variant='hn'; it must be one of en-10k, en"),
         ({"question": "middle"}, "question='middle'"),
         ({"reading": "letters"}, "reading='letters'"),
-        ({"blanks": -1}, "blanks=-1"),
-        ({"authors_readout": True, "blanks": 3}, "authors_readout has its own layout"),
         ({"task": 3, "augment16": True}, "augment16 changes task 16, but task is 3"),
         ({"task": 3, "extra": (3,)}, "must be tasks from 1 to 20, of a joint run"),
         ({"extra": (21,)}, "extra=.* must be tasks from 1 to 20"),
@@ -238,7 +223,4 @@ def test_the_real_task_16_and_its_augmentation(monkeypatch):
     train, first, second = plain.rows("train"), changed.rows("train", 1), changed.rows("train", 2)
     assert torch.equal(train.answer, first.answer)
     assert not torch.equal(train.units, first.units) and not torch.equal(first.units, second.units)
-    assert plain.layout() == Layout()
-    padded = Babi(task=16, authors_readout=True).layout().padded
-    assert padded == (41, 5)
     assert len(Babi(task=16, variant="en").rows("train").answer) == 900

@@ -7,16 +7,18 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lab.training.processes import run_command, start, train_as_nobody
 from lab.training.tiny import tiny, tiny_model
-from torchrum.lab.training import RunError, Trainer
+from torchrum.lab.training import RunError, Trainer, checkpoint
 from torchrum.lab.training import checkpoint as checkpoints
-from torchrum.lab.training.checkpoint import load_checkpoint, pack_checkpoint, unpack, write_checkpoint
-from torchrum.lab.training.config import identity
+from torchrum.lab.training.checkpoint import HOLD, Keeper, load_checkpoint, pack_checkpoint, unpack, write_checkpoint
+from torchrum.lab.training.config import CHANGEABLE, to_json, without
+from torchrum.lab.training.errors import DivergedError
 
 ROOT = Path(__file__).parents[3]
 
@@ -37,6 +39,11 @@ def run(source, tmp_path):
 
 def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def save(folder, step, best=False):
+    contents = pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step})
+    write_checkpoint(folder, step, contents, best)
 
 
 def resume(folder, **changes):
@@ -202,30 +209,27 @@ def test_a_folder_that_cannot_be_written(source, open_path):
 
 def test_only_last_and_best_are_kept_and_read(tmp_path):
     for step, best in ((1, True), (2, False), (3, True), (4, False), (5, False)):
-        write_checkpoint(tmp_path, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), best)
+        save(tmp_path, step, best)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         *("index.json", "step-00000003", "step-00000005")
     }
     assert load_checkpoint(tmp_path)[1] == {"step": 5}
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [3.0, 3.0]
     # the same step has proved to be the best
-    write_checkpoint(tmp_path, pack_checkpoint(5, {"w": torch.zeros(2)}, {"step": 5}), True)
+    write_checkpoint(tmp_path, 5, pack_checkpoint(5, {"w": torch.zeros(2)}, {"step": 5}), True)
     assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [5.0, 5.0]
 
 
 def test_complex_and_shared_weights_are_kept(tmp_path):
     weight = torch.randn(3, dtype=torch.complex64)
-    write_checkpoint(tmp_path, pack_checkpoint(1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {}), False)
+    contents = pack_checkpoint(1, {"a": weight, "b": weight, "t": torch.randn(2, 3).T}, {})
+    write_checkpoint(tmp_path, 1, contents, False)
     weights, _ = load_checkpoint(tmp_path)
     assert torch.equal(weights["a"], weight)
     assert torch.equal(weights["b"], weight)
     assert weights["t"].shape == (3, 2)
     with pytest.raises(RunError, match=r"has no best checkpoint yet.* torchrum train --resume"):
         load_checkpoint(tmp_path, "best")
-
-
-def save(folder, step, best=False):
-    write_checkpoint(folder, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), best)
 
 
 def names(folder):
@@ -368,7 +372,8 @@ def test_a_checkpoint_from_before_the_mark_is_resumed(run):
     """Its state holds less: no mark of the metrics, and of the config only what makes the run what it is."""
     state = torch.load(last(run) / "state.pt", weights_only=True)
     del state["metrics"]
-    replace_state(run, {**state, "config": identity(replace(tiny(), steps=16))})
+    config = replace(tiny(), steps=16)
+    replace_state(run, {**state, "config": without(CHANGEABLE, to_json(config), config.task)})
     lines = (run / "metrics.jsonl").read_text()
     assert resume(run).step == 32
     assert (run / "metrics.jsonl").read_text().startswith(lines)
@@ -377,15 +382,12 @@ def test_a_checkpoint_from_before_the_mark_is_resumed(run):
 def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
     """Somebody scores a run that is going on: what was removed meanwhile has made way for a newer one."""
 
-    def write(step):
-        write_checkpoint(tmp_path, pack_checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), True)
-
-    write(1)
+    save(tmp_path, 1, best=True)
     real, steps = checkpoints._read, iter((2, 3))
 
     def read(folder):
         if (step := next(steps, None)) is not None:
-            write(step)
+            save(tmp_path, step, best=True)
         return real(folder)
 
     monkeypatch.setattr(checkpoints, "_read", read)
@@ -428,3 +430,75 @@ def test_a_pickle_that_could_do_harm_is_refused(content, message):
     with pytest.raises(ValueError, match=message) as failure:
         unpack(content)
     assert "\n" not in str(failure.value)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def keep(keeper: Keeper, step: int, best: bool, due: bool) -> None:
+    keeper.keep(step, {"w": torch.full((2,), float(step))}, {"step": step}, best, due)
+
+
+def kept(run) -> tuple[str | None, str | None]:
+    path = run / "checkpoints" / "index.json"
+    index = json.loads(path.read_text()) if path.exists() else {"last": None, "best": None}
+    return index["last"], index["best"]
+
+
+def test_a_better_model_waits_for_the_next_checkpoint(tmp_path, clock):
+    keeper = Keeper(tmp_path)
+    for step in (1, 2, 3):
+        keep(keeper, step, best=True, due=False)
+    assert kept(tmp_path) == (None, None)
+    keep(keeper, 4, best=False, due=True)
+    assert kept(tmp_path) == ("step-00000004", "step-00000003")
+    assert load_checkpoint(tmp_path, "best")[0]["w"].tolist() == [3.0, 3.0]
+    keep(keeper, 5, best=True, due=False)
+    keep(keeper, 6, best=True, due=True)  # what waited is the best no longer, and is never written
+    assert kept(tmp_path) == ("step-00000006", "step-00000006")
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000006"]
+
+
+def test_it_waits_a_minute_at_most(tmp_path, clock):
+    keeper = Keeper(tmp_path)
+    clock.now += HOLD
+    keep(keeper, 1, best=True, due=False)
+    assert kept(tmp_path) == ("step-00000001", "step-00000001")
+    clock.now += HOLD / 2
+    keep(keeper, 2, best=True, due=False)
+    assert kept(tmp_path) == ("step-00000001", "step-00000001")
+    clock.now += HOLD / 2
+    keep(keeper, 3, best=True, due=False)
+    assert kept(tmp_path) == ("step-00000003", "step-00000003")
+
+
+def test_what_waits_is_a_copy(tmp_path, clock):
+    keeper, weight = Keeper(tmp_path), torch.ones(2)
+    keeper.keep(1, {"w": weight}, {"also": weight}, True, False)
+    weight.zero_()
+    keeper.flush()
+    weights, state = load_checkpoint(tmp_path, "best")
+    assert weights["w"].tolist() == state["also"].tolist() == [1.0, 1.0]
+
+
+def test_a_run_that_breaks_off_keeps_its_best_model(tmp_path):
+    """A loss that is no longer finite ends the run between two checkpoints."""
+    config = replace(tiny(), steps=40, log_every=2, eval_every=2, checkpoint_every=1000)
+
+    class Breaking(type(tiny_model(config))):
+        calls = 0
+
+        def forward(self, x, lengths=None):
+            self.calls += self.training
+            return super().forward(x, lengths) * (torch.nan if self.calls > 20 else 1)
+
+    with pytest.raises(DivergedError, match="the loss is nan at step 22"):
+        Trainer(config, Breaking(config.task), quiet=True).fit(tmp_path / "run")
+    last, best = kept(tmp_path / "run")
+    assert last == best and last is not None
+    assert load_checkpoint(tmp_path / "run", "best")[1]["progress"]["best_step"] == int(best.removeprefix("step-"))

@@ -8,19 +8,18 @@ import torch
 
 from lab.training.tiny import First, tiny
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
-from torchrum.lab.recipes import RECIPES
+from torchrum.lab.recipes import RECIPES, load_recipe
 from torchrum.lab.training import ConfigError, ModelConfig, OptimizerConfig, Paper, TrainConfig, override
 from torchrum.lab.training.config import (
     FORMAT,
     FORMER_OPTIONS,
     differences,
     from_json,
-    identity,
-    run_differences,
+    plain_differences,
     to_json,
     upgraded,
 )
-from torchrum.lab.training.typed_data import convert, guess
+from torchrum.lab.training.files import convert, guess
 from torchrum.layers.registry import build_layer
 
 
@@ -139,32 +138,21 @@ def test_a_schedule_is_one_override_and_survives_json(schedule):
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
-def test_a_string_is_not_a_list_of_assignments():
+def test_override_says_what_it_takes():
+    with pytest.raises(ConfigError, match="config is 'copying-rum', but it must be a TrainConfig; load_recipe makes"):
+        override("copying-rum", [])
     with pytest.raises(ConfigError, match="assignments is 'steps=3'; pass a list, such as"):
         override(tiny(), "steps=3")
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("copying-rum", []), "config is 'copying-rum', but it must be a TrainConfig; load_recipe makes one"),
-    ],
-)
-def test_override_says_what_it_takes(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        override(*arguments)
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
         (lambda: replace(tiny(), steps="3"), "config: steps is '3', but it must be a whole number."),
-        (lambda: replace(tiny(), steps=3.0), "config: steps is 3.0, but it must be a whole number."),
         (lambda: replace(tiny(), seed=True), "config: seed is True, but it must be a whole number."),
         (lambda: replace(tiny(), steps=torch.tensor(3)), "config: steps is tensor(3), but it must be a whole number."),
         (lambda: replace(tiny(), name=None), "config: name is None, but it must be text."),
         (lambda: replace(tiny(), graph="no"), "config: graph is 'no', but it must be true or false."),
-        (lambda: replace(tiny(), stop_at="1"), "config: stop_at is '1', but it must be a number."),
         (
             lambda: replace(tiny(), precision=32),
             "config: precision is 32, but it must be one of '32-true', 'bf16-mixed',",
@@ -174,21 +162,11 @@ def test_override_says_what_it_takes(arguments, message):
             lambda: replace(tiny(), model={"layer": "rum"}),
             "config: model is {'layer': 'rum'}, but it must be a ModelConfig.",
         ),
-        (lambda: replace(tiny(), optimizer=None), "config: optimizer is None, but it must be an OptimizerConfig."),
-        (lambda: ModelConfig(layer=3), "model: layer is 3, but it must be text."),
         (lambda: ModelConfig(hidden_size=[8]), "model: hidden_size is [8], but it must be a whole number."),
-        (lambda: ModelConfig(embedding_size=8.5), "model: embedding_size is 8.5, but it must be a whole number."),
-        (lambda: ModelConfig(weight_drop=None), "model: weight_drop is None, but it must be a number."),
         (lambda: ModelConfig(options=[]), "model: options is [], but it must be a dict with text as keys."),
         (lambda: ModelConfig(options={1: 2}), "model: options is {1: 2}, but it must be a dict with text as keys."),
-        (
-            lambda: OptimizerConfig(name=["adam"]),
-            "optimizer: name is ['adam'], but it must be one of 'adam', 'rmsprop',",
-        ),
         (lambda: OptimizerConfig(lr="1e-3"), "optimizer: lr is '1e-3', but it must be a number."),
-        (lambda: OptimizerConfig(betas=0.9), "optimizer: betas is 0.9, but it must be a list of 2."),
         (lambda: OptimizerConfig(betas=(0.9, "x")), "optimizer: betas[1] is 'x', but it must be a number."),
-        (lambda: OptimizerConfig(schedule=None), "optimizer: schedule is None, but it must be text."),
         (lambda: Paper(text="1 %", where="Table 1", value="1"), "paper: value is '1', but it must be a number."),
     ],
 )
@@ -211,14 +189,8 @@ def test_an_unknown_layer_option_names_the_nearest():
 
 
 def test_values_of_undeclared_type_are_read_as_json_or_text():
-    assert [guess(text) for text in ("1", "1.5", "none", "true", "False", "relu")] == [
-        1,
-        1.5,
-        None,
-        True,
-        False,
-        "relu",
-    ]
+    values = [1, 1.5, None, True, False, "relu"]
+    assert [guess(text) for text in ("1", "1.5", "none", "true", "False", "relu")] == values
     assert convert("x", "1_000", int) == 1000
     assert convert("x", "", float | None) is None
 
@@ -252,9 +224,9 @@ def test_a_file_does_not_choose_what_is_imported(module, monkeypatch):
 
 def test_identity_ignores_length_and_place_only():
     config = tiny()
-    assert not run_differences(config, replace(config, steps=99, devices=2, log_every=3))
+    assert not differences(config, replace(config, steps=99, devices=2, log_every=3))
     changed = replace(config, optimizer=OptimizerConfig(lr=0.5), seed=3)
-    lines = run_differences(config, changed)
+    lines = differences(config, changed)
     assert "optimizer.lr 0.01 -> 0.5" in lines
     assert "seed 0 -> 3" in lines
 
@@ -267,15 +239,26 @@ def test_every_field_has_a_meaning():
         assert set(field_names(cls)) <= set(field_help(cls))
 
 
+def test_a_field_that_a_task_had_once_is_left_out():
+    """Its recorded value was the only one in use; another one is an unknown field."""
+    old = to_json(load_recipe("babi-rum-qa1"))
+    old["task"] |= {"blanks": 0, "authors_readout": False}
+    assert from_json(old) == load_recipe("babi-rum-qa1")
+    assert differences(old, load_recipe("babi-rum-qa1")) == []
+    old["task"]["blanks"] = 2
+    with pytest.raises(ConfigError, match=r"'task\.blanks' is not a field of it"):
+        from_json(old)
+
+
 def test_a_field_that_an_older_run_did_not_know_may_be_off():
     """A checkpoint of an earlier version goes on as long as what came since is not used."""
     config = tiny()
-    old = identity(config)
+    old = to_json(config)
     for name in ("groups", "weight_decay"):
         del old["optimizer"][name]
-    assert differences(old, identity(config)) == []
+    assert differences(old, config) == []
     changed = replace(config, optimizer=replace(config.optimizer, groups="weight_hh:0.1"))
-    assert differences(old, identity(changed)) == ["optimizer.groups None -> 'weight_hh:0.1'"]
+    assert differences(old, changed) == ["optimizer.groups None -> 'weight_hh:0.1'"]
 
 
 def test_a_config_of_an_older_format_means_the_papers_rum():
@@ -329,5 +312,5 @@ def test_an_option_of_another_name_is_a_difference_though_it_is_none():
     options = dict(saved["model"]["options"])
     assert options.pop("embed_scale") is None
     changed = {**saved, "model": {**saved["model"], "options": {**options, "embed_rcale": None}}}
-    assert differences(saved, changed) == ["model.options.embed_scale is missing"]
-    assert differences(saved, saved) == []
+    assert plain_differences(saved, changed) == ["model.options.embed_scale is missing"]
+    assert plain_differences(saved, saved) == []

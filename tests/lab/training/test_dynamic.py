@@ -11,7 +11,7 @@ from torchrum.lab.data.text import encode
 from torchrum.lab.recipes import load_recipe
 from torchrum.lab.training import ConfigError, Trainer, evaluate, load_model, override, read_config
 from torchrum.lab.training.errors import DivergedError
-from torchrum.lab.training.evaluation import DynamicConfig, Follower, dynamic_evaluate
+from torchrum.lab.training.evaluation import DynamicConfig, Follower
 
 SMALL = "steps=40 eval_every=20 batch_size=8 task.lanes=8 task.segment=20 model.hidden_size=24 task.shown=0 device=cpu"
 
@@ -86,29 +86,27 @@ def test_it_is_its_equations(tmp_path):
     """Segments do not divide the text and lanes are padded; in float64, since updates amplify rounding."""
     run = train(tmp_path, "precision=64-true")
     config = DynamicConfig(segment=47, lanes=6, lr=2e-3, decay=0.02, eps=1e-4, temperature=0.9)
-    found = dynamic_evaluate(run, device="cpu", dynamic=config)["loss"]
+    found = evaluate(run, device="cpu", dynamic=config)["loss"]
     assert found == pytest.approx(written_out(run, 47, 6, 2e-3, 0.02, 1e-4, 0.9), rel=1e-7)
 
 
 def test_without_a_rate_it_is_the_plain_evaluation(run):
-    still = dynamic_evaluate(run, device="cpu", dynamic=DynamicConfig(lr=0.0, segment=30))
+    still = evaluate(run, device="cpu", dynamic=DynamicConfig(lr=0.0, segment=30))
     assert still == pytest.approx(evaluate(run, device="cpu"), rel=1e-5)
 
 
 def test_weights_that_follow_score_better_on_what_repeats(run):
     fixed = evaluate(run, device="cpu")["bpc"]
-    followed = dynamic_evaluate(run, device="cpu", dynamic=DynamicConfig(lr=3e-3, segment=20, decay=0.001))
+    followed = evaluate(run, device="cpu", dynamic=DynamicConfig(lr=3e-3, segment=20, decay=0.001))
     assert followed["bpc"] < fixed - 0.1
     assert evaluate(run, device="cpu")["bpc"] == fixed  # the checkpoint is as it was
 
 
 def test_a_rate_that_leads_nowhere_is_told_and_not_written_down(run, capsys):
     with pytest.raises(DivergedError, match=r"the loss is nan with segment 50, lr 1e\+30, .*; take a smaller lr"):
-        dynamic_evaluate(run, device="cpu", dynamic=DynamicConfig(lr=1e30))
-    with pytest.raises(
-        ConfigError, match="dynamic_evaluate: split is 'dev', but it must be one of 'train', 'validation'"
-    ):
-        dynamic_evaluate(run, "dev", device="cpu")
+        evaluate(run, device="cpu", dynamic=DynamicConfig(lr=1e30))
+    with pytest.raises(ConfigError, match="evaluate: split is 'dev', but it must be one of 'validation', 'test'"):
+        evaluate(run, "dev", device="cpu", dynamic=DynamicConfig())
     assert main(["eval", str(run), "--device", "cpu", "--dynamic", "lr=1e30"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert not (run / "test.json").exists()

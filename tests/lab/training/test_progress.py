@@ -1,18 +1,39 @@
 import io
 import re
 import time
+from dataclasses import dataclass
 
 import pytest
 from rich.console import Console
 
-from torchrum.lab.training.progress import Baseline, Display, is_early
+from torchrum.lab.tasks import Task
+from torchrum.lab.training import TrainConfig
+from torchrum.lab.training.progress import Display, is_early
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(Task):
+    """Nothing but what is shown of a task."""
+
+    metric: str = "accuracy"
+    loss_unit: str = "nats"
+    baseline_name: str = "memoryless"
+    loss: float = 0.5
+    input_size = num_classes = batch = validation = None
+
+    def baseline(self):
+        return self.loss
+
+
+def run(name="copying", steps=100, **task):
+    return TrainConfig(name=name, steps=steps, task=Bare(**task))
 
 
 def show(terminal, **options):
     """What a short run leaves on a terminal or in a file."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=160, soft_wrap=True)
-    with Display("copying", 100, 0, Baseline(0.5), "accuracy", console=console, **options) as display:
+    with Display(run(), console=console, **options) as display:
         display.say("resuming runs/[x] at step 0")
         display.tick(5)
         display.train(10, {"loss": 0.25})
@@ -39,9 +60,8 @@ def test_a_terminal_shows_a_bar_with_loss_metric_baseline_speed_and_time_left():
 def test_the_bar_keeps_to_one_line_and_ends_with_the_last_score():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, soft_wrap=True)
-    with Display(
-        "copying-rum-lam1-eta-t1000", 100_000, 0, Baseline(0.0204, "bag-of-values"), "ratio", console=console
-    ) as display:
+    config = run("copying-rum-lam1-eta-t1000", 100_000, loss=0.0204, baseline_name="bag-of-values", metric="ratio")
+    with Display(config, console=console) as display:
         display.train(100_000, {"loss": 1e-5})
         display.validation(100_000, {"loss": 1e-5, "ratio": 1.0012}, best=False)
     last = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).rstrip())[-1]
@@ -55,8 +75,8 @@ def test_the_bar_keeps_to_one_line_and_ends_with_the_last_score():
 def test_the_bar_uses_the_width(width):
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, soft_wrap=True)
-    baseline = Baseline(1.2, "bigram", "nats per character")
-    with Display("copying-rum-t200", 10_000, 0, baseline, "accuracy", console=console) as display:
+    config = run("copying-rum-t200", 10_000, loss=1.2, baseline_name="bigram", loss_unit="nats per character")
+    with Display(config, console=console) as display:
         display.train(100, {"loss": 0.25})
         display.validation(100, {"loss": 0.2, "accuracy": 0.875}, best=True)
     last = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).rstrip())[-1]
@@ -98,7 +118,7 @@ def test_a_file_gets_plain_lines():
 def test_training_lines_are_rare_in_a_file(monkeypatch):
     monkeypatch.setattr("torchrum.lab.training.progress.PLAIN_SECONDS", 1000.0)
     file = io.StringIO()
-    with Display("copying", 100, 0, Baseline(0.5), "accuracy", console=Console(file=file, soft_wrap=True)) as display:
+    with Display(run(), console=Console(file=file, soft_wrap=True)) as display:
         display._line_time = time.monotonic()
         for step in range(1, 101):
             display.train(step, {"loss": 1e-5})
@@ -113,7 +133,7 @@ def test_quiet_shows_nothing():
 def test_what_a_terminal_would_obey_is_written_out():
     """Text from a file, or drawn from a model that somebody else has trained."""
     console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
-    with Display("[red]run", 2, 0, Baseline(1.0), "accuracy", console=console) as display:
+    with Display(run("[red]run", 2), console=console) as display:
         display.say("one\n\ttwo \x1b]0;title\x07 \x9b31m é")
         display.tick(1)
     shown = console.file.getvalue()

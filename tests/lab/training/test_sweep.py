@@ -357,9 +357,8 @@ def test_ctrl_c_while_the_first_training_starts_is_not_lost(tmp_path, monkeypatc
     runs = {f"seed-{seed}": replace(SHORT, steps=10**7) for seed in range(3)}
     results = run_sweep(runs, tmp_path / "sweep", jobs=2)
     last = capsys.readouterr().err.splitlines()[-1]
-    if results:  # it began to train before it was told
-        assert [result.stopped for result in results] == ["SIGINT"] and last.startswith("to resume all 3 runs")
-    else:
+    assert [result.stopped for result in results] == ["SIGINT"]
+    if not last.startswith("to resume all 3 runs"):  # it was told before it began to train
         assert last == "stopped before the first run began; the same command starts over"
         assert not (tmp_path / "sweep").exists()
 

@@ -11,11 +11,10 @@ import torch
 from paper.bench.test_report import GPU, PLACE, full_suite, report, row
 from torchrum import RUM
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.paper.bench.cpu import LONG
-from torchrum.paper.bench.gpu import gpu_cases
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 from torchrum.paper.bench.records import Report, Row, Target, read_report
+from torchrum.paper.bench.suites import LONG, gpu_cases
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 if not BENCHMARKS.exists():

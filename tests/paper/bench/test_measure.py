@@ -3,9 +3,9 @@ import time
 import pytest
 import torch
 
-from torchrum.paper.bench.cpu import peak_memory
 from torchrum.paper.bench.layers import Shape, Work, make_layer
 from torchrum.paper.bench.measure import summarise, time_cpu, time_cuda
+from torchrum.paper.bench.suites import peak_memory
 
 
 def test_a_sample_may_be_the_mean_of_several_calls():

@@ -8,14 +8,13 @@ import torch
 
 from torchrum.cli import main
 from torchrum.lab.tables import markdown_tables
-from torchrum.lab.training import ConfigError
-from torchrum.paper.bench import cpu
-from torchrum.paper.bench.gpu import gpu_cases, target_cases
+from torchrum.lab.training import ConfigError, RunError
+from torchrum.paper.bench import suites
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 from torchrum.paper.bench.records import Report, Row, Target, read_report, text_table
 from torchrum.paper.bench.report import draw_report, panels_by_size, report_tables, short, typed, write_markdown
-from torchrum.paper.ledger import LedgerError
+from torchrum.paper.bench.suites import gpu_cases, target_cases
 
 GPU = Shape(N=1000, T=150, dtype="bfloat16", device="cuda")
 PLACE = {
@@ -107,7 +106,7 @@ def test_markdown_goes_between_its_markers(tmp_path):
 def test_markdown_without_markers(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("nothing\n")
-    with pytest.raises(LedgerError, match="no markers to write between; put <!-- torchrum:bench gpu -->"):
+    with pytest.raises(RunError, match="no markers to write between; put <!-- torchrum:bench gpu -->"):
         write_markdown(readme, report())
 
 
@@ -154,11 +153,11 @@ def test_full_gpu_report_to_readme_and_plot(tmp_path, capsys):
 
 
 def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cpu, "peak_memory", lambda name, shape, options: 1000 * len(name))
+    monkeypatch.setattr(suites, "peak_memory", lambda name, shape, options: 1000 * len(name))
     path = tmp_path / "cpu.json"
     assert main(["bench", "--quick", "--samples", "2", "--json", str(path), "--cases", "lam0-*"]) == 0
     back = read_report(path)
-    assert {row.implementation for row in back.rows} == set(cpu.IMPLEMENTATIONS)
+    assert {row.implementation for row in back.rows} == set(suites.IMPLEMENTATIONS)
     assert {row.case for row in back.rows} == {"lam0-quick"}
     assert all(row.times.median > 0 and row.times.cpu is not None and row.times.samples == 2 for row in back.rows)
     assert back.find("lam0-quick", "gru").peak_bytes == 3000
@@ -170,11 +169,11 @@ def test_cpu_suite_quick(tmp_path, capsys, monkeypatch):
 
 def test_cpu_cases_run_with_their_number_of_threads(monkeypatch):
     seen = []
-    monkeypatch.setattr(cpu, "_rows", lambda *args: [seen.append(torch.get_num_threads()), []][1])
-    suite = [replace(cpu.QUICK[0], threads=1), cpu.QUICK[0]]
+    monkeypatch.setattr(suites, "_rows", lambda *args: [seen.append(torch.get_num_threads()), []][1])
+    suite = [replace(suites.QUICK[0], threads=1), suites.QUICK[0]]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    cpu.run_cpu(Report("cpu", {}), suite, log=lambda text: None)
+    suites.run_cpu(Report("cpu", {}), suite, log=lambda text: None)
     torch.set_num_threads(before)
     assert seen == [1, 2]
     made = Report("cpu", PLACE, [Row("lam0", "gru", "forward_backward", GPU, {}, Times(1, 1, 1, 1), threads=1)])

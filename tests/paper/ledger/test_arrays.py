@@ -12,7 +12,7 @@ from torchrum.lab.tasks import CharLM, Recall
 from torchrum.lab.training import RunError, Trainer, load_model, override, read_metrics
 from torchrum.paper.ledger import LedgerError, record
 from torchrum.paper.ledger.arrays import WHOLE, _block, collect_arrays, drawable, phases, read_arrays, write_arrays
-from torchrum.paper.ledger.schema import arrays_path
+from torchrum.paper.ledger.entries import arrays_path
 from torchrum.paper.plots.run import rotation_figure
 
 RESULTS = Path(__file__).parents[3] / "results"

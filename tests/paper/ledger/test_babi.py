@@ -54,10 +54,10 @@ def test_seeds_share_a_column_beside_the_papers():
 
 
 def test_other_settings_and_joint_models_stand_apart():
-    other = single("rum", 1, 0, 0.7, overrides=["task.blanks=3"])
+    other = single("rum", 1, 0, 0.7, overrides=["task.question=twice"])
     runs = [*RUNS, other, joint(0, 0.96), joint(1, 0.9), joint(0, 1.0, overrides=["task.question=twice"])]
     first, second = table(runs, "babi").split("**bAbI, one model for all tasks**")
-    assert lines(first)[0][2:] == ["RUM λ=0 `babi-rum`", "RUM λ=0 `babi-rum`, blanks 3"]
+    assert lines(first)[0][2:] == ["RUM λ=0 `babi-rum`", "RUM λ=0 `babi-rum`, question twice"]
     header, _, *rows = lines(second)
     assert header[1:] == ["RUM λ=0 `babi-joint-rum`", "RUM λ=0 `babi-joint-rum`, question twice"]
     assert rows[20][1:] == ["93.0 (90.0 to 96.0)", "100.0"]
@@ -96,15 +96,15 @@ def test_a_changed_setting_is_told_in_words(change, words):
 
 def test_the_papers_column_stands_once_before_whatever_settings_there_are():
     changed = [single("rum", 1, 0, 0.7, overrides=[f"model.hidden_size={size}"]) for size in (64, 128)]
-    header, _, first, *_ = lines(table([*changed, single("rum", 1, 0, 0.1, overrides=["task.blanks=3"])], "babi"))
+    header, _, first, *_ = lines(table([*changed, single("rum", 1, 0, 0.1, overrides=["task.question=twice"])], "babi"))
     assert [title for title in header if title == "paper"] == ["paper"]
     assert first[:3] == ["1 single supporting fact", "79.7", "70.0"]
-    assert "paper" not in lines(table([single("rum", 1, 0, 0.1, overrides=["task.blanks=3"])], "babi"))[0]
+    assert "paper" not in lines(table([single("rum", 1, 0, 0.1, overrides=["task.question=twice"])], "babi"))[0]
 
 
 def test_the_best_setting_says_of_how_many():
     changed = [single("rum", 1, seed, 0.7, overrides=["optimizer.clip=1.0"]) for seed in (0, 1)]
-    other = single("rum", 1, 0, 0.1, overrides=["task.blanks=3"])
+    other = single("rum", 1, 0, 0.1, overrides=["task.question=twice"])
     entries = [*changed, single("rum", 1, 0, 0.8), other, single("goru", 1, 0, 0.6, overrides=["compile=true"])]
     header, _, first, *_ = lines(table(entries, "babi", 1))
     assert header[1:] == ["paper", "RUM λ=0 `babi-rum`, clip 1.0 (best of 2 settings)", "paper", "GORU `babi-goru`"]

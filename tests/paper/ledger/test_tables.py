@@ -137,7 +137,7 @@ def test_a_device_is_not_read_for_markers(tmp_path):
 
 def test_a_file_without_markers_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("no place")
-    with pytest.raises(LedgerError, match="has no markers to write between; put <!-- torchrum:table copying -->"):
+    with pytest.raises(RunError, match="has no markers to write between; put <!-- torchrum:table copying -->"):
         write_tables(tmp_path / "README.md", RUM)
     assert (tmp_path / "README.md").read_text() == "no place"
 
@@ -152,7 +152,7 @@ def test_a_marker_that_asks_for_no_table_is_refused(words):
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, content, words):
     if content is not None:
         (tmp_path / "README.md").write_bytes(content)
-    with pytest.raises(LedgerError, match=f"README.md cannot be read: {words}"):
+    with pytest.raises(RunError, match=f"README.md cannot be read: {words}"):
         write_tables(tmp_path / "README.md", RUM)
 
 

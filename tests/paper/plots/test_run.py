@@ -16,7 +16,7 @@ from torchrum.lab.tasks import Copying, Recall
 from torchrum.lab.training import ConfigError, RunError, Trainer, override
 from torchrum.layers.introspection import gradient_norms
 from torchrum.paper.ledger import read_ledger, record
-from torchrum.paper.ledger.schema import arrays_path
+from torchrum.paper.ledger.entries import arrays_path
 from torchrum.paper.plots.catalog import draw_run, plan, representative
 from torchrum.paper.plots.run import diagonal_figure, kernels_figure, phases_figure, rotation_figure, symbol_names
 

@@ -10,10 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from torchrum.lab.compare.arrays import sequences_of_arrays
 from torchrum.lab.compare.build import build
 from torchrum.lab.compare.problem import BadDataError, Kind, Problem
-from torchrum.lab.compare.sequences import MOST_OF_A_TEXT, Sequences, sequences_of_table, symbols_of_texts
+from torchrum.lab.compare.sequences import (
+    MOST_OF_A_TEXT,
+    Sequences,
+    sequences_of_arrays,
+    sequences_of_table,
+    symbols_of_texts,
+)
 from torchrum.lab.compare.table import MOST_VALUES, read_csv, read_parquet, table_of_columns
 
 KINDS = ("classification", "regression", "forecasting", "tagging", "symbols")

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
 
+from torchrum.lab.models.answering import BothWays, MemN2N, OneHotModel, StoryReader
 from torchrum.lab.models.char_lm import CharModel
-from torchrum.lab.models.one_hot import AnsweringModel, TaggingModel
-from torchrum.lab.models.story import BothWays, MemN2N, StoryReader
 from torchrum.layers.registry import LAYERS, build_layer
 from torchrum.ops._checks import check_choice, check_positive_int
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from torchrum.lab.tasks import Babi, Task
     from torchrum.lab.training.config import ModelConfig
 
-__all__ = ["AnsweringModel", "CharModel", "MemN2N", "StoryReader", "TaggingModel", "build_model", "count_parameters"]
+__all__ = ["CharModel", "MemN2N", "OneHotModel", "StoryReader", "build_model", "count_parameters"]
 
 OPTIONS = {
     "models of text": (
@@ -59,8 +58,7 @@ def build_model(config: "ModelConfig", task: "Task") -> nn.Module:
     )
     if task.carries_state:
         return CharModel(layer, task.input_size, **{name: getattr(config, name) for name in OPTIONS[kind]})
-    model = {"steps": TaggingModel, "last": AnsweringModel}[task.answers]
-    return model(layer, task.input_size, task.num_classes, config.window)
+    return OneHotModel(layer, task.input_size, task.num_classes, task.answers, config.window)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -86,8 +84,8 @@ def _memory_network(config: "ModelConfig", task: "Task") -> nn.Module:
         raise ValueError(
             f"build_model: {config.layer} reads stories sentence by sentence; set task.reading to sentences."
         )
-    if not task.ends_with_question:
-        raise ValueError(f"build_model: {config.layer} needs the question last; set task.question=last, task.blanks=0.")
+    if task.question != "last":
+        raise ValueError(f"build_model: {config.layer} needs the question last; set task.question to last.")
     _refuse_others(config, config.layer)
     options = {"memory_size": 50, **config.options}
     check_positive_int(config.layer, memory_size=options["memory_size"])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchrum.lab.models.one_hot import width
+from torchrum.lab.models.answering import width
 from torchrum.layers.recurrent import Recurrent
 from torchrum.ops._checks import check_flags, check_positive_int, check_probability
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torchrum.lab.data import babi
 from torchrum.lab.data.babi import Sentence, Story
 from torchrum.lab.data.files import OFFICIAL
-from torchrum.lab.tasks.base import Batch, Split, Task, check_sizes, named_generator
+from torchrum.lab.tasks.base import Batch, Split, Task, named_generator
 from torchrum.ops._checks import check_flags
 
 SOLVED = 0.95
@@ -63,44 +63,27 @@ class Rows(NamedTuple):
         return tree_map_only(Tensor, lambda part: part.to(device), self)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Layout of a question and its story along time."""
+def count_steps(rows: Rows, place: Place) -> Tensor:
+    """Compute the number of steps of each row, ``(Q,)``."""
+    return torch.stack([getattr(rows, part).length for part in ORDERS[place]]).sum(0)
 
-    place: Place = "last"
-    """Place of the question."""
-    blanks: int = 0
-    """Blank steps at the end."""
-    padded: tuple[int, int] | None = None
-    """Longest story and question: pad the story at its front and the question at its end, as the paper's code does."""
 
-    def lengths(self, rows: Rows) -> Tensor:
-        """Compute the number of steps of each row, ``(Q,)``."""
-        if self.padded is not None:
-            return torch.full_like(rows.answer, sum(self.padded))
-        parts = [getattr(rows, part).length for part in ORDERS[self.place]]
-        return torch.stack(parts).sum(0) + self.blanks
+def lay_out(rows: Rows, place: Place, chosen: Tensor, width: int) -> Batch:
+    """Lay out the rows ``chosen`` ``(B,)`` over ``width`` steps; nothing is read on the host.
 
-    def gather(self, rows: Rows, chosen: Tensor, width: int) -> Batch:
-        """Lay out the rows ``chosen`` ``(B,)`` over ``width`` steps; nothing is read on the host.
-
-        Returns:
-            ``x`` ``(B, T)`` or ``(B, T, J)`` int64, ``y`` ``(B,)``, the lengths unless all steps count, and the groups.
-        """
-        step = torch.arange(width, device=chosen.device)
-        source = torch.zeros(len(chosen), width, dtype=torch.long, device=chosen.device)
-        parts = [
-            Span(*(part.index_select(0, chosen).unsqueeze(1) for part in getattr(rows, name)))
-            for name in ORDERS[self.place]
-        ]
-        begin = torch.zeros_like(parts[0].start) if self.padded is None else self.padded[0] - parts[0].length
-        for start, length in parts:
-            inside = (step >= begin) & (step < begin + length)
-            source = torch.where(inside, start + step - begin, source)
-            begin = begin + length
-        x = rows.units.index_select(0, source.flatten()).unflatten(0, source.shape).long()
-        lengths = None if self.padded is not None else begin.squeeze(1) + self.blanks
-        return Batch(x, rows.answer.index_select(0, chosen), lengths, rows.group.index_select(0, chosen))
+    Returns:
+        ``x`` ``(B, T)`` or ``(B, T, J)`` int64, ``y`` ``(B,)``, the lengths and the groups.
+    """
+    step = torch.arange(width, device=chosen.device)
+    source = torch.zeros(len(chosen), width, dtype=torch.long, device=chosen.device)
+    begin = torch.zeros(len(chosen), 1, dtype=torch.long, device=chosen.device)
+    for name in ORDERS[place]:
+        start, length = (part.index_select(0, chosen).unsqueeze(1) for part in getattr(rows, name))
+        inside = (step >= begin) & (step < begin + length)
+        source = torch.where(inside, start + step - begin, source)
+        begin = begin + length
+    x = rows.units.index_select(0, source.flatten()).unflatten(0, source.shape).long()
+    return Batch(x, rows.answer.index_select(0, chosen), begin.squeeze(1), rows.group.index_select(0, chosen))
 
 
 def encode(groups: Iterable[tuple[int, Sequence[Story]]], vocabulary: Sequence[str], sentence_size: int | None) -> Rows:
@@ -142,15 +125,15 @@ def encode(groups: Iterable[tuple[int, Sequence[Story]]], vocabulary: Sequence[s
     )
 
 
-def scored_batches(rows: Rows, layout: Layout) -> list[Batch]:
+def scored_batches(rows: Rows, place: Place) -> list[Batch]:
     """All rows in large batches of like length, for scoring."""
-    lengths = layout.lengths(rows)
+    lengths = count_steps(rows, place)
     order = lengths.argsort(stable=True, descending=True)
     batches, start = [], 0
     while start < len(order):
         width = int(lengths[order[start]])
         chosen = order[start : start + max(1, SCORED_STEPS // width)]
-        batches.append(layout.gather(rows, chosen, width))
+        batches.append(lay_out(rows, place, chosen, width))
         start += len(chosen)
     return batches
 
@@ -192,14 +175,14 @@ class TrainingStories:
     """
 
     rows: Rows
-    layout: Layout
+    place: Place
     seed: int
     most_buckets: int
     width: int = 0
     """Steps of the next batch."""
 
     def __post_init__(self) -> None:
-        self._lengths = self.layout.lengths(self.rows).cpu()
+        self._lengths = count_steps(self.rows, self.place).cpu()
         self._size: int | None = None
         self._epoch: int | None = None
 
@@ -216,7 +199,7 @@ class TrainingStories:
     def batch(self, step: Tensor) -> Batch:
         """Return the batch that follows ``step`` batches, a scalar on the device; call ``plan`` first."""
         chosen = self.order.index_select(0, (step % len(self.order)).view(1)).squeeze(0)
-        return self.layout.gather(self.rows, chosen, self.width)
+        return lay_out(self.rows, self.place, chosen, self.width)
 
     def _divide(self, size: int) -> None:
         widths = choose_widths(self._lengths, size, self.most_buckets)
@@ -262,10 +245,6 @@ class Babi(Task):
     """Input of a step: a word, or a sentence as the bag of its words."""
     question: Place = "last"
     """Place of the question: after the story, before it, or at both ends."""
-    blanks: int = 0
-    """Blank steps after the last word, before the answer is read."""
-    authors_readout: bool = False
-    """Pad the story at its front and the question at its end to the longest, and read after the trailing blanks."""
     augment16: bool = False
     """Train task 16 on stories without their shortcut, each colour once; report such results separately."""
 
@@ -279,10 +258,7 @@ class Babi(Task):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Babi: {name}={getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
-        check_sizes(self, "blanks", least=0, most=1000)
-        check_flags("Babi", authors_readout=self.authors_readout, augment16=self.augment16)
-        if self.authors_readout and (self.reading, self.question, self.blanks) != ("words", "last", 0):
-            raise ValueError("Babi: authors_readout has its own layout; leave out reading, question and blanks.")
+        check_flags("Babi", augment16=self.augment16)
         if not isinstance(self.extra, tuple):
             raise ValueError(f"Babi: extra={self.extra!r}; it must be a tuple of tasks, such as (3, 16).")
         if self.extra and (self.task is not None or not set(self.extra) <= set(babi.TASKS)):
@@ -314,11 +290,6 @@ class Babi(Task):
     def sentence_size(self) -> int | None:
         """Words of a sentence, J; None if a step is a word."""
         return self.sizes.words if self.reading == "sentences" else None
-
-    @property
-    def ends_with_question(self) -> bool:
-        """Whether the question is read once, at the end."""
-        return self.question == "last" and not self.blanks and not self.authors_readout
 
     @property
     def memory_size(self) -> int:
@@ -366,13 +337,9 @@ class Babi(Task):
         asked = babi.tokens(question.rstrip(" .?") + "?")
         if not statements or len(asked) < 2:
             raise ValueError("a story of at least one sentence and a question are needed.")
-        longest = max(map(len, (*statements, asked)))
-        for kind, length, most in (
-            ("a sentence", longest, self.sentence_size),
-            ("the question", len(asked), self.sizes.question_words if self.authors_readout else None),
-        ):
-            if most is not None and length > most:
-                raise ValueError(f"{kind} has {length} words, but the model reads {most} of them at most.")
+        longest, most = max(map(len, (*statements, asked))), self.sentence_size
+        if most is not None and longest > most:
+            raise ValueError(f"a sentence has {longest} words, but the model reads {most} of them at most.")
         known = {word.casefold(): word for word in self.words()} | {word: word for word in self.words()}
 
         def look_up(sentence: Sentence) -> Sentence:
@@ -383,19 +350,13 @@ class Babi(Task):
         facts = tuple(map(look_up, statements))
         row = babi.Question(len(facts), look_up(asked), "", ())
         rows = encode([(self.task or 1, [babi.Story(facts, (row,))])], self.words(), self.sentence_size)
-        layout = self.layout()
-        return layout.gather(rows, torch.zeros(1, dtype=torch.long), int(layout.lengths(rows))), unknown
-
-    def layout(self) -> Layout:
-        """Return the layout of a question and its story."""
-        if not self.authors_readout:
-            return Layout(self.question, self.blanks)
-        return Layout(padded=(self.sizes.story_words, self.sizes.question_words))
+        width = int(count_steps(rows, self.question))
+        return lay_out(rows, self.question, torch.zeros(1, dtype=torch.long), width), unknown
 
     def setup(self, device: torch.device, seed: int) -> TrainingStories:
         """Put the training questions on ``device``."""
         most = 20 if self.task is None else 10
-        return TrainingStories(self.rows("train", seed).to(device), self.layout(), seed, most)
+        return TrainingStories(self.rows("train", seed).to(device), self.question, seed, most)
 
     def plan(self, size: int, step: int, data: TrainingStories) -> int:
         """Shuffle at the start of an epoch; returns the width of the next batch."""
@@ -404,14 +365,6 @@ class Babi(Task):
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: TrainingStories) -> Batch:
         """Return the next batch of the epoch, laid out over the width that ``plan`` returned."""
         return data.batch(step)
-
-    def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Draw single training questions; training itself goes through epochs."""
-        rows, layout = self.rows("train"), self.layout()
-        device = generator.device
-        chosen = torch.randint(len(rows.answer), (size,), generator=generator, device=device)
-        width = int(layout.lengths(rows)[chosen.cpu()].max())
-        return layout.gather(rows.to(device), chosen, width)
 
     def details(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Compute for a joint model, as shares of all questions, each task's questions and its right answers."""
@@ -437,11 +390,11 @@ class Babi(Task):
 
     def validation(self, seed: int) -> Iterator[Batch]:
         """Yield the last tenth of the training questions."""
-        yield from scored_batches(self.rows("validation"), self.layout())
+        yield from scored_batches(self.rows("validation"), self.question)
 
     def test(self, seed: int) -> Iterator[Batch]:
         """Yield the questions of the test files."""
-        yield from scored_batches(self.rows("test"), self.layout())
+        yield from scored_batches(self.rows("test"), self.question)
 
     def size_name(self) -> str:
         return "" if self.task is None else f"qa{self.task}"

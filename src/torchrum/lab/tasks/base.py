@@ -90,9 +90,9 @@ class Task(ABC):
         """Name of the user's own data; empty if the task reads none."""
         return ""
 
-    @abstractmethod
     def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Draw ``size`` fresh examples on the device of ``generator``."""
+        """Draw ``size`` fresh examples on the device of ``generator``; a task that reads a data set has none."""
+        raise NotImplementedError(f"{type(self).__name__} draws no examples; train_batch reads its data set.")
 
     def setup(self, device: torch.device, seed: int) -> Any:
         """Make or load the data of ``train_batch``, such as a fixed training set; depends only on ``seed``."""

@@ -18,11 +18,10 @@ from torchrum.lab.data.text import KNOWN, Facts, Parts, describe, encode, finger
 from torchrum.lab.models import CharModel
 from torchrum.lab.models.char_lm import sample
 from torchrum.lab.tasks.base import Batch, Split, Task, check_sizes
-from torchrum.ops._checks import check_finite, check_flags
+from torchrum.ops._checks import check_finite
 
 SPLITS: tuple[Split, ...] = typing.get_args(Split)  # in the order of the parts of a text
 IGNORED = -100  # the answer where a lane is padded; cross_entropy leaves it out
-SHIFT = 61  # a prime: epochs start at many places before one comes again
 ONE_LANE = 1000  # steps of a segment in the final evaluation: long, since each call has a fixed cost
 
 
@@ -44,7 +43,7 @@ class CharLM(Task):
     baseline_name: ClassVar = "bigram"
     quotable: ClassVar = False
     from_data: ClassVar = ("corpus", "symbols", "sizes", "words", "memoryless", "sha256")
-    batching: ClassVar = ("lanes", "segment", "shifted", "validation_lanes")
+    batching: ClassVar = ("lanes", "segment", "validation_lanes")
     local: ClassVar = ("path", "shown")
 
     corpus: str = "ptb"
@@ -53,8 +52,6 @@ class CharLM(Task):
     """Contiguous lanes that are read side by side; the same as batch_size."""
     segment: int = 150
     """Symbols of a lane in one step; T of truncated backpropagation."""
-    shifted: bool = False
-    """Start each epoch a few symbols further on, so that segments are cut at other places."""
     validation_lanes: int = 128
     """Lanes of the validation part during training: more are faster, but each starts from an empty state."""
     heldout: float = 0.05
@@ -77,7 +74,6 @@ class CharLM(Task):
     def __post_init__(self) -> None:
         check_sizes(self, "lanes", "segment", "validation_lanes")
         check_sizes(self, "shown", least=0)
-        check_flags("CharLM", shifted=self.shifted)
         check_finite("CharLM", heldout=self.heldout)
         if not 0 < self.heldout < 0.5:
             raise ValueError(f"CharLM: heldout={self.heldout!r}; it must be above 0 and below 0.5.")
@@ -185,9 +181,6 @@ class CharLM(Task):
     def train_batch(self, size: int, generator: torch.Generator, step: Tensor, data: Tensor) -> Batch:
         """Return the next segment of every lane, and the symbols that follow, ``(lanes, segment)`` int64."""
         first = (step % self.segments) * self.segment
-        if self.shifted:
-            left = data.shape[1] - 1 - self.segments * self.segment
-            first = first + step // self.segments * SHIFT % (left + 1)
         columns = first + torch.arange(self.segment + 1, device=data.device)
         window = data.index_select(1, columns).long()
         return Batch(window[:, :-1], window[:, 1:])
@@ -195,13 +188,6 @@ class CharLM(Task):
     def starts_over(self, step: int) -> bool:
         """Reset the state at the start of an epoch."""
         return step % self.segments == 0
-
-    def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Draw ``size`` segments from the training part, ``(B, segment)`` int64."""
-        ids = encode(self.read().train, self.facts.symbols).to(generator.device)
-        starts = torch.randint(len(ids) - self.segment, (size, 1), generator=generator, device=generator.device)
-        window = ids[starts + torch.arange(self.segment + 1, device=generator.device)].long()
-        return Batch(window[:, :-1], window[:, 1:])
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Compute nats per symbol, the mean over symbols that are not padding; logits are ``(B, T, V)``."""

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchrum.lab.training.config import CHANGEABLE, TrainConfig, require_one_of, saved_differences
+from torchrum.lab.training.config import CHANGEABLE, TrainConfig, differences, require_one_of
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.files import read_json, sync_folder, write_json, write_synced
@@ -83,7 +83,7 @@ def _read_own(path: Path) -> dict[str, Any]:
 
 
 def _search(run: Path) -> Index:
-    """The index as it must have been, from the checkpoints that are intact."""
+    """Rebuild the index from the checkpoints that are intact."""
     found = {}
     for path in sorted(_root(run).glob("step-*"), key=lambda path: (len(path.name), path.name)):
         try:
@@ -107,17 +107,8 @@ def checkpoint_step(run: Path, which: Literal["last", "best"]) -> int:
     return int(_chosen(run, which).removeprefix("step-"))
 
 
-class Packed(NamedTuple):
-    """A checkpoint in memory."""
-
-    step: int
-    """Steps done."""
-    contents: dict[str, bytes]
-    """Each file by its name."""
-
-
-def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> Packed:
-    """Serialise a checkpoint; a full disk then shows as an OSError of a plain write, with nothing half done.
+def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, bytes]:
+    """Serialise the files of a checkpoint, so that a full disk is an OSError of a plain write with nothing half done.
 
     Args:
         step: steps done.
@@ -129,18 +120,18 @@ def pack_checkpoint(step: int, weights: Mapping[str, Tensor], state: Mapping[str
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     weights = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in weights.items()}
-    return Packed(step, {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()})
+    return {MODEL: save(weights, {"format": "pt", "step": str(step)}), STATE: buffer.getvalue()}
 
 
-def write_checkpoint(run: Path, packed: Packed, best: bool) -> None:
+def write_checkpoint(run: Path, step: int, contents: Mapping[str, bytes], best: bool) -> None:
     """Write a checkpoint and make it the last one, and the best one if ``best``; this run's others are removed then.
 
     Args:
         run: the run folder.
-        packed: the checkpoint.
+        step: steps done.
+        contents: what ``pack_checkpoint`` returned.
         best: whether the model scored better than ever.
     """
-    step, contents = packed
     root, name = _root(run), f"step-{step:08d}"
     index = _index(run)
     best_name, temporary = name if best else index.best, root / f".{name}.tmp"
@@ -250,7 +241,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 MAX_DEPTH = 32
-"""Of lists, tuples and dictionaries inside each other."""
+"""Largest depth of lists, tuples and dictionaries inside each other."""
 SPREAD = 16
 """A tensor may take this many times the memory that its file does: the same numbers may stand for several rows."""
 
@@ -296,7 +287,7 @@ class Keeper:
 
     def __init__(self, run: Path) -> None:
         self._run, self._written = run, time.monotonic()
-        self._held: Packed | None = None
+        self._held: tuple[int, dict[str, bytes]] | None = None
 
     def keep(self, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], best: bool, due: bool) -> None:
         """Keep a checkpoint: on the disk if it is ``due``, else, being the best, for a while in memory.
@@ -308,20 +299,20 @@ class Keeper:
             best: whether the model scored better than ever.
             due: whether it must be on the disk now.
         """
-        packed = pack_checkpoint(step, weights, state)
+        contents = pack_checkpoint(step, weights, state)
         if best:
             self._held = None  # no longer the best
         if best and not due and time.monotonic() - self._written < HOLD:
-            self._held = packed
+            self._held = step, contents
             return
         self.flush()
-        write_checkpoint(self._run, packed, best)
+        write_checkpoint(self._run, step, contents, best)
         self._written = time.monotonic()
 
     def flush(self) -> None:
-        """Write what waits in memory."""
+        """Write the checkpoint that waits in memory, if there is one."""
         if self._held is not None:
-            write_checkpoint(self._run, self._held, best=True)
+            write_checkpoint(self._run, *self._held, best=True)
             self._held = None
 
 
@@ -343,7 +334,7 @@ def collect_random_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], generator: torch.Generator) -> bool:
-    """Put ``collect``'s states back; False if they come from another kind of device and so could not be."""
+    """Restore the states of ``collect_random_state``; return False if they are of another kind of device."""
     if state["device"] != generator.device.type:
         return False
     generator.set_state(state["data"])
@@ -369,7 +360,7 @@ def check_config(run: Path, config: TrainConfig, state: Mapping[str, Any], whole
         state: that of its checkpoint.
         whole: compare also the fields that a resumed run may change.
     """
-    changed = saved_differences(state["config"], config, None if whole else CHANGEABLE)
+    changed = differences(state["config"], config, None if whole else CHANGEABLE)
     if changed:
         raise RunError(
             f"{run / CONFIG} is not the config of the run's checkpoint: {'; '.join(changed)}. "
@@ -386,7 +377,7 @@ def check_ended_run(run: Path, config: TrainConfig) -> None:
 
 
 def _mark(state: Mapping[str, Any]) -> Mark | None:
-    """How far metrics.jsonl was; None in checkpoints from before."""
+    """Read the mark of metrics.jsonl; checkpoints of older versions have none."""
     return Mark(**state["metrics"]) if state.get("metrics") else None
 
 
@@ -423,7 +414,7 @@ class Loaded(NamedTuple):
     """A checkpoint that belongs to the run."""
 
     weights: dict[str, Tensor]
-    """Those of the model that is scored: the trained ones, or their average."""
+    """Weights of the model that is scored: the trained ones, or their average."""
     state: dict[str, Any]
     """``config``, ``progress``, ``optimizer``, ``scaler``, ``metrics``, ``trained`` weights beside an average, and
     ``processes``: of each its ``random`` state, what it ``carried`` and the ``sums`` since the last log line."""
@@ -438,7 +429,7 @@ def load_run(folder: Path, config: TrainConfig, engine: Engine) -> Loaded | None
     if engine.world_size > 1:
         engine.first(lambda: bool(load_checkpoint(folder)))  # one clear failure instead of one from each process
     weights, state = load_checkpoint(folder)
-    changed = saved_differences(state["config"], config)
+    changed = differences(state["config"], config)
     if changed:
         raise RunError(f"the checkpoint in {folder} belongs to another run: {'; '.join(changed)}.")
     mark, progress = _mark(state), Progress(**state["progress"])

@@ -1,4 +1,4 @@
-"""What a run is made of: one tree of frozen dataclasses, and how it is written to files and read back."""
+"""The config of a run: one tree of frozen dataclasses, written to files and read back."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torchrum.cells.rum import RELU_OPTIONS, TANH_OPTIONS
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import Reader, check_fields
+from torchrum.lab.training.files import Reader, check_fields
 
 DECAYS = ("linear", "cosine")
 ALLOWED = (
@@ -177,12 +177,12 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A published number to stand beside ours."""
+    """A published number to compare ours with."""
 
     text: str
     """The number as it is printed, with its unit."""
     where: str
-    """The table, figure or section it stands in."""
+    """The table, figure or section that has it."""
     value: float | None = None
     """The number itself, in units of the task's metric, where there is one."""
 
@@ -192,16 +192,16 @@ class Paper:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One run, complete: the same config and seed give the same numbers on the same machine."""
+    """All settings of a run: equal configs give equal numbers on the same machine."""
 
     name: str
     """Name of the recipe, and of the run folder."""
     task: Task
-    """What is learnt."""
+    """Problem to learn."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """What learns it."""
+    """Model that learns it."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """How it learns."""
+    """Optimizer and learning rate."""
     batch_size: int = 128
     """Examples per step, over all processes together."""
     steps: int = 10_000
@@ -211,13 +211,13 @@ class TrainConfig:
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "32-true"
     """Precision of weights and activations; -mixed keeps the weights in 32 bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes CUDA if there is one."""
+    """Device to train on; auto takes CUDA if there is one."""
     devices: int = 1
     """Processes on each machine, each with its own share of the batch."""
     nodes: int = 1
     """Machines, when started by SLURM or torchrun."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """What each process keeps: a copy of the model (ddp), or a share of its weights and optimizer state (fsdp)."""
+    """Share of each process: a copy of the model (ddp), or a part of its weights and optimizer state (fsdp)."""
     graph: bool = True
     """Record the training step as a CUDA graph where one process trains on CUDA."""
     compile: bool = False
@@ -304,6 +304,12 @@ FORMER_OPTIONS: dict[str, dict[int, Mapping[str, Any]]] = {
 }
 """Layer to the formats in which its defaults changed, in order, and what they were before."""
 
+FORMER_FIELDS: dict[str, dict[str, Any]] = {
+    "torchrum.lab.tasks.babi:Babi": {"blanks": 0, "authors_readout": False},
+    "torchrum.lab.tasks.char_lm:CharLM": {"shifted": False},
+}
+"""Task to the fields that it had once, and the only values that recorded runs have in them."""
+
 _LENGTH = ("steps", "log_every", "eval_every", "checkpoint_every", "stop_at", "stop_after")
 _PLACE = ("device", "devices", "nodes", "strategy", "graph", "compile", "logger")
 CHANGEABLE = frozenset((*_LENGTH, *_PLACE, "paper", "about"))
@@ -334,7 +340,7 @@ def _plain(value: Any) -> Any:
 
 
 def task_name(kind: type[Task]) -> str:
-    """What a file calls a class of tasks: ``module:class``."""
+    """Name a class of tasks in a file: ``module:class``."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -351,10 +357,11 @@ def from_json(data: Any, source: object = "the config", error: type[Exception] =
         raise reader.wrong("it", data, "an object")
     task = reader.value(dict[str, Any], data.get("task"), "task")
     try:
-        kind, parts = _task_class(task.pop("type", None)), upgraded(data)
+        kind, parts = _task_class(task.get("type")), upgraded(data)
     except ConfigError as failure:
         raise reader.fail(str(failure)) from failure
     del parts["format"]
+    task = {name: value for name, value in parts["task"].items() if name != "type"}
     return reader.build(TrainConfig, {**parts, "task": reader.build(kind, task, "task")})
 
 
@@ -363,6 +370,10 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     found, model = data.get("format", 1), data.get("model")
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= FORMAT:
         raise ConfigError(f"the format is {found!r:.60}, written by a newer torchrum; this one reads up to {FORMAT}.")
+    task = data.get("task")
+    if isinstance(task, Mapping) and isinstance(kind := task.get("type"), str):
+        gone = FORMER_FIELDS.get(kind, {}).items()
+        data = {**data, "task": {name: value for name, value in task.items() if (name, value) not in gone}}
     if isinstance(model, Mapping) and isinstance(layer := model.get("layer"), str):
         changes = FORMER_OPTIONS.get(layer, {})
         former = next((former for changed, former in changes.items() if found < changed), None)
@@ -386,46 +397,36 @@ def _task_class(path: object) -> type[Task]:
     return found[path]
 
 
-def identity(config: TrainConfig) -> dict[str, Any]:
-    """The fields that make the run what it is, as plain data; configs that agree in them may share a checkpoint."""
-    return without(CHANGEABLE, to_json(config), config.task)
-
-
 def without(left_out: Collection[str], plain: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """Leave out some fields, and those of the task that are valid on one machine only."""
     kept = {name: value for name, value in plain.items() if name not in left_out}
     return {**kept, "task": {name: value for name, value in plain["task"].items() if name not in task.local}}
 
 
-def run_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """Where two configs differ in ``identity``; nothing if they describe the same run."""
-    return differences(identity(old), identity(new))
-
-
-def saved_differences(
-    saved: Mapping[str, Any], config: TrainConfig, left_out: Collection[str] | None = CHANGEABLE
+def differences(
+    old: TrainConfig | Mapping[str, Any], new: TrainConfig, left_out: Collection[str] | None = CHANGEABLE
 ) -> list[str]:
-    """Describe where a config differs from the plain one of a checkpoint or a study.
+    """Describe where two configs differ; by default nothing if they describe the same run.
 
     Args:
-        saved: the plain config.
-        config: the other one.
-        left_out: fields that may differ; None: those that ``saved`` lacks.
+        old: a config, or the plain data of one in a checkpoint or a study.
+        new: the other one.
+        left_out: fields that may differ; None: those that ``old`` lacks.
     """
-    before, now = upgraded(saved), to_json(config)
+    before, now = to_json(old) if isinstance(old, TrainConfig) else upgraded(old), to_json(new)
     left_out = now.keys() - before.keys() if left_out is None else {*left_out, *({"name"} - before.keys())}
-    return differences(without(left_out, before, config.task), without(left_out, now, config.task))
+    return plain_differences(without(left_out, before, new.task), without(left_out, now, new.task))
 
 
 def first_of(changed: list[str]) -> str:
-    """The first of ``differences`` and how many more there are: another text, for one, differs in all that it says."""
+    """The first difference and how many more there are: another text, for one, differs in every fact about it."""
     return changed[0] + (f" and {len(changed) - 1} more" if changed[1:] else "")
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def plain_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Describe where two plain trees differ; what the old one lacks, as an older version does, counts as off."""
     before, now = flat(old), flat(new)
-    gone = [f"{name} is missing" for name in before if name not in now]  # None, too, was said
+    gone = [f"{name} is missing" for name in before if name not in now]  # None is a value too
     shared = [name for name in now if name in before or now[name]]
     changed = [name for name in shared if before.get(name) != now[name]]
     return gone + [f"{name} {before.get(name)!r} -> {now[name]!r}" for name in changed]

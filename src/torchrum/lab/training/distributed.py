@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Interrupts:
         self.received: int = 0
         """Number of the signal; 0 while there was none."""
         self.heeded = False
-        """Set by whoever ends its work because of the signal; otherwise the signal acts after all, at the end."""
+        """Whether the work was ended because of the signal; otherwise the signal acts at the end."""
         self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -152,7 +152,8 @@ class Engine:
         self.rank: int = self.fabric.global_rank
         self.world_size: int = self.fabric.world_size
         self.device: torch.device = self.fabric.device
-        self._tracker: Any = None
+        self._track: Callable[[dict[str, float], int], object] | None = None
+        self._finish: Callable[[], object] | None = None
         if config.batch_size % self.world_size:
             raise ConfigError(
                 f"batch_size {config.batch_size} cannot be divided among {self.world_size} processes; choose "
@@ -213,7 +214,7 @@ class Engine:
         return value if self.world_size == 1 else self.fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """What each process passes, in the order of their ranks."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -221,7 +222,7 @@ class Engine:
         return values
 
     def first(self, work: Callable[[], T]) -> T:
-        """Do ``work`` in the first process alone; its result, or its failure, is that of all processes."""
+        """Do ``work`` in the first process only; its result, or its failure, is that of all processes."""
         outcome: Any = None
         failure: Exception | None = None
         if self.rank == 0:
@@ -239,7 +240,7 @@ class Engine:
         return outcome
 
     def first_or_all(self, work: Callable[[], T]) -> T:
-        """Do ``work`` that calls the model: in the first process or, if the weights are sharded, in all of them."""
+        """Do ``work`` that calls the model: in the first process or, if the weights are sharded, in all processes."""
         return self.fabric.broadcast(work()) if self.sharded else self.first(work)
 
     def start_tracker(self, kind: str, folder: Path, name: str, config: dict[str, Any]) -> None:
@@ -249,21 +250,23 @@ class Engine:
         if kind == "tensorboard":
             from lightning_fabric.loggers import TensorBoardLogger
 
-            self._tracker = TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+            board = TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+            self._track, self._finish = board.log_metrics, lambda: board.finalize("success")
         else:
             import wandb
 
-            self._tracker = _Wandb(wandb.init(project="torchrum", name=name, dir=str(folder), config=config))
+            run = wandb.init(project="torchrum", name=name, dir=str(folder), config=config)
+            self._track, self._finish = lambda values, step: run.log(values, step=step), run.finish
 
     def track(self, kind: str, values: dict[str, float], step: int) -> None:
         """Send numbers to the tracker, if there is one."""
-        if self._tracker is not None:
-            self._tracker.log_metrics({f"{kind}/{name}": value for name, value in values.items()}, step)
+        if self._track is not None:
+            self._track({f"{kind}/{name}": value for name, value in values.items()}, step)
 
     def close(self) -> None:
         """Close the tracker."""
-        if self._tracker is not None:
-            self._tracker.finalize("success")
+        if self._finish is not None:
+            self._finish()
 
 
 def _shard(model: nn.Module, mesh: Any) -> nn.Module:
@@ -279,7 +282,7 @@ def _shard(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 LOST = re.compile(r"gloo|NCCL|Connection (?:reset|closed|refused)|Broken pipe|Dist(?:Network|Backend|Store)Error")
-"""What torch says of an exchange when another process has ended."""
+"""Messages of torch when another process of an exchange has ended."""
 LET_GO = 0.1  # seconds
 
 
@@ -293,30 +296,13 @@ def leave_together() -> None:
         torch.distributed.destroy_process_group()
 
 
-class _Wandb:
-    """A W&B run with the two calls of a Fabric logger; Fabric itself has none."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log_metrics(self, values: dict[str, float], step: int) -> None:
-        self._run.log(values, step=step)
-
-    def finalize(self, status: str) -> None:
-        self._run.finish()
-
-
 Call = Callable[[], Result]
 Outcome = Result | DivergedError
 WATCH = 0.2
 """Seconds between two looks for a signal."""
 
 
-class Worker(NamedTuple):
-    """A training under way."""
-
-    process: BaseProcess
-    answer: Connection
+Worker = tuple[BaseProcess, Connection]  # a training under way, and where its result arrives
 
 
 def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[str, Outcome], None]) -> str | None:
@@ -337,18 +323,18 @@ def train_side_by_side(calls: Mapping[str, Call], jobs: int, ended: Callable[[st
                 while waiting and len(running) < jobs and not interrupts.received:
                     label, call = waiting.pop(0)
                     running[label] = _start(call, threads)
-                wait([worker.process.sentinel for worker in running.values()], WATCH)
+                wait([process.sentinel for process, _ in running.values()], WATCH)
                 if interrupts.received and not stopping:
                     stopping = True
                     _end(running)
-                for label in [label for label, worker in running.items() if not worker.process.is_alive()]:
+                for label in [label for label, (process, _) in running.items() if not process.is_alive()]:
                     outcome = _outcome(label, running.pop(label), interrupts.received)
                     if outcome is not None:
                         ended(label, outcome)
         finally:
             _end(running)
-            for worker in running.values():
-                worker.process.join()
+            for process, _ in running.values():
+                process.join()
         interrupts.heeded = True
     return signal.Signals(interrupts.received).name if interrupts.received else None
 
@@ -360,7 +346,7 @@ def _start(call: Call, threads: int) -> Worker:
     with hold_back_interrupts():
         process.start()
     sender.close()
-    return Worker(process, answer)
+    return process, answer
 
 
 @contextmanager
@@ -382,7 +368,7 @@ def hold_back_interrupts() -> Iterator[None]:
 
 
 def start_context(*preload: str) -> Any:
-    """How processes start: never as forks of this one, which would share its CUDA and miss its threads.
+    """Choose how processes start: never as forks of this one, which would share its CUDA and miss its threads.
 
     Where the system can, they are forks of a fresh one that has done nothing but import ``preload``.
     """
@@ -407,19 +393,20 @@ def _work(call: Call, sender: Connection, threads: int) -> None:
 
 
 def _end(running: Mapping[str, Worker]) -> None:
-    for worker in running.values():
-        worker.process.terminate()
+    for process, _ in running.values():
+        process.terminate()
 
 
 def _outcome(label: str, worker: Worker, received: int) -> Outcome | None:
     """The result of a training that has ended; None for one that a signal ended before it began."""
-    worker.process.join()
+    process, answer = worker
+    process.join()
     try:
-        found = worker.answer.recv()
+        found = answer.recv()
     except EOFError:  # it left nothing
         if received:
             return None
-        code = worker.process.exitcode
+        code = process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "failed; see the message above"
         raise RunError(
             f"{label} {how}. To resume it, run the same command with --resume and the folder of the runs."

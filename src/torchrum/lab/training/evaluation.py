@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeGuard, get_args
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,19 @@ from torchrum.lab.models import CharModel
 from torchrum.lab.tasks.base import Batch, Split, Task
 from torchrum.lab.tasks.char_lm import CharLM
 from torchrum.lab.training.checkpoint import checkpoint_step, load_model
-from torchrum.lab.training.config import TrainConfig, first_of, require_one_of, run_differences
+from torchrum.lab.training.config import TrainConfig, differences, first_of, require_one_of
 from torchrum.lab.training.distributed import Engine, on_host
 from torchrum.lab.training.errors import ConfigError, DivergedError
-from torchrum.lab.training.files import read_json, write_json
+from torchrum.lab.training.files import Reader, check_fields, read_json, write_json
 from torchrum.lab.training.overrides import assign
 from torchrum.lab.training.run_folder import read_config
 from torchrum.lab.training.step import detached_copy
-from torchrum.lab.training.typed_data import Reader, check_fields
 from torchrum.layers.cuda_graphs import graphed
 from torchrum.layers.registry import takes_steps
 
 Device = Literal["auto", "cpu", "cuda"]
 TEMPERATURES = [2 ** (number / 8) for number in range(-8, 17)]
-"""Those that are tried, from 0.5 to 4."""
+"""Temperatures to try, from 0.5 to 4."""
 
 
 class _Carrying(nn.Module):
@@ -115,11 +114,11 @@ def calibrate(task: Task, model: CharModel, batches: Iterable[Batch], engine: En
 
 
 def _run_config(run: Path | str, device: Device, task: Task | None) -> TrainConfig:
-    """The config to score a run with, in one process; ``task`` may differ in what holds for one machine alone."""
+    """Return the config to score a run with, in one process; ``task`` may differ in its local fields."""
     config = replace(read_config(run), device=device, devices=1, nodes=1, strategy="ddp")
     if task is None:
         return config
-    if changed := run_differences(config, replace(config, task=task)):
+    if changed := differences(config, replace(config, task=task)):
         raise ConfigError(
             f"the data differ from those of the run: {first_of(changed)}. Score the run on the data it was trained on, "
             "or train a new one."
@@ -127,38 +126,9 @@ def _run_config(run: Path | str, device: Device, task: Task | None) -> TrainConf
     return replace(config, task=task)
 
 
-@on_host()
-def evaluate(
-    run: Path | str,
-    split: Split = "test",
-    which: Literal["last", "best"] = "best",
-    device: Device = "auto",
-    task: Task | None = None,
-) -> dict[str, float]:
-    """Score a finished or interrupted run: ``evaluate("runs/copying-rum")["accuracy"]``.
-
-    Args:
-        run: the run folder.
-        split: the set to score on, ``"validation"`` or ``"test"``.
-        which: the checkpoint to load: the best on validation, or the last.
-        device: where to run; "auto" takes CUDA if there is one.
-        task: the run's task with its data in another place, for a text that was moved.
-
-    Returns:
-        The loss, the metrics of the task, and what its ``summary`` adds, by name.
-    """
-    require_one_of("evaluate", "split", split, ("validation", "test"))
-    config = _run_config(run, device, task)
-    model = load_model(run, which)
-    engine = Engine(config)
-    batches = config.task.evaluation(split, config.seed)
-    scores = score(config.task, engine.place(model), batches, engine, graph=config.graph)
-    return scores | config.task.summary(split, scores)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DynamicConfig:
-    """How the weights follow the text; choose the values on validation."""
+    """Settings of dynamic evaluation; choose them on validation."""
 
     segment: int = 50
     """Symbols that are scored between two updates."""
@@ -252,23 +222,45 @@ def _learn(
 
 
 @on_host()
-def dynamic_evaluate(
+def evaluate(
     run: Path | str,
     split: Split = "test",
     which: Literal["last", "best"] = "best",
     device: Device = "auto",
-    dynamic: DynamicConfig | None = None,
     task: Task | None = None,
+    dynamic: DynamicConfig | None = None,
 ) -> dict[str, float]:
-    """Score a run while its weights follow the text; ``evaluate`` has the other arguments."""
-    require_one_of("dynamic_evaluate", "split", split, get_args(Split))
-    dynamic = dynamic or DynamicConfig()
+    """Score a finished or interrupted run: ``evaluate("runs/copying-rum")["accuracy"]``.
+
+    Args:
+        run: the run folder.
+        split: the set to score on, ``"validation"`` or ``"test"``.
+        which: the checkpoint to load: the best on validation, or the last.
+        device: where to run; "auto" takes CUDA if there is one.
+        task: the run's task with its data in another place, for a text that was moved.
+        dynamic: how the weights follow a text while it is scored; None keeps them as they are.
+
+    Returns:
+        The loss, the metrics of the task, and what its ``summary`` adds, by name.
+    """
+    require_one_of("evaluate", "split", split, ("validation", "test"))
     config = _run_config(run, device, task)
     task = config.task
+    model, engine = load_model(run, which), Engine(config)
+    if dynamic is None:
+        batches = task.evaluation(split, config.seed)
+        scores = score(task, engine.place(model), batches, engine, graph=config.graph)
+    else:
+        scores = _score_following(task, engine.place(model), split, dynamic, engine)
+    return scores | task.summary(split, scores)
+
+
+def _score_following(
+    task: Task, model: nn.Module, split: Split, dynamic: DynamicConfig, engine: Engine
+) -> dict[str, float]:
+    """Score a part of a text while the weights of ``model`` follow it."""
     if not isinstance(task, CharLM):
         raise ConfigError(f"dynamic evaluation reads a text in order, and {type(task).__name__} has none.")
-    engine = Engine(config)
-    model = engine.place(load_model(run, which))
     lanes = task.read_lanes("train", dynamic.lanes, dynamic.segment)
     rms = gradient_rms(task, model, lanes, engine, dynamic.temperature)
     follower = Follower(list(model.parameters()), rms, dynamic)
@@ -280,8 +272,7 @@ def dynamic_evaluate(
         follower.update(grads)
     if not total.isfinite():
         raise DivergedError(f"dynamic evaluation: the loss is {float(total)} with {dynamic}; take a smaller lr.")
-    scores = task.scores(float(total) / symbols)
-    return scores | task.summary(split, scores)
+    return task.scores(float(total) / symbols)
 
 
 TESTS = "test.json"
@@ -296,7 +287,7 @@ class Look:
     step: int
     """Steps of training before the checkpoint."""
     scores: dict[str, float]
-    """What came out."""
+    """Scores by name."""
     dynamic: str = ""
     """Settings of dynamic evaluation; empty for fixed weights."""
 

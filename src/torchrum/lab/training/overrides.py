@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torchrum.lab.training.config import ModelConfig, TrainConfig, field_names, flat, to_json, without
 from torchrum.lab.training.errors import ConfigError
-from torchrum.lab.training.typed_data import convert, guess
+from torchrum.lab.training.files import convert, guess
 from torchrum.ops._checks import nearest
 
 ALIKE = 0.5

@@ -1,26 +1,23 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TextIO, cast
+from datetime import timedelta
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+from torchrum.lab.training.config import TrainConfig
 
 PLAIN_SECONDS = 5.0  # plain lines of training loss come at most this often; those of validation always
 
 
 def _number(value: float) -> str:
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2e}"
-
-
-def _time(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 BAR = 10
@@ -33,18 +30,8 @@ def is_early(steps: int, log_every: int) -> bool:
 
 
 def visible(text: str) -> str:
-    """``text`` as a terminal may get it: what it would obey, such as an escape sequence, is written out."""
+    """Write out what a terminal would obey, such as an escape sequence."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
-
-
-class Baseline(NamedTuple):
-    """The loss to beat, as a person reads it."""
-
-    value: float
-    name: str = "memoryless"
-    """What the model that has it is called."""
-    unit: str = "nats"
-    """What it is counted in."""
 
 
 class Lenient:
@@ -88,31 +75,21 @@ class Display:
     """Shows step, speed, loss and metric against the memoryless baseline, and the time left.
 
     Args:
-        name: of the run.
-        steps: at the end.
-        step: at the start.
-        baseline: the loss to beat, with its name and unit.
-        metric: name of the task's metric.
+        config: the run.
+        step: the step at which it starts.
         quiet: show nothing at all; for processes other than the first, and for tests.
         console: where to show it; standard error by default. rich leaves out colours if ``NO_COLOR`` is set.
     """
 
-    def __init__(
-        self,
-        name: str,
-        steps: int,
-        step: int,
-        baseline: Baseline,
-        metric: str,
-        quiet: bool = False,
-        console: Console | None = None,
-    ) -> None:
-        self._name, self._steps, self._baseline, self._metric, self._quiet = name, steps, baseline, metric, quiet
+    def __init__(self, config: TrainConfig, step: int = 0, quiet: bool = False, console: Console | None = None) -> None:
+        self._task, self._steps, self._quiet = config.task, config.steps, quiet
+        self._name = name = config.label
+        self._baseline, metric = _number(config.task.baseline()), config.task.metric
         self._console = console or Console(file=cast(TextIO, Lenient()), soft_wrap=True)
         self._step, self._time, self._speed = step, time.monotonic(), 0.0
         self._line_time = 0.0
         self._loss = self._score = ""
-        count = f"{steps}/{steps}"
+        count = f"{self._steps}/{self._steps}"
         whole = [name, " " * BAR, count, "1,000.0 steps/s", self._told(0.1, False), f"{metric} 0.1234", "left 0:00:00"]
         self._narrow = len(" ".join(whole)) > self._console.width
         self._bar: Progress | None = None
@@ -133,14 +110,15 @@ class Display:
                 refresh_per_second=4,
                 expand=True,
             )
-            self._row = self._bar.add_task(name, total=steps, completed=step, speed="", text="")
+            self._row = self._bar.add_task(name, total=self._steps, completed=step, speed="", text="")
             self._bar.start()
 
     def _told(self, loss: float, short: bool) -> str:
         """A loss beside the baseline, which has its name in full unless it must be short."""
-        value, name, unit = self._baseline
-        unit = unit.partition(" ")[0] if short else unit
-        return f"loss {_number(loss)} {unit} ({'' if short else name + ' '}baseline {_number(value)})"
+        name, unit = self._task.baseline_name, self._task.loss_unit
+        if short:
+            return f"loss {_number(loss)} {unit.partition(' ')[0]} (baseline {self._baseline})"
+        return f"loss {_number(loss)} {unit} ({name} baseline {self._baseline})"
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -163,17 +141,16 @@ class Display:
             self._bar.update(self._row, completed=step, speed=speed, text=text)
         elif now - self._line_time >= PLAIN_SECONDS or step == self._steps:
             self._line_time = now
-            left = _time((self._steps - step) / self._speed) if self._speed else "?"
+            left = timedelta(seconds=int((self._steps - step) / self._speed)) if self._speed else "?"
             text = self._told(values["loss"], False)
             self.say(f"{self._name} step {step}/{self._steps}  {text}  {self._speed:,.1f} steps/s  left {left}")
 
     def validation(self, step: int, values: Mapping[str, float], best: bool) -> None:
         """Show the scores on the validation set."""
         self._time, self._step = time.monotonic(), step  # scoring does not count as training time
-        score = values[self._metric]
-        self._score = (
-            f"{self._metric} {score:.1%}" if self._metric.endswith("accuracy") else f"{self._metric} {_number(score)}"
-        )
+        metric = self._task.metric
+        score = f"{values[metric]:.1%}" if metric.endswith("accuracy") else _number(values[metric])
+        self._score = f"{metric} {score}"
         if self._bar is not None:
             self._bar.update(self._row, completed=step, text=f"{self._loss} {self._score}".strip())
             return

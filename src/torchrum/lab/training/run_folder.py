@@ -1,10 +1,10 @@
-"""The run folder: its files, how they are read back, and the lock that gives it to one process.
+"""The run folder: its files, what a run ran on, how they are read back, and the lock that gives it to one process.
 
     config.json         the TrainConfig, written before the first step
     environment.json    versions, commit and hardware
     metrics.jsonl       one JSON object per line, appended as the run goes
     checkpoints/        see checkpoint.py
-    result.json         the last word: why it stopped, final and best scores, seconds
+    result.json         why the run stopped, final and best scores, seconds
     curve.png           loss and metric over the steps
 
 A line of metrics.jsonl has ``kind`` ("train": means since the last such line; "validation": the fixed set), ``step``,
@@ -13,28 +13,33 @@ the model has a RUM, a line of kind "weights" follows each "validation": how far
 stand out.
 """
 
+import functools
 import hashlib
 import json
 import os
+import platform
+import re
 import signal
+import subprocess
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from torchrum.lab.training.config import TrainConfig, first_of, from_json, run_differences
+from torchrum.lab.training.config import TrainConfig, differences, first_of, from_json
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.files import parse_json, read_json, write_atomic
-from torchrum.lab.training.typed_data import Reader
+from torchrum.lab.training.files import Reader, parse_json, read_json, write_atomic
 
 
 @dataclass
 class Progress:
-    """What the loop itself remembers; all of it is in the checkpoint."""
+    """State of the training loop; all of it is in the checkpoint."""
 
     step: int = 0
     """Steps done."""
@@ -43,13 +48,13 @@ class Progress:
     best: float | None = None
     """Best value of the task's metric on the validation set."""
     best_step: int = 0
-    """Where it was reached."""
+    """Step of the best value."""
     reached: int = 0
     """Validations in a row that reached stop_at."""
     waited: int = 0
     """Validations since the best one, or since the rate last fell on a plateau."""
     drops: int = 0
-    """How often it fell."""
+    """Number of times that the rate fell."""
     seconds: float = 0.0
     """Time spent in training, over all resumptions."""
 
@@ -62,10 +67,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """Outcome of a run."""
 
     folder: Path
-    """Where everything about it is written."""
+    """The run folder."""
     stopped: str
     """Why: "finished", "goal" (stop_at was reached), the name of a signal or, in a sweep, "diverged"."""
     step: int
@@ -75,7 +80,7 @@ class Result:
     best: float | None
     """Best value of the task's metric."""
     best_step: int
-    """Where it was reached."""
+    """Step of the best value."""
     seconds: float
     """Time spent in training."""
 
@@ -94,7 +99,7 @@ class Result:
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 RESULT = "result.json"
 NO_SCORES = frozenset(("kind", "step", "seconds", "lr"))
-"""What a line of metrics.jsonl has besides scores."""
+"""Fields of a line of metrics.jsonl that are no scores."""
 
 
 def _read_content(path: Path) -> bytes:
@@ -157,7 +162,7 @@ def read_result(folder: Path) -> Result | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How far ``metrics.jsonl`` was when a checkpoint was written."""
+    """Length and hash of ``metrics.jsonl`` when a checkpoint was written."""
 
     bytes: int
     """Its size."""
@@ -206,7 +211,7 @@ class MetricsFile:
         self._bytes += len(line)
 
     def mark(self) -> Mark:
-        """How far the file is."""
+        """Return length and hash of the file."""
         return Mark(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def sync(self) -> None:
@@ -335,9 +340,140 @@ def claim_run(folder: Path, config: TrainConfig, resume: bool, rename: bool) -> 
                 f"{folder} holds a run already; resume it with fit(folder, resume=True) or "
                 f"torchrum train --resume {folder}, or choose another folder."
             )
-        if resume and (changed := run_differences(read_config(folder), config)):
+        if resume and (changed := differences(read_config(folder), config)):
             raise ConfigError(f"a resumed run cannot change {first_of(changed)}. Start a new run for that.")
     except Exception:
         lock.release()
         raise
     return lock
+
+
+PACKAGE = Path(__file__).resolve().parents[2]
+HASH = re.compile(r"[0-9a-f]{7,40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """``environment.json``."""
+
+    python: str
+    system: str
+    versions: dict[str, str | None]
+    """Versions of the packages that compute; None for one that is not installed."""
+    commit: str | None
+    """Commit of torchrum's own repository; None outside a checkout of it."""
+    uncommitted_changes: bool | None
+    processor: str
+    threads: int
+    device: str
+    accelerator: str | None
+    cuda: str | None
+    processes: int
+    command: list[str]
+    data: str | None = None
+    """Note on unusual data, see ``Task.provenance``."""
+    parameters: int | None = None
+    """Trainable numbers of the model; None in folders of earlier versions."""
+    resumed: list[dict[str, Any]] = field(default_factory=list)
+    """The step of each resumption, and what was different then."""
+
+
+def read_environment(run: Path) -> Environment:
+    """``environment.json`` of a run folder."""
+    return Reader(run / ENVIRONMENT).build(Environment, read_json(run / ENVIRONMENT))
+
+
+def environment(device: Any, processes: int, data: str = "") -> Environment:
+    """The environment of this process.
+
+    Args:
+        device: the torch device that computes.
+        processes: how many share the batch.
+        data: what is unusual about the data.
+    """
+    import torch
+
+    commit, name = own_commit(), Path(sys.argv[0]).name
+    program = ["python", "-m", "torchrum"] if name == "__main__.py" else [name]
+    packages = ("torchrum", "torch", "triton", "lightning-fabric", "safetensors", "numpy")
+    return Environment(
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        versions={name: _version(name) for name in packages} | {"torch": str(torch.__version__)},
+        commit=None if commit is None else commit[0],
+        uncommitted_changes=None if commit is None else commit[1],
+        processor=_processor(),
+        threads=torch.get_num_threads(),
+        device=str(device.type),
+        accelerator=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        cuda=torch.version.cuda if device.type == "cuda" else None,
+        processes=processes,
+        command=[*program, *map(without_folders, sys.argv[1:])],
+        data=data,
+    )
+
+
+def without_folders(argument: str) -> str:
+    """An argument of a command whose absolute paths are shortened to their last name; that of a user goes too."""
+    return re.sub(r"(^|=|,)((?:~|/|[A-Za-z]:[\\/])[^,]*)", lambda found: found[1] + _shortened(found[2]), argument)
+
+
+def _shortened(path: str) -> str:
+    *folders, name = [part for part in re.split(r"[\\/]", path) if part] or [""]
+    at_home = (path.startswith("~") and not folders) or Path(path) == Path.home()
+    of_user = at_home or folders[-1:] in (["home"], ["Users"])
+    return "..." if of_user else f".../{name}"
+
+
+@functools.cache
+def own_commit(package: Path = PACKAGE) -> tuple[str, bool] | None:
+    """The commit of torchrum's own repository, and whether files of the package differ; None where it cannot tell.
+
+    The package must stand in ``src/torchrum`` of the repository and be tracked by it: a project that contains the
+    virtual environment, or a copy of the package, has a commit of its own that says nothing about torchrum.
+    """
+    found = (_git(["rev-parse", "--show-toplevel", "HEAD"], package) or "").splitlines()
+    tracked = _git(["ls-files", "--error-unmatch", "--", "__init__.py"], package) is not None
+    if not tracked or Path(found[0]).resolve() / "src" / "torchrum" != package.resolve():
+        return None
+    return found[1], bool(_git(["status", "--porcelain", "--", "."], package))
+
+
+def given_commit(text: str) -> str:
+    """Check a commit from ``--commit``: a hash, or HEAD for that of torchrum's own checkout."""
+    if text == "HEAD":
+        commit = own_commit()
+        if commit is None:
+            raise ConfigError("--commit HEAD: torchrum is not running from a checkout of its own; pass the hash.")
+        return commit[0] + ("+changes" if commit[1] else "")
+    if not HASH.fullmatch(text.lower()):
+        raise ConfigError(f"--commit is {text!r}, but it must be a hash of 7 to 40 hexadecimal digits, or HEAD.")
+    return text.lower()
+
+
+def _git(arguments: Iterable[str], folder: Path) -> str | None:
+    # a git hook, for one, sets variables that would lead to another repository
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=variables)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -10,7 +10,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +20,7 @@ from torchrum.lab.training.config import (
     TrainConfig,
     differences,
     first_of,
-    run_differences,
-    saved_differences,
+    plain_differences,
     to_json,
 )
 from torchrum.lab.training.distributed import Engine, Outcome, train_side_by_side
@@ -111,79 +110,70 @@ def run_sweep(
     with ExitStack() as held:
         lock = lock_free_folder if rename else lock_folder
         folder = engine.first(lambda: held.enter_context(lock(Path(folder))).folder)
-        return Sweep(runs, folder, quiet, on_end, engine).train(jobs)
+        return _train_runs(runs, folder, quiet, on_end, engine, jobs)
 
 
-@dataclass
-class Sweep:
-    """The runs of one sweep, and what became of them so far."""
+def _train_runs(
+    runs: Mapping[str, TrainConfig], folder: Path, quiet: bool, on_end: OnEnd, engine: Engine, jobs: int
+) -> list[Result]:
+    """Train all runs, ``jobs`` at a time, and report and sum up each as it ends."""
+    results: dict[str, Result] = {}
+    means: dict[str, Any] = {}
+    metric = next(iter(runs.values())).task.metric
 
-    runs: Mapping[str, TrainConfig]
-    folder: Path
-    quiet: bool
-    on_end: OnEnd
-    engine: Engine
-    results: dict[str, Result] = field(default_factory=dict)
-    means: dict[str, Any] = field(default_factory=dict)
-
-    def train(self, jobs: int) -> list[Result]:
-        """Train all of them, ``jobs`` at a time, and sum up."""
-        stopped = self._side_by_side(jobs) if jobs > 1 else self._in_turn()
-        found = [self.results[label] for label in self.runs if label in self.results]
-        if stopped and not found:
-            self._say("stopped before the first run began; the same command starts over")
-            return found
-        if stopped:
-            count = f"all {len(self.runs)} runs" if len(self.runs) > 1 else "the run"
-            self._say(f"to resume {count}, run the same command with --resume {self.folder}")
-            return found
-        metric = next(iter(self.runs.values())).task.metric
-        for group, mean in self.means.items():
-            self._say(f"{group}: {metric} {mean['mean']:.4f} +- {mean['spread']:.4f} over {mean['runs']}")
-        self._say(f"summary: {self.folder / SUMMARY}")
-        return found
-
-    def _in_turn(self) -> bool:
-        for number, (label, config) in enumerate(self.runs.items(), 1):
-            self._say(f"{label}, {number} of {len(self.runs)}")
-            try:
-                result: Outcome = train_or_keep(config, self.folder / label, self.quiet, self.engine, self.on_end)
-            except DivergedError as error:
-                result = error
-            self._note(label, result)
-            if self.results[label].stopped.startswith("SIG"):
-                return True
-        return False
-
-    def _side_by_side(self, jobs: int) -> bool:
-        calls = {}
-        for label, config in self.runs.items():
-            calls[label] = partial(train_or_keep, config, self.folder / label, True, None, self.on_end)
-        self._say(f"{len(calls)} runs, {min(jobs, len(calls))} at a time")
-        signalled = train_side_by_side(calls, jobs, self._tell)
-        if signalled and not self.results:  # none had begun
-            self.results[next(iter(self.runs))] = _empty(self.folder, signalled)
-        return signalled is not None
-
-    def _tell(self, label: str, outcome: Outcome) -> None:
-        self._note(label, outcome)
-        result = self.results[label]
-        metric = self.runs[label].task.metric
-        score = f", {metric} {result.scores[metric]:.4f}" if metric in result.scores else ""
-        done = f"{len(self.results)} of {len(self.runs)}"
-        self._say(f"{label}, {done}: {result.stopped} at step {result.step}{score}, {result.seconds:.0f} s")
-
-    def _note(self, label: str, outcome: Outcome) -> None:
-        if isinstance(outcome, DivergedError):
-            self._say(f"{label}: {outcome}")
-            outcome = _empty(self.folder / label, "diverged")
-        self.results[label] = outcome
-        if not outcome.stopped.startswith("SIG"):
-            self.means = self.engine.first(lambda: _summarise(self.folder, self.runs, self.results))
-
-    def _say(self, text: str) -> None:
-        if self.engine.rank == 0 and not self.quiet:
+    def tell(text: str) -> None:
+        if engine.rank == 0 and not quiet:
             say(text)
+
+    def ended(label: str, outcome: Outcome) -> None:
+        if isinstance(outcome, DivergedError):
+            tell(f"{label}: {outcome}")
+            outcome = _empty(folder / label, "diverged")
+        results[label] = outcome
+        if not outcome.stopped.startswith("SIG"):
+            means.update(engine.first(lambda: _summarise(folder, runs, results)))
+        if jobs > 1:
+            score = f", {metric} {outcome.scores[metric]:.4f}" if metric in outcome.scores else ""
+            ending = f"{outcome.stopped} at step {outcome.step}{score}, {outcome.seconds:.0f} s"
+            tell(f"{label}, {len(results)} of {len(runs)}: {ending}")
+
+    calls = {
+        label: partial(train_or_keep, config, folder / label, quiet or jobs > 1, engine if jobs == 1 else None, on_end)
+        for label, config in runs.items()
+    }
+    if jobs > 1:
+        tell(f"{len(runs)} runs, {min(jobs, len(runs))} at a time")
+        signalled = train_side_by_side(calls, jobs, ended)
+    else:
+        signalled = _train_in_turn(calls, ended, tell)
+    found = [results[label] for label in runs if label in results]
+    if signalled and not found:
+        tell("stopped before the first run began; the same command starts over")
+        return [_empty(folder, signalled)]
+    if signalled:
+        count = f"all {len(runs)} runs" if len(runs) > 1 else "the run"
+        tell(f"to resume {count}, run the same command with --resume {folder}")
+        return found
+    for group, mean in means.items():
+        tell(f"{group}: {metric} {mean['mean']:.4f} +- {mean['spread']:.4f} over {mean['runs']}")
+    tell(f"summary: {folder / SUMMARY}")
+    return found
+
+
+def _train_in_turn(
+    calls: Mapping[str, Callable[[], Result]], ended: Callable[[str, Outcome], None], tell: Callable[[str], None]
+) -> str | None:
+    """Make the calls one after another, as ``train_side_by_side`` does; return the name of a signal, or None."""
+    for number, (label, call) in enumerate(calls.items(), 1):
+        tell(f"{label}, {number} of {len(calls)}")
+        try:
+            outcome: Outcome = call()
+        except DivergedError as error:
+            outcome = error
+        ended(label, outcome)
+        if isinstance(outcome, Result) and outcome.stopped.startswith("SIG"):
+            return outcome.stopped
+    return None
 
 
 def _empty(folder: Path, stopped: str) -> Result:
@@ -196,14 +186,14 @@ def train_or_keep(config: TrainConfig, folder: Path, quiet: bool, engine: Engine
     done, begun = engine.first(lambda: (read_result(folder), holds_run(folder)))  # one look for all processes
     if done is None:
         return Trainer(config, quiet=quiet, on_end=on_end).fit(folder, resume=begun)
-    changed = run_differences(read_config(folder), config)
+    changed = differences(read_config(folder), config)
     if changed:
         raise RunError(f"{folder} holds a finished run of another config: {'; '.join(changed)}.")
     return done
 
 
 def _summarise(folder: Path, runs: Mapping[str, TrainConfig], results: Mapping[str, Result]) -> dict[str, Any]:
-    """Write the summary; returns the means of the runs that differ in their seed alone."""
+    """Write the summary; return the means of the runs that differ only in their seed."""
     results = {label: results[label] for label in runs if label in results}  # whatever the order of their ends
     rows = {
         label: {"scores": result.scores, "best": result.best, "step": result.step, "stopped": result.stopped}
@@ -383,8 +373,8 @@ def open_study(storage: str, config: TrainConfig, space: Sequence[str]) -> "Stud
         study.set_user_attr("space", searched)
         study.set_user_attr("config", to_json(config))
     known = study.user_attrs  # read again: another process may have come first
-    changed = saved_differences(known["config"], config, STUDY_CHANGEABLE)
-    changed += differences(known["space"], searched)
+    changed = differences(known["config"], config, STUDY_CHANGEABLE)
+    changed += plain_differences(known["space"], searched)
     if changed:
         raise ConfigError(
             f"the storage has a study {config.name!r} of another search: {first_of(changed)}. Repeat its command, or "

@@ -20,12 +20,10 @@ from torchrum.lab.models import count_parameters
 from torchrum.lab.training.checkpoint import Keeper, Loaded, collect_random_state, has_checkpoint, load_run, restore
 from torchrum.lab.training.config import ModelConfig, TrainConfig, plateau, to_json
 from torchrum.lab.training.distributed import LOST, Engine, Interrupts, on_host
-from torchrum.lab.training.environment import environment, read_environment
 from torchrum.lab.training.errors import ConfigError, DivergedError, RunError
 from torchrum.lab.training.evaluation import calibrate, is_calibrated, score
 from torchrum.lab.training.files import write_json
-from torchrum.lab.training.optim import learning_rate, set_learning_rate
-from torchrum.lab.training.progress import Baseline, Display, is_early
+from torchrum.lab.training.progress import Display, is_early
 from torchrum.lab.training.run_folder import (
     CONFIG,
     ENVIRONMENT,
@@ -34,9 +32,21 @@ from torchrum.lab.training.run_folder import (
     Progress,
     Result,
     claim_run,
+    environment,
     last_validation,
+    read_environment,
 )
-from torchrum.lab.training.step import GraphStep, Trained, TrainStep, assemble, graph_obstacle, to_device, within_memory
+from torchrum.lab.training.step import (
+    GraphStep,
+    Trained,
+    TrainStep,
+    assemble,
+    graph_obstacle,
+    learning_rate,
+    set_learning_rate,
+    to_device,
+    within_memory,
+)
 from torchrum.layers.introspection import diagonal_dominance, recurrent_blocks
 from torchrum.layers.registry import LAYERS
 
@@ -112,12 +122,7 @@ class Run:
         self.engine.first(lambda: self._open_folder(resume))
         self._metrics = MetricsFile(folder, self.progress.step, mark) if self.engine.rank == 0 else None
         self.engine.start_tracker(self.config.logger, folder, self.config.name, to_json(self.config))
-        task = self.config.task
-        baseline = Baseline(task.baseline(), task.baseline_name, task.loss_unit)
-        silent = quiet or self.engine.rank > 0
-        self._display = Display(
-            self.config.label, self.config.steps, self.progress.step, baseline, task.metric, quiet=silent
-        )
+        self._display = Display(self.config, self.progress.step, quiet=quiet or self.engine.rank > 0)
         self._started = time.monotonic() - self.progress.seconds
 
     def train(self, lines: list[str], on_end: Callable[[Path], object] | None) -> Result:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrum.cells.fast_slow import FastSlowCell
 from torchrum.cells.lstm import LSTMCell
 from torchrum.cells.rum import PAPER_OPTIONS
-from torchrum.lab.models.one_hot import AnsweringModel
+from torchrum.lab.models import OneHotModel
 from torchrum.lab.tasks.recall import Recall
 from torchrum.layers.registry import CellLayer, build_layer
 from torchrum.layers.rum import RUM
@@ -216,7 +216,7 @@ def recall_step(shape: Shape, backend: str) -> TrainingStep:
     task = Recall(length=shape.T - 3, train_size=None)
     layer = build_layer("rum", task.input_size, shape.N, batch_first=True, **PAPER_OPTIONS, lam=1, backend=backend)
     assert isinstance(layer, RUM)
-    model = AnsweringModel(layer, task.input_size, task.num_classes).to(shape.device)
+    model = OneHotModel(layer, task.input_size, task.num_classes).to(shape.device)
     batch = task.batch(shape.B, torch.Generator(shape.device).manual_seed(0))
     taken = layer.explain_backend(model.readout.weight.new_empty(shape.B, shape.T, task.input_size)).backend
     adam = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=shape.device == "cuda")

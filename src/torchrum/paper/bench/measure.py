@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchrum.lab.training.environment import environment, given_commit
+from torchrum.lab.training.run_folder import environment, given_commit
 from torchrum.ops.kernels.cuda import recording
 
 T = TypeVar("T")

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from torchrum.lab.tables import Table
 from torchrum.lab.training.errors import RunError
-from torchrum.lab.training.files import MAX_BYTES, parse_json, read_bytes, write_atomic
-from torchrum.lab.training.typed_data import Reader
+from torchrum.lab.training.files import MAX_BYTES, Reader, parse_json, read_bytes, write_atomic
 from torchrum.paper.bench.layers import Shape
 from torchrum.paper.bench.measure import Times
 
@@ -27,13 +26,13 @@ class Row:
     """forward, forward_backward or training_step."""
     shape: Shape
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the RUM."""
+    """Options of the RUM."""
     times: Times | None = None
     """Milliseconds."""
     peak_bytes: int | None = None
-    """Memory that the pass needs at its peak."""
+    """Peak memory of the pass."""
     first_call_seconds: float | None = None
-    """Of a shape not seen before: compilation, capture and one call."""
+    """Time of the first call of a shape: compilation, capture and the call."""
     error: float | None = None
     """Largest relative error of outputs and gradients against float64, in the row's precision."""
     error_ieee: float | None = None
@@ -44,13 +43,13 @@ class Row:
     """The same in the row's precision, with tanh for ReLU, whose sign flips are no rounding."""
     num_parameters: int | None = None
     threads: int | None = None
-    """Of a CPU's rows, where they differ from the environment's."""
+    """Threads on a CPU, where they differ from the environment's."""
     precision: str | None = None
-    """Of float32 matmuls on a GPU: high is TF32, highest FP32 (TF32 off)."""
+    """Precision of float32 matmuls on a GPU: high is TF32, highest FP32 (TF32 off)."""
     backend: str | None = None
     """The backend of ours that ran."""
     design: str | None = None
-    """Of the fused backend: ``stepwise`` (a matmul and a row kernel per step), ``persistent`` or ``one launch``."""
+    """Design of the fused backend: ``stepwise`` (matmul and row kernel per step), ``persistent`` or ``one launch``."""
     failed: str | None = None
     """Why there is no number."""
 
@@ -152,13 +151,13 @@ def text_table(report: Report) -> str:
 
 
 def describe_target(target: Target) -> str:
-    """One line: reached or not, and the number beside its limit."""
+    """Describe on one line whether a target is reached, with its number and limit."""
     measured, limit = target_words(target)
     return f"[{'reached' if target.reached else 'missed'}] {target.name}: {measured}, {limit}"
 
 
 def target_words(target: Target) -> tuple[str, str]:
-    """What was measured, and the limit."""
+    """Format the measured number and the limit."""
     bound = "at least" if target.at_least else "at most"
     value = "not measured" if target.value is None else f"{target.value:.3g}{target.unit}"
     return value, f"{bound} {target.limit:g}{target.unit}"

@@ -10,11 +10,10 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from torchrum.lab.plot_style import drawing, grid_of_panels, save, save_themes
-from torchrum.lab.tables import Table, code, markdown_tables
+from torchrum.lab.tables import Table, code, markdown_tables, write_marked
 from torchrum.lab.training.errors import ConfigError
-from torchrum.paper.bench.gpu import FEATURES, SHORT, STEPS, target_cases
 from torchrum.paper.bench.records import Report, Row, target_words
-from torchrum.paper.table import write_marked
+from torchrum.paper.bench.suites import FEATURES, SHORT, STEPS, target_cases
 
 MATMULS: dict[str | None, str] = {"high": " (TF32 matmul)", "highest": " (FP32 matmul)"}
 LABELS = {
@@ -83,7 +82,7 @@ def _target_table(report: Report) -> Table:
 
 
 def describe_case(found: dict[str, Row]) -> str:
-    """What a case is: options, sizes and dtype."""
+    """Describe a case: options, sizes and dtype."""
     options = max((row.options for row in found.values()), key=len)
     row = next(iter(found.values()))
     words = [name if value is True else f"{name}={value:g}" for name, value in options.items()]
@@ -100,7 +99,7 @@ def _fastest(found: dict[str, Row], names: tuple[str, ...]) -> Row | None:
 
 
 def _ratio(found: dict[str, Row]) -> str:
-    """The faster of our ways over the faster GRU."""
+    """Divide the time of our fastest implementation by that of the faster GRU."""
     ours, theirs = _fastest(found, OURS), _fastest(found, ("gru", "gru graphed"))
     return f"{ours.times.median / theirs.times.median:.2f}" if ours and theirs and ours.times and theirs.times else ""
 
@@ -112,7 +111,7 @@ def _cell(row: Row | None) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits, or whole numbers."""
+    """Format a time with three digits, or as a whole number."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -130,7 +129,7 @@ LINES: dict[str, tuple[str, str]] = {
     "fused": ("RUM, plain calls", ":"),
     "gru": ("nn.GRU, plain calls", ":"),
 }
-"""Of the sweep over N: the implementations that are drawn, their labels, and how."""
+"""Implementations in the plot over N, with their labels and line styles."""
 
 
 def draw_report(report: Report, path: Path) -> Path:

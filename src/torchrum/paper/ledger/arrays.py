@@ -35,7 +35,7 @@ from torchrum.lab.training.checkpoint import load_model
 from torchrum.lab.training.files import MAX_BYTES, read_bytes, write_atomic
 from torchrum.lab.training.run_folder import read_config, read_metrics
 from torchrum.layers.introspection import Observation, observe, recurrent_blocks
-from torchrum.paper.ledger.schema import LedgerError
+from torchrum.paper.ledger.entries import LedgerError
 
 Arrays = dict[str, NDArray[np.generic]]
 

@@ -8,13 +8,11 @@ from statistics import fmean
 from torchrum.lab.data.babi import NAMES, TASKS
 from torchrum.lab.recipes import RECIPES
 from torchrum.lab.recipes.babi import PAPER, SMALL_DATA, TABLE
-from torchrum.lab.tables import Table
+from torchrum.lab.tables import Table, span
 from torchrum.lab.tasks.babi import SOLVED, Babi
 from torchrum.lab.training.config import Paper
-from torchrum.paper.ledger.record import SAME
+from torchrum.paper.ledger.entries import SAME, Entry
 from torchrum.paper.ledger.runs import model_label
-from torchrum.paper.ledger.schema import Entry
-from torchrum.paper.table import span
 
 REGENERATED = "training text is partly regenerated"
 """Part of the note of runs on text that is not the official one."""

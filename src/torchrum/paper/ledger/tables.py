@@ -17,18 +17,19 @@ from statistics import fmean
 from typing import Literal
 
 from torchrum.lab.recipes import FAMILIES, PAPER_ONLY, RECIPES, is_preset, paper_preset
-from torchrum.lab.tables import Table, code, markdown_tables
+from torchrum.lab.tables import Table, code, markdown_tables, span, spread, with_best, write_marked
 from torchrum.lab.tasks import Recall
 from torchrum.lab.training.config import Paper, TrainConfig
 from torchrum.paper.ledger.babi import REGENERATED, babi_tables, paper_family, sentence
-from torchrum.paper.ledger.comparison import compare, comparison_tables
-from torchrum.paper.ledger.record import without_own_data
+from torchrum.paper.ledger.entries import Entry, LedgerError, without_own_data
 from torchrum.paper.ledger.runs import (
     METRIC_NAMES,
     Row,
     best,
     best_settings,
     changed_settings,
+    compare,
+    comparison_tables,
     final_loss,
     model_and_place,
     model_label,
@@ -38,8 +39,6 @@ from torchrum.paper.ledger.runs import (
     settings_tried,
     table_rows,
 )
-from torchrum.paper.ledger.schema import Entry, LedgerError
-from torchrum.paper.table import span, spread, with_best, write_marked
 
 TITLES = {"char": "character language modelling"}
 """Task to its title, if that is not its name."""

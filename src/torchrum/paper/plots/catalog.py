@@ -8,14 +8,15 @@ from html import escape
 from pathlib import Path
 
 from torchrum.lab.plot_style import Figure, save_themes
+from torchrum.lab.tables import spread, write_marked
 from torchrum.lab.tasks.base import Task
 from torchrum.lab.training.config import TrainConfig
 from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.run_folder import read_config
 from torchrum.paper.ledger.arrays import collect_arrays, drawable, read_arrays
 from torchrum.paper.ledger.babi import best_columns
+from torchrum.paper.ledger.entries import Entry, LedgerError, arrays_path, read_ledger
 from torchrum.paper.ledger.runs import best_settings, model_label, place, score_names, table_rows
-from torchrum.paper.ledger.schema import Entry, LedgerError, arrays_path, read_ledger
 from torchrum.paper.plots.curves import (
     babi_figure,
     char_figure,
@@ -25,7 +26,6 @@ from torchrum.paper.plots.curves import (
     recall_figure,
 )
 from torchrum.paper.plots.run import Arrays, diagonal_figure, kernels_figure, phases_figure, rotation_figure
-from torchrum.paper.table import spread, write_marked
 
 FIGURES = {
     "copying": "Copying memory, training loss (Figure 2 of the paper). A run that reaches its goal stops there and "
@@ -68,7 +68,7 @@ class Drawing:
     name: str
     """Its file's name, without ending."""
     caption: str
-    """What it shows, in words."""
+    """Caption."""
     draw: Callable[[], Figure]
     """Draws it in the theme that is set."""
 
@@ -138,14 +138,14 @@ def title(config: TrainConfig, name: str) -> str:
 
 
 def describe(entry: Entry) -> str:
-    """What was trained, for a title: task, model, size, seed and score."""
+    """Describe a run for a title: task, model, size, seed and score."""
     name, key = next(iter(score_names(entry).items()))
     words = title(entry.config(), f"{entry.recipe}: {model_label(entry.config().model)}")
     return f"{words}, {name} {spread([entry.final[key]], key)}"
 
 
 def representative(task: str, entries: Sequence[Entry], results: Path) -> tuple[Entry, Path] | None:
-    """Of the runs of a task with arrays the one nearest to the paper's: its model first, then the lowest loss."""
+    """Choose the run of a task with arrays that is nearest to the paper's: its model first, then the lowest loss."""
     _, units, options = KERNELS[task]
 
     def distance(entry: Entry) -> tuple[bool, float]:
@@ -226,7 +226,7 @@ IMAGE = """<picture>
 
 
 def write_gallery(page: Path, results: Path, folder: Path) -> bool:
-    """Put figures and captions between the markers of a page; says whether it changed.
+    """Put figures and captions between the markers of a page; return whether it changed.
 
     Args:
         page: a Markdown file of the documentation.
@@ -238,7 +238,7 @@ def write_gallery(page: Path, results: Path, folder: Path) -> bool:
 
 
 def gallery(name: str, entries: Sequence[Entry], results: Path, folder: str) -> str:
-    """The figures of one name, light and dark, with caption and command; says so where there is no run yet."""
+    """Write the figures of one name, light and dark, with caption and command, or a note if there is no run yet."""
     check_figure(name)
     parts = []
     for drawing in plan(name, entries, results):

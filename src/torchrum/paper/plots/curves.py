@@ -22,13 +22,13 @@ from torchrum.lab.tasks.base import Task
 from torchrum.layers.introspection import gradient_norms
 from torchrum.layers.registry import build_layer
 from torchrum.paper.ledger.babi import Column, best_columns
+from torchrum.paper.ledger.entries import Entry
 from torchrum.paper.ledger.runs import Row, model_label
-from torchrum.paper.ledger.schema import Entry
 
 T = TypeVar("T", Copying, Recall, CharLM)
 Points = NDArray[np.float64]
 CORPORA = {"ptb": "Penn Treebank"}
-"""What a text is called in a title."""
+"""Names of texts in titles."""
 
 
 def copying_figure(rows: Sequence[Row]) -> Figure:
@@ -178,7 +178,7 @@ def _finish(figure: Figure, title: str) -> None:
 
 
 MARKERS = "os^vPX*<>h"
-"""One for each model, so that colour is not needed to tell them apart."""
+"""Markers of the models, to tell them apart without colour."""
 PLACES = {task: len(NAMES) - task for task in TASKS}
 """Task to its line, the first at the top."""
 

@@ -29,7 +29,7 @@ from torchrum.lab.training.errors import RunError
 from torchrum.lab.training.run_folder import read_config, read_metrics, shared_scores
 
 Arrays = Mapping[str, NDArray[np.float64]]
-"""What ``torchrum.paper.ledger.arrays.read_arrays`` returns."""
+"""Result of ``torchrum.paper.ledger.arrays.read_arrays``."""
 
 TRAINING, VALIDATION = "#9ecae1", "#d55e00"
 
@@ -100,7 +100,7 @@ TITLES = {"tau": "$W_{hh}^{\\tau}$: generates the target τ", "u": "$W_{hh}^{u}$
 
 
 def first_recurrence(arrays: Arrays) -> str:
-    """Name of the first recurrence of a model, which stands for all in a figure."""
+    """Name the first recurrence of a model, which represents all of them in a figure."""
     return min(name.rpartition("/")[0] for name in arrays if name.endswith("/tau"))
 
 
@@ -141,7 +141,7 @@ def kernels_figure(arrays: Arrays, title: str) -> Figure:
 
 
 def _contrast(arrays: Arrays, name: str, block: str) -> str:
-    """How far the diagonal stands out, from the whole block where there is one."""
+    """Describe how far the diagonal stands out, from the whole block if it is there."""
     diagonal = np.abs(arrays[f"{name}/{block}_diagonal"])
     matrix = np.abs(arrays[f"{name}/{block}"])
     others = (matrix.sum() - matrix.diagonal().sum()) / max(matrix.size - len(matrix), 1)
@@ -263,7 +263,7 @@ def radians(axes: Axes, label: str) -> None:
 
 
 def symbol_names(task: Task) -> Callable[[int], str]:
-    """What a task's symbols are called below an axis."""
+    """Name the symbols of a task below an axis."""
     if isinstance(task, Recall):
         letters = "?" + "".join(chr(ord("a") + key) if key < 26 else "·" for key in range(task.pairs))
         return lambda symbol: letters[symbol] if symbol <= task.pairs else str(symbol - task.pairs - 1)

@@ -1,24 +1,26 @@
-"""The HTML page of the whole ledger beside the paper, or of a few run folders."""
+"""The HTML page of the ledger beside the paper or of a few run folders, and the headline numbers of the README."""
 
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from torchrum.lab.models import build_model, count_parameters
 from torchrum.lab.page import Block, Items, Page, Playground, Section, picture
-from torchrum.lab.tables import Table, code
+from torchrum.lab.tables import Link, Table, code, span, write_marked
 from torchrum.lab.training.config import flat, to_json
-from torchrum.lab.training.environment import read_environment
 from torchrum.lab.training.errors import ConfigError, RunError
-from torchrum.lab.training.run_folder import read_config, read_metrics
-from torchrum.paper.bench.records import read_report
+from torchrum.lab.training.run_folder import read_config, read_environment, read_metrics
+from torchrum.paper.bench.records import Report, read_report
 from torchrum.paper.bench.report import report_figure, report_tables
-from torchrum.paper.ledger.comparison import compare, comparison_tables
-from torchrum.paper.ledger.runs import model_label
-from torchrum.paper.ledger.schema import Entry, LedgerError, read_ledger
+from torchrum.paper.bench.suites import STEPS
+from torchrum.paper.ledger.babi import Column, best_columns
+from torchrum.paper.ledger.entries import Entry, LedgerError, read_ledger
+from torchrum.paper.ledger.runs import Row, compare, comparison_tables, model_label, reached_goal
 from torchrum.paper.ledger.tables import (
     RULE,
     Verdict,
@@ -31,16 +33,15 @@ from torchrum.paper.ledger.tables import (
 )
 from torchrum.paper.plots.catalog import FIGURES, plan, plan_run
 from torchrum.paper.plots.run import comparison_figure
-from torchrum.paper.report.headline import HEADER, headlines
 
-Report = Callable[[str], None]
+Say = Callable[[str], None]
 
 
-def pictures(name: str, entries: Sequence[Entry], results: Path, report: Report) -> list[Block]:
+def pictures(name: str, entries: Sequence[Entry], results: Path, say: Say) -> list[Block]:
     """Draw every figure of one name that the ledger has runs for."""
     drawings = plan(name, entries, results)
     if drawings:
-        report(f"drawing {name}")
+        say(f"drawing {name}")
     return [picture(each.name, each.draw, each.caption, f"torchrum figure {name}") for each in drawings]
 
 
@@ -102,12 +103,12 @@ LOOKS = {
 """Figure to its section's title and introduction."""
 
 
-def ledger_page(results: Path, report: Report = lambda line: None) -> Page:
+def ledger_page(results: Path, say: Say = lambda line: None) -> Page:
     """Gather the report of a ledger; an empty one is an error.
 
     Args:
         results: the ledger.
-        report: receives a line before each step that takes seconds.
+        say: receives a line before each step that takes seconds.
     """
     if not results.is_dir():
         raise ConfigError(
@@ -118,11 +119,11 @@ def ledger_page(results: Path, report: Report = lambda line: None) -> Page:
         raise LedgerError(f"{results} holds no run yet; add one with torchrum record RUN, or name run folders.")
     found = verdicts(entries)
     sections = [
-        Section("At a glance", list(_glance(entries, results, found, report))),
-        *(_task(task, entries, results, found, report) for task in TASKS),
+        Section("At a glance", list(_glance(entries, results, found, say))),
+        *(_task(task, entries, results, found, say) for task in TASKS),
         Section("What was not reproduced, and what was not run", list(_missing(found)), "missing"),
         *(
-            Section(title, [about, *(pictures(name, entries, results, report) or [NO_ARRAYS])])
+            Section(title, [about, *(pictures(name, entries, results, say) or [NO_ARRAYS])])
             for name, (title, about) in LOOKS.items()
         ),
         Section("Rotation playground (Figure 1)", [PLAYGROUND, Playground()], "playground"),
@@ -142,7 +143,7 @@ PLAYGROUND = (
 
 
 def facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    """How many runs, of what, on what, and what they cost."""
+    """Count the runs and recipes, and sum up the training time by hardware."""
     hours: dict[str, float] = defaultdict(float)
     for entry in entries:
         hours[entry.hardware] += entry.wall_seconds / 3600
@@ -151,23 +152,23 @@ def facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     return [("runs", f"{len(entries)} of {recipes} recipes"), ("training time", cost)]
 
 
-def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict], report: Report) -> Iterator[Block]:
+def _glance(entries: Sequence[Entry], results: Path, found: Sequence[Verdict], say: Say) -> Iterator[Block]:
     counts = Counter(item.word for item in found)
     order: tuple[Word, ...] = ("reproduced", "better", "not reproduced", "not comparable", "not run")
     numbers = ", ".join(f"**{counts[word]}** {word}" for word in order if counts[word])
     yield f"Of {len(found)} printed numbers with a recipe: {numbers}."
     yield Table(HEADER, [row.cells() for row in headlines(entries, results)])
-    yield from pictures("headline", entries, results, report)
+    yield from pictures("headline", entries, results, say)
     yield f"**The rule.** {RULE}"
 
 
-def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Verdict], report: Report) -> Section:
+def _task(task: str, entries: Sequence[Entry], results: Path, found: Sequence[Verdict], say: Say) -> Section:
     title, about, budget = TASKS[task]
     parts: list[Block] = [about]
     here = [item for item in found if item.recipe.partition("-")[0] == task]
     parts.append(verdict_table(here))
     if task in FIGURES:
-        parts += pictures(task, entries, results, report)
+        parts += pictures(task, entries, results, say)
     if not any(entry.task == task for entry in entries):
         parts.append("No run of this task is in the ledger yet.")
     elif budget is not None:
@@ -257,3 +258,178 @@ def _run(run: Path) -> Iterator[Block]:
     for drawing in plan_run(run):
         yield picture(drawing.name, drawing.draw, drawing.caption)
     yield Table(("field", "value"), [(name, str(value)) for name, value in flat(to_json(config)).items()])
+
+
+HEADER = ("what", "RUM", "the other", "equal for both", "RUM is")
+LEAST_SEEDS = 3
+"""Seeds of each model below which a comparison is open."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A row: the measurement, two numbers, the equal settings of both models, and the verdict."""
+
+    what: str
+    ours: str
+    other: str
+    equal: str
+    verdict: str
+    page: str
+    """Page of the documentation, without ending."""
+    anchor: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """The cells of a table, in the order of ``HEADER``."""
+        return self.what, self.ours, self.other, self.equal, self.verdict
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one model: its name, its score with each seed, and their steps."""
+
+    name: str
+    values: Sequence[float]
+    steps: Sequence[int]
+
+    def shown(self, form: str) -> str:
+        return f"{form.format(fmean(self.values))} ({self.name})"
+
+
+def headlines(entries: Sequence[Entry], results: Path) -> list[Headline]:
+    """The rows that the ledger and the benchmark have numbers for."""
+    rows = [*_recall(entries), *_babi(entries), *_treebank(entries)]
+    if (path := results / "bench" / "gpu.json").exists():
+        rows += _speed(read_report(path))
+    return rows
+
+
+def headline_table(rows: Iterable[Headline], docs: str = "docs") -> Table:
+    """Make a table in which each row links to its page."""
+    targets = ((row, f"{docs}/{row.page}.md{'#' + row.anchor if row.anchor else ''}") for row in rows)
+    return Table(HEADER, [(Link(row.what, target), *row.cells()[1:]) for row, target in targets])
+
+
+def write_headlines(path: Path, entries: Sequence[Entry], results: Path) -> bool:
+    """Put the table between ``<!-- torchrum:headline -->`` and its end; return whether the file changed."""
+    table = headline_table(headlines(entries, results)).markdown()
+    return write_marked(path, "headline", "", lambda _: table)
+
+
+def compared(ours: Side, other: Side, *, least: bool = False, budget: str = "") -> tuple[str, str]:
+    """Describe what both models were given, and judge: ahead or behind only where the ranges do not overlap.
+
+    Args:
+        ours, other: the two models.
+        least: whether the lower score is the better one.
+        budget: describes the steps where they are what is compared.
+    """
+    steps = [span(side.steps, "{:,}") for side in (ours, other)]
+    seeds = [f"{len(side.values)} seed{'s' * (len(side.values) > 1)}" for side in (ours, other)]
+    equal = " and ".join(dict.fromkeys([budget] if budget else steps))
+    equal += " steps" * (not budget) + (f", {seeds[0]} each" if seeds[0] == seeds[1] else f", {' and '.join(seeds)}")
+    doubts = []
+    if steps[0] != steps[1] and not budget:
+        doubts.append("unequal steps")
+    if min(len(side.values) for side in (ours, other)) < LEAST_SEEDS:
+        doubts.append("too few seeds")
+    mine, theirs = ([-value if least else value for value in side.values] for side in (ours, other))
+    apart = "ahead" if min(mine) > max(theirs) else "behind" if max(mine) < min(theirs) else "level"
+    return equal, f"open: {', '.join(doubts)}" if doubts else f"**{apart}**"
+
+
+def _rows(entries: Sequence[Entry], recipe: str) -> list[Row]:
+    """Runs of a recipe on its own problem, grouped by setting."""
+    settings: dict[tuple[str, ...], Row] = {}
+    for entry in entries:
+        if entry.recipe == recipe and entry.own_problem and entry.test:
+            settings.setdefault(tuple(entry.overrides), []).append(entry)
+    return list(settings.values())
+
+
+def _side(entries: Sequence[Entry], recipe: str, score: str) -> Side | None:
+    """The setting of a recipe with most seeds: its test scores or, for ``steps``, how long it trained."""
+    row = max(_rows(entries, recipe), key=len, default=None)
+    if row is None:
+        return None
+    steps = [entry.steps for entry in row]
+    values = steps if score == "steps" else [entry.test[score] for entry in row]
+    return Side(model_label(row[0].config().model), values, steps)
+
+
+def _recall(entries: Sequence[Entry]) -> Iterator[Headline]:
+    """Recall at equal settings: accuracy beside an LSTM, and the steps to solve it beside a DeltaNet."""
+    where = "results", "associative-recall"
+    pair = [_side(entries, f"recall-{name}-fresh-t50", "accuracy") for name in ("rum-lam1", "lstm")]
+    if pair[0] and pair[1]:
+        ours, other = replace(pair[0], name="lam=1"), pair[1]
+        what = "recall one of 25 pairs: accuracy"
+        yield Headline(what, ours.shown("{:.1%}"), other.shown("{:.1%}"), *compared(ours, other), *where)
+    solved = [entry for entry in entries if reached_goal(entry)]
+    pair = [_side(solved, f"recall-{name}-window-t50", "steps") for name in ("rum-lam1", "delta-net")]
+    if pair[0] and pair[1]:
+        ours, other = replace(pair[0], name="lam=1"), replace(pair[1], name="DeltaNet")
+        judged = compared(ours, other, least=True, budget="until 99.95% are right")
+        what = "the same, each symbol with the one before it: steps to solve it"
+        yield Headline(what, ours.shown("{:,.0f}"), other.shown("{:,.0f}"), *judged, *where)
+
+
+def _babi(entries: Sequence[Entry]) -> Iterator[Headline]:
+    """Compare on all twenty tasks in one model the RUM that is best on validation with the GRU."""
+    joint = {column.name: column for column in best_columns(entries) if column.joint and column.whole()}
+    gru = joint.get("babi-joint-gru-deep")
+    rums = [column for name, column in joint.items() if name.startswith("babi-joint-rum-deep")]
+    rums = [column for column in rums if gru and _column_side(column).steps == _column_side(gru).steps]
+    if gru and rums:
+        ours, other = _column_side(max(rums, key=lambda column: column.validation)), _column_side(gru)
+        what = "answer the 20 bAbI tasks with one model: accuracy"
+        where = "results", "babi-question-answering"
+        yield Headline(what, ours.shown("{:.1%}"), other.shown("{:.1%}"), *compared(ours, other), *where)
+
+
+def _column_side(column: Column) -> Side:
+    name = "RUM" if "RUM" in column.label else column.label.rpartition(" ")[2]
+    return Side(name, column.whole(), sorted(entry.steps for entry in column.entries))
+
+
+def _treebank(entries: Sequence[Entry]) -> Iterator[Headline]:
+    """Compare our best RUM with FS-LSTM-2 in the same recipe; without a run of both there is no row."""
+    pair = [_side(entries, f"char-ptb-{name}", "bpc") for name in ("fs-rum-2-slim", "fs-lstm-2-constant")]
+    if pair[0] and pair[1]:
+        ours, other = replace(pair[0], name="FS-RUM-2"), pair[1]
+        what = "predict characters of Penn Treebank: bits per character, less is better"
+        where = "results", "character-level-penn-treebank"
+        judged = compared(ours, other, least=True)
+        yield Headline(what, ours.shown("{:.3f}"), other.shown("{:.3f}"), *judged, *where)
+
+
+FORMS = {"gated": "", "eta": ", in the paper's form"}
+"""Kinds of RUM in the names of the benchmark's cases, the default first, and what a headline says of each."""
+
+
+def _speed(report: Report) -> Iterator[Headline]:
+    """Compare RUM with the GRU in bfloat16 and, where RUM is slower anywhere, in the case where it is slowest."""
+    times: dict[str, dict[str, float]] = {}
+    shapes = {}
+    for row in report.rows:
+        if row.mode == "forward_backward" and row.us_per_step is not None:
+            name = row.case.removesuffix("-baselines")
+            times.setdefault(name, {}).setdefault(row.implementation, row.us_per_step)
+            shapes[name] = row.shape
+    both = {name: found for name, found in times.items() if {"fused graphed", "gru graphed"} <= found.keys()}
+    kind = next((kind for kind in FORMS if any(name.startswith(f"{kind}-") for name in both)), "")
+    ratios = {
+        name: found["fused graphed"] / found["gru graphed"]
+        for name, found in both.items()
+        if name.startswith(f"{kind}-") and shapes[name].T == STEPS
+    }
+    usual = [name for name in ratios if name.startswith(f"{kind}-bf16-") and shapes[name].N <= 1024]
+    case = max(usual, key=lambda name: shapes[name].N, default="")
+    slowest = max(ratios, key=ratios.__getitem__, default=case)
+    for name in dict.fromkeys([case, *([slowest] if ratios.get(slowest, 0) > 1 else [])]):
+        if name in ratios:
+            shape, found = shapes[name], both[name]
+            what = f"train {shape.N} units: time per step{FORMS[kind]}{', the slowest case' * (name != case)}"
+            equal = f"{shape.T} steps, batch of {shape.B}, {shape.dtype}, CUDA graph, {report.environment.get('gpu')}"
+            ours, gru = (f"{found[f'{who} graphed']:.1f} µs" for who in ("fused", "gru"))
+            verdict = "**faster**" if ratios[name] < 1 else "**slower**"
+            yield Headline(what, ours, f"{gru} (cuDNN's GRU)", equal, verdict, "benchmarks", "on-a-gpu")

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from torchrum.ops.rum_scan import persistent
-from torchrum.paper.bench import gpu
-from torchrum.paper.bench.gpu import measure_case, quick_cases, run_gpu
+from torchrum.paper.bench import suites
 from torchrum.paper.bench.layers import Shape, penn_treebank_step, recall_step
 from torchrum.paper.bench.measure import Captured, ImplementationError, time_cpu
 from torchrum.paper.bench.records import Report, read_report
+from torchrum.paper.bench.suites import measure_case, quick_cases, run_gpu
 
 
 @pytest.mark.gpu
@@ -100,10 +100,10 @@ def test_the_design_of_a_case(monkeypatch):
     eta, lam1, recall = quick_cases()
     asked = []
     monkeypatch.setattr(persistent, "obstacle", lambda inputs, options: asked.append((inputs, options)))
-    assert gpu._design(replace(eta, shape=replace(eta.shape, device="cpu"))) == "persistent"
+    assert suites._design(replace(eta, shape=replace(eta.shape, device="cpu"))) == "persistent"
     ((inputs, options),) = asked
     assert (inputs.xp.shape, inputs.h0.shape[-1], options.training) == ((7, 4, 48), 16, True)
-    assert gpu._design(lam1) == gpu._design(recall) == "one launch"
+    assert suites._design(lam1) == suites._design(recall) == "one launch"
 
 
 @pytest.mark.gpu
@@ -182,7 +182,7 @@ def test_penn_treebank_insists_on_the_fused_kernels():
 
 
 def test_cases_with_a_target_come_first():
-    cases = gpu.gpu_cases()
-    targeted = gpu.target_cases()
+    cases = suites.gpu_cases()
+    targeted = suites.target_cases()
     assert cases[: len(targeted)] == targeted
     assert {case.precision for case in targeted if case.options.get("lam") == 1} == {"highest"}

@@ -1,5 +1,6 @@
-"""``torchrum sample RUN --prompt "the company said"`` and ``torchrum ask RUN --story "..." --question "..."``"""
+"""``torchrum eval``, ``sample`` and ``ask``: score a trained model, and use it."""
 
+import argparse
 import io
 import itertools
 import json
@@ -11,12 +12,13 @@ import torch
 from torch import nn
 
 from torchrum.cli import complain
-from torchrum.cli.parsing import Parser
+from torchrum.cli.parsing import Parser, use_recipe, with_text
 from torchrum.lab.models import CharModel
-from torchrum.lab.tasks import Babi, CharLM
+from torchrum.lab.tasks import Babi, CharLM, Task
 from torchrum.lab.tasks.babi import split_sentences
 from torchrum.lab.trained import ALICE
-from torchrum.lab.training.checkpoint import load_model
+from torchrum.lab.training import evaluation
+from torchrum.lab.training.checkpoint import checkpoint_step, load_model
 from torchrum.lab.training.errors import ConfigError, RunError
 from torchrum.lab.training.progress import visible
 from torchrum.lab.training.run_folder import read_config
@@ -27,30 +29,74 @@ SHIPPED = (
 HELP = "a sentence adds to the story, a question ends with ?; an empty line starts a new story, Ctrl-D ends"
 
 
+def _assignments(text: str) -> str:
+    """Parse ``--dynamic``; refuse a run folder that follows it."""
+    if text and "=" not in text:  # without a value argparse passes the empty text of const
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE,...; name the run before --dynamic")
+    return text
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Score a run."""
+    parser = Parser("eval", "Score a run on its test or validation set.")
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.share("--recipe")
+    split = "set to score on (default: test)"
+    parser.add_argument("--split", choices=("validation", "test"), default="test", help=split)
+    parser.share("--checkpoint", "--device")
+    parser.add_argument(
+        "--dynamic",
+        nargs="?",
+        const="",
+        type=_assignments,
+        metavar="FIELD=VALUE,...",
+        help="update the weights while reading the text (dynamic evaluation); the defaults of the fields are "
+        "segment=50,lr=5e-5,decay=0.05,eps=2e-5,temperature=1,lanes=100",
+    )
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    parser.share("--data-dir", "--data")
+    options = parser.parse_args(arguments)
+
+    use_recipe(options.recipe)
+    config = with_text(read_config(options.run), options.data)
+    where = options.run, options.split, options.checkpoint, options.device
+    dynamic = None if options.dynamic is None else evaluation.DynamicConfig.parse(options.dynamic)
+    scores, how = evaluation.evaluate(*where, config.task, dynamic), str(dynamic or "")
+    if options.split == "test" and config.task.has_test:
+        evaluation.write_look(options.run, checkpoint_step(options.run, options.checkpoint), scores, how)
+    if options.json:
+        print(json.dumps(scores))
+        return 0
+    dynamic_words = f", dynamic evaluation ({how})" if how else ""
+    print(f"{options.run}: {options.split} set, {options.checkpoint} checkpoint{dynamic_words}")
+    show_scores(scores, config.task)
+    return 0
+
+
+def show_scores(scores: dict[str, float], task: Task) -> None:
+    """Print the scores, one per line, and the baseline."""
+    width = max(12, *map(len, scores))
+    for name, value in scores.items():
+        print(f"  {name:<{width}} {value:,.0f}" if 1e5 <= value < 1e15 else f"  {name:<{width}} {value:.6g}")
+    print(f"  {'baseline':<{width}} {task.baseline():.6g}  ({task.baseline_name} loss in {task.loss_unit})")
+
+
 def sample(arguments: list[str]) -> int:
     """Generate text with a trained language model."""
     parser = Parser("sample", "Generate text with a trained language model.")
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="?",
-        help="a run folder of a recipe that reads text, such as char-rum (default: a small model of Alice's Adventures "
-        "in Wonderland, which comes with the package)",
+    add = parser.add_argument
+    run = (
+        "a run folder of a recipe that reads text, such as char-rum (default: a small model of Alice's Adventures in "
+        "Wonderland, which comes with the package)"
     )
-    parser.add_argument("--prompt", default="", help="text to continue (default: the start of a line)")
-    parser.add_argument(
-        "--length", type=int, default=500, metavar="N", help="number of characters to generate (default: 500)"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="X",
-        help="0 always takes the most likely character (default: 0.8)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    parser.add_checkpoint()
-    parser.add_device("cpu")
+    add("run", type=Path, nargs="?", help=run)
+    add("--prompt", default="", help="text to continue (default: the start of a line)")
+    add("--length", type=int, default=500, metavar="N", help="number of characters to generate (default: 500)")
+    likeliest = "0 always takes the most likely character (default: 0.8)"
+    add("--temperature", type=float, default=0.8, metavar="X", help=likeliest)
+    add("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.share("--checkpoint", "--device")
+    parser.set_defaults(device="cpu")
     options = parser.parse_args(arguments)
     if options.length < 1:
         parser.error(f"--length is {options.length}, but it must be at least 1")
@@ -92,7 +138,7 @@ def ask(arguments: list[str]) -> int:
     parser.add_argument("--story", default="", help="sentences, each ending with a full stop")
     parser.add_argument("--question", help="the question (default: read the story and questions from standard input)")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of answers to show (default: 3)")
-    parser.add_checkpoint()
+    parser.share("--checkpoint")
     parser.add_argument("--json", action="store_true", help="print answers and unknown words as JSON")
     options = parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Readers of stories: a recurrent layer over words or sentences, and a memory network over sentences."""
+"""Models that answer: at every step or at the end, from one-hot symbols or stories, and a memory network."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,86 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrum.lab.models.one_hot import init_readout, width
 from torchrum.layers.recurrent import Recurrent, reverse
-from torchrum.ops._checks import check_flags, check_not_negative, check_positive_int, check_probability
+from torchrum.layers.window import InputWindow
+from torchrum.ops._checks import (
+    ArgumentTypeError,
+    check_flags,
+    check_not_negative,
+    check_positive_int,
+    check_probability,
+)
+
+
+def init_readout(readout: nn.Linear, fans: int) -> None:
+    """Initialise a read-out as the original implementation does: bias 0.01, and Glorot's bound with its ``fans``.
+
+    There, fan-in plus fan-out is the sum of the sizes of input and output, or of state and embedding. The read-out's
+    own fans would make the first logits smaller than those of the published curves.
+    """
+    bound = math.sqrt(6 / fans)
+    nn.init.uniform_(readout.weight, -bound, bound)
+    nn.init.constant_(readout.bias, 0.01)
+
+
+def width(layer: nn.Module) -> int:
+    """Return the number of output features of a recurrent layer, in one direction."""
+    size = getattr(layer, "hidden_size", None)
+    if not isinstance(layer, nn.Module) or not isinstance(size, int):
+        raise ArgumentTypeError(
+            f"layer is of type {type(layer).__name__}; it must be a recurrent layer with a hidden_size, such as RUM."
+        )
+    return size
+
+
+class OneHotModel(nn.Module):
+    """One-hot input, a recurrent layer, and a linear read-out at every step or at the last one.
+
+    Args:
+        layer: a recurrent layer of one direction with ``batch_first=True`` and ``input_size=window * num_inputs``.
+        num_inputs: symbols that may occur in the input, I.
+        num_outputs: classes to choose from, V.
+        answers: ``"steps"`` reads out every step, ``"last"`` the last one.
+        window: symbols that the layer reads per step: the current one and those before it.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        num_inputs: int,
+        num_outputs: int,
+        answers: Literal["steps", "last"] = "last",
+        window: int = 1,
+    ) -> None:
+        super().__init__()
+        self.num_inputs, self.answers = num_inputs, answers
+        self.window = InputWindow(num_inputs, window, batch_first=True) if window > 1 else None
+        self.layer = layer
+        self.readout = nn.Linear(width(layer), num_outputs)
+        init_readout(self.readout, num_inputs + num_outputs)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Score every class.
+
+        Args:
+            x: symbols, ``(B, T)`` int64.
+            lengths: real steps of each sequence, ``(B,)`` int64 on x's device, where shorter ones are padded at
+                the end; None takes all T steps. It must be None if every step is read out.
+
+        Returns:
+            Logits, ``(B, T, V)`` for every step or ``(B, V)`` for the last one.
+        """
+        symbols = F.one_hot(x, self.num_inputs).to(self.readout.weight.dtype)
+        output, _ = self.layer(symbols if self.window is None else self.window(symbols)[0])  # (B, T, H)
+        if self.answers == "steps" and lengths is not None:
+            raise ValueError("OneHotModel: lengths is given, but every step is answered; mask the padding in the loss.")
+        if lengths is not None:
+            # a step never sees what follows it, so the state at the last real step is right without packing,
+            # and packing would copy the lengths to the host
+            output = output[torch.arange(len(x), device=x.device), lengths - 1]
+        elif self.answers == "last":
+            output = output[:, -1]
+        return self.readout(output)
 
 
 def position_encoding(words: int, size: int, form: Literal["code", "paper"] = "code") -> Tensor:
