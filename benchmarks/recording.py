@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchrum.lab.training.environment import environment
+from torchrum.lab.training.run_folder import environment
 
 
 def run(about: str, measure: Callable[[], Any], table: Callable[[Any], str]) -> None:
