@@ -129,11 +129,10 @@ def best_factor(rows, task, variant, share):
 
 
 def jobs_of(rows):
-    """What is left to do, most wanted first: short trainings before long ones, old and new tasks in turn, and of the long the new first."""
+    """What is left to do, most wanted first: short trainings before long ones, new tasks before old ones."""
     done, jobs = {key(r) for r in rows}, []
-    in_turn = [t for pair in zip(NEW, old_tasks()) for t in pair]
     for share in SHARES:
-        for task in in_turn if share == SHARES[0] else (*NEW, *old_tasks()):
+        for task in (*NEW, *old_tasks()):
             for variant in MODELS:
                 jobs += [(task, variant, 0, f, share) for f in FACTORS]
                 if (f := best_factor(rows, task, variant, share)) is not None:
