@@ -16,6 +16,19 @@ def spread(values, digits):
     return low if low == high else f"{low} to {high}"
 
 
+def test_a_verdict_of_the_paper_s_tasks_names_equal_steps_and_settings():
+    """A row of unequal budgets, or of fewer than three seeds of RUM, is open, level or only probable."""
+    text = (ROOT / "docs/where.md").read_text(encoding="utf-8")
+    table = text.partition("## Tasks of the paper")[2].partition("\n\n- ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 15
+    for task, ours, _, steps, settings, verdict in rows:
+        assert steps and settings, task
+        if "**" in verdict:
+            assert "each" in steps or "at most" in steps, task
+            assert "1 seed" not in ours and "2 seeds" not in ours, task
+
+
 @pytest.mark.parametrize(
     "family, overrides",
     [
