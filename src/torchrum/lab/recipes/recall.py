@@ -140,11 +140,13 @@ def recall_curriculum(model: str, length: int) -> TrainConfig:
     """
     given = CURRICULUM[length]
     config = recall_compared(model, length, window=2)
-    lengths = {"train_lengths": given.train_lengths, "lengthen_every": given.lengthen_every}
+    task = Recall(
+        length=length, train_size=None, train_lengths=given.train_lengths, lengthen_every=given.lengthen_every
+    )
     return replace(
         config,
         name=f"recall-{model}-curriculum-t{length}",
-        task=Recall(length=length, train_size=None, **lengths),
+        task=task,
         model=replace(config.model, hidden_size=given.hidden_size),
         optimizer=replace(config.optimizer, lr=CURRICULUM_RATES.get((model, length), 3e-3), schedule=given.schedule),
         batch_size=given.batch_size,
