@@ -49,6 +49,7 @@ def test_golden_numbers():
     Q = cell.rotations.matrix().detach()
     first_row = torch.tensor([-0.74351521, -0.33503444, -0.37266077, -0.44278777], dtype=torch.float64)
     torch.testing.assert_close(Q[order, 0], first_row, **DIGITS)  # theirs acts on rows
+    torch.testing.assert_close(Q @ Q.T, torch.eye(4, dtype=torch.float64), **DIGITS)
     _, (h,) = cell.scan(X, cell.initial_state(1, device="cpu", dtype=torch.float64))
     expected = torch.tensor([0.15033192, 0.34735649, 0.22011908, -0.05190069], dtype=torch.float64)
     torch.testing.assert_close(h[0, order], expected, **DIGITS)

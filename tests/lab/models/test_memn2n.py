@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from torchrum.lab.models import MemN2N, build_model
+from torchrum.lab.models.story import position_encoding
 from torchrum.lab.tasks import Babi
 from torchrum.lab.training import ModelConfig
 
 STORY = torch.tensor([[[1, 2, 0], [3, 4, 2], [5, 2, 0]]])  # two sentences and the question
 
-# computed in float64 by two independent programs: the state after three hops, the last attention, the answer's p[5]
+# computed in float64 by two independent programs: the state after three hops, the answer's p[5]
 GOLDEN = {
     ("paper", False): ((-0.22363888, 0.07511017, 0.27211397, 0.10083675), 0.18511209),
     ("paper", True): ((-0.09749213, 0.08307768, 0.12553364, -0.02131171), 0.15773452),
@@ -44,6 +45,18 @@ def test_golden_numbers(position, linear):
     expected = table @ torch.tensor(state, dtype=torch.float64)
     torch.testing.assert_close(logits[0], expected, atol=1e-7, rtol=0)
     assert logits.softmax(-1)[0, 5].item() == pytest.approx(probability, abs=1e-7)
+
+
+ROWS = {
+    "paper": ((0.5833, 0.5, 0.4167, 0.3333), (0.4167, 0.5, 0.5833, 0.6667), (0.25, 0.5, 0.75, 1.0)),
+    "code": ((1.5, 1.1667, 0.8333, 0.5), (1.0, 1.0, 1.0, 1.0), (0.5, 0.8333, 1.1667, 1.5)),
+}
+"""Position encoding of three words in four dimensions, with four digits."""
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_position_encoding_has_the_published_rows(form):
+    torch.testing.assert_close(position_encoding(3, 4, form), torch.tensor(ROWS[form]), atol=5e-5, rtol=0)
 
 
 def test_padding_and_old_sentences_do_not_matter():

@@ -67,7 +67,8 @@ def test_a_recipe_with_tanh_differs_from_the_tuned_one_in_the_options_of_rum_alo
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("copying", "recall"))])
 def test_generated_tasks_share_the_batch_and_the_papers_rate(name):
-    assert load_recipe(name).batch_size == 128
+    length = int(name.rpartition("-t")[2]) if "-curriculum-" in name else 100
+    assert load_recipe(name).batch_size == {200: 64, 400: 64}.get(length, 128)
     own = any(f"-{model}-t" in name for model in copying.OWN_OPTIMIZER)
     own = own or any(kind in name for kind in ("-window-", "-fresh-", "-curriculum-"))
     if not own and not name.endswith(("-t2000", "-t100")):  # beyond the paper's sizes there is no preset
@@ -140,6 +141,7 @@ def test_baseline_models_have_equal_budgets():
         assert budgets == {
             (1, configs[0].steps, 128),
             *([(1, 20_000, 128), (2, 20_000, 128), (2, 5_000, 128)] if task == "recall" else []),
+            *([(2, 6_000, 64), (2, 6_500, 64)] if task == "recall" else []),
         }
 
 

@@ -100,6 +100,16 @@ def test_lengths_in_training_take_turns():
         Recall(length=20, train_size=None, train_lengths=5)
 
 
+def test_training_takes_up_longer_sequences_one_by_one():
+    task = Recall(length=20, train_size=None, train_lengths=3, lengthen_every=4)
+    data = task.setup(torch.device("cpu"), seed=3)
+    assert [task.plan(64, step, data) for step in range(14)] == [2] * 4 + [5, 2] * 2 + [2, 10, 5, 2, 10, 5]
+    with pytest.raises(ValueError, match="lengthen_every=4 has no effect with one length; raise train_lengths"):
+        Recall(length=20, train_size=None, lengthen_every=4)
+    with pytest.raises(ValueError, match="lengthen_every=0; it must be a whole number of at least 1"):
+        Recall(length=20, train_size=None, train_lengths=3, lengthen_every=0)
+
+
 def test_the_three_sets_are_apart_and_of_the_published_size():
     task = Recall(length=30)
     validation, test = list(task.validation(0)), list(task.test(0))

@@ -41,6 +41,9 @@ class Recall(Task):
     """Examples of the test set."""
     train_lengths: int = 1
     """Number of lengths in training: ``length``, a half of it, a quarter and so on, one per step in turn."""
+    lengthen_every: int | None = None
+    """Steps after which training takes up the next longer length, beginning with the shortest only; None: all lengths
+    from the first step."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "validation_size", "test_size")
@@ -58,6 +61,12 @@ class Recall(Task):
             raise ValueError(
                 f"Recall: train_lengths={self.train_lengths} needs fresh examples; set train_size to none."
             )
+        if self.lengthen_every is not None:
+            check_sizes(self, "lengthen_every")
+            if self.train_lengths == 1:
+                raise ValueError(
+                    f"Recall: lengthen_every={self.lengthen_every} has no effect with one length; raise train_lengths."
+                )
 
     @property
     def pairs(self) -> int:
@@ -96,7 +105,10 @@ class Recall(Task):
 
     def plan(self, size: int, step: int, data: Batch | dict[str, int]) -> int:
         """Choose the number of pairs of the next step."""
-        shown = self.pairs >> (step % self.train_lengths)
+        taken_up = self.train_lengths
+        if self.lengthen_every is not None:
+            taken_up = min(taken_up, 1 + step // self.lengthen_every)
+        shown = self.pairs >> (self.train_lengths - taken_up + step % taken_up)
         if isinstance(data, dict):
             data["pairs"] = shown
         return shown
