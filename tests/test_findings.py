@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from torchrum.paper.ledger.schema import Entry, read_ledger
 
 ROOT = Path(__file__).parents[1]
