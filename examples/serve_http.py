@@ -13,18 +13,19 @@ connections, encrypt, and know the users: a session's name is the only key to it
 """
 
 import argparse
+import asyncio
 import codecs
 import json
 import math
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -121,6 +122,7 @@ def serve(run: Path = ALICE, limits: Limits = Limits(), clock: Callable[[], floa
     if not isinstance(task, CharLM) or not isinstance(model, CharModel):
         raise SystemExit(f"{run} was trained on {type(task).__name__}, not on text; serve a run such as char-rum's")
     sessions: dict[str, Session] = {}
+    worker = ThreadPoolExecutor(1)  # threads that step at the same time would only wait for the interpreter
 
     async def begin(request: Request) -> Response:
         now = clock()
@@ -151,7 +153,8 @@ def serve(run: Path = ALICE, limits: Limits = Limits(), clock: Callable[[], floa
             )
         session.busy = True
         try:
-            written = await run_in_threadpool(session.reply, text, length, temperature)
+            loop = asyncio.get_running_loop()
+            written = await loop.run_in_executor(worker, session.reply, text, length, temperature)
         except ValueError as error:  # characters that the model does not know
             raise HTTPException(400, str(error)) from error
         finally:

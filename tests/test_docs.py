@@ -147,7 +147,7 @@ def test_figures_and_the_pages_that_show_them_agree() -> None:
 
 @pytest.mark.parametrize(
     "script, page",
-    [("latency", "deploying"), ("serve_load", "deploying"), ("onnx_speed", "beyond-gru")],
+    [("latency", "deploying"), ("serve_load", "deploying"), ("scaling", "scaling"), ("onnx_speed", "beyond-gru")],
 )
 def test_a_page_has_the_table_of_its_record(script: str, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
