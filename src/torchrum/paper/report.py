@@ -387,7 +387,7 @@ def _babi(entries: Sequence[Entry]) -> Iterator[Headline]:
 
 
 def _column_side(column: Column) -> Side:
-    name = "RUM" if "RUM" in column.label else column.label.rpartition(" ")[2]
+    name = "paper's form" if "RUM" in column.label else column.label.rpartition(" ")[2]
     return Side(name, column.whole(), sorted(entry.steps for entry in column.entries))
 
 
@@ -428,7 +428,7 @@ def _speed(report: Report) -> Iterator[Headline]:
     for name in dict.fromkeys([case, *([slowest] if ratios.get(slowest, 0) > 1 else [])]):
         if name in ratios:
             shape, found = shapes[name], both[name]
-            what = f"train {shape.N} units: time per step{FORMS[kind]}{', the slowest case' * (name != case)}"
+            what = f"train {shape.N} units: time per time step{FORMS[kind]}{', the slowest case' * (name != case)}"
             equal = f"{shape.T} steps, batch of {shape.B}, {shape.dtype}, CUDA graph, {report.environment.get('gpu')}"
             ours, gru = (f"{found[f'{who} graphed']:.1f} µs" for who in ("fused", "gru"))
             verdict = "**faster**" if ratios[name] < 1 else "**slower**"
