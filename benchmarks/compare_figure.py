@@ -16,9 +16,9 @@ EXAMPLES = Path(__file__).parents[1] / "results/compare/examples.jsonl"
 
 
 def main(folder: Path) -> None:
-    """Draw the longer run on pairs of a key and a value, in light and dark."""
+    """Draw the run with idle cores on pairs of a key and a value, in light and dark."""
     examples = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
-    pairs = next(each for each in examples if (each["data"], each["run"]) == ("pairs", "longer"))
+    pairs = next(each for each in examples if (each["data"], each["run"]) == ("pairs", "idle"))
     found = standings([Finished(**training) for training in pairs["trainings"]])
     save_themes(lambda: curves(found, pairs["floor"], pairs["metric"]), folder / "compare")
 
