@@ -30,7 +30,7 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
 def finish(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.wait() != 0:
-            raise SystemExit(f"{process.args} failed")
+            raise SystemExit("a torchrum command failed; its message is above")
 
 
 def shared_batch(options: list[str], folder: Path) -> float:
