@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from torchrum.paper.ledger.schema import Entry, read_ledger
+
+from torchrum.paper.ledger.entries import Entry, read_ledger
 
 ROOT = Path(__file__).parents[1]
 COPYING = read_ledger(ROOT / "results", "copying")

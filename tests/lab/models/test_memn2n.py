@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torchrum.lab.models.story import position_encoding
 
 from torchrum.lab.models import MemN2N, build_model
+from torchrum.lab.models.answering import position_encoding
 from torchrum.lab.tasks import Babi
 from torchrum.lab.training import ModelConfig
 
