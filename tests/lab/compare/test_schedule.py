@@ -130,7 +130,7 @@ def test_trainings_that_run_count_until_they_end():
 
 
 def test_a_cut_leaves_what_a_plan_of_fewer_steps_has(tmp_path, monkeypatch):
-    """With real trainings: those that went on are scored again, with their weights of that time."""
+    """Real trainings that continued are scored again with the weights of the earlier step."""
     problem = read_problem((torch.randn(80, 4, 2).numpy(), torch.arange(80).numpy() % 2))
     settings, calls = run.settings_for(problem, "", {}), count()
     monkeypatch.setattr(run, "plan_steps", lambda *_: 15)

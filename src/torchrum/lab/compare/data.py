@@ -29,7 +29,7 @@ CONVERT = {
     **dict.fromkeys((".feather", ".arrow", ".orc", ".h5", ".hdf5", ".mat", ".pkl", ".pickle", ".pt"), "save it as CSV"),
     **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".7z"), "unpack it first"),
 }
-"""Endings of files that are not read, and what to do; as symbols, those that are text can be read."""
+"""Endings of files that are not read, and what to do; as symbols, text files can be read."""
 MOST_CONTROLS = 0.01
 """Share of control characters beyond which a file is not text."""
 SPLIT_NAMES = frozenset(("train", "test", "valid", "validation", "val", "dev"))

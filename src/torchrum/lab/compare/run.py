@@ -163,7 +163,7 @@ def is_scored(run: Finished) -> bool:
 
 
 def weights_file(folder: Path, run: Finished, step: int | None = None) -> Path:
-    """Name the file of the weights of a training after a step; by default those that count."""
+    """Name the file of the weights of a training after a step; by default the best ones."""
     place = list(MODELS).index(run.model)
     return folder / WEIGHTS / f"{place}-{run.rate:g}-{run.seed}-{run.best_step if step is None else step}.safetensors"
 
@@ -456,7 +456,7 @@ def in_parallel(costs: Sequence[float], jobs: int, busy: Sequence[float] = ()) -
     Args:
         costs: seconds of each.
         jobs: trainings at the same time.
-        busy: seconds until each of those that have started has ended.
+        busy: seconds until each running training has ended.
     """
     free = [*busy, *[0.0] * (jobs - len(busy))]
     heapq.heapify(free)

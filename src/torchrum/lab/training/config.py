@@ -411,7 +411,7 @@ def differences(
     Args:
         old: a config, or the plain data of one in a checkpoint or a study.
         new: the other one.
-        left_out: fields that may differ; None: those that ``old`` lacks.
+        left_out: fields that may differ; None: the fields that ``old`` lacks.
     """
     before, now = to_json(old) if isinstance(old, TrainConfig) else upgraded(old), to_json(new)
     left_out = now.keys() - before.keys() if left_out is None else {*left_out, *({"name"} - before.keys())}
