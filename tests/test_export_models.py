@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from grids import form_of
 from torchrum import RUM
-from torchrum.export import exportable, to_program
+from torchrum.export import decompositions, exportable, to_program
 from torchrum.ops.rum_scan import ScanInputs, rum_scan_form
 
 SIZES = [(1, 1), (9, 2), (20, 4)]  # (T, B); (5, 3) is traced
@@ -160,3 +160,62 @@ def test_aot_inductor_runs_other_sizes(kind, lam, tmp_path):
                 given = {"h0": h0, "R0": R0, "lengths": lengths} if lam else {"h0": h0, "lengths": lengths}
                 got, expected = compiled(input=x, **given)[0], rum(x, hx, lengths=lengths)[0]
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+class Step(nn.Module):
+    """A model of one step with the state as input and output, or of a few."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.rum = RUM(4, 6, **options)
+        self.last = nn.Linear(6 * self.rum.num_directions, 2)
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        output, last = self.rum(x, state if len(state) > 1 else state[0])
+        return self.last(output), *(last if isinstance(last, tuple) else (last,))
+
+
+DECOMPOSED = {
+    "one_step": ({}, 1),
+    "stacked": (dict(num_layers=2, bidirectional=True, zoneout=0.2), 3),
+    "lam1": (dict(lam=1), 3),
+    "paper": (form_of(0, layer_norm=True, eta=1.5), 3),
+    "no_gate": (form_of(0, update_gate=False, activation="tanh"), 3),
+}
+
+
+def decomposed(name: str, rows: Dim | None) -> tuple[nn.Module, tuple[Tensor, ...], torch.export.ExportedProgram]:
+    """The model, an input of four rows with its state, and the model's program after ``decompositions``."""
+    options, T = DECOMPOSED[name]
+    model = Step(**options).eval()
+    with torch.no_grad():
+        last = model.rum(torch.randn(2, 4, 4))[1]
+    given = torch.randn(T, 4, 4), *(last if isinstance(last, tuple) else (last,))
+    dynamic = [{1: rows} for _ in given]
+    program = torch.export.export(model, given, dynamic_shapes={"x": dynamic[0], "state": tuple(dynamic[1:])})
+    return model, given, program.run_decompositions(decompositions())
+
+
+def assert_as_model(model: nn.Module, run, given: tuple[Tensor, ...]) -> None:
+    with torch.no_grad():
+        for got, want in zip(run(*given), model(*given), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["one_step", *(pytest.param(name, marks=slow) for name in list(DECOMPOSED)[1:])])
+def test_a_decomposed_program_has_only_torchs_operators(name):
+    model, given, program = decomposed(name, Dim("B"))
+    assert not any("torchrum" in str(node.target) for node in program.graph.nodes)
+    run = program.module()
+    assert_as_model(model, run, given)
+    assert_as_model(model, run, tuple(part[:, :2] for part in given))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_executorch_runs_a_decomposed_program(name):
+    exir, runtime = pytest.importorskip("executorch.exir"), pytest.importorskip("executorch.runtime")
+    model, given, program = decomposed(name, None)
+    loaded = runtime.Runtime.get().load_program(exir.to_edge(program).to_executorch().buffer)
+    method = loaded.load_method("forward")
+    assert_as_model(model, lambda *given: method.execute(list(given)), given)

@@ -3,11 +3,13 @@
 A model that contains a RUM can be exported without this module, by ``torch.onnx.export(model, ..., dynamo=True)`` and
 ``torch.export.export(model, ...)``. In ONNX the recurrence is one ``Scan`` per layer and direction. A program of
 ``torch.export`` calls torchrum's operator, so it needs torchrum, and it has gradients. :func:`to_program` uses torch's
-own ``scan`` operator instead, so its programs run without torchrum.
+own ``scan`` operator instead, so its programs run without torchrum; so do those of a whole model after
+:func:`decompositions`.
 """
 
 import copy
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from torchrum.cells.base import state_parts
 from torchrum.cells.rum import project_rum
 from torchrum.layers.recurrent import Recurrent, State
 from torchrum.layers.rum import RUM
+from torchrum.ops.gated_scan import op as gated_scan_op
 from torchrum.ops.gated_scan.scan_form import folded, gate_signs, gated_scan_form, onnx_form
 from torchrum.ops.rum_scan import ScanInputs, rum_scan_form
+from torchrum.ops.rum_scan import op as rum_scan_op
 
-__all__ = ["exportable", "to_onnx", "to_onnx_step", "to_program"]
+__all__ = ["decompositions", "exportable", "to_onnx", "to_onnx_step", "to_program"]
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 
@@ -129,6 +133,27 @@ def to_program(rum: RUM, *, initial_state: bool = True, lengths: bool = True) ->
     assert isinstance(form, _ScanForm)
     values, dynamic = form.example(initial_state, lengths)
     return torch.export.export(form, (), values, dynamic_shapes=dynamic)
+
+
+def decompositions() -> dict[Any, Callable[..., tuple[Tensor, ...]]]:
+    """Return the decompositions of torchrum's operators into torch's own, for runtimes that have no torchrum.
+
+    They are for exported models that contain RUMs with lam 0 or 1, in evaluation. The loop over time is unrolled, so
+    the number of steps must be fixed: one step for a stream, with the state as an input and an output of the model.
+    The batch size may be dynamic.
+
+    Example:
+        >>> import torch
+        >>> from torchrum import RUM
+        >>> program = torch.export.export(RUM(4, 6).eval(), (torch.randn(5, 3, 4),))
+        >>> program = program.run_decompositions(decompositions())
+        >>> "torchrum" in str(program.graph)
+        False
+    """
+    return {
+        torch.ops.torchrum.gated_scan.default: gated_scan_op.unrolled,
+        torch.ops.torchrum.rum_scan.default: rum_scan_op.unrolled,
+    }
 
 
 def to_onnx(rum: RUM, path: str | Path, *, initial_state: bool = True, lengths: bool = True) -> Path:

@@ -73,6 +73,12 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     return run_forward(design, inputs, options, save)
 
 
+def unrolled(*args: Any) -> tuple[Tensor, Tensor]:
+    """Compute the forward operator by the reference, step by step; the gates for the backward are left empty."""
+    states = gated_scan_reference(GatedInputs(*args[:NUM_INPUTS]), _options(tuple(args[NUM_INPUTS:-1])))
+    return states, states.new_empty(0)
+
+
 @library.impl("torchrum::gated_scan_backward", "default")
 @torch.no_grad()
 def _backward(grad_out: Tensor, *args: Any) -> tuple[Tensor, ...]:

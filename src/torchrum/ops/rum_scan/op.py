@@ -112,6 +112,12 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
     return _flatten(results, inputs.xp)
 
 
+def unrolled(*args: Any) -> tuple[Tensor, ...]:
+    """Compute the forward operator by the reference, step by step; the residuals for the backward are left empty."""
+    inputs, (options, _) = ScanInputs(*args[:NUM_INPUTS]), _options(tuple(args[NUM_INPUTS:-1]))
+    return _flatten(Results(*rum_scan_reference(inputs, options), Residuals()), inputs.xp)
+
+
 @library.impl("torchrum::rum_scan_backward", "default")
 @torch.no_grad()
 def _backward(*args: Any) -> tuple[Tensor, ...]:
