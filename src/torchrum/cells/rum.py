@@ -157,7 +157,7 @@ class RUMCell(Cell):
         Returns:
             The new h, or ``(h, R)``, in the form of ``hx``.
         """
-        if torch.jit.is_tracing() and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and torch.jit.is_tracing():
             with torch.enable_grad():  # the same graph in both modes, since torch.jit.trace compares them
                 return RUMCell.forward(self, input, hx)
         H = self.hidden_size
@@ -174,7 +174,9 @@ class RUMCell(Cell):
         weights, mask = self._fitting(x), self.draw_mask(x)
         end = run_rum(x, state, weights, self.options, None, training, self.backend, returned, False, mask)[1]
         usual = state[0].dtype if state else x.dtype
-        if end[0].dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRUCell keeps the state's dtype
+        if (
+            end[0].dtype is not usual and x.device.type == "cpu"
+        ):  # under autocast, where nn.GRUCell keeps the state's dtype
             return end[0].to(usual), *end[1:]
         return end
 
@@ -212,11 +214,14 @@ class RUMCell(Cell):
 
     def _fitting(self, x: Tensor) -> Weights:
         """Return the weights after checking that kernels can read them for an input on the device of ``x``."""
-        weights, device = self._weights(), x.device
+        weights, on_cpu = self._weights(), x.is_cpu
         for name, shape in self._shapes.items():
-            part = weights[name]  # None for a bias that was removed
-            if part is not None and (part.device != device or part.shape != shape):
-                raise misfit("RUMCell", name, part, shape, device)
+            part = weights[name]
+            if part is None:  # a bias that was removed
+                continue
+            beside = part.is_cpu if on_cpu else part.device == x.device  # comparing devices takes longer
+            if not beside or part.shape != shape:
+                raise misfit("RUMCell", name, part, shape, x.device)
         return weights
 
     def __getstate__(self) -> dict[str, Any]:
@@ -349,7 +354,7 @@ def run_rum(
 
     ``mask`` ``(B, H)`` multiplies the h that the matmul of every step reads.
     """
-    whole_at_once = torch.is_grad_enabled() or mask is not None
+    whole_at_once = torch.is_grad_enabled() or mask is not None or x.shape[0] == 1
     steps = None if whole_at_once else steps_at_once(x, weights["weight_hh"].shape[1], options, training)
     if mask is None and (steps is None or native.projects(x, backend)):
         h0, R0 = (*state, None, None)[:2]

@@ -146,7 +146,7 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would break FSDP
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or isinstance(lengths, Proxy) or isinstance(reset, Proxy):
             return self._leaf(input, hx, lengths=lengths, reset=reset)
-        if torch.jit.is_tracing() and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and torch.jit.is_tracing():
             with torch.enable_grad():  # the same graph in both modes, since torch.jit.trace compares them
                 return Recurrent.forward(self, input, hx, lengths=lengths, reset=reset)
         if isinstance(input, PackedSequence):
@@ -220,12 +220,13 @@ class Recurrent(nn.Module, metaclass=ABCMeta):  # ABC as a base would break FSDP
             return self._run_groups(x, states, lengths, groups)
         whole = self.takes_lead and len(states) == 1 and segments is None and not grouped
         lead: dict[str, Any] = {"lead": (1,)} if whole else {}
+        directions = self.num_directions
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout > 0:
                 x = F.dropout(x, self.dropout, self.training)
             outs = []
-            for direction in range(self.num_directions):
-                index = layer * self.num_directions + direction
+            for direction in range(directions):
+                index = layer * directions + direction
                 if segments is not None and len(segments.row) > 0:
                     out, state = self._scan_segments(index, x, states[index], segments, bool(direction))
                 else:

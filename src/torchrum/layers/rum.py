@@ -147,19 +147,20 @@ class RUM(Recurrent, nn.RNNBase):
         ends = ("", "_reverse") if self.bidirectional else ("",)
         return [f"_l{layer}{end}" for layer in range(self.num_layers) for end in ends]
 
-    def _weights(self, index: int, device: torch.device | None = None) -> Weights:
-        """Return the parameters of a recurrence; with the input's ``device``, check that kernels can read them."""
+    def _weights(self, index: int, x: Tensor | None = None) -> Weights:
+        """Return the parameters of a recurrence; with the input ``x``, check that kernels can read them beside it."""
         weights: dict[str, Tensor | None] = dict.fromkeys(PARAMETERS)
-        own = self._parameters
+        own, on_cpu = self._parameters, x is not None and x.is_cpu
         for name, (full, shape) in self._forms[index].items():
             found = own.get(full)  # nn.Module's attribute lookup takes as long as a small step
             if found is None:
                 found = getattr(self, full)
             weights[name] = found
-            if device is None or found is None:  # a bias may have been removed
+            if x is None or found is None:  # a bias may have been removed
                 continue
-            if found.device != device or found.shape != shape:
-                raise misfit(self._get_name(), full, found, shape, device)
+            beside = found.is_cpu if on_cpu else found.device == x.device  # comparing devices takes longer
+            if not beside or found.shape != shape:
+                raise misfit(self._get_name(), full, found, shape, x.device)
         return weights
 
     @property
@@ -191,7 +192,7 @@ class RUM(Recurrent, nn.RNNBase):
     def scan(
         self, index: int, x: Tensor, state: State, lengths: Tensor | None, lead: tuple[int, ...] = ()
     ) -> tuple[Tensor, State]:
-        weights, last = self._weights(index, x.device), not self.bidirectional and index == self.num_layers - 1
+        weights, last = self._weights(index, x), not self.bidirectional and index == self.num_layers - 1
         if self._forms[index]["weight_hh"][1][1] != self.hidden_size:
             raise MismatchError(f"RUM: hidden_size was changed to {self.hidden_size}; make a new RUM of that size.")
         returned, mask = lead if last else None, None
@@ -202,7 +203,7 @@ class RUM(Recurrent, nn.RNNBase):
             x, state, weights, self.options, lengths, self.training, self.backend, returned, mask=mask
         )
         usual = state[0].dtype if state else x.dtype
-        if output.dtype != usual and x.device.type == "cpu":  # under autocast, where nn.GRU keeps the state's dtype
+        if output.dtype is not usual and x.device.type == "cpu":  # under autocast, where nn.GRU keeps the state's dtype
             output, end = output.to(usual), (end[0].to(usual), *end[1:])
         return output, end
 
