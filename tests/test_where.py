@@ -41,6 +41,7 @@ def test_a_verdict_of_the_paper_s_tasks_names_equal_steps_and_settings():
         ("babi-gru", PLAIN),
         ("babi-lstm", PLAIN),
         ("babi-joint-rum-deep", []),
+        ("babi-joint-rum-gated-deep", ["optimizer.lr=0.002"]),
         ("babi-joint-gru-deep", ["optimizer.lr=0.002"]),
         ("babi-joint-lstm-deep", ["optimizer.lr=0.004"]),
     ],
