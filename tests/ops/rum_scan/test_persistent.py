@@ -47,8 +47,8 @@ SHARED_MEMORY = 227 * 1024  # of a block
 class Emulator:
     """Stands in for the GPU: compiles the kernel's source as C++ and runs every thread as a coroutine."""
 
-    def __init__(self, folder: Path, blocks: int, mail: Tensor | None = None) -> None:
-        self.folder, self.count, self.kept = folder, blocks, mail
+    def __init__(self, folder: Path, blocks: int, mailboxes: Tensor | None = None) -> None:
+        self.folder, self.count, self.kept = folder, blocks, mailboxes
 
     def blocks(self, device: torch.device) -> int:
         return self.count
@@ -64,7 +64,7 @@ class Emulator:
         source = f'#include "{EMULATOR}"\n{persistent.kernel_source(name, plan)}\n{entry}\n'
         return EmulatedKernel(compile_cpp(stem.with_suffix(".so"), source, plan.macros(name)))
 
-    def mail(self, xp: Tensor, words: int) -> Tensor | None:
+    def mailboxes(self, xp: Tensor, words: int) -> Tensor | None:
         return self.kept
 
 
@@ -75,9 +75,16 @@ class EmulatedKernel:
         self._run = ctypes.CDLL(str(library)).run
 
     def launch(
-        self, blocks: int, threads: int, shared_bytes: int, args: list[bytes], *, together: bool, fills: Sequence[Fill]
+        self,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        args: list[bytes],
+        *,
+        cooperative: bool,
+        fills: Sequence[Fill],
     ) -> None:
-        assert together and threads == persistent.THREADS
+        assert cooperative and threads == persistent.THREADS
         for address, word, count in fills:
             ctypes.memmove(address, struct.pack("I", word) * count, 4 * count)
         (structure,) = args
@@ -270,12 +277,12 @@ def test_emulated_kernels_leave_mail_as_they_found_it(case: str, precision: str,
     blocks = 4 if case == "plain" else 2
     emulate(blocks)
     wanted = fused(given, None, seed, options)
-    mail = torch.full((2**18,), -1, dtype=torch.int32)
-    emulate(blocks, mail)
+    mailboxes = torch.full((2**18,), -1, dtype=torch.int32)
+    emulate(blocks, mailboxes)
     for _ in range(2):
         found = fused(given, None, seed, options)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-        assert (mail == -1).all()
+        assert (mailboxes == -1).all()
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "tf32"])
@@ -427,8 +434,8 @@ def test_the_backward_sums_the_gradient_of_the_bias(
 ) -> None:
     """Over rows, steps, tiles and groups of blocks, and leaves the mail of all of them empty."""
     (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
-    mail = torch.full((2**18,), -1, dtype=torch.int32)
-    emulate(blocks, mail)
+    mailboxes = torch.full((2**18,), -1, dtype=torch.int32)
+    emulate(blocks, mailboxes)
     given = draw(T, B, N, options, dtype)
     inputs = scan(given, torch.tensor([T, 1, *[T - 1] * (B - 2)]) if case == "odd" else None, seed)
     plan = persistent.find_plan(inputs, options)
@@ -440,7 +447,7 @@ def test_the_backward_sums_the_gradient_of_the_bias(
     assert found.bias.dtype is dtype
     assert relative_error(found.bias, found.xp.double().sum((0, 1))) <= PRECISIONS[str(dtype)[6:]][2]
     assert torch.equal(found.bias, again.bias)
-    assert (mail == -1).all()
+    assert (mailboxes == -1).all()
     assert persistent.backward(given["grad_out"], None, inputs, results, options, False).bias is None
 
 

@@ -381,7 +381,7 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(cuda, "_kept", {})
+    monkeypatch.setattr(cuda, "_mailboxes", {})
     monkeypatch.setattr(persistent, "resident_blocks", lambda _: 132)
     monkeypatch.setattr(persistent, "_kernel", lambda *_: Counter())
     designs.forget_decisions()
