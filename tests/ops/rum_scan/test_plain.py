@@ -384,9 +384,9 @@ def gpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counte
     monkeypatch.setattr(cuda, "_mailboxes", {})
     monkeypatch.setattr(persistent, "resident_blocks", lambda _: 132)
     monkeypatch.setattr(persistent, "_kernel", lambda *_: Counter())
-    designs.forget_decisions()
+    designs.clear_design_cache()
     yield Counter
-    designs.forget_decisions()
+    designs.clear_design_cache()
 
 
 NO_LAUNCH = {f"aten::{name}" for name in ("new_empty", "empty_like", "as_strided", "reshape", "view", "t", "detach")}

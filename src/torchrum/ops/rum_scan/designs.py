@@ -41,7 +41,7 @@ TORCH = Design("torch", "torch", torch_scan)
 
 DESIGNS = (PERSISTENT, STEPWISE, LAM1, NATIVE, TORCH)
 
-MOST_DECISIONS = 4096
+MAX_CACHED_DESIGNS = 4096
 
 
 def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
@@ -58,7 +58,7 @@ def operator_obstacle(options: RumOptions, learnable_lam: bool) -> str | None:
     return None
 
 
-_decisions: dict[tuple[Any, ...], tuple[Design, str]] = {}
+_design_cache: dict[tuple[Any, ...], tuple[Design, str]] = {}
 
 
 def choose_design(
@@ -80,11 +80,11 @@ def choose_design(
     if type(xp) is not Tensor or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return _choose(inputs, options, asked, learnable_lam, insist)
     key = (xp.shape, xp.dtype, xp.device, options, learnable_lam, asked, insist)
-    found = _decisions.get(key)
+    found = _design_cache.get(key)
     if found is None:
-        if len(_decisions) >= MOST_DECISIONS:  # for example if the length of the sequences keeps changing
-            _decisions.clear()
-        found = _decisions[key] = _choose(inputs, options, asked, learnable_lam, insist)
+        if len(_design_cache) >= MAX_CACHED_DESIGNS:  # for example if the length of the sequences keeps changing
+            _design_cache.clear()
+        found = _design_cache[key] = _choose(inputs, options, asked, learnable_lam, insist)
     return found
 
 
@@ -105,6 +105,6 @@ def _choose(
     return choose_backend(asked, (*designs, REFERENCE), obstacle_of)
 
 
-def forget_decisions() -> None:
+def clear_design_cache() -> None:
     """Clear the cached choices after the machine has changed, for example if a compiler was installed."""
-    _decisions.clear()
+    _design_cache.clear()

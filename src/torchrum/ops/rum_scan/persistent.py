@@ -80,7 +80,7 @@ class Plan:
     def sums_bias(self) -> bool:
         """Whether the backward has enough registers to sum the bias's gradient, as ``SUMS_BIAS`` in backward.cu."""
         inner_bytes = dict(self.defines)["GATES"] * self.padded * (4 if self.wide else 2)
-        return inner_bytes // (32 * 8) + 2 <= most_resident("backward", self)
+        return inner_bytes // (32 * 8) + 2 <= max_resident("backward", self)
 
     def macros(self, name: str) -> tuple[tuple[str, int], ...]:
         """Return the macros of a direction: the defines, but a float32 forward always keeps all digits.
@@ -95,7 +95,7 @@ class Plan:
         """Return the dynamic shared memory: the gathered operand, partial sums, row sums, and excess weights."""
         inner, scratch, splits = (self.padded, 512, 4) if name == "forward" else (gates * self.padded, 320, 8)
         inner_bytes = inner * (4 if self.wide else 2)
-        extra = max(inner_bytes // (32 * splits) - most_resident(name, self), 0) * THREADS * 16
+        extra = max(inner_bytes // (32 * splits) - max_resident(name, self), 0) * THREADS * 16
         return inner_bytes * self.rows + 8192 * self.row_blocks + 4 * scratch * 4 + extra
 
 
@@ -144,18 +144,18 @@ def make_plan(
     return Plan(tuple(defines.items()), padded, row_blocks, wide, group, tiles, groups)
 
 
-def most_resident(name: str, plan: Plan) -> int:
+def max_resident(name: str, plan: Plan) -> int:
     return WIDE_RESIDENT[name][plan.row_blocks - 1] if plan.wide else RESIDENT[name]
 
 
 def kernel_source(name: str, plan: Plan) -> str:
-    return _source(name, most_resident(name, plan))
+    return _source(name, max_resident(name, plan))
 
 
 @functools.cache
 def _source(name: str, resident: int) -> str:
     folder = Path(__file__).parent / "cuda" / "persistent"
-    macros = f"#define {name.upper()} 1\n#define MOST_RESIDENT {resident}\n"
+    macros = f"#define {name.upper()} 1\n#define MAX_RESIDENT {resident}\n"
     files = ("common.cuh", "step.cuh", f"{name}.cu")
     return macros + "\n".join((folder / file).read_text() for file in files)
 
@@ -259,7 +259,7 @@ def lay_out(name: str, plan: Plan, sizes: tuple[int, int, int], options: RumOpti
     else:
         shares = (plan.groups * plan.group * options.num_inputs * UNITS,) if plan.sums_bias else ()
         mailbox_sizes = (T * gates * tile_words, T * board, *shares)
-    ends = (0, *itertools.accumulate((*mailbox_sizes, plan.tiles)))  # boxes are multiples of 128 bytes
+    ends = (0, *itertools.accumulate((*mailbox_sizes, plan.tiles)))  # mailboxes are multiples of 128 bytes
     numbers = (*sizes, plan.tiles, plan.groups, keep_threshold(options.zoneout), options.eta or 0.0, options.zoneout)
     pointers = 14 + len(mailbox_sizes)
     form, rest = struct.Struct(f"={pointers}Q"), struct.pack("=6q2d", *numbers)
@@ -355,10 +355,8 @@ def backward(
     assert stats is not None
     read = _readable(xp.dtype, bias, grad_out, xp, weight, out, gates)
     layout, kernel, blocks = _find("backward", inputs, options)
-    (mailboxes, fills), dxp = (
-        _mailboxes(xp, layout.words),
-        xp.new_empty(*xp.shape),
-    )  # integers: twice as fast as a torch.Size
+    # new_empty from integers is twice as fast as from a torch.Size
+    (mailboxes, fills), dxp = _mailboxes(xp, layout.words), xp.new_empty(*xp.shape)
     dh0 = None if from_zero else xp.new_empty(out.shape[1:], dtype=torch.float32)
     dbias = xp.new_empty(xp.shape[2]) if need_bias and layout.sums_bias else None
     # keep references until the launch, since some may be copies

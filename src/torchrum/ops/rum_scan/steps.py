@@ -18,7 +18,7 @@ from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import operator_obstacle
 from torchrum.ops.rum_scan.options import RumOptions
 
-MOST_ROWS = gated_native.DIRECT_ROWS
+MAX_ROWS = gated_native.DIRECT_ROWS
 """Most rows of the batch for which C reads the weights without packing; for more rows, other calls are as fast."""
 GATED = {"weight_ih": "weight_ih", "bias_ih": "bias_ih", "weight_hh": "weight", "bias_hh": "bias"}
 PAPER = {
@@ -114,7 +114,7 @@ def prepare_steps(
     """Prepare the steps of stacked layers in evaluation, or return None if C cannot run them one by one."""
     parts = [part for weights in layers for part in weights.values() if part is not None]
     first = layers[0]["weight_ih"]
-    if first is None or not 0 < rows <= MOST_ROWS or not native.projects(first, backend) or not is_unwatched(parts):
+    if first is None or not 0 < rows <= MAX_ROWS or not native.projects(first, backend) or not is_unwatched(parts):
         return None
     if options.gated is None and operator_obstacle(options, any(weights["lam"] is not None for weights in layers)):
         return None

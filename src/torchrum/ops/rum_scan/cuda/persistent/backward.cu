@@ -8,7 +8,7 @@
 #define INNER (GATES * NP)
 #define TILE_WORDS (INNER * ROWS * SIZE / 4)
 #define QUARTER_BYTES (INNER / 4 * ROWS * SIZE)
-#define SUMS_BIAS (STEPS + 2 <= MOST_RESIDENT)  // whether weights leave registers for the sums; Plan.sums_bias
+#define SUMS_BIAS (STEPS + 2 <= MAX_RESIDENT)  // whether weights leave registers for the sums; Plan.sums_bias
 #define SHARE ((GATES + 1) * UNITS)             // of a block in the gradient of the bias
 
 struct BackwardArgs {

@@ -41,7 +41,7 @@ typedef u32 Pair;
 #endif
 #define EMPTY_WORD 0xFFFFFFFFu
 #define SPINS (1 << 22)  // about two seconds of polling: a lost block ends in a trap, not in a hang
-#define PREFETCH_STEPS 3          // steps between calling a line back and its use
+#define PREFETCH_STEPS 3  // steps between the prefetch of a line and its use
 #define TINY 1e-24f      // squared length of a vector without a direction
 #if WIDE
 #define OPPOSITE 1e-8f   // |e + w|^2 of unit vectors e and w that have no plane to turn in
@@ -101,7 +101,7 @@ DEVICE u32 count_up(u32* p) {
     return before;
 }
 // The mailboxes of a long sequence do not stay in the L2 until their step. A poll that misses takes a trip to memory, so
-// the block that will write a line calls it back some steps ahead.
+// the block that will write a line prefetches it some steps ahead.
 DEVICE void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // An 8 x 8 matrix of 16-bit numbers over a warp, two per lane: (row i, columns 2q, 2q + 1) becomes (column i,
 // rows 2q, 2q + 1).
@@ -283,7 +283,7 @@ DEVICE void finish_stage(Quad (&v)[PIECES], char* to, const u32* from, int threa
 }
 
 // A thread's weights for k-step s: in registers up to RESIDENT, the rest in shared memory before the compiler spills.
-#define RESIDENT (STEPS < MOST_RESIDENT ? STEPS : MOST_RESIDENT)
+#define RESIDENT (STEPS < MAX_RESIDENT ? STEPS : MAX_RESIDENT)
 #define EXTRA_BYTES ((STEPS - RESIDENT) * 512 * 16)
 struct Fragment {
     u32 a[4];
@@ -416,8 +416,8 @@ DEVICE void read_sums(float (&s)[4], const float* total, int row) {
     s[0] = sum.x, s[1] = sum.y, s[2] = sum.z, s[3] = sum.w;
 }
 
-// Mail that is not filled for each launch is left EMPTY_WORD by the last block of a group that has read all of a tile's; it
-// alone is told so. The counter starts at EMPTY_WORD, and goes back to it.
+// Mailboxes that are not filled for each launch are left EMPTY_WORD by the last block of a group that has read all of a
+// tile's; only this block gets true. The counter starts at EMPTY_WORD, and goes back to it.
 RARE bool is_last_reader(u32* arrivals) {
     u32* before = (u32*)shared_memory();
     block_sync();
@@ -427,7 +427,7 @@ RARE bool is_last_reader(u32* arrivals) {
     if (last && THREAD == 0) *arrivals = EMPTY_WORD;
     return last;
 }
-// Of a box (steps, tiles, words) one tile's.
+// Clears one tile's part of a mailbox (steps, tiles, words).
 RARE void clear_mailboxes(u32* mailbox, int steps, int words, int tiles, int tile) {
     for (int n = THREAD * 4; n < steps * words; n += 512 * 4)
         clear_quad(mailbox + (i64)(n / words * tiles + tile) * words + n % words);
