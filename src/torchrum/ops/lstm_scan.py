@@ -229,8 +229,8 @@ def lstm_scan_reference(inputs: LstmInputs, options: LstmOptions) -> tuple[Tenso
     for t, x in enumerate(xp.unbind(0)):
         new_h, new_c = lstm_step(x, h, c, weights, zoneout_masks(seeds, t, h, options), options, mask)
         if lengths is not None:
-            going = (t < lengths).unsqueeze(-1)  # (B, 1)
-            new_h, new_c = torch.where(going, new_h, h), torch.where(going, new_c, c)
+            active = (t < lengths).unsqueeze(-1)  # (B, 1)
+            new_h, new_c = torch.where(active, new_h, h), torch.where(active, new_c, c)
         h, c = new_h, new_c
         states.append(h)
     out = torch.stack(states).to(xp.dtype) if states else xp.new_empty(0, *h0.shape)

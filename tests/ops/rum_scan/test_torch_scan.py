@@ -11,7 +11,7 @@ from tolerances import DEEP, TOL
 from torchrum.ops.kernels.masks import keep_mask
 from torchrum.ops.rum_scan import RumOptions, ScanInputs, native, rum_scan, rum_scan_choice
 from torchrum.ops.rum_scan.designs import clear_design_cache
-from torchrum.ops.rum_scan.torch_turns import WINDOW
+from torchrum.ops.rum_scan.torch_rotation import WINDOW
 
 NAMES = ("xp", "h0", "R0", "weight_hh", "ln_weight", "ln_bias")
 CALM = 0.1

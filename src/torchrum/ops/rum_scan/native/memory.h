@@ -1,4 +1,4 @@
-/* The memory of lam = 1: one row's R, turned by two rank-1 updates per step, and its gradients; as ../torch_turns.py, without
+/* The memory of lam = 1: one row's R, turned by two rank-1 updates per step, and its gradients; as ../torch_rotation.py, without
  * its windows: R is formed at every step, since a row's R stays in the cache. */
 #ifndef TORCHRUM_MEMORY_H
 #define TORCHRUM_MEMORY_H

@@ -1,4 +1,4 @@
-/* The rotation of lam = 0: R(eps, tau) h as a combination of h, eps and tau, and its gradients; as ../torch_turns.py. */
+/* The rotation of lam = 0: R(eps, tau) h as a combination of h, eps and tau, and its gradients; as ../torch_rotation.py. */
 #ifndef TORCHRUM_ROTATE_H
 #define TORCHRUM_ROTATE_H
 
