@@ -249,7 +249,7 @@ def _gradients(
     if grad_out is None or grad_last is not None:
         grad_out = _joined(grad_out, grad_last, results.out, plain)
     if xp is None:
-        results = native.without_eps(results)
+        results = native.drop_saved_eps(results)
     if xp is None or torch.is_grad_enabled():
         xp = project(inputs.x, inputs.weight_ih, inputs.bias, call.options)  # differentiably
     elif lacking is not None and not plain:
