@@ -104,7 +104,7 @@ Emulate = Callable[..., None]
 
 @pytest.fixture
 def emulate(builds: Path, monkeypatch: pytest.MonkeyPatch) -> Emulate:
-    """Runs the kernels in the emulator, on so many blocks and with the mail that is given."""
+    """Runs the kernels in the emulator, on so many blocks and with the mailboxes that are given."""
     return lambda *words: monkeypatch.setattr(persistent, "machine", Emulator(builds, *words))
 
 
@@ -368,7 +368,7 @@ def test_a_plain_call_of_a_layer(
 ) -> None:
     """Projection, kernels and the gradients of all weights in one node; without gradients the same states."""
     emulate(4)
-    monkeypatch.setattr(plain, "adds_apart", lambda *_: by_kernels != "nothing")
+    monkeypatch.setattr(plain, "adds_bias_separately", lambda *_: by_kernels != "nothing")
     monkeypatch.setattr(plain, "kernel_projects", lambda *_: by_kernels == "projection")
     layer, x, hx = (
         RUM(7, 40, form="paper", eta=None),
@@ -432,7 +432,7 @@ BIASED = [
 def test_the_backward_sums_the_gradient_of_the_bias(
     case: str, blocks: int, groups: int, dtype: torch.dtype, emulate: Emulate
 ) -> None:
-    """Over rows, steps, tiles and groups of blocks, and leaves the mail of all of them empty."""
+    """Over rows, steps, tiles and groups of blocks, and leaves the mailboxes of all of them empty."""
     (T, B, N, options, _), seed = CASES[case], torch.tensor(1)
     mailboxes = torch.full((2**18,), -1, dtype=torch.int32)
     emulate(blocks, mailboxes)
@@ -467,7 +467,7 @@ def test_a_batched_backward_knows_the_bias_that_the_kernels_added(
     monkeypatch: pytest.MonkeyPatch, emulate: Emulate
 ) -> None:
     emulate(4)
-    monkeypatch.setattr(plain, "adds_apart", lambda *_: True)
+    monkeypatch.setattr(plain, "adds_bias_separately", lambda *_: True)
     layer, x, grads = RUM(7, 40, form="paper", eta=None), torch.randn(5, 3, 7), torch.randn(2, 5, 3, 40)
     weights = list(layer.parameters())
     with plain_calls_by(persistent):

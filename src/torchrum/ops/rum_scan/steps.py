@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchrum.ops.gated_scan import native as gated_native
-from torchrum.ops.kernels.machine import autocasts, is_unwatched
+from torchrum.ops.kernels.machine import autocasts, is_unobserved
 from torchrum.ops.rum_scan import native
 from torchrum.ops.rum_scan.designs import operator_obstacle
 from torchrum.ops.rum_scan.options import RumOptions
@@ -73,7 +73,7 @@ class NativeSteps:
     def accepts(self, x: Tensor, h: Tensor, R: Tensor | None) -> bool:
         """Return whether a step from ``x`` and this state is possible: plain memory of the expected sizes and dtype."""
         return (
-            is_unwatched((x, h))
+            is_unobserved((x, h))
             and not autocasts(x)
             and _reads(x, self.dtype, self.rows * self.features)
             and _reads(h, self.dtype, self.numbers)
@@ -114,7 +114,7 @@ def prepare_steps(
     """Prepare the steps of stacked layers in evaluation, or return None if C cannot run them one by one."""
     parts = [part for weights in layers for part in weights.values() if part is not None]
     first = layers[0]["weight_ih"]
-    if first is None or not 0 < rows <= MAX_ROWS or not native.projects(first, backend) or not is_unwatched(parts):
+    if first is None or not 0 < rows <= MAX_ROWS or not native.projects(first, backend) or not is_unobserved(parts):
         return None
     if options.gated is None and operator_obstacle(options, any(weights["lam"] is not None for weights in layers)):
         return None
